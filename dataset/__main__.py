@@ -15,15 +15,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dataset.batch import Samples
-from dataset.config import OnBadEvent
-from dataset.loader import Tally
-from dataset.reader import SegmentReader
-from dataset.schema import Schema
-from dataset.source import Partition, Segment, Source
-from dataset.sources import open_source
-from dataset.spec import StreamSpec, read_stream
-from dataset.timing import advice, breakdown
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.segment_reader import SegmentReader
+from dataset.loader.timing import format_timing, timing_hints
+from dataset.samples.batch import Samples
+from dataset.sources.opening import open_source
+from dataset.spec.config import OnBadEvent
+from dataset.spec.schema import Schema
+from dataset.spec.stream_spec import StreamSpec, read_stream
+from dataset.stream.source import Partition, Segment, Source
 from millrace.deadline import Deadline
 from millrace.errors import BadInput
 from millrace.lifecycle import exit_code_of
@@ -99,7 +99,7 @@ def sample_tables(samples: Samples, schema: Schema, num_shown: int) -> Iterator[
         yield table
 
 
-def rejected_table(tally: Tally) -> Table:
+def rejected_table(tally: PassTally) -> Table:
     """Number of rejections by reason, and the first of each."""
     table = Table("reason", "rejected", "first", title="rejected")
     for reason, count in sorted(tally.rejected.items(), key=lambda item: -item[1]):
@@ -107,7 +107,7 @@ def rejected_table(tally: Tally) -> Table:
     return table
 
 
-def slot_table(tally: Tally) -> Table:
+def slot_table(tally: PassTally) -> Table:
     """Figures of each slot."""
     table = Table("slot", "empty", "mean count", "distinct", "padding", "cut", "non-finite", title="slots")
     for each in tally.slots.figures() if tally.slots is not None else ():
@@ -128,7 +128,7 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
     reader = SegmentReader(source, pipe, schema, stream.source, None, spec.parent, spec=spec)
     try:
         segments = await_segments(source, limit, Deadline.after(WAIT_S))
-        tally, started_s = Tally(), time.monotonic()
+        tally, started_s = PassTally(), time.monotonic()
         shown: list[Samples] = []
         for samples in reader.read(0, segments, tally):
             if (left := show - sum(len(block) for block in shown)) > 0:
@@ -148,8 +148,8 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
         f"{took_s:.2f} s: {tally.num_events / took_s:,.0f} events/s, {tally.num_samples / took_s:,.0f} samples/s, "
         "including the start of the command"
     )
-    console.print(breakdown(tally, took_s, pipe.processes))
-    for line in advice(tally, took_s, pipe, stream.source, os.cpu_count() or 1):
+    console.print(format_timing(tally, took_s, pipe.processes))
+    for line in timing_hints(tally, took_s, pipe, stream.source, os.cpu_count() or 1):
         console.print(line)
     if tally.rejected and not tally.num_samples:
         reason, where = next(iter(tally.first_of.items()))

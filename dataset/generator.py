@@ -15,8 +15,8 @@
 `generate_columns` takes many events at once and is several times as fast as `generate`, which takes one; use it for
 large streams. `run()` speaks the protocol of the pipe that started it; in a shell it prints MultiSlot text:
 `head -5 events.jsonl | python my_generator.py --spec job.toml`. An event whose generation raises an error is rejected
-with the error's text; the other events are not affected. `dataset.columns` and `dataset.answers` implement the formats;
-`dataset.paddle` has Paddle's classes.
+with the error's text; the other events are not affected. `dataset.formats.generator_columns` and
+`dataset.formats.generator_answers` implement the formats; `dataset.paddle` has Paddle's classes.
 """
 
 import logging
@@ -30,19 +30,19 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any
 
-from dataset.answers import answer_of, answer_schema, rows_of, with_errors
-from dataset.columns import (
+from dataset.formats.generator_answers import answer_of, answer_schema, rows_of, with_errors
+from dataset.formats.generator_columns import (
+    GeneratorSlot,
     JobSlots,
     Row,
     SampleReader,
-    SlotShape,
     columns_of,
     error_line,
     lines_of,
     slots_of_job,
     without_extra,
 )
-from dataset.error_log import ErrorLog
+from dataset.formats.generator_errors import ErrorLog
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,7 @@ class DataGenerator:
     # -- to ask, and to run it
 
     @property
-    def job_slots(self) -> tuple[SlotShape, ...]:
+    def job_slots(self) -> tuple[GeneratorSlot, ...]:
         """The slots of the spec in its order: name, kind ("sparse", "dense", "meta"), type and size of each.
 
         The spec is that of the job that started the generator; in a shell, that of `--spec job.toml`. With

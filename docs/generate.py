@@ -11,10 +11,10 @@ from mkdocs.structure.files import File, Files
 from schema_page import Schema, cell, tables
 from typer.cli import get_docs_for_click
 
-from service.api.app import Terms, app
-from service.cli import cli
-from service.hosting.config import ServiceConfig
-from service.spec import Job
+from service.api.app import ApiSettings, app
+from service.cli.main import cli
+from service.jobs.config import ServiceConfig
+from service.spec.job import Job
 
 JOB = """# Job file
 
@@ -69,7 +69,7 @@ def _commands() -> str:
 def _routes() -> str:
     """Every route by resource, the problems that any of them may answer, and the bodies."""
     host = SimpleNamespace(records=None, work=SimpleNamespace())  # nothing is asked of it: only the document is made
-    document = app(host, Terms.of_a_run()).openapi()
+    document = app(host, ApiSettings.of_a_run()).openapi()
     routes = [(method, path, told) for path, methods in document["paths"].items() for method, told in methods.items()]
     tags = dict.fromkeys(told["tags"][0] for _, _, told in routes)
     parts = []

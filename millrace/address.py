@@ -1,6 +1,6 @@
 """Addresses of the form host:port, and which hosts mean this machine alone.
 
-Nothing is looked up or bound here; millrace.listening binds.
+Nothing is looked up or bound here; millrace.http.listening binds.
 """
 
 import ipaddress

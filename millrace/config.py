@@ -1,7 +1,7 @@
 """Declares, reads and validates sections of the job spec.
 
-A section is a frozen pydantic model in the `config.py` of the package that reads it; `service.spec` composes
-them. This module has the base class, the units, and reading of TOML with overrides; millrace.mistakes formats errors.
+A section is a frozen pydantic model in the `config.py` of the package that reads it; `service.spec.job` composes
+them. This module has the base class, the units, and reading of TOML with overrides; millrace.validation formats errors.
 """
 
 import json
@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from millrace import documents
 from millrace.errors import SpecError
-from millrace.mistakes import format_errors
+from millrace.validation import format_errors
 
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -147,7 +147,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
     node: Any = raw
     for done, name in enumerate(parents):
         node = _child(node, name, ".".join(parents[: done + 1]))
-    value = value_of(text)
+    value = parse_value(text)
     if isinstance(node, list):
         _child(node, last, path)
         node[int(last)] = value
@@ -157,7 +157,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
         raise SpecError("cannot be set: its parent holds a plain value", path)
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """The value of a text on the command line: parsed as TOML, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -190,7 +190,7 @@ def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = F
     """
     if only_known:
         raw = {name: value for name, value in raw.items() if name in model.model_fields}
-    if documents.nested_deeper(raw, documents.MAX_DEPTH):
+    if documents.value_nested_deeper(raw, documents.MAX_DEPTH):
         raise SpecError(f"lists and sections are nested deeper than {documents.MAX_DEPTH}")
     try:
         # Strict, so that true is not 1 and "7" not 7; from JSON, so that a list may become a tuple and a text an enum.

@@ -23,7 +23,7 @@ _BRACKETS = b'[{]}"'
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
 
 
-class NotReadable(MillraceError, ValueError):
+class InvalidDocument(MillraceError, ValueError):
     """A document is not JSON or not of the expected form: damaged or foreign. A ValueError, as errors of json are."""
 
     def __init__(self, what: object, why: str) -> None:
@@ -35,20 +35,20 @@ class NotReadable(MillraceError, ValueError):
 def parse(content: bytes | str, what: object, max_bytes: int = MAX_BYTES) -> Any:
     """The value in a document; `what` names it. Raises NotReadable."""
     if len(content) > max_bytes:
-        raise NotReadable(what, f"is longer than {max_bytes:,} bytes")
-    if exceeds(content, MAX_DEPTH):
-        raise NotReadable(what, f"has lists and objects nested deeper than {MAX_DEPTH}")
+        raise InvalidDocument(what, f"is longer than {max_bytes:,} bytes")
+    if text_nested_deeper(content, MAX_DEPTH):
+        raise InvalidDocument(what, f"has lists and objects nested deeper than {MAX_DEPTH}")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:  # also for invalid UTF-8 and for numbers with too many digits
-        raise NotReadable(what, f"is not JSON: {error}") from None
+        raise InvalidDocument(what, f"is not JSON: {error}") from None
 
 
 def parse_object(content: bytes | str, what: object, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The object in a document. Raises NotReadable."""
     found = parse(content, what, max_bytes)
     if not isinstance(found, dict):
-        raise NotReadable(what, "is not a JSON object")
+        raise InvalidDocument(what, "is not a JSON object")
     return found
 
 
@@ -63,7 +63,7 @@ def read_bounded(file: BinaryIO, max_bytes: int = MAX_BYTES) -> bytes:
     return file.read(max_bytes + 1)
 
 
-def exceeds(content: bytes | str, depth: int) -> bool:
+def text_nested_deeper(content: bytes | str, depth: int) -> bool:
     """Whether brackets outside strings are nested deeper than `depth`; linear time."""
     data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if data.count(b"[") + data.count(b"{") <= depth:
@@ -73,7 +73,7 @@ def exceeds(content: bytes | str, depth: int) -> bool:
     return max(accumulate(1 if each in b"[{" else -1 for each in outside), default=0) > depth
 
 
-def nested_deeper(value: Any, depth: int) -> bool:
+def value_nested_deeper(value: Any, depth: int) -> bool:
     """Whether lists and mappings of a value are nested deeper than `depth`; iterative, so any depth is fine."""
     level = [value]
     for _ in range(depth + 1):

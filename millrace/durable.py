@@ -154,7 +154,7 @@ def writing(path: Path) -> Iterator[None]:
         raise Unwritable(path, error) from error
 
 
-class Linked(MillraceError):
+class SymbolicLinkFound(MillraceError):
     """A path is a symbolic link where none is allowed."""
 
     exit_code = 2
@@ -169,7 +169,7 @@ class Linked(MillraceError):
 def check_no_link(path: Path) -> Path:
     """`path`, which need not exist. Raises Linked if it is a symbolic link."""
     if path.is_symlink():
-        raise Linked(path)
+        raise SymbolicLinkFound(path)
     return path
 
 

@@ -3,7 +3,7 @@
 MillraceError
 +-- SpecError        the job spec is wrong; the user fixes it              exit code 2
 +-- BadInput         stream, pipe or file is not in the expected form      exit code 1
-|   (dataset.errors derives more)
+|   (dataset.stream.errors derives more)
 +-- DeadlineExceeded no answer within the time given                       exit code 75
 +-- Unavailable      a peer or broker is down; the same call may succeed   exit code 75
 +-- NotYet           a peer is still working on the answer; ask again      exit code 75

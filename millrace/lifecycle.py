@@ -11,7 +11,7 @@ from enum import IntEnum
 from types import FrameType
 
 from millrace.errors import MillraceError
-from millrace.printable import say
+from millrace.printable import print_printable
 
 
 class ExitCode(IntEnum):
@@ -81,9 +81,9 @@ def exit_code_of(main: Callable[[], None]) -> int:
     try:
         main()
     except MillraceError as error:
-        say(f"error: {error}", file=sys.stderr, flush=True)
+        print_printable(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except Exception:  # noqa: BLE001  # the outermost frame of a process: printed, and reported by the exit code
-        say(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
+        print_printable(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         return ExitCode.BUG
     return ExitCode.DRAINED

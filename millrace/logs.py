@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from millrace.occurrences import Occurrences
+from millrace.log_limiter import LogLimiter
 from millrace.printable import printable
 
 
@@ -32,7 +32,7 @@ class RepeatFilter(logging.Filter):
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._occurrences, self._now = Occurrences(), now
+        self._occurrences, self._now = LogLimiter(), now
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; then it also says how often it occurred, and how many others were dropped."""

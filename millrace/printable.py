@@ -19,6 +19,6 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def say(*texts: object, file: TextIO | None = None, sep: str = " ", flush: bool = False) -> None:
+def print_printable(*texts: object, file: TextIO | None = None, sep: str = " ", flush: bool = False) -> None:
     """As print, for untrusted text."""
     print(*(printable(str(text)) for text in texts), sep=sep, file=file or sys.stdout, flush=flush)

@@ -21,7 +21,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 
 @cache
-def can_yield() -> bool:
+def can_lower_priority() -> bool:
     """True if a thread may lower its priority and raise it again; tried once, on a thread that then ends."""
     if not all(hasattr(os, policy) for policy in POLICIES):
         return False
@@ -41,7 +41,7 @@ def can_yield() -> bool:
     return allowed[0]
 
 
-class Yielding:
+class ThreadPriority:
     """The priority of one thread. That thread calls `begin`; any thread calls the others."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Yielding:
 
     def begin(self) -> None:
         """Take this thread as the one to manage."""
-        self._thread_id = threading.get_native_id() if can_yield() else None
+        self._thread_id = threading.get_native_id() if can_lower_priority() else None
 
     def end(self) -> None:
         """The thread is about to end: the system may reuse its id."""
@@ -90,7 +90,7 @@ class Pace:
 
 
 @contextmanager
-def ahead_of_others() -> Iterator[None]:
+def prioritized() -> Iterator[None]:
     """This thread, the threads that it starts, and its session run first meanwhile, where that is allowed.
 
     Why: an answer that takes two milliseconds waits for fifty where training uses every core.

@@ -1,7 +1,7 @@
 """Child processes: started in a group of their own, ended with the whole group, in bounded time.
 
-Every child of Millrace is started here, except for forked workers (millrace.nursery) and for launchers that outlive the
-service (service.hosting.detached). The caller reads the output of a child and judges its end. Linux only (pidfds).
+Every child of Millrace is started here, except for forked workers (millrace.forkserver) and for launchers that outlive
+the service (service.jobs). The caller reads the output of a child and judges its end. Linux only (pidfds).
 """
 
 import os

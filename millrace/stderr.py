@@ -4,7 +4,7 @@ import logging
 import time
 from collections import deque
 
-from millrace.occurrences import is_told
+from millrace.log_limiter import is_logged
 from millrace.printable import printable
 
 MAX_TAIL_LINES = 20
@@ -37,7 +37,7 @@ class RepeatedLines:
                 self._now.add(line)
             return line
         self._count += 1
-        if self._count >= 10 and is_told(self._count):
+        if self._count >= 10 and is_logged(self._count):
             return f"{self._count:,} lines so far repeat lines of earlier processes; the last: {line}"
         return None
 

@@ -6,11 +6,12 @@ Serves on a unix socket, writes its address, and ends with exit code 0 on SIGTER
 import logging
 from pathlib import Path
 
-from millrace import logs, rpc, sockets, worker
+from millrace import logs, worker_process
+from millrace.failpoints import arm
 from millrace.lifecycle import end_with_parent, stop_flag
-from millrace.points import arm
+from millrace.rpc import channels, unix_sockets
 from pserver.config import ShardProcess
-from pserver.server import ShardServer
+from pserver.server.shard_server import ShardServer
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,8 @@ def serve(config: ShardProcess) -> None:
     """Serve one shard until a signal says stop."""
     arm(config.faults)
     with stop_flag() as stopping:
-        with ShardServer(config, sockets.beside(config.address_file)) as server:
-            rpc.write_address(config.address_file, server.address)
+        with ShardServer(config, unix_sockets.beside(config.address_file)) as server:
+            channels.write_address(config.address_file, server.address)
             log.info("shard %d of %d serves at %s", config.shard, config.num_shards, server.address)
             stopping.wait()
             log.info("stopping")
@@ -28,7 +29,7 @@ def serve(config: ShardProcess) -> None:
 
 def start(path: Path) -> None:
     """Read the configuration and serve."""
-    config = worker.config_of(path, ShardProcess)
+    config = worker_process.config_of(path, ShardProcess)
     logs.setup(f"shard-{config.shard}")
     if config.end_with_stdin:
         end_with_parent()
@@ -37,7 +38,7 @@ def start(path: Path) -> None:
 
 def main() -> None:
     """See module docstring."""
-    worker.main(__doc__, start)
+    worker_process.main(__doc__, start)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from millrace.config import Count, PositiveCount, PositiveSize, Section, Seed, Size, SlotGroup
-from millrace.points import Fault
+from millrace.failpoints import ArmedFailpoint
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest float32; tables count and learn in float32."""
@@ -287,7 +287,7 @@ class ShardProcess(Section):
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
     max_message: PositiveSize = 256 << 20
     """Largest message; a step that needs a larger one is refused."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ArmedFailpoint, ...] = ()
     """Failpoints at which this process is killed, in fault runs."""
     end_with_stdin: bool = True
     """Whether the process ends when standard input closes, that is, when the launcher has ended."""

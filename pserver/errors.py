@@ -36,11 +36,11 @@ class StaleGeneration(PserverError):
     exit_code = 75
 
 
-class BadRequest(PserverError):
+class InvalidShardCall(PserverError):
     """The shard can never do what was asked."""
 
 
-class MessageTooLarge(BadRequest):
+class MessageTooLarge(InvalidShardCall):
     """One step needs a message above the bound."""
 
     def __init__(self, peer: str, detail: str) -> None:

@@ -6,13 +6,14 @@ FILE is a WorkerConfig as JSON. The process leads a process group of its own and
 import logging
 from pathlib import Path
 
-from millrace import role, worker
+from millrace import worker_process
 from millrace.deadline import Deadline
+from millrace.rpc import role
 from trainer.config import WorkerConfig
-from trainer.job import Trainer, open_trainer
-from trainer.leading import CLOSE_S
-from trainer.report import digest_of, write_report
-from trainer.succession import end_when_replaced, told_as_replaced
+from trainer.journal.fencing import end_when_superseded, raise_superseded
+from trainer.rank0.parts import CLOSE_S
+from trainer.train.assembly import Trainer, open_trainer
+from trainer.train.report import digest_of, write_report
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +41,19 @@ def finish(trainer: Trainer) -> None:
 
 def start(path: Path) -> None:
     """Read the configuration and run."""
-    config = worker.config_of(path, WorkerConfig)
-    worker.begin(f"trainer-{config.rank}")
+    config = worker_process.config_of(path, WorkerConfig)
+    worker_process.begin(f"trainer-{config.rank}")
     if config.rerun is not None:  # a rerun claims no generation
         run(config)
         return
-    end_when_replaced(config.store / "log", config.generation)
-    with told_as_replaced(config.store / "log", config.generation):
+    end_when_superseded(config.store / "log", config.generation)
+    with raise_superseded(config.store / "log", config.generation):
         run(config)
 
 
 def main() -> None:
     """See module docstring."""
-    worker.main(__doc__, start)
+    worker_process.main(__doc__, start)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import millrace
-from dataset.config import PipeSection
-from dataset.schema import Schema
+from dataset.spec.config import PipeSection
+from dataset.spec.schema import Schema
 from millrace.errors import SpecError
 from millrace.process import dying_with_parent, user_environment
 

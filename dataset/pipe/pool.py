@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
-from dataset.errors import PipeFailed
 from dataset.pipe.command import Command
-from dataset.pipe.process import ChildFailed
-from dataset.pipe.work import Outcome, Runner, Work
+from dataset.pipe.process import PipeProcessFailed
+from dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner
+from dataset.stream.errors import PipeFailed
 
 log = logging.getLogger(__name__)
 
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 class PipePool:
     """`processes` runners of one command. Call `run` from one thread, `close` from any."""
 
-    def __init__(self, command: Command, make: Callable[[], Runner], processes: int, tries: int) -> None:
+    def __init__(self, command: Command, make: Callable[[], PipeRunner], processes: int, tries: int) -> None:
         self._command, self._tries = command, tries
         self._runners = [make() for _ in range(processes)]
-        self._idle: LifoQueue[Runner] = LifoQueue()
+        self._idle: LifoQueue[PipeRunner] = LifoQueue()
         for runner in self._runners:
             self._idle.put(runner)
         # Even a single process has a thread of its own, so that the source is read while it works.
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="pipe")
         self._closed = False
 
-    def run(self, works: Iterable[Work]) -> Iterator[tuple[Work, Outcome]]:
+    def run(self, works: Iterable[PipeInput]) -> Iterator[tuple[PipeInput, PipeOutput]]:
         """The outcomes in the order of `works`, at most `processes` + 1 of which are in memory. Raises PipeFailed."""
-        in_flight: deque[tuple[Work, Future[Outcome]]] = deque()
+        in_flight: deque[tuple[PipeInput, Future[PipeOutput]]] = deque()
         try:
             for work in works:
                 in_flight.append((work, self._submit(work)))
@@ -56,20 +56,20 @@ class PipePool:
         for runner in self._runners:
             runner.reset()
 
-    def _submit(self, work: Work) -> Future[Outcome]:
+    def _submit(self, work: PipeInput) -> Future[PipeOutput]:
         try:
             return self._threads.submit(self._try, work)
         except RuntimeError as error:
             raise PipeFailed(f"pipe command {str(self._command)!r} was closed while it was in use") from error
 
-    def _try(self, work: Work) -> Outcome:
+    def _try(self, work: PipeInput) -> PipeOutput:
         runner = self._idle.get()
         try:
             return self._tried(runner, work)
         finally:
             self._idle.put(runner)
 
-    def _tried(self, runner: Runner, work: Work) -> Outcome:
+    def _tried(self, runner: PipeRunner, work: PipeInput) -> PipeOutput:
         """The outcome of the first try that succeeds."""
         segment = work.segment
         place = f"{segment.partition} [{segment.begin}, {segment.end})"
@@ -81,7 +81,7 @@ class PipePool:
                 outcome = runner.run(work)
                 outcome.parse_s = time.monotonic() - begin_s - outcome.pipe_s
                 return outcome
-            except ChildFailed as failure:
+            except PipeProcessFailed as failure:
                 runner.reset()
                 if not self._closed:
                     log.warning("pipe command %s on %s, try %d: it %s", self._command, place, attempt, failure.what)

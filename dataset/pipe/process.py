@@ -22,7 +22,7 @@ READ_BYTES = 1 << 20
 Chunk = bytes | bytearray | memoryview
 
 
-class ChildFailed(Exception):
+class PipeProcessFailed(Exception):
     """The command failed. The pool tries again, or raises PipeFailed."""
 
     def __init__(self, what: str, exit_code: int | None = None, stderr: str = "") -> None:
@@ -30,7 +30,7 @@ class ChildFailed(Exception):
         self.what, self.exit_code, self.stderr = what, exit_code, stderr
 
 
-class Child:
+class PipeProcess:
     """One running command. One thread at a time; `kill` from any."""
 
     def __init__(self, command: Command, idle_s: float, repeats: RepeatedLines | None = None) -> None:
@@ -40,7 +40,7 @@ class Child:
         try:
             self._process = ChildProcess(command.argv, folder=command.folder, environment=command.environment)
         except OSError as error:
-            raise ChildFailed(f"cannot be started: {error}") from error
+            raise PipeProcessFailed(f"cannot be started: {error}") from error
         self._in, self._out, self._err = (
             self._process.stdin.fileno(),
             self._process.stdout.fileno(),
@@ -95,10 +95,10 @@ class Child:
         if self._refused:
             raise self.failure("closed its input before it had read all events")
 
-    def failure(self, what: str) -> ChildFailed:
+    def failure(self, what: str) -> PipeProcessFailed:
         """A ChildFailed with the exit code and the last lines of the process."""
         self._drain_stderr()
-        return ChildFailed(what, self._process.code, self._stderr.tail())
+        return PipeProcessFailed(what, self._process.code, self._stderr.tail())
 
     def ends_within(self, seconds: float) -> bool:
         """True if the process ends by itself within `seconds`."""

@@ -26,19 +26,19 @@ from numba import njit
 from numpy.typing import NDArray
 
 from millrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
-from pserver.admission.amounts import F32, U64, Flags, Measure, Rates, amount_of, amount_of_reference
+from pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
 
 DEPTH = 4
 """Counters for each key."""
 SECOND = (2 * GOLDEN) & MASK
 
 
-class Sketch:
+class SketchCounter:
     """The sketches of one entry on one shard."""
 
     units: tuple[str, ...] = ("cells", "mass")
 
-    def __init__(self, measure: Measure, bucket_bytes: int, buckets: tuple[int, int]) -> None:
+    def __init__(self, measure: CountingUnit, bucket_bytes: int, buckets: tuple[int, int]) -> None:
         self._first, num_buckets = buckets[0], buckets[1] - buckets[0]
         num_words = bucket_bytes // 8
         self._words_BW = np.zeros((num_buckets, num_words), np.uint64)
@@ -149,8 +149,8 @@ def digest(words_BW, day_B, mass_B, first_bucket):  # type: ignore[no-untyped-de
     return total_first, total_second
 
 
-class SketchReference:
-    """The twin of `Sketch` for one bucket: lists of Python numbers."""
+class SketchCounterReference:
+    """The twin of `SketchCounter` for one bucket: lists of Python numbers."""
 
     def __init__(self, width: int, most: int) -> None:
         self.cells, self.day, self.mass, self._width, self._most = [0] * (DEPTH * width), 0, 0, width, most

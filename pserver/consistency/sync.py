@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from pserver.consistency.policy import News, Peers, StepFigures
-from pserver.errors import BadRequest
+from pserver.errors import InvalidShardCall
 
 
 class StepBarrier:
@@ -31,11 +31,11 @@ class StepBarrier:
         if step == self._next_step - 1:
             return False
         if step != self._next_step:
-            raise BadRequest(
+            raise InvalidShardCall(
                 f"push of step {step} of pass {self._pass_number}: the next step of this shard is {self._next_step}"
             )
         if self._closed:
-            raise BadRequest(
+            raise InvalidShardCall(
                 f"push of step {step} of pass {self._pass_number} after ranks {names(self._closed)} closed it"
             )
         self._arrived.add(rank)
@@ -63,7 +63,7 @@ class StepBarrier:
     def close(self, rank: int) -> None:
         """See StepOrder."""
         if self._arrived:
-            raise BadRequest(
+            raise InvalidShardCall(
                 f"pass {self._pass_number} cannot close: step {self._next_step} lacks rank {names(self.missing())}"
             )
         self._closed.add(rank)

@@ -9,20 +9,20 @@ from pydantic import Field
 from sqlalchemy import select
 
 from millrace.errors import SpecError
-from service.access.roles import Role
-from service.access.tokens import Token, Tokens
-from service.api.answers import Asked, Described, Page, Paged, cut, finite, number_after, page
-from service.api.doors import Door, HostOf, door, note
-from service.api.problems import refused
-from service.records.tables import AuditRow, of_row
+from service.api.authorization import AuthorizedRoute, HostOf, authorized, note
+from service.api.problems import http_error
+from service.api.schemas import Page, Paged, RequestBody, ResponseBody, cut, finite, number_after, page
+from service.auth.roles import Role
+from service.auth.tokens import Token, Tokens
+from service.records.schema import AuditRow, of_row
 
-router = APIRouter(prefix="/v1", tags=["administration"], route_class=Door)
+router = APIRouter(prefix="/v1", tags=["administration"], route_class=AuthorizedRoute)
 
 RoleName = Literal["viewer", "operator", "admin"]
 ROLES: dict[Role, RoleName] = {Role.VIEWER: "viewer", Role.OPERATOR: "operator", Role.ADMIN: "admin"}
 
 
-class AuditEntry(Described):
+class AuditEntry(ResponseBody):
     """A request that changed something, or tried to."""
 
     id: int
@@ -38,7 +38,7 @@ class AuditEntry(Described):
     detail: dict[str, Any]
 
 
-class TokenEntry(Described):
+class TokenEntry(ResponseBody):
     """A token, without its secret."""
 
     id: str
@@ -57,7 +57,7 @@ class NewToken(TokenEntry):
     """The text that authenticates. It is shown only here, and not stored."""
 
 
-class CreateToken(Asked):
+class CreateToken(RequestBody):
     """A token to create."""
 
     name: str = Field(max_length=64)
@@ -66,7 +66,7 @@ class CreateToken(Asked):
     """Days until it expires. Default: never."""
 
 
-@router.get("/audit", **door(Role.ADMIN), operation_id="listAudit", summary="Read the audit log")
+@router.get("/audit", **authorized(Role.ADMIN), operation_id="listAudit", summary="Read the audit log")
 def audit(
     host: HostOf,
     paging: Paged,
@@ -101,7 +101,7 @@ def _entry(row: AuditRow) -> AuditEntry:
     )
 
 
-@router.get("/tokens", **door(Role.ADMIN), operation_id="listTokens", summary="List tokens")
+@router.get("/tokens", **authorized(Role.ADMIN), operation_id="listTokens", summary="List tokens")
 def list_tokens(request: Request, paging: Paged) -> Page[TokenEntry]:
     """All tokens in order of creation, also revoked ones."""
     return page([_token_entry(token) for token in _tokens(request).rows.all()], paging, lambda each: each.id)
@@ -109,7 +109,7 @@ def list_tokens(request: Request, paging: Paged) -> Page[TokenEntry]:
 
 @router.post(
     "/tokens",
-    **door(Role.ADMIN),
+    **authorized(Role.ADMIN),
     status_code=HTTPStatus.CREATED,
     operation_id="createToken",
     summary="Create a token",
@@ -124,7 +124,7 @@ def create_token(request: Request, asked: CreateToken, response: Response) -> Ne
 
 
 @router.delete(
-    "/tokens/{token}", **door(Role.ADMIN, HTTPStatus.NOT_FOUND), operation_id="revokeToken",
+    "/tokens/{token}", **authorized(Role.ADMIN, HTTPStatus.NOT_FOUND), operation_id="revokeToken",
     summary="Revoke a token",
 )  # fmt: skip
 def revoke_token(request: Request, token: str) -> TokenEntry:
@@ -133,13 +133,13 @@ def revoke_token(request: Request, token: str) -> TokenEntry:
     try:
         return _token_entry(tokens.revoke(token))
     except SpecError as error:
-        raise refused(HTTPStatus.NOT_FOUND, str(error)) from error
+        raise http_error(HTTPStatus.NOT_FOUND, str(error)) from error
 
 
 def _tokens(request: Request) -> Tokens:
     tokens: Tokens | None = request.app.state.tokens
     if tokens is None:
-        raise refused(HTTPStatus.CONFLICT, "a foreground run has no tokens; `millrace serve` has")
+        raise http_error(HTTPStatus.CONFLICT, "a foreground run has no tokens; `millrace serve` has")
     return tokens
 
 

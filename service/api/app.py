@@ -11,22 +11,22 @@ from starlette.exceptions import HTTPException
 
 import millrace
 from millrace.errors import MillraceError
-from service.access.asked_predictions import Ground
-from service.access.config import AllowSection
-from service.access.guard import Guard
-from service.access.tokens import Tokens
 from service.api import admin, commits, exports, feed, health, jobs, metrics, operations, output, predictions, tables
-from service.api.doors import SCHEME
-from service.api.etags import Turns
-from service.api.jobstatus import figures_of
-from service.api.outer import Outer
+from service.api.authorization import SCHEME
+from service.api.etags import JobLocks
+from service.api.event_streams import MAX_CAUGHT_UP, JobPoll, Streams
+from service.api.idempotency import IdempotencyStore
+from service.api.job_cache import JobCache
+from service.api.job_figures import figures_of
+from service.api.middleware import RequestChecks
 from service.api.problems import Problem, on_error
-from service.api.repeats import Repeats
-from service.api.statuses import Statuses
-from service.api.streaming import MAX_CAUGHT_UP, Look, Streams
-from service.hosting.config import LimitsSection
-from service.hosting.host import Host
-from service.past.closes import Moment
+from service.auth.config import AllowSection
+from service.auth.guard import Guard
+from service.auth.tokens import Tokens
+from service.history.closes import TimelineVersion
+from service.jobs.config import LimitsSection
+from service.jobs.host import Host
+from service.jobs.prediction_rules import PredictionRules
 
 DESCRIPTION = """Jobs that train on event streams: their state, and actions on them.
 
@@ -37,7 +37,7 @@ ROUTERS = (health, jobs, commits, exports, metrics, tables, output, predictions,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class ApiSettings:
     """Settings of the API."""
 
     guard: Guard
@@ -53,12 +53,12 @@ class Terms:
     """Host names under which it answers, besides the local ones."""
 
     @classmethod
-    def of_a_run(cls) -> "Terms":
+    def of_a_run(cls) -> "ApiSettings":
         """The settings of a foreground run."""
         return cls(guard=Guard.of_a_run())
 
 
-def app(host: Host, terms: Terms) -> FastAPI:
+def app(host: Host, terms: ApiSettings) -> FastAPI:
     """The application that serves the jobs of `host`."""
     api = FastAPI(
         title="Millrace",
@@ -71,12 +71,12 @@ def app(host: Host, terms: Terms) -> FastAPI:
         redirect_slashes=False,
     )
     api.state.host, api.state.guard, api.state.tokens = host, terms.guard, terms.tokens
-    api.state.ground = Ground(allow=terms.allow, limits=terms.limits, private=terms.private)
+    api.state.ground = PredictionRules(allow=terms.allow, limits=terms.limits, private=terms.private)
     api.state.predicting = terms.predicting
-    api.state.statuses, api.state.repeats, api.state.turns = Statuses(host), Repeats(host.records), Turns()
+    api.state.statuses, api.state.repeats, api.state.turns = JobCache(host), IdempotencyStore(host.records), JobLocks()
     host.work.on_end = api.state.statuses.forget
-    api.state.streams = Streams(looker(api.state.statuses), terms.limits.max_streams, terms.limits.max_streams_each)
-    api.add_middleware(Outer, names=terms.names, max_body=terms.limits.max_body)
+    api.state.streams = Streams(poller(api.state.statuses), terms.limits.max_streams, terms.limits.max_streams_each)
+    api.add_middleware(RequestChecks, names=terms.names, max_body=terms.limits.max_body)
     for error in (HTTPException, RequestValidationError, MillraceError, Exception):
         api.add_exception_handler(error, on_error)
     for each in ROUTERS:
@@ -85,16 +85,16 @@ def app(host: Host, terms: Terms) -> FastAPI:
     return api
 
 
-def looker(statuses: Statuses) -> Any:
+def poller(statuses: JobCache) -> Any:
     """The function by which event streams read a job."""
 
-    def look(job: str, since: Moment | None) -> Look:
+    def look(job: str, since: TimelineVersion | None) -> JobPoll:
         closes = statuses.closes(job)
-        at = closes.placed(since or Moment(0, 0))
+        at = closes.placed(since or TimelineVersion(0, 0))
         found = closes.newest(1) if since is None else closes.newest(MAX_CAUGHT_UP, at.version)
         figures = figures_of(statuses.of(job)).model_dump_json(by_alias=True)
         entries = [(close.moment, metrics.close_entry(close).model_dump_json()) for close in found]
-        return Look(statuses.job(job).phase, figures, entries, found[-1].moment if found else at)
+        return JobPoll(statuses.job(job).phase, figures, entries, found[-1].moment if found else at)
 
     return look
 

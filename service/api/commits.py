@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/commits: a job's commits, and actions on them. The work is in service.past."""
+"""/v1/jobs/{job}/commits: a job's commits, and actions on them. The work is in service.history."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -14,24 +14,24 @@ from pydantic import Field
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from service.access.roles import Caller, Role
-from service.api.answers import Asked, Described, Page, Paged, page
-from service.api.doors import CallerOf, Door, HostOf, door, note
+from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, one_step
-from service.api.problems import refused
-from service.api.statuses import StatusesOf
-from service.hosting.errors import NotNow
-from service.hosting.host import HostedJob
-from service.past import commits as work
-from service.past.asking import make_commit
-from service.past.choosing import chosen
-from service.past.steering import rewind_job
-from service.past.verify import check_commit
-from service.store import in_use
-from trainer.commits import Commits
+from service.api.operations import OperationEntry, one_step, start_operation, starts_operation
+from service.api.problems import http_error
+from service.api.schemas import Page, Paged, RequestBody, ResponseBody, page
+from service.auth.roles import Caller, Role
+from service.cluster.store import in_use
+from service.history import commit_list as work
+from service.history.commit_lookup import find_commit
+from service.history.commit_request import make_commit
+from service.history.rewind import rewind_job
+from service.history.verification import check_commit
+from service.jobs.errors import WrongPhase
+from service.jobs.host import HostedJob
+from trainer.checkpoint.commits import Commits
 
-router = APIRouter(prefix="/v1/jobs/{job}/commits", tags=["commits"], route_class=Door)
+router = APIRouter(prefix="/v1/jobs/{job}/commits", tags=["commits"], route_class=AuthorizedRoute)
 
 CommitName = Annotated[str, InPath(description="A commit's name, or its version.", max_length=128)]
 Holder = Annotated[
@@ -42,7 +42,7 @@ READ_S = 86_400.0
 GONE = (HTTPStatus.NOT_FOUND,)
 
 
-class CommitEntry(Described):
+class CommitEntry(ResponseBody):
     """One commit of a job."""
 
     name: str
@@ -64,7 +64,7 @@ class CommitEntry(Described):
     """Whether a restart begins with this commit, if it is sound."""
 
 
-class Skipped(Described):
+class Skipped(ResponseBody):
     """Positions that the job skipped."""
 
     partition: str
@@ -72,7 +72,7 @@ class Skipped(Described):
     end: int
 
 
-class ShardPart(Described):
+class CommitShard(ResponseBody):
     """The part of a commit that one shard wrote."""
 
     folder: str
@@ -98,19 +98,19 @@ class CommitDetails(CommitEntry):
     positions: dict[str, int]
     """By partition: the position after the last event trained on."""
     skips: list[Skipped]
-    parts: list[ShardPart]
+    parts: list[CommitShard]
     files: int
     made_with: dict[str, str]
     """Versions of libraries, and the hardware, that it was made with."""
 
 
-class Pin(Asked):
+class HolderRequest(RequestBody):
     """A request to hold a commit, or to release it."""
 
     holder: Holder | None = None
 
 
-class Pinned(Described):
+class CommitHolders(ResponseBody):
     """The present holders of a commit."""
 
     name: str
@@ -123,22 +123,22 @@ def named() -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        raise refused(HTTPStatus.NOT_FOUND, str(error)) from error
+        raise http_error(HTTPStatus.NOT_FOUND, str(error)) from error
 
 
 def must_rest(job: HostedJob) -> None:
     """Raise NotNow while the job runs."""
     if in_use(job.store):
-        raise NotNow(f"job {job.name!r} is running; stop it, and retry once its phase is stopped, ended or failed")
+        raise WrongPhase(f"job {job.name!r} is running; stop it, and retry once its phase is stopped, ended or failed")
 
 
-@router.get("", **door(Role.VIEWER, *GONE), operation_id="listCommits", summary="List a job's commits")
+@router.get("", **authorized(Role.VIEWER, *GONE), operation_id="listCommits", summary="List a job's commits")
 def list_commits(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[CommitEntry]:
     """A job's commits, oldest first."""
     return page([CommitEntry(**each) for each in statuses.commits(job)], paging, lambda each: each.name)
 
 
-@router.post("", **begins(Role.OPERATOR, act="commit"), operation_id="makeCommit", summary="Request a commit")
+@router.post("", **starts_operation(Role.OPERATOR, act="commit"), operation_id="makeCommit", summary="Request a commit")
 def make(host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, response: Response) -> OperationEntry:
     """Have a running job commit its present state. The result has the `name` of the commit."""
     loaded = statuses.loaded(job)
@@ -147,10 +147,10 @@ def make(host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, res
         return {"name": make_commit(loaded.store, deadline)}
 
     act = one_step("waiting for rank 0 to write the commit", loaded.spec.commit.deadline, work)
-    return begun(host, "commit", job, caller, act, response)
+    return start_operation(host, "commit", job, caller, act, response)
 
 
-@router.get("/{name}", **door(Role.VIEWER, *GONE), operation_id="getCommit", summary="Get a commit")
+@router.get("/{name}", **authorized(Role.VIEWER, *GONE), operation_id="getCommit", summary="Get a commit")
 def get_commit(statuses: StatusesOf, job: JobName, name: CommitName) -> CommitDetails:
     """A commit, as described by its manifest."""
     store = statuses.job(job).store
@@ -160,7 +160,7 @@ def get_commit(statuses: StatusesOf, job: JobName, name: CommitName) -> CommitDe
 
 @router.delete(
     "/{name}",
-    **door(Role.OPERATOR, *GONE),
+    **authorized(Role.OPERATOR, *GONE),
     status_code=HTTPStatus.NO_CONTENT,
     operation_id="deleteCommit",
     summary="Remove a commit",
@@ -169,26 +169,28 @@ def delete_commit(host: HostOf, statuses: StatusesOf, _caller: CallerOf, job: Jo
     """Remove a commit of a stopped job, unless it has holders, or the next run begins with it."""
     found = host.job(job)
     with named():
-        commit = chosen(found.store, name)
+        commit = find_commit(found.store, name)
     must_rest(found)
     work.remove(found.store, found.name, commit.name)
     statuses.forget(job)
 
 
-@router.post("/{name}/verify", **begins(Role.OPERATOR), operation_id="verifyCommit", summary="Verify a commit")
+@router.post(
+    "/{name}/verify", **starts_operation(Role.OPERATOR), operation_id="verifyCommit", summary="Verify a commit"
+)
 def verify(
     host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, response: Response
 ) -> OperationEntry:
     """Read every file, open every table, count its rows. The result has `sound`, and the damage by file."""
     store = statuses.job(job).store
     with named():
-        found = chosen(store, name).name
+        found = find_commit(store, name).name
 
     def check(_deadline: Deadline) -> dict[str, Any]:
         verdict = check_commit(store, found)
         return asdict(verdict) | {"sound": verdict.sound}
 
-    return begun(host, "verify", job, caller, one_step(f"reading {found} back", READ_S, check), response)
+    return start_operation(host, "verify", job, caller, one_step(f"reading {found} back", READ_S, check), response)
 
 
 def _add_hold_route(word: str, act: Callable[[Path, str, str], object], summary: str, description: str) -> None:
@@ -200,22 +202,22 @@ def _add_hold_route(word: str, act: Callable[[Path, str, str], object], summary:
         job: JobName,
         name: CommitName,
         request: Request,
-        asked: Pin | None = None,
-    ) -> Pinned:
-        store, who = statuses.job(job).store, work.check_person(_holder(asked, caller))
+        asked: HolderRequest | None = None,
+    ) -> CommitHolders:
+        store, who = statuses.job(job).store, work.check_holder(_holder(asked, caller))
         note(request, name=name, holder=who)
         with named():
-            found = chosen(store, name).name
+            found = find_commit(store, name).name
         act(store, found, who)
         statuses.forget(job)
-        return Pinned(name=found, held_by=Commits(store).holders().get(found, []))
+        return CommitHolders(name=found, held_by=Commits(store).holders().get(found, []))
 
     change_holder.__doc__ = description
     router.add_api_route(
         f"/{{name}}/{word}",
         change_holder,
         methods=["POST"],
-        **door(Role.OPERATOR, *GONE, repeatable=True),
+        **authorized(Role.OPERATOR, *GONE, repeatable=True),
         operation_id=f"{word}Commit",
         summary=summary,
     )
@@ -235,7 +237,9 @@ _add_hold_route(
 )
 
 
-@router.post("/{name}/rewind", **begins(Role.OPERATOR), operation_id="rewindJob", summary="Rewind a job to a commit")
+@router.post(
+    "/{name}/rewind", **starts_operation(Role.OPERATOR), operation_id="rewindJob", summary="Rewind a job to a commit"
+)
 def rewind(
     host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, response: Response
 ) -> OperationEntry:
@@ -245,17 +249,17 @@ def rewind(
     """
     found, loaded = host.job(job), statuses.loaded(job)
     with named():
-        commit = chosen(found.store, name).name
+        commit = find_commit(found.store, name).name
     must_rest(found)
 
     def steer(_deadline: Deadline) -> dict[str, Any]:
         done = asdict(rewind_job(loaded, commit))
         return done | {"aside": None if done["aside"] is None else str(done["aside"])}
 
-    return begun(host, "rewind", job, caller, one_step(f"reading {commit} back", READ_S, steer), response)
+    return start_operation(host, "rewind", job, caller, one_step(f"reading {commit} back", READ_S, steer), response)
 
 
-def _holder(asked: Pin | None, caller: Caller) -> str:
+def _holder(asked: HolderRequest | None, caller: Caller) -> str:
     """The holder in the request, else the caller's name with special characters replaced."""
     if asked is not None and asked.holder is not None:
         return asked.holder

@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 
 from fastapi import Depends, Header, Request
 
-from service.api.problems import refused
-from service.hosting.errors import NotNow
-from service.hosting.host import Host, HostedJob
+from service.api.problems import http_error
+from service.jobs.errors import WrongPhase
+from service.jobs.host import Host, HostedJob
 
 TURN_S = 10.0
 """How long a change waits for an earlier one."""
@@ -29,7 +29,7 @@ def etag(job: HostedJob) -> str:
     return f'"{job.revision}"'
 
 
-class Turns:
+class JobLocks:
     """Serializes changes of a job, so that a checked precondition still holds during the change. Any thread.
 
     Nothing else changes a job's revision: a root has one service, and all changes go through here.
@@ -49,7 +49,7 @@ class Turns:
         with self._lock:
             mine = self._locks.setdefault(name, threading.Lock())
         if not mine.acquire(timeout=self._turn_s):
-            raise NotNow(f"job {name!r} is being changed by another request; retry")
+            raise WrongPhase(f"job {name!r} is being changed by another request; retry")
         try:
             check(host.job(name), wanted, needed=needed)
             yield
@@ -57,23 +57,25 @@ class Turns:
             mine.release()
 
 
-async def _turns(request: Request) -> Turns:
-    turns: Turns = request.app.state.turns
+async def _turns(request: Request) -> JobLocks:
+    turns: JobLocks = request.app.state.turns
     return turns
 
 
-TurnsOf = Annotated[Turns, Depends(_turns)]
+TurnsOf = Annotated[JobLocks, Depends(_turns)]
 
 
 def check(job: HostedJob, wanted: str | None, *, needed: bool) -> None:
     """Raise 428 where a precondition is `needed` and missing, 412 where the job has changed since."""
     if wanted is None:
         if needed:
-            raise refused(
+            raise http_error(
                 HTTPStatus.PRECONDITION_REQUIRED,
                 f"send If-Match with the ETag of the job as you read it, now {etag(job)}: it may have changed since",
             )
         return
     tags = [match[1] for part in wanted.split(",") if (match := _TAG.fullmatch(part))]
     if wanted.strip() != "*" and str(job.revision) not in tags:
-        raise refused(HTTPStatus.PRECONDITION_FAILED, f"the job has changed: its ETag is now {etag(job)}; get it again")
+        raise http_error(
+            HTTPStatus.PRECONDITION_FAILED, f"the job has changed: its ETag is now {etag(job)}; get it again"
+        )

@@ -10,21 +10,21 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 
 from millrace.deadline import Deadline
-from service.access.roles import Role
-from service.api.answers import Asked, Described, Page, Paged, finite, page
+from millrace.done_markers import MARKERS
+from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, downloads, note
 from service.api.commits import named
-from service.api.doors import CallerOf, Door, HostOf, door, downloads, note
+from service.api.job_cache import JobCache, StatusesOf
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, one_step
-from service.api.problems import refused
-from service.api.statuses import Statuses, StatusesOf
-from service.exports import listing
-from service.exports.wishing import make_export
-from service.spec import LoadedJob
-from trainer.exports.reading import MANIFEST
-from trainer.markers import MARKERS
+from service.api.operations import OperationEntry, one_step, start_operation, starts_operation
+from service.api.problems import http_error
+from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from service.auth.roles import Role
+from service.exports import export_list
+from service.exports.export_request import make_export
+from service.spec.job import LoadedJob
+from trainer.exports.reader import MANIFEST
 
-router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_class=Door)
+router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_class=AuthorizedRoute)
 
 FILES = "application/octet-stream"
 LIST_S = 2.0
@@ -37,7 +37,7 @@ ExportName = Annotated[str, InPath(description='As in "0000000012-base".', max_l
 GONE = (HTTPStatus.NOT_FOUND,)
 
 
-class ExportEntry(Described):
+class ExportEntry(ResponseBody):
     """One export."""
 
     stream: str
@@ -62,7 +62,7 @@ class ExportEntry(Described):
     failed_gates: list[str]
 
 
-class ExportDetails(Described):
+class ExportDetails(ResponseBody):
     """The content of an export."""
 
     path: str
@@ -74,7 +74,7 @@ class ExportDetails(Described):
     """Its manifest: tables, gates, files with their hashes, its parent."""
 
 
-class MakeExport(Asked):
+class MakeExport(RequestBody):
     """An export to make."""
 
     stream: str = Field(max_length=128)
@@ -82,14 +82,14 @@ class MakeExport(Asked):
     """Default: a delta if the stream has deltas."""
 
 
-class PointTo(Asked):
+class PublishRequest(RequestBody):
     """An export to make current."""
 
     name: str = Field(max_length=128)
     """Its path, name or version."""
 
 
-class Pointed(Described):
+class PublishedExport(ResponseBody):
     """The export that is current now."""
 
     path: str
@@ -98,15 +98,15 @@ class Pointed(Described):
     """Gates that it did not pass."""
 
 
-def _entries(statuses: Statuses, job: str, loaded: LoadedJob) -> list[dict[str, Any]]:
+def _entries(statuses: JobCache, job: str, loaded: LoadedJob) -> list[dict[str, Any]]:
     def look() -> list[dict[str, Any]]:
-        with listing.opened(loaded, None) as streams:
-            return [entry for stream in streams for entry in listing.entries_of(stream)]
+        with export_list.open_streams(loaded, None) as streams:
+            return [entry for stream in streams for entry in export_list.entries_of(stream)]
 
     return statuses.kept.get(("exports", job), LIST_S, look) if loaded.spec.exports else []
 
 
-@router.get("", **door(Role.VIEWER, *GONE), operation_id="listExports", summary="List a job's exports")
+@router.get("", **authorized(Role.VIEWER, *GONE), operation_id="listExports", summary="List a job's exports")
 def list_exports(
     statuses: StatusesOf,
     job: JobName,
@@ -119,7 +119,7 @@ def list_exports(
     return page(entries, paging, lambda each: f"{each.stream}/{each.timeline}/{each.name}")
 
 
-@router.post("", **begins(Role.OPERATOR), operation_id="makeExport", summary="Request an export")
+@router.post("", **starts_operation(Role.OPERATOR), operation_id="makeExport", summary="Request an export")
 def make(
     host: HostOf,
     statuses: StatusesOf,
@@ -138,13 +138,13 @@ def make(
         made = make_export(loaded.store, asked.stream, asked.kind, deadline)
         return {"stream": asked.stream, "name": made.name, "current": made.current, "said": str(made)}
 
-    return begun(
+    return start_operation(
         host, "export", job, caller, one_step("waiting for the next close and the export", EXPORT_S, work), response
     )
 
 
 @router.get(
-    "/{stream}/{timeline}/{name}", **door(Role.VIEWER, *GONE), operation_id="getExport", summary="Get an export"
+    "/{stream}/{timeline}/{name}", **authorized(Role.VIEWER, *GONE), operation_id="getExport", summary="Get an export"
 )
 def get_export(
     statuses: StatusesOf, job: JobName, stream: StreamName, timeline: Timeline, name: ExportName
@@ -171,42 +171,42 @@ def get_file(
     """One file of a complete export in a folder. Files in an object store must be fetched from there."""
     found = _shown(statuses.loaded(job), stream, timeline, name)
     if file not in (*found.manifest["files"], MANIFEST, *MARKERS) or PurePosixPath(file).name != file:
-        raise refused(HTTPStatus.NOT_FOUND, f"export {found.path} has no file {file!r}")
+        raise http_error(HTTPStatus.NOT_FOUND, f"export {found.path} has no file {file!r}")
     if "://" in found.url:
-        raise refused(HTTPStatus.CONFLICT, f"this export is stored at {found.url}; fetch {file} from there")
+        raise http_error(HTTPStatus.CONFLICT, f"this export is stored at {found.url}; fetch {file} from there")
     folder = Path(found.url).resolve()
     path = (folder / file).resolve()
     if path.parent != folder or not path.is_file():
-        raise refused(HTTPStatus.NOT_FOUND, f"{file} of export {found.path} does not exist")
+        raise http_error(HTTPStatus.NOT_FOUND, f"{file} of export {found.path} does not exist")
     return FileResponse(path, media_type=FILES, filename=file)
 
 
 @router.post(
     "/{stream}/current",
-    **door(Role.OPERATOR, *GONE, repeatable=True),
+    **authorized(Role.OPERATOR, *GONE, repeatable=True),
     operation_id="pointToExport",
     summary="Make an export current",
 )
 def point(
-    statuses: StatusesOf, _caller: CallerOf, job: JobName, stream: StreamName, asked: PointTo, request: Request
-) -> Pointed:
+    statuses: StatusesOf, _caller: CallerOf, job: JobName, stream: StreamName, asked: PublishRequest, request: Request
+) -> PublishedExport:
     """Write an export to `current.json`, also if it failed its gates, until the job writes its next one."""
     note(request, stream=stream, name=asked.name)
     loaded = statuses.loaded(job)
     _check_stream(loaded, stream)
     with named():
-        done = listing.point_to(loaded, stream, asked.name)
+        done = export_list.make_current(loaded, stream, asked.name)
     statuses.kept.drop(("exports", job))
-    return Pointed(path=done.path, url=done.url, failed_gates=done.failed_gates)
+    return PublishedExport(path=done.path, url=done.url, failed_gates=done.failed_gates)
 
 
 def _check_stream(job: LoadedJob, stream: str) -> None:
     if stream not in job.spec.exports:
         streams = ", ".join(job.spec.exports) or "none"
-        raise refused(HTTPStatus.NOT_FOUND, f"the job has no stream {stream!r} of exports; its streams: {streams}")
+        raise http_error(HTTPStatus.NOT_FOUND, f"the job has no stream {stream!r} of exports; its streams: {streams}")
 
 
-def _shown(job: LoadedJob, stream: str, timeline: str, name: str) -> listing.ExportDetails:
+def _shown(job: LoadedJob, stream: str, timeline: str, name: str) -> export_list.CompleteExport:
     _check_stream(job, stream)
     with named():
-        return listing.shown(job, stream, f"{timeline}/{name}")
+        return export_list.export_details(job, stream, f"{timeline}/{name}")

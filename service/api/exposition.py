@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.alarms import Alarm, alarms
-from service.status import Status
+from service.monitor.alarms import Alarm, alarms
+from service.monitor.status import Status
 
 log = logging.getLogger(__name__)
 

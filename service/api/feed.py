@@ -7,19 +7,19 @@ from fastapi import APIRouter
 from pydantic import ConfigDict
 
 from millrace.deadline import Deadline
-from millrace.job_client import JobClient
-from service.access.roles import Role
-from service.api.answers import Described
-from service.api.doors import Door, door
+from millrace.rpc.job_client import JobClient
+from service.api.authorization import AuthorizedRoute, authorized
+from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
-from service.api.statuses import StatusesOf
+from service.api.schemas import ResponseBody
+from service.auth.roles import Role
 
-router = APIRouter(prefix="/v1/jobs/{job}", tags=["feed"], route_class=Door)
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["feed"], route_class=AuthorizedRoute)
 
 ANSWER_S = 5.0
 
 
-class Feed(Described):
+class Feed(ResponseBody):
     """Addresses of a job's live feed. The secret gives access to the feed only, and ends with these workers."""
 
     model_config = ConfigDict(extra="allow")
@@ -35,7 +35,7 @@ class Feed(Described):
 
 @router.get(
     "/feed",
-    **door(Role.OPERATOR, HTTPStatus.NOT_FOUND),
+    **authorized(Role.OPERATOR, HTTPStatus.NOT_FOUND),
     operation_id="getFeed",
     summary="Get the addresses of the live feed",
 )

@@ -6,16 +6,16 @@ from sqlalchemy import text
 
 import millrace
 from millrace.errors import MillraceError
-from service.access.roles import Role
-from service.api.answers import Described
-from service.api.doors import Door, HostOf, door
+from service.api.authorization import AuthorizedRoute, HostOf, authorized
 from service.api.exposition import exposition
-from service.api.statuses import StatusesOf
+from service.api.job_cache import StatusesOf
+from service.api.schemas import ResponseBody
+from service.auth.roles import Role
 
-router = APIRouter(tags=["health"], route_class=Door)
+router = APIRouter(tags=["health"], route_class=AuthorizedRoute)
 
 
-class Health(Described):
+class Health(ResponseBody):
     """The process answers."""
 
     status: str = "ok"
@@ -23,7 +23,7 @@ class Health(Described):
     """Millrace's version."""
 
 
-class Ready(Described):
+class Ready(ResponseBody):
     """The service is ready."""
 
     status: str = "ready"
@@ -35,13 +35,13 @@ class Exposition(Response):
     media_type = CONTENT_TYPE_LATEST
 
 
-@router.get("/v1/health", **door(None), operation_id="getHealth", summary="Whether this process answers")
+@router.get("/v1/health", **authorized(None), operation_id="getHealth", summary="Whether this process answers")
 def health() -> Health:
     """Whether this process answers. It checks nothing else."""
     return Health(version=millrace.__version__)
 
 
-@router.get("/v1/ready", **door(None), operation_id="getReady", summary="Whether the service is ready")
+@router.get("/v1/ready", **authorized(None), operation_id="getReady", summary="Whether the service is ready")
 def ready(host: HostOf) -> Ready:
     """Whether the database of the service can be read; 503 if not."""
     with host.records.reading() as session:
@@ -51,7 +51,7 @@ def ready(host: HostOf) -> Ready:
 
 @router.get(
     "/metrics",
-    **door(Role.VIEWER),
+    **authorized(Role.VIEWER),
     operation_id="getExposition",
     summary="Figures of all jobs, for Prometheus",
     response_class=Exposition,

@@ -12,18 +12,18 @@ from pydantic import Field, JsonValue, model_validator
 
 from millrace.config import FolderPath
 from millrace.errors import SpecError
-from service.access.roles import Role
-from service.access.sizes import check_lines
 from service.api import etags
-from service.api.answers import Asked, Described, Page, Paged, finite, page
-from service.api.doors import CallerOf, Door, HostOf, door, note
-from service.api.jobstatus import Figures, figures_of
-from service.api.operations import OperationEntry, accepted, begins
-from service.api.statuses import StatusesOf
-from service.hosting.host import Action, Desired, HostedJob, NewJob, Phase
-from trainer.respec import check_set
+from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from service.api.job_cache import StatusesOf
+from service.api.job_figures import JobFigures, figures_of
+from service.api.operations import OperationEntry, accepted, starts_operation
+from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from service.auth.roles import Role
+from service.auth.spec_sizes import check_lines
+from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
+from trainer.spec.changes import check_set
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Door)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute)
 
 JobName = Annotated[str, InPath(description="The job's name.", max_length=64)]
 ETAG = {"ETag": {"description": "For If-Match. It differs after every change.", "schema": {"type": "string"}}}
@@ -31,7 +31,7 @@ GONE = (HTTPStatus.NOT_FOUND,)
 FORBIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED)
 
 
-class OutcomeEntry(Described):
+class OutcomeEntry(ResponseBody):
     """How a job ended."""
 
     code: int
@@ -42,7 +42,7 @@ class OutcomeEntry(Described):
     at: datetime
 
 
-class JobEntry(Described):
+class JobEntry(ResponseBody):
     """A job, its desired state and its phase."""
 
     name: str
@@ -61,11 +61,11 @@ class JobEntry(Described):
     """How it ended; null if it has not."""
 
 
-class JobStatus(JobEntry, Figures):
+class JobStatus(JobEntry, JobFigures):
     """A job with all its figures. A figure that is not known yet is null."""
 
 
-class JobSpec(Described):
+class JobSpec(ResponseBody):
     """A job's spec."""
 
     spec: dict[str, Any]
@@ -76,7 +76,7 @@ class JobSpec(Described):
     """The folder of the store."""
 
 
-class CreateJob(Asked):
+class CreateJob(RequestBody):
     """A job to create, by `spec` or `toml`."""
 
     spec: dict[str, JsonValue] | None = None
@@ -107,7 +107,7 @@ class CreateJob(Asked):
             raise SpecError(f"not TOML: {error}", "toml") from None
 
 
-class SetKeys(Asked):
+class SetKeys(RequestBody):
     """Settings to change while the job runs."""
 
     keys: dict[Annotated[str, Field(max_length=500)], JsonValue] = Field(min_length=1, max_length=100)
@@ -143,7 +143,7 @@ def _with_etag(described: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) ->
     return described | {"status_code": status}
 
 
-@router.get("", **door(Role.VIEWER), operation_id="listJobs", summary="List the jobs")
+@router.get("", **authorized(Role.VIEWER), operation_id="listJobs", summary="List the jobs")
 def list_jobs(statuses: StatusesOf, paging: Paged) -> Page[JobEntry]:
     """All jobs by name, with their phases."""
     return page([JobEntry(**job_entry(job)) for job in statuses.jobs()], paging, lambda each: each.name)
@@ -151,7 +151,7 @@ def list_jobs(statuses: StatusesOf, paging: Paged) -> Page[JobEntry]:
 
 @router.post(
     "",
-    **_with_etag(door(Role.ADMIN, repeatable=True), HTTPStatus.CREATED),
+    **_with_etag(authorized(Role.ADMIN, repeatable=True), HTTPStatus.CREATED),
     operation_id="createJob",
     summary="Create a job",
 )
@@ -171,7 +171,7 @@ def create_job(
     return _tagged(job, response)
 
 
-@router.get("/{job}", **_with_etag(door(Role.VIEWER, *GONE)), operation_id="getJob", summary="Get a job")
+@router.get("/{job}", **_with_etag(authorized(Role.VIEWER, *GONE)), operation_id="getJob", summary="Get a job")
 def get_job(statuses: StatusesOf, job: JobName, response: Response) -> JobStatus:
     """A job's phase and all its figures."""
     found = statuses.job(job)
@@ -181,7 +181,7 @@ def get_job(statuses: StatusesOf, job: JobName, response: Response) -> JobStatus
 
 @router.delete(
     "/{job}",
-    **door(Role.ADMIN, *FORBIDDEN, HTTPStatus.PRECONDITION_REQUIRED),
+    **authorized(Role.ADMIN, *FORBIDDEN, HTTPStatus.PRECONDITION_REQUIRED),
     status_code=HTTPStatus.NO_CONTENT,
     operation_id="deleteJob",
     summary="Delete a job",
@@ -205,7 +205,7 @@ def delete_job(
 
 @router.patch(
     "/{job}",
-    **begins(Role.OPERATOR, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED),
+    **starts_operation(Role.OPERATOR, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED),
     operation_id="setKeys",
     summary="Change settings of a running job",
 )
@@ -254,7 +254,7 @@ def _add_action_route(action: Action, summary: str, description: str) -> None:
         f"/{{job}}/{action.value}",
         act,
         methods=["POST"],
-        **_with_etag(door(Role.OPERATOR, *FORBIDDEN, repeatable=True)),
+        **_with_etag(authorized(Role.OPERATOR, *FORBIDDEN, repeatable=True)),
         operation_id=f"{action.value}Job",
         summary=summary,
     )
@@ -269,7 +269,7 @@ _add_action_route(
 _add_action_route(Action.RESTART, "Restart a job", "Stop the job, then start it again where it was.")
 
 
-@router.get("/{job}/spec", **door(Role.VIEWER, *GONE), operation_id="getSpec", summary="Get a job's spec")
+@router.get("/{job}/spec", **authorized(Role.VIEWER, *GONE), operation_id="getSpec", summary="Get a job's spec")
 def get_spec(statuses: StatusesOf, job: JobName) -> JobSpec:
     """The spec of the job, without its passwords."""
     found = statuses.job(job)

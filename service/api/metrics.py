@@ -7,18 +7,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 
 from millrace.errors import SpecError
-from service.access.guard import address_of
-from service.access.limiting import sharer
-from service.access.roles import Role
-from service.api.answers import Described, Page, Paged, Paging, cut, finite
-from service.api.doors import CallerOf, Door, door
+from service.api.authorization import AuthorizedRoute, CallerOf, authorized
+from service.api.event_streams import EventStream, Streams
+from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
-from service.api.statuses import StatusesOf
-from service.api.streaming import EventStream, Streams
-from service.past.closes import Close, Moment
-from service.status import Number, Status
+from service.api.schemas import Page, Paged, Paging, ResponseBody, cut, finite
+from service.auth.guard import address_of
+from service.auth.limits import share_key
+from service.auth.roles import Role
+from service.history.closes import Close, TimelineVersion
+from service.monitor.status import Number, Status
 
-router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=Door)
+router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=AuthorizedRoute)
 
 MAX_LAST = 2_000
 SPANS = ("life", "window", "pass")
@@ -28,7 +28,7 @@ GONE = (HTTPStatus.NOT_FOUND,)
 Measures = dict[str, dict[str, Number]]
 
 
-class JobMetrics(Described):
+class JobMetrics(ResponseBody):
     """Metrics of predictions made before training on their samples, by task and name, as far as known."""
 
     version: Number | None
@@ -47,7 +47,7 @@ class JobMetrics(Described):
     """"life", "window" and "pass", if `metrics.infer_first` is set: a whole pass is predicted before training on it."""
 
 
-class CloseEntry(Described):
+class CloseEntry(ResponseBody):
     """A closed pass."""
 
     version: int
@@ -64,7 +64,7 @@ class CloseEntry(Described):
     """Window metrics at the close: auc, gauc, logloss, calibration, rmse. Empty if nothing was predicted."""
 
 
-@router.get("", **door(Role.VIEWER, *GONE), operation_id="getMetrics", summary="A job's metrics")
+@router.get("", **authorized(Role.VIEWER, *GONE), operation_id="getMetrics", summary="A job's metrics")
 def metrics(statuses: StatusesOf, job: JobName) -> JobMetrics:
     """Metrics of the job's life, the window and the last pass, and by slice."""
     return job_metrics(statuses.of(job))
@@ -91,7 +91,7 @@ def job_metrics(status: Status) -> JobMetrics:
     )
 
 
-@router.get("/history", **door(Role.VIEWER, *GONE), operation_id="getMetricsHistory", summary="Metrics over time")
+@router.get("/history", **authorized(Role.VIEWER, *GONE), operation_id="getMetricsHistory", summary="Metrics over time")
 def history(
     statuses: StatusesOf,
     job: JobName,
@@ -110,11 +110,11 @@ def history(
     return cut(entries, paging, lambda each: f"{each.timeline}-{each.version}")
 
 
-def _begin(paging: Paging, since: int, timeline: str | None) -> Moment:
+def _begin(paging: Paging, since: int, timeline: str | None) -> TimelineVersion:
     """The moment after which a page begins. Raises SpecError."""
     if paging.after is None:
-        return Moment(int(timeline[1:]) if timeline else 0, since)
-    if (begin := Moment.of(paging.after)) is None:
+        return TimelineVersion(int(timeline[1:]) if timeline else 0, since)
+    if (begin := TimelineVersion.of(paging.after)) is None:
         raise SpecError("this cursor is of another list; use `next` of the previous page", "query.after")
     return begin
 
@@ -136,7 +136,7 @@ def close_entry(close: Close) -> CloseEntry:
 
 @router.get(
     "/stream",
-    **door(Role.VIEWER, *GONE),
+    **authorized(Role.VIEWER, *GONE),
     operation_id="streamMetrics",
     summary="Metrics as a live stream",
     response_class=EventStream,
@@ -158,4 +158,4 @@ async def stream(
     keep the connection open.
     """
     streams: Streams = request.app.state.streams
-    return await streams.open(job, last_event_id, sharer(caller, address_of(request)))
+    return await streams.open(job, last_event_id, share_key(caller, address_of(request)))

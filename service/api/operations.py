@@ -11,18 +11,18 @@ from fastapi import APIRouter, Query, Response
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
-from service.access.roles import Caller, Role
-from service.api.answers import Described, Page, Paged, cut
-from service.api.doors import CallerOf, Door, HostOf, door
-from service.hosting.changing import UntilCancelled
-from service.hosting.errors import Cancelled
-from service.hosting.host import Host
-from service.hosting.work import Act, Operation, Progress, State
+from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized
+from service.api.schemas import Page, Paged, ResponseBody, cut
+from service.auth.roles import Caller, Role
+from service.jobs.errors import Cancelled
+from service.jobs.host import Host
+from service.jobs.hot_settings import UntilCancelled
+from service.jobs.operation_queue import Act, Operation, OperationState, ReportProgress
 
-router = APIRouter(prefix="/v1/operations", tags=["operations"], route_class=Door)
+router = APIRouter(prefix="/v1/operations", tags=["operations"], route_class=AuthorizedRoute)
 
 
-class OperationEntry(Described):
+class OperationEntry(ResponseBody):
     """A long action that a caller requested."""
 
     id: str
@@ -32,7 +32,7 @@ class OperationEntry(Described):
     """The job that it acts on."""
     who: str
     """The caller that requested it."""
-    state: State
+    state: OperationState
     """"waiting" or "running"; finally "done", "failed", "cancelled" or "interrupted" (the service ended meanwhile)."""
     progress: float | None
     """From 0 to 1, if known."""
@@ -63,7 +63,9 @@ def entry(operation: Operation) -> OperationEntry:
     )
 
 
-def begun(host: Host, kind: str, job: str | None, who: Caller, act: Act, response: Response) -> OperationEntry:
+def start_operation(
+    host: Host, kind: str, job: str | None, who: Caller, act: Act, response: Response
+) -> OperationEntry:
     """Start `act` as an operation; the answer 202, with its address. Raises TooMany."""
     return accepted(host.work.start(kind, job, who.name, act), response)
 
@@ -77,7 +79,7 @@ def accepted(operation: Operation, response: Response) -> OperationEntry:
 def one_step(words: str, within_s: float, work: Callable[[Deadline], Any]) -> Act:
     """An operation of one step, described by `words`: `work` until its deadline or its cancellation."""
 
-    def act(progress: Progress, cancelled: threading.Event) -> Any:
+    def act(progress: ReportProgress, cancelled: threading.Event) -> Any:
         progress(None, words)
         with as_cancelled(cancelled):
             return work(UntilCancelled.within(within_s, cancelled))
@@ -99,9 +101,9 @@ def as_cancelled(cancelled: threading.Event) -> Iterator[None]:
 LOCATION = {"Location": {"description": "Address of the operation.", "schema": {"type": "string"}}}
 
 
-def begins(role: Role, *statuses: HTTPStatus, act: str = "") -> dict[str, Any]:
+def starts_operation(role: Role, *statuses: HTTPStatus, act: str = "") -> dict[str, Any]:
     """The keyword arguments of a route that starts an operation."""
-    found = door(role, HTTPStatus.NOT_FOUND, *statuses, act=act, repeatable=True)
+    found = authorized(role, HTTPStatus.NOT_FOUND, *statuses, act=act, repeatable=True)
     found["responses"][int(HTTPStatus.ACCEPTED)] = {
         "description": "The operation has started; get it at `Location`.",
         "headers": LOCATION,
@@ -109,7 +111,7 @@ def begins(role: Role, *statuses: HTTPStatus, act: str = "") -> dict[str, Any]:
     return found | {"status_code": HTTPStatus.ACCEPTED, "response_model": OperationEntry}
 
 
-@router.get("", **door(Role.VIEWER), operation_id="listOperations", summary="List operations")
+@router.get("", **authorized(Role.VIEWER), operation_id="listOperations", summary="List operations")
 def operations(
     host: HostOf,
     paging: Paged,
@@ -120,7 +122,9 @@ def operations(
     return cut([entry(each) for each in found], paging, lambda each: each.id)
 
 
-@router.get("/{id}", **door(Role.VIEWER, HTTPStatus.NOT_FOUND), operation_id="getOperation", summary="Get an operation")
+@router.get(
+    "/{id}", **authorized(Role.VIEWER, HTTPStatus.NOT_FOUND), operation_id="getOperation", summary="Get an operation"
+)
 def operation(host: HostOf, id: str) -> OperationEntry:
     """The state of an operation, and its result."""
     return entry(host.work.get(id))
@@ -128,7 +132,7 @@ def operation(host: HostOf, id: str) -> OperationEntry:
 
 @router.post(
     "/{id}/cancel",
-    **door(Role.OPERATOR, HTTPStatus.NOT_FOUND, repeatable=True),
+    **authorized(Role.OPERATOR, HTTPStatus.NOT_FOUND, repeatable=True),
     operation_id="cancelOperation",
     summary="Cancel an operation",
 )

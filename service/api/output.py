@@ -11,16 +11,16 @@ from fastapi import Path as InPath
 from fastapi.responses import FileResponse
 
 from millrace.durable import check_no_link
-from service.access.roles import Role
-from service.api.answers import Described, Page, Paged, cut, encoded, number_after, page
-from service.api.doors import Door, HostOf, door, downloads
+from service.api.authorization import AuthorizedRoute, HostOf, authorized, downloads
+from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
-from service.api.problems import refused
-from service.api.statuses import StatusesOf
-from service.past.wording import good_records, log_lines
-from service.store import LETTERS
+from service.api.problems import http_error
+from service.api.schemas import Page, Paged, ResponseBody, cut, encoded, number_after, page
+from service.auth.roles import Role
+from service.cluster.store import LETTERS
+from service.history.log_text import good_records, log_lines
 
-router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=Door)
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=AuthorizedRoute)
 
 LINES = "application/x-ndjson"
 LOG_S = 1.0
@@ -30,7 +30,7 @@ GONE = (HTTPStatus.NOT_FOUND,)
 WorkerName = Annotated[str | None, Query(max_length=64, description='Only lines of this process, as in "trainer-0".')]
 
 
-class LogLine(Described):
+class LogLine(ResponseBody):
     """One record of a job's log."""
 
     number: int
@@ -41,7 +41,7 @@ class LogLine(Described):
     words: str
 
 
-class OutputLine(Described):
+class OutputLine(ResponseBody):
     """A line that a process of a job printed."""
 
     at: str
@@ -50,7 +50,7 @@ class OutputLine(Described):
     text: str
 
 
-class Output(Described):
+class OutputPage(ResponseBody):
     """Lines that a job's processes printed."""
 
     items: list[OutputLine]
@@ -58,7 +58,7 @@ class Output(Described):
     """The value of `after` for the lines that follow, also if there are none yet."""
 
 
-class LettersFile(Described):
+class LettersFile(ResponseBody):
     """Rejected events of one pass and one process, a JSON line each."""
 
     name: str
@@ -68,7 +68,7 @@ class LettersFile(Described):
     written: datetime
 
 
-@router.get("/log", **door(Role.VIEWER, *GONE), operation_id="getLog", summary="Read a job's log")
+@router.get("/log", **authorized(Role.VIEWER, *GONE), operation_id="getLog", summary="Read a job's log")
 def log(
     statuses: StatusesOf,
     job: JobName,
@@ -99,7 +99,10 @@ def _lines(folder: Path) -> list[LogLine]:
 
 
 @router.get(
-    "/output", **door(Role.VIEWER, *GONE), operation_id="getOutput", summary="Read the output of a job's processes"
+    "/output",
+    **authorized(Role.VIEWER, *GONE),
+    operation_id="getOutput",
+    summary="Read the output of a job's processes",
 )
 def output(
     host: HostOf,
@@ -107,17 +110,20 @@ def output(
     paging: Paged,
     worker: WorkerName = None,
     last: Annotated[bool, Query(description="Only the newest lines, without `after`.")] = False,
-) -> Output:
+) -> OutputPage:
     """Lines that a job's processes printed. The newest `limits.max_output` bytes are kept. Continue with `next`."""
     begin = number_after(paging, -1 if last else 0)
     lines = host.log_lines(job, worker, begin, paging.limit)
     after = lines[-1].after if lines else max(begin, 0)
     items = [OutputLine(at=line.at, worker=line.worker, text=line.text) for line in lines]
-    return Output(items=items, next=encoded(str(after)))
+    return OutputPage(items=items, next=encoded(str(after)))
 
 
 @router.get(
-    "/deadletters", **door(Role.OPERATOR, *GONE), operation_id="listDeadLetters", summary="List files of dead letters"
+    "/deadletters",
+    **authorized(Role.OPERATOR, *GONE),
+    operation_id="listDeadLetters",
+    summary="List files of dead letters",
 )
 def dead_letters(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[LettersFile]:
     """Files of rejected events, by pass. They contain the data of the events."""
@@ -153,7 +159,7 @@ def dead_letter_file(
     """One file, with a JSON line for each event: its partition, position, reason and bytes."""
     path = check_no_link(statuses.job(job).store / LETTERS) / file
     if FILE.fullmatch(file) is None or not _is_plain(path):
-        raise refused(HTTPStatus.NOT_FOUND, f"there is no file {file!r} of dead letters")
+        raise http_error(HTTPStatus.NOT_FOUND, f"there is no file {file!r} of dead letters")
     return FileResponse(path, media_type=LINES, filename=file)
 
 

@@ -1,4 +1,4 @@
-"""/v1/predictions and /v1/jobs/{job}/predictions: batch predictions with one version. See service.predicting."""
+"""/v1/predictions and /v1/jobs/{job}/predictions: batch predictions with one version. See service.predict."""
 
 import threading
 from collections.abc import Iterable
@@ -9,30 +9,30 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millrace.errors import SpecError
-from service.access.asked_predictions import Ground
-from service.access.background import in_background
-from service.access.roles import Role
-from service.access.sizes import check_size
-from service.api.answers import Page, Paged, cut
-from service.api.doors import CallerOf, Door, HostOf, door, note
+from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, as_cancelled, begins, begun, entry
-from service.api.statuses import StatusesOf
-from service.hosting.host import Host, HostedJob
-from service.hosting.work import Act, Progress
-from service.predicting.running import job_of, predict
-from service.spec import LoadedJob
+from service.api.operations import OperationEntry, as_cancelled, entry, start_operation, starts_operation
+from service.api.schemas import Page, Paged, cut
+from service.auth.roles import Role
+from service.auth.spec_sizes import check_size
+from service.jobs.background import in_background
+from service.jobs.host import Host, HostedJob
+from service.jobs.operation_queue import Act, ReportProgress
+from service.jobs.prediction_rules import PredictionRules
+from service.predict.prediction import job_of, predict
+from service.spec.job import LoadedJob
 from trainer.predict.config import PredictionRequest
-from trainer.predict.plan import placed
+from trainer.predict.prediction_plan import with_absolute_paths
 
-router = APIRouter(tags=["predictions"], route_class=Door)
+router = APIRouter(tags=["predictions"], route_class=AuthorizedRoute)
 
 KIND = "predict"
 
 
 @router.get(
     "/v1/jobs/{job}/predictions",
-    **door(Role.VIEWER, HTTPStatus.NOT_FOUND),
+    **authorized(Role.VIEWER, HTTPStatus.NOT_FOUND),
     operation_id="listPredictions",
     summary="List a job's predictions",
 )
@@ -45,7 +45,7 @@ def list_predictions(host: HostOf, job: JobName, paging: Paged) -> Page[Operatio
 
 @router.post(
     "/v1/jobs/{job}/predictions",
-    **begins(Role.OPERATOR),
+    **starts_operation(Role.OPERATOR),
     operation_id="predictByJob",
     summary="Predict with a job's model",
 )
@@ -66,12 +66,15 @@ def predict_by_job(
     if asked.spec is not None or asked.base is not None:
         raise SpecError("the job has a spec; leave it out, or use /v1/predictions", "spec")
     loaded = statuses.loaded(job)
-    act = _act(request, host, loaded, placed(asked, loaded.folder), statuses.job(job))
-    return begun(host, KIND, job, caller, act, response)
+    act = _act(request, host, loaded, with_absolute_paths(asked, loaded.folder), statuses.job(job))
+    return start_operation(host, KIND, job, caller, act, response)
 
 
 @router.post(
-    "/v1/predictions", **begins(Role.OPERATOR), operation_id="predictByExport", summary="Predict with an export"
+    "/v1/predictions",
+    **starts_operation(Role.OPERATOR),
+    operation_id="predictByExport",
+    summary="Predict with an export",
 )
 def predict_by_export(
     host: HostOf, caller: CallerOf, asked: PredictionRequest, request: Request, response: Response
@@ -82,8 +85,8 @@ def predict_by_export(
         raise SpecError("must be an absolute path: relative paths of the spec start there", "base")
     check_size(asked.spec or {})
     loaded = job_of(asked)
-    act = _act(request, host, loaded, placed(asked, loaded.folder), None)
-    return begun(host, KIND, None, caller, act, response)
+    act = _act(request, host, loaded, with_absolute_paths(asked, loaded.folder), None)
+    return start_operation(host, KIND, None, caller, act, response)
 
 
 def _act(request: Request, host: Host, job: LoadedJob, asked: PredictionRequest, hosted: HostedJob | None) -> Act:
@@ -91,11 +94,11 @@ def _act(request: Request, host: Host, job: LoadedJob, asked: PredictionRequest,
 
     Raises SpecError where this service does not allow the request.
     """
-    ground: Ground = request.app.state.ground
+    ground: PredictionRules = request.app.state.ground
     private: Path | None = request.app.state.predicting
     in_background(lambda: ground.check(asked, job, host.jobs(), hosted))
 
-    def act(progress: Progress, cancelled: threading.Event) -> dict[str, Any]:
+    def act(progress: ReportProgress, cancelled: threading.Event) -> dict[str, Any]:
         allowed = ground.check(asked, job, host.jobs(), hosted)
 
         def check_files(files: Iterable[str]) -> None:

@@ -15,8 +15,8 @@ from pydantic import ConfigDict
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, SpecError, Unavailable, Unwritable
-from service.api.answers import Described
-from service.hosting.errors import TooMany, UnknownJob, UnknownOperation
+from service.api.schemas import ResponseBody
+from service.jobs.errors import LimitReached, UnknownJob, UnknownOperation
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 1
@@ -26,7 +26,7 @@ MAX_MISTAKES = 20
 STATUSES: tuple[tuple[type[MillraceError], HTTPStatus], ...] = (
     (UnknownJob, HTTPStatus.NOT_FOUND),
     (UnknownOperation, HTTPStatus.NOT_FOUND),
-    (TooMany, HTTPStatus.TOO_MANY_REQUESTS),
+    (LimitReached, HTTPStatus.TOO_MANY_REQUESTS),
     (SpecError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
     (DeadlineExceeded, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -37,7 +37,7 @@ STATUSES: tuple[tuple[type[MillraceError], HTTPStatus], ...] = (
 AGAIN = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 
 
-class Problem(Described):
+class Problem(ResponseBody):
     """An error, in the form of RFC 9457."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"title": "Not Found", "status": 404}]})
@@ -149,7 +149,7 @@ def path_of(error: MillraceError) -> str | None:
     return error.path or (begins[1] if begins else None)
 
 
-def refused(status: HTTPStatus, detail: str) -> HTTPException:
+def http_error(status: HTTPStatus, detail: str) -> HTTPException:
     """An exception with this status."""
     return HTTPException(status, detail)
 

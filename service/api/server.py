@@ -5,10 +5,11 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from millrace import address, http_server
-from millrace.connections import HEAD_S, PagesConnection
+from millrace import address
 from millrace.errors import SpecError
-from millrace.listening import Listener, listen
+from millrace.http import http_server
+from millrace.http.connections import HEAD_S, PagesConnection
+from millrace.http.listening import Listener, listen
 
 OPTION = "--listen"
 MAX_MESSAGE = 1 << 20

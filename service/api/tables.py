@@ -1,4 +1,4 @@
-"""/v1/jobs/{job}/tables, /forget, /day-tick: a running job's rows. The work is in service.operating."""
+"""/v1/jobs/{job}/tables, /forget, /day-tick: a running job's rows. The work is in service.tables."""
 
 import threading
 from collections.abc import Iterator
@@ -14,22 +14,22 @@ from pydantic import Field
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet
 from pserver.config import LAST_DAY, Days, NotNegative
-from service.access.guard import address_of
-from service.access.limiting import Shares, sharer
-from service.access.roles import Role
-from service.api.answers import Asked, Described, Page, Paged, finite, page
-from service.api.doors import CallerOf, Door, HostOf, door, note
+from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
-from service.api.operations import OperationEntry, begins, begun, one_step
-from service.api.problems import refused
-from service.api.statuses import StatusesOf
-from service.begun import as_begun
-from service.operating import explaining, tables
-from service.operating.committed import newest
-from service.spec import LoadedJob
-from service.status import Number, Status
+from service.api.operations import OperationEntry, one_step, start_operation, starts_operation
+from service.api.problems import http_error
+from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from service.auth.guard import address_of
+from service.auth.limits import CallerShares, share_key
+from service.auth.roles import Role
+from service.cluster.store_defaults import with_store_defaults
+from service.monitor.status import Number, Status
+from service.spec.job import LoadedJob
+from service.tables import row, table_operations
+from service.tables.committed_tables import newest
 
-router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=Door)
+router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=AuthorizedRoute)
 
 ACT_S = 600.0
 """How long an operation waits until it has taken effect."""
@@ -38,10 +38,10 @@ MAX_EXPLAINING, MAX_EXPLAINING_EACH = 4, 2
 """Explanations at a time, in total and for one caller: each queries shards, and may read from an object store."""
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
-_explaining, _shares = threading.BoundedSemaphore(MAX_EXPLAINING), Shares(MAX_EXPLAINING_EACH)
+_explaining, _shares = threading.BoundedSemaphore(MAX_EXPLAINING), CallerShares(MAX_EXPLAINING_EACH)
 
 
-class TableEntry(Described):
+class TableEntry(ResponseBody):
     """A table of rows."""
 
     name: str
@@ -63,7 +63,7 @@ class TableEntry(Described):
     """A shrink that would delete too many rows and waits for an operator, or null."""
 
 
-class Shrink(Asked):
+class ShrinkRequest(RequestBody):
     """Rows to delete: by the table's own rule, unless another is given."""
 
     delete_below: NotNegative | None = None
@@ -76,7 +76,7 @@ class Shrink(Asked):
     """Delete also more than `max_shrink_fraction` of the rows."""
 
 
-class Forget(Asked):
+class ForgetRequest(RequestBody):
     """A feature value whose row is to be deleted."""
 
     slot: str = Field(max_length=128)
@@ -84,14 +84,14 @@ class Forget(Asked):
     """A feature id, or the text that it is made from."""
 
 
-class DayTick(Asked):
+class DayTickRequest(RequestBody):
     """The day to begin."""
 
     to: int | None = Field(default=None, ge=0, le=LAST_DAY)
     """Default: the next day."""
 
 
-class Explanation(Described):
+class Explanation(ResponseBody):
     """Everything that a job knows of one feature id; by its newest commit if the job does not run."""
 
     lines: list[str]
@@ -103,26 +103,29 @@ class Explanation(Described):
 def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
     if not status.part("tables").raw:  # it does not run, and its launcher left no status
         with suppress(MillraceError):
-            status = tables.committed_status(job, newest(job))
-    return [TableEntry(**finite(entry)) for entry in tables.entries_of(job, status)]
+            status = table_operations.committed_status(job, newest(job))
+    return [TableEntry(**finite(entry)) for entry in table_operations.entries_of(job, status)]
 
 
-@router.get("/tables", **door(Role.VIEWER, *GONE), operation_id="listTables", summary="List a job's tables")
+@router.get("/tables", **authorized(Role.VIEWER, *GONE), operation_id="listTables", summary="List a job's tables")
 def list_tables(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[TableEntry]:
     """A job's tables, with their rows by slot."""
-    return page(_entries(as_begun(statuses.loaded(job)), statuses.of(job)), paging, lambda each: each.name)
+    return page(_entries(with_store_defaults(statuses.loaded(job)), statuses.of(job)), paging, lambda each: each.name)
 
 
-@router.get("/tables/{table}", **door(Role.VIEWER, *GONE), operation_id="getTable", summary="Get a table")
+@router.get("/tables/{table}", **authorized(Role.VIEWER, *GONE), operation_id="getTable", summary="Get a table")
 def get_table(statuses: StatusesOf, job: JobName, table: TableName) -> TableEntry:
     """A table, with its rows by slot."""
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
-    return next(each for each in _entries(as_begun(loaded), statuses.of(job)) if each.name == table)
+    return next(each for each in _entries(with_store_defaults(loaded), statuses.of(job)) if each.name == table)
 
 
 @router.post(
-    "/tables/{table}/shrink", **begins(Role.OPERATOR), operation_id="shrinkTable", summary="Delete rows by a rule"
+    "/tables/{table}/shrink",
+    **starts_operation(Role.OPERATOR),
+    operation_id="shrinkTable",
+    summary="Delete rows by a rule",
 )
 def shrink(
     host: HostOf,
@@ -130,7 +133,7 @@ def shrink(
     caller: CallerOf,
     job: JobName,
     table: TableName,
-    asked: Shrink,
+    asked: ShrinkRequest,
     request: Request,
     response: Response,
 ) -> OperationEntry:
@@ -142,17 +145,17 @@ def shrink(
 
     def work(deadline: Deadline) -> dict[str, Any]:
         if asked.dry_run:
-            return tables.dry_run(loaded, table, rule, deadline)
-        [shrunk] = tables.shrink(loaded, [table], {**rule, "allow": asked.allow}, deadline)
+            return table_operations.dry_run(loaded, table, rule, deadline)
+        [shrunk] = table_operations.shrink(loaded, [table], {**rule, "allow": asked.allow}, deadline)
         return asdict(shrunk)
 
     kind, words = ("shrink-dry-run", "counting rows") if asked.dry_run else ("shrink", "waiting for the next close")
-    return begun(host, kind, job, caller, one_step(words, ACT_S, work), response)
+    return start_operation(host, kind, job, caller, one_step(words, ACT_S, work), response)
 
 
 @router.get(
     "/tables/{table}/explain",
-    **door(Role.VIEWER, *GONE),
+    **authorized(Role.VIEWER, *GONE),
     operation_id="explainSign",
     summary="Explain a feature id",
 )
@@ -168,37 +171,39 @@ def explain(
     """Where its row is, why it has one or none, its values, when it is deleted, which exports contain it."""
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
-    explaining.sign_of(loaded.spec, slot, sign)
-    with _one_of_few(sharer(caller, address_of(request))):
-        known = finite(explaining.explain(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
+    row.sign_of(loaded.spec, slot, sign)
+    with _one_of_few(share_key(caller, address_of(request))):
+        known = finite(row.explain(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
     if known["table"] != table:
-        raise refused(HTTPStatus.NOT_FOUND, f"slot {slot!r} belongs to table {known['table']!r}")
-    return Explanation(lines=list(explaining.format_explanation(known)), known=known)
+        raise http_error(HTTPStatus.NOT_FOUND, f"slot {slot!r} belongs to table {known['table']!r}")
+    return Explanation(lines=list(row.format_explanation(known)), known=known)
 
 
-@router.post("/forget", **begins(Role.OPERATOR), operation_id="forgetValue", summary="Delete the row of a value")
+@router.post(
+    "/forget", **starts_operation(Role.OPERATOR), operation_id="forgetValue", summary="Delete the row of a value"
+)
 def forget(
     host: HostOf,
     statuses: StatusesOf,
     caller: CallerOf,
     job: JobName,
-    asked: Forget,
+    asked: ForgetRequest,
     request: Request,
     response: Response,
 ) -> OperationEntry:
     """Delete one value's row, and after a commit its dead letters. The result lists what still contains the value."""
     note(request, slot=asked.slot)  # not the value, which must be forgotten
     loaded = statuses.loaded(job)
-    explaining.sign_of(loaded.spec, asked.slot, asked.value)
+    row.sign_of(loaded.spec, asked.slot, asked.value)
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        return {"lines": list(explaining.forget(loaded, asked.slot, asked.value, deadline))}
+        return {"lines": list(row.forget(loaded, asked.slot, asked.value, deadline))}
 
     act = one_step("waiting for the next close and a commit", ACT_S, work)
-    return begun(host, "forget", job, caller, act, response)
+    return start_operation(host, "forget", job, caller, act, response)
 
 
-@router.post("/day-tick", **begins(Role.OPERATOR), operation_id="tickDay", summary="Begin the next day")
+@router.post("/day-tick", **starts_operation(Role.OPERATOR), operation_id="tickDay", summary="Begin the next day")
 def day_tick(
     host: HostOf,
     statuses: StatusesOf,
@@ -206,7 +211,7 @@ def day_tick(
     job: JobName,
     request: Request,
     response: Response,
-    asked: DayTick | None = None,
+    asked: DayTickRequest | None = None,
 ) -> OperationEntry:
     """Begin the next day of a running job whose events have no time."""
     to = None if asked is None else asked.to
@@ -214,10 +219,10 @@ def day_tick(
     store = statuses.job(job).store
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        day, version = tables.begin_day(store, to, deadline)
+        day, version = table_operations.begin_day(store, to, deadline)
         return {"day": day, "version": version}
 
-    return begun(host, "day-tick", job, caller, one_step("waiting for the next close", ACT_S, work), response)
+    return start_operation(host, "day-tick", job, caller, one_step("waiting for the next close", ACT_S, work), response)
 
 
 @contextmanager
@@ -238,4 +243,4 @@ def _one_of_few(who: str) -> Iterator[None]:
 
 def _check_table(job: LoadedJob, table: str) -> None:
     if table not in job.spec.tables:
-        raise refused(HTTPStatus.NOT_FOUND, f"there is no table {table!r}; known: {', '.join(job.spec.tables)}")
+        raise http_error(HTTPStatus.NOT_FOUND, f"there is no table {table!r}; known: {', '.join(job.spec.tables)}")

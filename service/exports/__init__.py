@@ -1,1 +1,1 @@
-"""A job's exports: list them, show one, make one, choose the one that current.json names."""
+"""Exports of a job: lists, requests, imports from them, and the search for a key."""

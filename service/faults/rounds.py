@@ -1,6 +1,6 @@
 """Runs a job undisturbed, then repeatedly with deaths, in stores of its own, and compares the results.
 
-service.faults.acting kills the workers; service.faults.table shows the results.
+service.faults.injection kills the workers; service.faults.summary_table shows the results.
 """
 
 import json
@@ -14,27 +14,27 @@ from typing import Any
 
 from millrace import documents
 from millrace.config import load_toml
+from millrace.done_markers import DONE
 from millrace.errors import MillraceError, SpecError
-from millrace.points import Fault, Point
-from service.faults.acting import Deaths, Died, run
-from service.faults.exported import Exported, differing, exported_of, troubles
-from service.faults.operators import Operators, Wish, misdeeds
-from service.faults.plan import AtPoint, Busy, Death, deaths, places
-from service.launcher.runtime import OnLine
-from service.launcher.supervision import Outcome
-from service.past.rerun import rerun_job
-from service.shows import Show
-from service.spec import LoadedJob, load_job
-from service.store import REPORT, RERUNS
-from trainer.exports.ordering import EXPORTS
-from trainer.markers import DONE
-from trainer.shrink_guard import has_rule
+from millrace.failpoints import ArmedFailpoint, Failpoint
+from service.cluster.runtime import OnLine
+from service.cluster.store import REPORT, RERUNS
+from service.cluster.supervision import RunOutcome
+from service.faults.deaths import AtFailpoint, Death, JobFeatures, deaths, failpoint_places
+from service.faults.export_comparison import Exported, differing, export_violations, exported_of
+from service.faults.injection import DeathRecord, Deaths, run
+from service.faults.operator import FaultRunOperator, OperatorRequest, request_violations
+from service.history.rerun import rerun_job
+from service.monitor.shows import Show
+from service.spec.job import LoadedJob, load_job
+from trainer.exports.export_settings import EXPORTS
+from trainer.rank0.shrink_guard import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
 """Fields of the report that must be equal."""
 COMMITS = ("commit.every_passes=2", "commit.keep=2")
 """Many commits, of which few are kept. The user's own settings override them."""
-FALLBACK = Fault(point=Point.CLOSED, hit=6)
+FALLBACK = ArmedFailpoint(point=Failpoint.CLOSED, hit=6)
 """The failpoint at which a generation dies that does not reach its own."""
 KEEP_ALL = "commit.keep=1000"
 """Also keeps the whole log, which a rerun needs."""
@@ -46,8 +46,8 @@ class Round:
     """One disturbed run."""
 
     store: Path
-    died: Sequence[Died] = ()
-    missed: Sequence[AtPoint] = ()
+    died: Sequence[DeathRecord] = ()
+    missed: Sequence[AtFailpoint] = ()
     """Deaths at failpoints that were not reached."""
     unasked: Mapping[int, str] = field(default_factory=dict)
     """Generations that ended in another way than planned, and how."""
@@ -55,7 +55,7 @@ class Round:
     """Differences from the undisturbed run, and violations."""
     ended: bool = False
     """True if it reached the end of the stream."""
-    requests: list[Wish] = field(default_factory=list)
+    requests: list[OperatorRequest] = field(default_factory=list)
     """The requests of its operator."""
     num_exports: int = 0
     """Complete exports that were compared."""
@@ -96,8 +96,8 @@ class FaultRuns:
         spec = asked.spec
         sizes = spec.cluster.trainers, spec.cluster.num_shards
         shrinks = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
-        busy = Busy(spec.store.mirror is not None, operated or shrinks, bool(spec.exports))
-        self._num_places = len(places(*sizes, busy))
+        busy = JobFeatures(spec.store.mirror is not None, operated or shrinks, bool(spec.exports))
+        self._num_places = len(failpoint_places(*sizes, busy))
         self._deaths: Iterator[Death] = deaths(seed, *sizes, busy)
         self._calm: Seen = {}, {}, {}
 
@@ -109,7 +109,7 @@ class FaultRuns:
         if outcome.code != 0 or seen.unasked:
             raise MillraceError(f"the job fails without any fault: {outcome.reason}; its store is {job.store}")
         self._calm = seen.closes, report_of(job.store), exported_of(job, seen.log)
-        if wrong := list(troubles(job, seen.log)):
+        if wrong := list(export_violations(job, seen.log)):
             raise MillraceError(f"the exports of the undisturbed run are wrong: {'; '.join(wrong)}")
         return len(seen.closes)
 
@@ -118,14 +118,14 @@ class FaultRuns:
         job = self._job(f"round-{number:04d}")
         seen = Deaths(job.store, islice(self._deaths, 2 * self._num_places), FALLBACK)
         found = Round(job.store)
-        operators = Operators(job.spec, job.store, self._seed + number)
+        operators = FaultRunOperator(job.spec, job.store, self._seed + number)
         try:
             with ExitStack() as held:
                 if self.operated:
                     held.enter_context(operators.working())
                 outcome = run(job, seen, self._on_line)
         except MillraceError as error:
-            outcome = Outcome(error.exit_code, str(error))
+            outcome = RunOutcome(error.exit_code, str(error))
         if seen.waiting is not None:
             self._deaths = chain([seen.waiting], self._deaths)
         found.died, found.missed, found.unasked = seen.died, seen.missed, seen.unasked
@@ -143,7 +143,7 @@ class FaultRuns:
         """Differences and violations, in words."""
         exported = exported_of(job, seen.log)
         found.num_exports = sum(what.endswith(f"/{DONE}") for what in exported)
-        wrong = [*troubles(job, seen.log), *misdeeds(found.requests, seen.log)]
+        wrong = [*export_violations(job, seen.log), *request_violations(found.requests, seen.log)]
         if not self.by_rerun:
             return [*differences(self._calm, (seen.closes, report_of(job.store), exported)), *wrong]
         if rerun_job(job, "0", show, keep=True) != 0:

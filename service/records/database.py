@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, Oper
 from sqlalchemy.orm import Session, sessionmaker
 
 from millrace.errors import MillraceError, SpecError, Unavailable
-from service.records.tables import AuditRow, Base, OperationRow, RepeatRow, RowDamaged, json_of_row
+from service.records.schema import AuditRow, Base, OperationRow, RepeatRow, RowDamaged, json_of_row
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_S = 5.0

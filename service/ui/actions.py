@@ -9,9 +9,20 @@ from urllib.parse import quote
 import httpx
 from nicegui import ui
 
-from service.ui.acts import REWIND, Act, Field, Job, Kind, Known, ended_words, offered, outcome_lines, request_of
-from service.ui.asking import Asker, Refused, Visitor, listed
-from service.ui.wording import share
+from service.ui.action_catalog import (
+    REWIND,
+    ActionContext,
+    Field,
+    FieldKind,
+    Job,
+    JobAction,
+    ended_words,
+    outcome_lines,
+    permitted_actions,
+    request_of,
+)
+from service.ui.api_client import ApiCaller, RequestRefused, Visitor, list_all
+from service.ui.format import format_percentage
 
 ASK_S = 0.7
 """Time between two queries of an operation's state."""
@@ -21,7 +32,9 @@ OVER = ("done", "failed", "cancelled", "interrupted")
 class Confirmation:
     """The dialog of one action."""
 
-    def __init__(self, visitor: Asker, act: Act, known: Known, done: Callable[[], Awaitable[Job]]) -> None:
+    def __init__(
+        self, visitor: ApiCaller, act: JobAction, known: ActionContext, done: Callable[[], Awaitable[Job]]
+    ) -> None:
         """`done` is called after the request; it returns the job as it is then."""
         self._visitor, self._act, self._known, self._done = visitor, act, known, done
         self._fields: dict[str, Any] = {}
@@ -57,7 +70,7 @@ class Confirmation:
                 self._dialog.close()
             else:
                 await self._follow(answer)
-        except (Refused, ValueError) as refused:
+        except (RequestRefused, ValueError) as refused:
             self._say(str(refused), "bad")
             self._go.enable()
         except httpx.HTTPError as error:
@@ -93,25 +106,25 @@ class Confirmation:
         self._said.set_visibility(True)
 
 
-def _filled_in(each: Field, known: Known) -> Any:
+def _filled_in(each: Field, known: ActionContext) -> Any:
     """The input element of a field; its `value` is the input."""
     choices = list(each.choices(known))
     match each.kind:
-        case Kind.FLAG:
+        case FieldKind.FLAG:
             return ui.checkbox(each.label, value=bool(each.default)).props("dense")
-        case Kind.NUMBER:
+        case FieldKind.NUMBER:
             return ui.number(each.label, value=each.default).props("dense outlined clearable")
-        case Kind.CHOICE:
+        case FieldKind.CHOICE:
             first = None if each.optional or not choices else choices[0]
             return ui.select(choices, label=each.label, value=first, clearable=each.optional).props("dense outlined")
-        case Kind.TEXT:
+        case FieldKind.TEXT:
             return ui.input(each.label, autocomplete=choices).props("dense outlined autocomplete=off")
 
 
 def progress_text(operation: Mapping[str, Any]) -> str:
     """The progress of an operation as text."""
     done = operation["progress"]
-    parts = [share(done) if done is not None and operation["state"] == "running" else "", operation["said"]]
+    parts = [format_percentage(done) if done is not None and operation["state"] == "running" else "", operation["said"]]
     return ", ".join(part for part in parts if part)
 
 
@@ -121,9 +134,9 @@ class Actions:
     def __init__(self, visitor: Visitor, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         self._job: Job | None = None
-        self._buttons: list[tuple[Act, ui.button]] = []
+        self._buttons: list[tuple[JobAction, ui.button]] = []
         with ui.element("div").classes("actions"):
-            acts = offered(visitor.may)
+            acts = permitted_actions(visitor.may)
             for act in acts:
                 button = ui.button(act.label, on_click=lambda act=act: self._open(act))
                 button.props("outline dense no-caps color=grey-8").mark(act.operation)
@@ -138,16 +151,16 @@ class Actions:
         for act, button in self._buttons:
             button.set_enabled(act.sense(job))
 
-    async def _open(self, act: Act) -> None:
+    async def _open(self, act: JobAction) -> None:
         if self._job is None:
             return
         try:
             spec = (await self._visitor.get(f"{self._path}/spec"))["spec"] if act.fields else {}
-            commits = await listed(self._visitor, f"{self._path}/commits") if act is REWIND else []
-        except (Refused, httpx.HTTPError) as error:
+            commits = await list_all(self._visitor, f"{self._path}/commits") if act is REWIND else []
+        except (RequestRefused, httpx.HTTPError) as error:
             ui.notify(str(error), type="negative")
             return
-        known = Known(self._job, spec, [each["name"] for each in reversed(commits)])
+        known = ActionContext(self._job, spec, [each["name"] for each in reversed(commits)])
         Confirmation(self._visitor, act, known, self._again).open()
 
     async def _again(self) -> Job:

@@ -13,7 +13,7 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One line of a chart."""
 
     name: str
@@ -22,7 +22,7 @@ class Line:
     dashed: bool = False
 
 
-def lines_chart(lines: Sequence[Line], *, by_time: bool, x_name: str = "", from_zero: bool = False) -> Options:
+def lines_chart(lines: Sequence[ChartLine], *, by_time: bool, x_name: str = "", from_zero: bool = False) -> Options:
     """A chart of lines over time (UTC) or over versions."""
     options = _frame([line.name for line in lines] if len(lines) > 1 else [])
     options["xAxis"] = _x_axis(by_time, x_name)
@@ -55,7 +55,7 @@ def bars_chart(names: Sequence[str], values: Sequence[float], color: str = COLOR
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartMark:
     """One event in a chart of events."""
 
     at_ms: float
@@ -64,7 +64,7 @@ class Mark:
     color: str = COLORS[0]
 
 
-def marks_chart(marks: Sequence[Mark], rows: Sequence[str]) -> Options:
+def marks_chart(marks: Sequence[ChartMark], rows: Sequence[str]) -> Options:
     """A chart of events over time (UTC), with a row for each kind."""
     options = _frame([])
     options["tooltip"] = _tooltip("item") | {"formatter": "{b}"}

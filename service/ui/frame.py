@@ -8,9 +8,9 @@ import httpx
 from fastapi import FastAPI, Request
 from nicegui import background_tasks, ui
 
-from service.ui.asking import Refused, Visitor
-from service.ui.gate import ROOT, VISIT, Visit
-from service.ui.signing_in import STYLE
+from service.ui.api_client import RequestRefused, Visitor
+from service.ui.page_access import ROOT, VISIT, Visit
+from service.ui.sign_in import STYLE
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def visitor_of(api: FastAPI, request: Request) -> Visitor:
     return visitor
 
 
-def top(visitor: Visitor) -> None:
+def add_header(visitor: Visitor) -> None:
     """Add the style sheet and the header."""
     ui.add_css(STYLE)
     caller = visitor.caller
@@ -41,7 +41,7 @@ def top(visitor: Visitor) -> None:
             ui.link("Sign in", "/login")
 
 
-class Trouble:
+class ErrorLine:
     """A line with the present error; hidden without one."""
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class Trouble:
         self._label.set_visibility(bool(text))
 
 
-class Ticking:
+class PageTimer:
     """Calls `act` every TICK_S, one call at a time, until the page is closed, and shows its errors in `trouble`."""
 
-    def __init__(self, act: Callable[[], Awaitable[None]], trouble: Trouble, every_s: float = TICK_S) -> None:
+    def __init__(self, act: Callable[[], Awaitable[None]], trouble: ErrorLine, every_s: float = TICK_S) -> None:
         self._act, self._trouble, self._busy = act, trouble, False
         self._client = ui.context.client
         self._timer = ui.timer(every_s, self._tick)
@@ -69,7 +69,7 @@ class Ticking:
         try:
             await self._act()
             self._trouble.say("")
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.status == HTTPStatus.UNAUTHORIZED:
                 self._timer.deactivate()
                 ui.navigate.to("/login")

@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
-from service.ui.wording import NONE
+from service.ui.format import NONE
 
 PAGE_ROWS = 25
 
@@ -22,7 +22,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """The content of a cell."""
 
     text: str
@@ -35,7 +35,7 @@ class Cell:
     tip: str = ""
 
 
-Row = tuple[str, Sequence[Cell]]
+Row = tuple[str, Sequence[GridCell]]
 """A row's key, and its cells."""
 
 
@@ -107,14 +107,14 @@ class _Line:
     """A row on the page."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        self._cells: list[Cell | None] = [None] * len(columns)
+        self._cells: list[GridCell | None] = [None] * len(columns)
         with ui.element("tr") as self._row:
             self._places = [
                 ui.element("td").classes(" ".join(filter(None, ("number" * each.number, "long" * each.long))))
                 for each in columns
             ]
 
-    def show(self, cells: Sequence[Cell]) -> None:
+    def show(self, cells: Sequence[GridCell]) -> None:
         for number, (place, cell) in enumerate(zip(self._places, cells, strict=True)):
             if cell != self._cells[number]:
                 self._cells[number] = cell
@@ -126,7 +126,7 @@ class _Line:
         self._row.delete()
 
 
-def _shown(cell: Cell) -> None:
+def _shown(cell: GridCell) -> None:
     element: ui.element = ui.link(cell.text, cell.link) if cell.link else ui.label(cell.text)
     if cell.chip:
         element.classes(f"chip {cell.tone}")

@@ -6,13 +6,13 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.asking import Asker, Refused
-from service.ui.charts import COLORS, Line, lines_chart
+from service.ui.api_client import ApiCaller, RequestRefused
+from service.ui.charts import COLORS, ChartLine, lines_chart
+from service.ui.format import format_count, format_metric
 from service.ui.frame import panel
-from service.ui.grid import Cell, Column, Grid, Row
+from service.ui.grid import Column, Grid, GridCell, Row
 from service.ui.job_stream import redraw
-from service.ui.series import common, joined, metric_line, tasks_of, timed
-from service.ui.wording import measure, number
+from service.ui.series import append_closes, has_event_time, metric_line, tasks_of, within_range
 
 SPANS = {"window": "window", "life": "whole life"}
 NO_SLICE = "There are no metrics by slice: metrics.slices names the slots to slice by."
@@ -39,10 +39,13 @@ def slice_rows(ours: Slices, theirs: Slices, choice: str) -> list[Row]:
     beside = theirs.get(task, {}).get(slot, {})
     return [
         (value, (
-            Cell(value, value.rjust(20) if value.isdecimal() else value),
-            *(Cell(words(found.get(key)), found.get(key)) for words, key in ((number, "count"), (measure, "auc"))),
-            Cell(measure(beside.get(value, {}).get("auc")), beside.get(value, {}).get("auc")),
-            *(Cell(measure(found.get(key)), found.get(key)) for key in ("logloss", "calibration")),
+            GridCell(value, value.rjust(20) if value.isdecimal() else value),
+            *(
+                GridCell(words(found.get(key)), found.get(key))
+                for words, key in ((format_count, "count"), (format_metric, "auc"))
+            ),
+            GridCell(format_metric(beside.get(value, {}).get("auc")), beside.get(value, {}).get("auc")),
+            *(GridCell(format_metric(found.get(key)), found.get(key)) for key in ("logloss", "calibration")),
         ))
         for value, found in ours.get(task, {}).get(slot, {}).items()
         if found.get("count")
@@ -52,7 +55,7 @@ def slice_rows(ours: Slices, theirs: Slices, choice: str) -> list[Row]:
 class SlicesPart:
     """See module docstring."""
 
-    def __init__(self, visitor: Asker, name: str) -> None:
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name = visitor, name
         with panel("By slice", "present values"):
             with ui.element("div").classes("line"):
@@ -69,7 +72,7 @@ class SlicesPart:
         if other:
             try:
                 theirs = await self._slices(other)
-            except Refused:  # the learning part says why
+            except RequestRefused:  # the learning part says why
                 theirs = {}
         choices = choices_of(ours)
         if choices != self._choice.options:
@@ -105,10 +108,10 @@ def twin_of(name: str, jobs: Sequence[str]) -> str:
     return twin if (twin := f"{name}-frozen") in jobs else NOBODY
 
 
-class History:
+class CloseHistory:
     """The closes of a job, kept up to date."""
 
-    def __init__(self, visitor: Asker, name: str) -> None:
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}/metrics/history"
         self.closes: list[Mapping[str, Any]] = []
 
@@ -124,33 +127,33 @@ class History:
                 self.closes = []
             elif len(more) == 1:
                 return False
-        self.closes = joined(self.closes, more)
+        self.closes = append_closes(self.closes, more)
         return bool(more)
 
 
 def learning_lines(
     ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], names: tuple[str, str], metric: str
-) -> list[Line]:
+) -> list[ChartLine]:
     """A metric of every task, and that of the other job over the same time."""
-    by_time = timed(ours)
+    by_time = has_event_time(ours)
     lines = []
     for index, task in enumerate(tasks_of(ours)):
         color = COLORS[(2 * index) % len(COLORS)]
         points = metric_line(ours, task, metric, by_time)
         suffix = f" {task}" if len(tasks_of(ours)) > 1 else ""
-        lines.append(Line(f"{names[0]}{suffix}", points, color))
-        beside = common(metric_line(theirs, task, metric, by_time), points)
+        lines.append(ChartLine(f"{names[0]}{suffix}", points, color))
+        beside = within_range(metric_line(theirs, task, metric, by_time), points)
         if beside:
-            lines.append(Line(f"{names[1]}{suffix}", beside, COLORS[(2 * index + 1) % len(COLORS)], dashed=True))
+            lines.append(ChartLine(f"{names[1]}{suffix}", beside, COLORS[(2 * index + 1) % len(COLORS)], dashed=True))
     return lines
 
 
 class LearningPart:
     """See module docstring."""
 
-    def __init__(self, visitor: Asker, name: str) -> None:
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name, self._other = visitor, name, NOBODY
-        self._ours, self._theirs = History(visitor, name), History(visitor, NOBODY)
+        self._ours, self._theirs = CloseHistory(visitor, name), CloseHistory(visitor, NOBODY)
         self._chosen = False
         with ui.element("div").classes("line"):
             ui.label("Beside").classes("hint")
@@ -176,7 +179,7 @@ class LearningPart:
 
     def _choose(self) -> None:
         self._other = str(self._choice.value or NOBODY)
-        self._theirs = History(self._visitor, self._other)
+        self._theirs = CloseHistory(self._visitor, self._other)
         self._ours.closes = []
 
     async def refresh(self, _job: Mapping[str, Any]) -> None:
@@ -185,14 +188,14 @@ class LearningPart:
         if self._other:
             try:
                 news = await self._theirs.follow() or news
-            except Refused as refused:
+            except RequestRefused as refused:
                 self._said.set_text(str(refused))
         if not self._ours.closes:
             self._said.set_text(NO_CLOSE)
         if not news:
             return
         await self._slices.refresh(self._other)
-        by_time = timed(self._ours.closes)
+        by_time = has_event_time(self._ours.closes)
         self._said.set_text("over the events' own time, UTC" if by_time else "over versions")
         names = self._name, self._other
         for metric, chart in self._charts.items():

@@ -5,12 +5,12 @@ from typing import Any
 
 from nicegui import ui
 
+from service.ui.action_catalog import outcome_lines
 from service.ui.actions import OVER, progress_text
-from service.ui.acts import outcome_lines
-from service.ui.asking import Asker, Refused
+from service.ui.api_client import ApiCaller, RequestRefused
+from service.ui.format import format_time, state_colour
 from service.ui.frame import panel
-from service.ui.grid import Cell, Column, Grid, Row
-from service.ui.wording import moment, tone
+from service.ui.grid import Column, Grid, GridCell, Row
 
 LAST = 50
 COLUMNS = (
@@ -29,23 +29,23 @@ def operation_rows(operations: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [(each["id"], _cells(each)) for each in operations]
 
 
-def _cells(operation: Mapping[str, Any]) -> Sequence[Cell]:
+def _cells(operation: Mapping[str, Any]) -> Sequence[GridCell]:
     over = operation["state"] in OVER
     text = "\n".join(outcome_lines(operation)) if over else progress_text(operation)
     return (
-        Cell(moment(operation["created"])),
-        Cell(operation["kind"]),
-        Cell(operation["who"]),
-        Cell(operation["state"], tone=tone(operation["state"]), chip=True),
-        Cell(moment(operation["ended"])),
-        Cell(text, tone="bad" if operation["state"] == "failed" else ""),
+        GridCell(format_time(operation["created"])),
+        GridCell(operation["kind"]),
+        GridCell(operation["who"]),
+        GridCell(operation["state"], tone=state_colour(operation["state"]), chip=True),
+        GridCell(format_time(operation["ended"])),
+        GridCell(text, tone="bad" if operation["state"] == "failed" else ""),
     )
 
 
 class OperationsPart:
     """See module docstring."""
 
-    def __init__(self, visitor: Asker, name: str) -> None:
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name = visitor, name
         self._may = visitor.may("cancelOperation")
         self._live: list[str] = []
@@ -72,7 +72,7 @@ class OperationsPart:
                 ui.notify(
                     f"The {operation['kind']} is being cancelled. Requests that reached the job are still carried out."
                 )
-            except Refused as refused:
+            except RequestRefused as refused:
                 ui.notify(str(refused), type="negative")
 
         with ui.element("div").classes("line"):

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.lines import labelled
-from service.ui.asking import Asker, listed
+from service.monitor.lines import labelled
+from service.ui.api_client import ApiCaller, list_all
+from service.ui.format import format_bytes, format_count, format_time
 from service.ui.frame import panel
-from service.ui.grid import Cell, Column, Grid, Row
-from service.ui.wording import moment, number, size
+from service.ui.grid import Column, Grid, GridCell, Row
 
 TAIL = 200
 """Lines that are shown."""
@@ -37,11 +37,11 @@ def letter_rows(job: str, files: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A row for each file of dead letters, newest first."""
     return [
         (each["name"], (
-            Cell(number(each["pass_number"]), each["pass_number"]),
-            Cell(each["name"], link=download_link(job, each["name"])),
-            Cell(number(each["rank"]), each["rank"]),
-            Cell(size(each["bytes"]), each["bytes"]),
-            Cell(moment(each["written"])),
+            GridCell(format_count(each["pass_number"]), each["pass_number"]),
+            GridCell(each["name"], link=download_link(job, each["name"])),
+            GridCell(format_count(each["rank"]), each["rank"]),
+            GridCell(format_bytes(each["bytes"]), each["bytes"]),
+            GridCell(format_time(each["written"])),
         ))
         for each in reversed(files)
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def output_text(lines: Sequence[Mapping[str, Any]]) -> str:
 class OutputPart:
     """See module docstring."""
 
-    def __init__(self, visitor: Asker, name: str) -> None:
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
         self._text: str | None = None
         with panel("Output", f"the last {TAIL} lines, newest first; UTC"):
@@ -84,7 +84,7 @@ class OutputPart:
 class LettersPart:
     """See module docstring."""
 
-    def __init__(self, visitor: Asker, name: str) -> None:
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
         self._visitor, self._name = visitor, name
         self._may = visitor.may("listDeadLetters")
         with panel("Dead letters", "rejected events: a JSON line each, with partition, position and reason"):
@@ -98,7 +98,9 @@ class LettersPart:
     async def refresh(self, job: Mapping[str, Any]) -> None:
         """Show the present files and counts."""
         rejected = job["rejected"].items()
-        self._reasons.show([(reason, (Cell(reason), Cell(number(count), count))) for reason, count in rejected])
+        self._reasons.show(
+            [(reason, (GridCell(reason), GridCell(format_count(count), count))) for reason, count in rejected]
+        )
         if self._may:
-            files = await listed(self._visitor, f"/jobs/{quote(self._name, safe='')}/deadletters")
+            files = await list_all(self._visitor, f"/jobs/{quote(self._name, safe='')}/deadletters")
             self._grid.show(letter_rows(self._name, files))

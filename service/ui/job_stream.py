@@ -5,25 +5,25 @@ from typing import Any
 
 from nicegui import ui
 
-from service.ui.charts import COLORS, Line, bars_chart, lines_chart
+from service.ui.charts import COLORS, ChartLine, bars_chart, lines_chart
 from service.ui.frame import panel
-from service.ui.recording import Moment, Recorder
+from service.ui.recorder import FigureRecord, Recorder
 from service.ui.series import Point
 
 
-def rate_lines(moments: Sequence[Moment]) -> list[Line]:
+def rate_lines(moments: Sequence[FigureRecord]) -> list[ChartLine]:
     """Events and samples per second."""
     return [
-        Line("events/s", [(each.at_ms, each.events_per_s) for each in moments], COLORS[0]),
-        Line("samples/s", [(each.at_ms, each.samples_per_s) for each in moments], COLORS[2], dashed=True),
+        ChartLine("events/s", [(each.at_ms, each.events_per_s) for each in moments], COLORS[0]),
+        ChartLine("samples/s", [(each.at_ms, each.samples_per_s) for each in moments], COLORS[2], dashed=True),
     ]
 
 
-def lag_lines(moments: Sequence[Moment]) -> list[Line]:
+def lag_lines(moments: Sequence[FigureRecord]) -> list[ChartLine]:
     """Events not yet read, by partition."""
     partitions = list(dict.fromkeys(name for each in moments for name in each.lag))
     return [
-        Line(name, [(each.at_ms, each.lag.get(name)) for each in moments], COLORS[number % len(COLORS)])
+        ChartLine(name, [(each.at_ms, each.lag.get(name)) for each in moments], COLORS[number % len(COLORS)])
         for number, name in enumerate(partitions)
     ]
 
@@ -31,7 +31,7 @@ def lag_lines(moments: Sequence[Moment]) -> list[Line]:
 UNITS = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0))
 
 
-def freshness_line(moments: Sequence[Moment]) -> tuple[str, list[Line]]:
+def freshness_line(moments: Sequence[FigureRecord]) -> tuple[str, list[ChartLine]]:
     """The time from an event until the job trains on it, and its unit."""
     known = [each.freshness_s for each in moments if each.freshness_s is not None]
     least = min(known, default=0.0)
@@ -39,7 +39,7 @@ def freshness_line(moments: Sequence[Moment]) -> tuple[str, list[Line]]:
     points: list[Point] = [
         (each.at_ms, None if each.freshness_s is None else each.freshness_s / length_s) for each in moments
     ]
-    return unit, [Line("freshness", points, COLORS[1])]
+    return unit, [ChartLine("freshness", points, COLORS[1])]
 
 
 class StreamPart:

@@ -6,13 +6,13 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.asking import Asker, listed
-from service.ui.charts import COLORS, Line, bars_chart, lines_chart
+from service.ui.api_client import ApiCaller, list_all
+from service.ui.charts import COLORS, ChartLine, bars_chart, lines_chart
+from service.ui.format import format_bytes, format_count, format_metric, format_percentage
 from service.ui.frame import Figure, panel
-from service.ui.grid import Cell, Column, Grid, Row
+from service.ui.grid import Column, Grid, GridCell, Row
 from service.ui.job_stream import redraw
-from service.ui.recording import Recorder
-from service.ui.wording import measure, number, share, size
+from service.ui.recorder import Recorder
 
 COLUMNS = (
     Column("Slot"),
@@ -32,23 +32,23 @@ def slot_rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A row for each slot of every table."""
     return [
         (f"{table['name']}/{slot}", (
-            Cell(slot),
-            Cell(table["name"]),
-            _cell(number, figures, "rows"),
-            _cell(number, figures, "num_samples"),
-            _cell(number, figures, "distinct"),
-            _cell(measure, figures, "mean_count"),
-            _cell(share, figures, "empty_rate"),
-            _cell(number, figures, "num_cut"),
-            _cell(number, figures, "num_non_finite"),
+            GridCell(slot),
+            GridCell(table["name"]),
+            _cell(format_count, figures, "rows"),
+            _cell(format_count, figures, "num_samples"),
+            _cell(format_count, figures, "distinct"),
+            _cell(format_metric, figures, "mean_count"),
+            _cell(format_percentage, figures, "empty_rate"),
+            _cell(format_count, figures, "num_cut"),
+            _cell(format_count, figures, "num_non_finite"),
         ))
         for table in tables
         for slot, figures in table["slots"].items()
     ]  # fmt: skip
 
 
-def _cell(words: Any, figures: Mapping[str, Any], key: str) -> Cell:
-    return Cell(words(figures.get(key)), figures.get(key))
+def _cell(words: Any, figures: Mapping[str, Any], key: str) -> GridCell:
+    return GridCell(words(figures.get(key)), figures.get(key))
 
 
 def rows_by_shard(commit: Mapping[str, Any]) -> tuple[list[str], list[int]]:
@@ -64,7 +64,8 @@ def held_words(table: Mapping[str, Any]) -> str:
         return ""
     why = f", because {held['why']}" if held.get("why") else ""
     return (
-        f"A shrink of table {table['name']} would delete {number(held.get('going'))} of {number(held.get('rows'))} "
+        f"A shrink of table {table['name']} would delete {format_count(held.get('going'))} of "
+        f"{format_count(held.get('rows'))} "
         f"rows, and waits{why}. Shrink deletes them if more than max_shrink_fraction is allowed."
     )
 
@@ -72,7 +73,7 @@ def held_words(table: Mapping[str, Any]) -> str:
 class TablesPart:
     """See module docstring."""
 
-    def __init__(self, visitor: Asker, name: str, recorder: Recorder) -> None:
+    def __init__(self, visitor: ApiCaller, name: str, recorder: Recorder) -> None:
         self._visitor, self._name, self._recorder = visitor, name, recorder
         self._path = f"/jobs/{quote(name, safe='')}"
         self._commit = ""
@@ -93,7 +94,7 @@ class TablesPart:
 
     async def refresh(self, _job: Mapping[str, Any]) -> None:
         """Show the present tables."""
-        tables = await listed(self._visitor, f"{self._path}/tables")
+        tables = await list_all(self._visitor, f"{self._path}/tables")
         for table in tables:
             self._show(table)
         held = "\n".join(filter(None, map(held_words, tables)))
@@ -101,7 +102,7 @@ class TablesPart:
         self._held.set_visibility(bool(held))
         self._grid.show(slot_rows(tables))
         points = [(each.at_ms, each.rows) for each in self._recorder.moments(self._name)]
-        redraw(self._rows, lines_chart([Line("rows", points, COLORS[2])], by_time=True))
+        redraw(self._rows, lines_chart([ChartLine("rows", points, COLORS[2])], by_time=True))
         await self._show_shards()
 
     def _show(self, table: Mapping[str, Any]) -> None:
@@ -110,18 +111,20 @@ class TablesPart:
             with self._tables:
                 self._figures[name] = Figure(name, f"vectors of {table['dim']} numbers")
         new = table["new_rows"]
-        more = size(table["bytes"])
+        more = format_bytes(table["bytes"])
         if new is not None:
-            more += f"; in the newest pass {number(new)} new, {number(table['unadmitted'])} records not admitted"
-        self._figures[name].show(number(table["rows"]), more)
+            unadmitted = format_count(table["unadmitted"])
+            more += f"; in the newest pass {format_count(new)} new, {unadmitted} records not admitted"
+        self._figures[name].show(format_count(table["rows"]), more)
 
     async def _show_shards(self) -> None:
-        commits = await listed(self._visitor, f"{self._path}/commits")
+        commits = await list_all(self._visitor, f"{self._path}/commits")
         if not commits or commits[-1]["name"] == self._commit:
             return
         self._commit = commits[-1]["name"]
         newest = await self._visitor.get(f"{self._path}/commits/{quote(self._commit, safe='')}")
         self._as_of.set_text(
-            f"in commit {self._commit}: {size(newest['bytes'])} on disk in {number(newest['files'])} files"
+            f"in commit {self._commit}: {format_bytes(newest['bytes'])} on disk "
+            f"in {format_count(newest['files'])} files"
         )
         redraw(self._shards, bars_chart(*rows_by_shard(newest), color=COLORS[5]))

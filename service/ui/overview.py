@@ -6,10 +6,18 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.asking import Asker, Refused, listed
-from service.ui.frame import Ticking, Trouble, panel
-from service.ui.grid import Cell, Column, Grid, Row
-from service.ui.wording import ago, first_task, measure, number, outcome_words, rate, tone
+from service.ui.api_client import ApiCaller, RequestRefused, list_all
+from service.ui.format import (
+    first_task,
+    format_count,
+    format_duration,
+    format_metric,
+    format_rate,
+    outcome_words,
+    state_colour,
+)
+from service.ui.frame import ErrorLine, PageTimer, panel
+from service.ui.grid import Column, Grid, GridCell, Row
 
 AT_ONCE = 12
 """Jobs whose figures are updated in one tick."""
@@ -44,48 +52,50 @@ def row_of(job: Mapping[str, Any], figures: Mapping[str, Any] | None) -> Row:
     commit = known.get("commit") or {}
     alarms = [*(known.get("alarms") or {}).values(), *filter(None, [outcome_words(job)])]
     cells = (
-        Cell(job["name"], link=job_link(job["name"])),
-        Cell(job["phase"], tone=tone(job["phase"]), chip=True),
-        _figure(rate, known.get("events_per_s")),
-        _figure(number, total),
-        Cell(measure(window.get("auc")), window.get("auc"), tip=f"of task {task}" if task else ""),
-        _figure(ago, known.get("freshness_s")),
-        _figure(number, known.get("events")),
-        Cell(
-            number(commit.get("version")),
+        GridCell(job["name"], link=job_link(job["name"])),
+        GridCell(job["phase"], tone=state_colour(job["phase"]), chip=True),
+        _figure(format_rate, known.get("events_per_s")),
+        _figure(format_count, total),
+        GridCell(format_metric(window.get("auc")), window.get("auc"), tip=f"of task {task}" if task else ""),
+        _figure(format_duration, known.get("freshness_s")),
+        _figure(format_count, known.get("events")),
+        GridCell(
+            format_count(commit.get("version")),
             commit.get("version"),
-            tip=f"the version that a restart continues from; made {ago(commit.get('age_s'))} ago" if commit else "",
+            tip=f"the version that a restart continues from; made {format_duration(commit.get('age_s'))} ago"
+            if commit
+            else "",
         ),
-        Cell("; ".join(alarms), tone="bad" if alarms else ""),
+        GridCell("; ".join(alarms), tone="bad" if alarms else ""),
     )
     return job["name"], cells
 
 
-def _figure(words: Any, value: float | None) -> Cell:
-    return Cell(words(value), value)
+def _figure(words: Any, value: float | None) -> GridCell:
+    return GridCell(words(value), value)
 
 
-class Overview:
+class JobsOverview:
     """See module docstring."""
 
-    def __init__(self, visitor: Asker) -> None:
+    def __init__(self, visitor: ApiCaller) -> None:
         self._visitor, self._turn = visitor, 0
         self._figures: dict[str, Mapping[str, Any]] = {}
         with ui.element("main").classes("page"):
-            self._trouble = Trouble()
+            self._trouble = ErrorLine()
             with panel("Jobs"):
                 self._grid = Grid(COLUMNS, NO_JOB)
-        Ticking(self.refresh, self._trouble)
+        PageTimer(self.refresh, self._trouble)
 
     async def refresh(self) -> None:
         """Show the present figures; with many jobs, some are updated at a time."""
-        jobs = await listed(self._visitor, "/jobs")
+        jobs = await list_all(self._visitor, "/jobs")
         names = [job["name"] for job in jobs]
         self._figures = {name: figures for name, figures in self._figures.items() if name in names}
         for name in in_turn(names, self._turn, AT_ONCE):
             try:
                 self._figures[name] = await self._visitor.get(f"/jobs/{quote(name, safe='')}")
-            except Refused:  # it was deleted, or does not answer
+            except RequestRefused:  # it was deleted, or does not answer
                 self._figures.pop(name, None)
         self._turn += 1
         self._grid.show([row_of(job, self._figures.get(job["name"])) for job in jobs])

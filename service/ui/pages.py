@@ -3,10 +3,10 @@
 from fastapi import FastAPI, Request
 from nicegui import ui
 
-from service.ui.frame import top, visitor_of
-from service.ui.jobpage import JobPage
-from service.ui.overview import Overview
-from service.ui.recording import Recorder
+from service.ui.frame import add_header, visitor_of
+from service.ui.job_page import JobPage
+from service.ui.overview import JobsOverview
+from service.ui.recorder import Recorder
 
 
 def add_pages(api: FastAPI, recorder: Recorder) -> None:
@@ -15,12 +15,12 @@ def add_pages(api: FastAPI, recorder: Recorder) -> None:
     @ui.page("/", title="Jobs · Millrace")
     def _jobs(request: Request) -> None:
         visitor = visitor_of(api, request)
-        top(visitor)
-        Overview(visitor)
+        add_header(visitor)
+        JobsOverview(visitor)
 
     @ui.page("/jobs/{name}")
     def _job(request: Request, name: str) -> None:
         ui.page_title(f"{name} · Millrace")
         visitor = visitor_of(api, request)
-        top(visitor)
+        add_header(visitor)
         JobPage(visitor, name, recorder)

@@ -50,7 +50,7 @@ def halved(items: Sequence[Any], most: int) -> list[Any]:
     return [*items[:middle:2], *items[middle:]]
 
 
-def joined(closes: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def append_closes(closes: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Closes of a job with newer ones; closes that a rewind undid are dropped."""
     if not more:
         return list(closes)
@@ -63,7 +63,7 @@ def tasks_of(closes: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(task for close in closes for task in close["window"]))
 
 
-def timed(closes: Sequence[Mapping[str, Any]]) -> bool:
+def has_event_time(closes: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the events of a job have times."""
     return any(close["event_time"] is not None for close in closes)
 
@@ -79,7 +79,7 @@ def metric_line(closes: Sequence[Mapping[str, Any]], task: str, metric: str, by_
     return points
 
 
-def common(points: Sequence[Point], span: Sequence[Point]) -> list[Point]:
+def within_range(points: Sequence[Point], span: Sequence[Point]) -> list[Point]:
     """The `points` within the range of x in `span`, and one more on either side."""
     if not points or not span:
         return list(points)

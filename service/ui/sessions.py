@@ -1,6 +1,6 @@
 """Browser sessions: a cookie names a session, and the session has the visitor's token. In memory only.
 
-service.access checks the token each time it is used.
+service.auth checks the token each time it is used.
 """
 
 import secrets

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from pserver.embedded import EmbeddedShards
-from pserver.operations import Shrink
+from pserver.protocol.table_operations import ShrinkRows
+from pserver.server.embedded import EmbeddedShards
 from tests.bench import filled
 from tests.bench.w1 import ROOT
 
@@ -88,7 +88,7 @@ class Ageing:
             batch = self.shards.prepare({filled.TABLE: keys}, learn=True)
             self.shards.pull(batch, filled.soon())
             push = {filled.TABLE: self._push}
-            self.shards.exchange(number, batch, push, None, filled.Scale(STEP_ROWS), filled.soon())
+            self.shards.exchange(number, batch, push, None, filled.StepScale(STEP_ROWS), filled.soon())
 
         return timed(act)
 
@@ -102,7 +102,7 @@ class Ageing:
 
     def shrink(self) -> float:
         """What is unseen since day 0 is absent; seconds of the close that are the shrink's."""
-        shrink = Shrink(table=filled.TABLE, delete_after_days=self.day - 1)
+        shrink = ShrinkRows(table=filled.TABLE, delete_after_days=self.day - 1)
         return timed(lambda: self.shards.operate(self._version, [shrink], filled.soon()))
 
     @property

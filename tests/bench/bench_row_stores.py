@@ -3,7 +3,7 @@
 `python -m tests.bench.bench_row_stores [rows_1M | rows_10M | rows_20M] [--folder F]` prints JSON. Figures are of the
 machine and the minute: quote them together.
 
-How the options of pserver.store.rocks were chosen (2 cores, local disk, rows of 24 words, other work beside):
+How the options of pserver.store.rocks_store were chosen (2 cores, local disk, rows of 24 words, other work beside):
     compaction   8 M rows, then 30 writes of 200,000 of them: GB written, most and middle ms of a checkpoint, B a row
                  level, 4 files of level 0, base 256 MB     3.7    2,680   330   144
                  level, 8 files, base 512 MB                2.8      910    91   152   taken: its room is bounded
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pserver.store.rocks import RocksRows
+from pserver.store.rocks_store import RocksRowStore
 
 WORDS = 24
 """Of a row of dim 16, optimizer by row, and statistics: 19 floats and 5 words."""
@@ -51,7 +51,7 @@ def _put_out_of_memory(folder: Path) -> None:
         os.close(fd)
 
 
-def _reads(store: RocksRows, live: Path, keys_R: np.ndarray, draw: np.random.Generator) -> dict[str, float]:
+def _reads(store: RocksRowStore, live: Path, keys_R: np.ndarray, draw: np.random.Generator) -> dict[str, float]:
     def asked() -> np.ndarray:
         return keys_R[draw.choice(len(keys_R), ASKED, replace=False)]
 
@@ -78,7 +78,7 @@ def rows(num_rows: int, root: Path, commits: int = 10) -> dict[str, float]:
     draw = np.random.default_rng(1)
     keys_R = draw.integers(0, 1 << 64, num_rows, dtype=np.uint64)
     rows_UW = draw.random((min(BATCH, num_rows), WORDS), np.float32).view(np.uint32)
-    store = RocksRows.open(root / "live", None, num_words=WORDS)
+    store = RocksRowStore.open(root / "live", None, num_words=WORDS)
     make_s = sum(
         _timed(lambda: store.write(keys, rows_UW[: len(keys)]))  # noqa: B023
         for keys in np.array_split(keys_R, -(-num_rows // BATCH))
@@ -91,8 +91,8 @@ def rows(num_rows: int, root: Path, commits: int = 10) -> dict[str, float]:
         checkpoints.append(_timed(lambda: store.checkpoint(root / f"{number}")))  # noqa: B023
     size = sum(path.stat().st_size for path in (root / "live").glob("*.sst"))
     store.close()
-    opening_s = _timed(lambda: RocksRows.open(root / "other", root / f"{commits - 1}", num_words=WORDS).close())
-    store = RocksRows.open(root / "again", root / f"{commits - 1}", num_words=WORDS)
+    opening_s = _timed(lambda: RocksRowStore.open(root / "other", root / f"{commits - 1}", num_words=WORDS).close())
+    store = RocksRowStore.open(root / "again", root / f"{commits - 1}", num_words=WORDS)
     figures = {
         "make_k_rows_s": num_rows / make_s / 1e3,
         "first_checkpoint_ms": 1e3 * first_s,

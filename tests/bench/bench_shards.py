@@ -19,14 +19,14 @@ import numpy as np
 
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
-from millrace.rpc import await_address
-from pserver import kernels as row_kernels
-from pserver import optim
-from pserver.client import Gradients, Keys, Scale, Shards
+from millrace.rpc.channels import await_address
+from pserver.client.remote import RemoteShards
 from pserver.config import Adagrad, ShardProcess, TableSection
-from pserver.embedded import EmbeddedShards
-from pserver.remote import RemoteShards
-from pserver.rows import frozen
+from pserver.protocol.shards import Gradients, Keys, Shards, StepScale
+from pserver.rows import kernels as row_kernels
+from pserver.rows import optimizers
+from pserver.rows.table_rows import frozen
+from pserver.server.embedded import EmbeddedShards
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIQUE, KNOWN = 28_000, 900_000
@@ -64,8 +64,8 @@ def kernels() -> dict[str, float]:
         figures[f"find_{name}_M_keys_s"] = UNIQUE / taken_s / 1e6
     for name, kernel, width, dim in (
         ("gather", row_kernels.gather, 18, 16),
-        ("adagrad_row", optim.adagrad_row, 18, 16),
-        ("adagrad_element", optim.adagrad_element, 32, 16),
+        ("adagrad_row", optimizers.adagrad_row, 18, 16),
+        ("adagrad_element", optimizers.adagrad_element, 32, 16),
     ):
         slab_RW = np.full((KNOWN, width), 0.5, np.float32)
         batches = iter([frozen(draw.integers(0, KNOWN, UNIQUE).astype(np.int32)) for _ in range(60)])
@@ -119,7 +119,7 @@ def _exchanges(shards: Shards, steps: int) -> dict[str, float]:
         prepared = time.perf_counter()
         time.sleep(0.005)  # a trainer computes here, and announced keys are looked up
         asked = time.perf_counter()
-        shards.exchange(step, mine, push, following, Scale(4096), deadline)
+        shards.exchange(step, mine, push, following, StepScale(4096), deadline)
         times.append((prepared - begin, time.perf_counter() - asked))
         mine = following
     shards.close_pass(0, deadline)
@@ -161,7 +161,7 @@ def grow() -> None:
     push = {"default": Gradients(np.ones((step_rows, 17), np.float32), *[np.ones(step_rows, np.float32)] * 2)}
     for step in range(100):
         keys = _keys(np.arange(step * step_rows, (step + 1) * step_rows))
-        shards.exchange(step, shards.prepare({"default": keys}, learn=True), push, None, Scale(4096), deadline)
+        shards.exchange(step, shards.prepare({"default": keys}, learn=True), push, None, StepScale(4096), deadline)
         resident[(step + 1) * step_rows] = _resident_mb()
     slope = (resident[5_000_000] - resident[1_000_000]) / 4
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000

@@ -23,16 +23,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dataset.batch import Samples
-from dataset.loader import Tally
-from dataset.reader import SegmentReader
-from dataset.schema import Schema
-from dataset.source import Segment
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.segment_reader import SegmentReader
+from dataset.samples.batch import Samples
+from dataset.spec.schema import Schema
+from dataset.stream.source import Segment
 from millrace.config import load_toml, validate
 from tests.bench.w1 import ROOT
 from trainer.config import TrainerJob, WorkerConfig
-from trainer.job import open_trainer
-from trainer.leading import source_of
+from trainer.rank0.parts import source_of
+from trainer.train.assembly import open_trainer
 
 EXAMPLES = ROOT / "deploy" / "examples"
 DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data"))
@@ -83,7 +83,7 @@ class Setting:
 
 
 OLD, NEW = Setting(1024, 0.05, 0.001), Setting(64, 0.05, 0.003)
-"""The defaults of set 1 (see trainer.defaults), and those of set 2."""
+"""The defaults of set 1 (see trainer.spec.defaults), and those of set 2."""
 SCALED = Setting(64, 0.1, 0.003, initial=1.0)
 SETTINGS = [
     OLD,
@@ -98,17 +98,17 @@ SETTINGS = [
 
 
 class Remembered:
-    """A reader that reads each pass once and then repeats its samples; see dataset.loader.Reader."""
+    """A reader that reads each pass once and then repeats its samples; see dataset.loader.batch_loader.PassReader."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader
-        self._passes: dict[tuple[Segment, ...], tuple[list[Samples], Tally]] = {}
+        self._passes: dict[tuple[Segment, ...], tuple[list[Samples], PassTally]] = {}
 
-    def read(self, pass_number: int, segments: Sequence[Segment], tally: Tally) -> Iterator[Samples]:
+    def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """See Reader."""
         key = tuple(segments)
         if key not in self._passes:
-            own = Tally()
+            own = PassTally()
             self._passes[key] = list(self._reader.read(pass_number, segments, own)), own
         blocks, own = self._passes[key]
         for field in fields(own):

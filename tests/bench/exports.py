@@ -26,10 +26,10 @@ import numpy as np
 from tests.bench import filled
 from tests.bench.commits import at_closes, trainer_with
 from tests.bench.w1 import BLOCK, ROOT, ArrayReader, job
-from trainer.commits import Commit
-from trainer.exports.config import ExportSection
-from trainer.exports.process import ExporterProcess
-from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest, Parent
+from trainer.checkpoint.commits import Commit
+from trainer.config import ExportSection
+from trainer.exports.exporter_process import ExporterProcess
+from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest, ParentExport
 
 CHANGED = 10_000
 """Rows that changed of a delta."""
@@ -53,7 +53,7 @@ def request(commit: Commit, out: Path, parent: ExportRequest | None = None, dtyp
         kind="base" if parent is None else "delta",
         timeline=commit.timeline,
         version=commit.version,
-        parent=parent and Parent(name=parent.name, version=parent.version, timeline=parent.timeline),
+        parent=parent and ParentExport(name=parent.name, version=parent.version, timeline=parent.timeline),
         commit=commit.folder,
         address=str(out),
         stage=out / "no-stage",

@@ -15,11 +15,11 @@ from safetensors.numpy import save_file
 
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
-from pserver.client import Gradients, Keys, Scale
 from pserver.config import Adagrad, TableSection
-from pserver.embedded import EmbeddedShards
-from pserver.table import Table
-from trainer.commits import Commit, hash_of, name_of, read_commit, write_manifest
+from pserver.protocol.shards import Gradients, Keys, StepScale
+from pserver.server.embedded import EmbeddedShards
+from pserver.tables.table import ShardTable
+from trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
 
 TABLE, JOB, TIMELINE, SEED = "default", "bench", "t1", 1
 STEP_KEYS = 200_000
@@ -62,7 +62,7 @@ def shards_at(live: Path | None, own: TableSection) -> Iterator[EmbeddedShards]:
         shards.close()
 
 
-def table_of(shards: EmbeddedShards) -> Table:
+def table_of(shards: EmbeddedShards) -> ShardTable:
     """Its table."""
     return shards._shard.tables[TABLE]
 
@@ -76,7 +76,7 @@ def learn(shards: EmbeddedShards, version: int, signs_N: np.ndarray, day: int = 
         batch = shards.prepare({TABLE: keys}, learn=True)
         shards.pull(batch, soon())
         of_step = Gradients(*(getattr(push, f.name)[: len(keys.keys_U)] for f in dataclasses.fields(Gradients)))
-        shards.exchange(step, batch, {TABLE: of_step}, None, Scale(len(keys.keys_U)), soon())
+        shards.exchange(step, batch, {TABLE: of_step}, None, StepScale(len(keys.keys_U)), soon())
     shards.close_pass(day, soon())
 
 

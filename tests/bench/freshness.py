@@ -24,15 +24,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.config import SimulatedSource
-from dataset.simulated import Simulated
-from dataset.source import Segment
+from dataset.sources.simulated import SimulatedStream
+from dataset.spec.config import SimulatedSource
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from tests.bench.hosted import EXAMPLE, START_S, STOP_S, Asked, process, service, until
 from tests.integration.hosted_service import HostedService
 from tests.kafka.cluster import Cluster, why_not
-from trainer.log import read
-from trainer.plan import Plan
+from trainer.journal.log import read
+from trainer.journal.pass_plan import PassPlan
 
 PARTITIONS, SHOWN, MADE = 2, 2, 20_000
 MAX_AT_ONCE = 100
@@ -46,7 +46,7 @@ def produce(servers: str, topic: str, rate: float, until: Path, kept: Path) -> N
     """The producer's process: events on a schedule until the file `until` is there; their times, as sent, are kept."""
     from kafka import KafkaProducer
 
-    made = Simulated(SimulatedSource(kind="simulated", events=MADE, partitions=1, shown=SHOWN), 1)
+    made = SimulatedStream(SimulatedSource(kind="simulated", events=MADE, partitions=1, shown=SHOWN), 1)
     blocks = made.read(Segment("simulated/0", 0, 0, MADE), Deadline.after(30))
     tails = [block.value(n).partition(b",")[2] for block in blocks for n in range(len(block))]
     times_s: list[float] = []
@@ -119,7 +119,7 @@ def ends_of(store: Path) -> list[tuple[int, dict[int, int]]]:
     """By version: up to which offset each partition is learnt."""
     found, at = [], dict[int, int]()
     for record in read(store / "log"):
-        if isinstance(plan := record.content, Plan):
+        if isinstance(plan := record.content, PassPlan):
             at = at | {int(name.rpartition("/")[2]): end for name, end in plan.positions().items()}
             found.append((plan.number, at))
     return found

@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.config import SimulatedSource
-from dataset.simulated import START_S, Simulated
-from dataset.simulated_world import EVENTS_A_DAY
-from dataset.source import Segment
+from dataset.sources.simulated import START_S, SimulatedStream
+from dataset.sources.simulated_world import EVENTS_A_DAY
+from dataset.spec.config import SimulatedSource
+from dataset.stream.source import Segment
 from millrace.config import load_toml, validate
 from millrace.deadline import Deadline
-from service.looking.importing import ImportRequest, import_into
-from service.spec import Job, LoadedJob
+from service.exports.model_import import ImportRequest, import_into
+from service.spec.job import Job, LoadedJob
 from tests.bench.w1 import ROOT
 from trainer.config import WorkerConfig
-from trainer.job import open_trainer
+from trainer.train.assembly import open_trainer
 
 EXAMPLES = ROOT / "deploy" / "examples"
 DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data"))
@@ -110,7 +110,7 @@ def clicks(folder: Path) -> Stream:
     """DAYS days of DAY_EVENTS events: see module docstring."""
     num_events, events = DAYS * DAY_EVENTS, folder / "clicks.jsonl"
     world = {"users": 5_000, "items": 2_500, "item_life": 15_000, "drift": 20.0, "partitions": 1}
-    source = Simulated(SimulatedSource(kind="simulated", events=num_events, **world), 1)
+    source = SimulatedStream(SimulatedSource(kind="simulated", events=num_events, **world), 1)
     deadline = Deadline.after(ASK_S)
     (partition,) = source.partitions(deadline)
     with events.open("wb") as file:

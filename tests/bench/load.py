@@ -35,8 +35,8 @@ from typing import IO
 import numpy as np
 
 from millrace.deadline import Deadline
-from millrace.priority import ahead_of_others
-from service.hosting.folder import JobFolder
+from millrace.priority import prioritized
+from service.jobs.folder import JobFolder
 from tests.bench.hosted import EXAMPLE, ROOT, START_S, service
 from tests.bench.serving import Asker, cpu_s, least_busy
 from tests.integration.hosted_service import HostedService
@@ -295,7 +295,7 @@ def main() -> None:
     if told.read:
         asyncio.run(read(host, int(port)))
     elif told.ask:
-        with ahead_of_others():
+        with prioritized():
             print(json.dumps(asyncio.run(ask(host, int(port)))))
     else:
         print(json.dumps(figures(told.pairs), indent=1))

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import numpy as np
 
-from dataset.multislot import MultiSlotParser
-from dataset.schema import Schema
+from dataset.formats.multislot_parser import MultiSlotParser
+from dataset.spec.schema import Schema
 from millrace.config import validate
 from tests.bench.w1 import ROOT, job, make
 from trainer.config import TrainerJob, WorkerConfig

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from millrace.config import validate
-from service.launcher.child import Child, Starter
-from service.launcher.local import LocalLauncher
-from service.launcher.nursery import Nursery
-from service.launcher.process import ProcessLauncher
-from service.launcher.restarts import RestartLimits
-from service.launcher.run_folder import run_folder
-from service.launcher.running import phases, preloaded
-from service.spec import Job, LoadedJob
-from service.store import WORKERS, claimed
+from service.cluster.child import Starter, WorkerProcess
+from service.cluster.forkserver import ForkingStarter
+from service.cluster.job_run import phases, preloaded
+from service.cluster.job_runner import JobRunner
+from service.cluster.local import ProcessLauncher
+from service.cluster.restarts import RestartLimits
+from service.cluster.run_folder import run_folder
+from service.cluster.store import WORKERS, claimed
+from service.spec.job import Job, LoadedJob
 from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, ROOT, job
 
 PASS, PASSES_KILLED_AT = 8192, (20, 30)
@@ -48,9 +48,9 @@ class Kept:
 
     def __init__(self, starter: Starter) -> None:
         self._starter = starter
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, WorkerProcess] = {}
 
-    def start(self, command: Sequence[str], folder: Path) -> Child:
+    def start(self, command: Sequence[str], folder: Path) -> WorkerProcess:
         """See Starter."""
         child = self.children[Path(command[-1]).stem] = self._starter.start(command, folder)
         return child
@@ -89,9 +89,9 @@ def run(loaded: LoadedJob, watch: Callable[["Watched"], None]) -> None:
     with ExitStack() as held:
         store = held.enter_context(claimed(loaded.store, loaded.spec.name, fresh=False))
         folder = held.enter_context(run_folder(store / WORKERS))
-        kept = Kept(held.enter_context(Nursery(preloaded(loaded.spec.cluster))))
+        kept = Kept(held.enter_context(ForkingStarter(preloaded(loaded.spec.cluster))))
         said: list[str] = []
-        launcher = LocalLauncher(
+        launcher = JobRunner(
             loaded.spec.name,
             phases(loaded, folder),
             lambda worker, text: said.append(f"{worker}: {text}"),
@@ -111,7 +111,7 @@ def run(loaded: LoadedJob, watch: Callable[["Watched"], None]) -> None:
 class Watched:
     """A job while it runs."""
 
-    launcher: LocalLauncher
+    launcher: JobRunner
     kept: Kept
 
     def until(self, holds: Callable[[dict[str, Any]], bool], within_s: float = 600.0) -> tuple[float, dict[str, Any]]:

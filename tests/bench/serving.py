@@ -23,15 +23,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from dataset.config import DenseSlot, SparseSlot
-from dataset.schema import Schema
+from dataset.spec.config import DenseSlot, SparseSlot
+from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
 from pserver.config import TableSection
-from trainer.config import TaskSection
-from trainer.exports.config import ExportSection
-from trainer.exports.describe import describe
-from trainer.replica.updates import Rows, TableUpdate, Update
+from trainer.config import ExportSection, TaskSection
+from trainer.exports.model_document import describe
+from trainer.replica.updates import ReplicaRows, ReplicaUpdate, TableUpdate
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOTS, NUMBERS, DIM, HIDDEN = 26, 13, 16, (64, 32)
@@ -94,13 +93,13 @@ def record(folder: Path, num_rows: int, versions: int) -> None:
 
 
 class Recorded:
-    """A recorded feed: a version every EVERY_S. See trainer.replica.keeping.Source."""
+    """A recorded feed: a version every EVERY_S. See trainer.replica.update_loop.ReplicaSource."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._version, self._next = folder, 0, Deadline.after(0)
         self._closed = threading.Event()
 
-    def next(self, deadline: Deadline) -> Update | None:
+    def next(self, deadline: Deadline) -> ReplicaUpdate | None:
         self._closed.wait(min(deadline.left_s(), self._next.left_s()))
         path = self._folder / f"{self._version + 1}.npz"
         if not self._next.passed() or not path.exists():
@@ -108,9 +107,9 @@ class Recorded:
         self._version, self._next = self._version + 1, Deadline.after(EVERY_S)
         told = dict(np.load(path))
         keys = told.pop("keys")
-        rows = Rows(keys, np.zeros(len(keys), np.uint16), told.pop("rows"))
+        rows = ReplicaRows(keys, np.zeros(len(keys), np.uint16), told.pop("rows"))
         whole = self._version == 1
-        return Update(
+        return ReplicaUpdate(
             "bench", "t1", self._version, whole, {"default": TableUpdate([rows], np.empty(0, np.uint64))}, told,
             None, model() if whole else None, network() if whole else None,
         )  # fmt: skip
@@ -123,13 +122,13 @@ class Recorded:
 
 
 def serve(folder: Path, core: int) -> None:
-    """The server's process: as trainer.replica.running, with a recorded feed."""
-    from trainer.replica import running  # before it, this process asks for no core
+    """The server's process: as trainer.replica.replica, with a recorded feed."""
+    from trainer.replica import replica  # before it, this process asks for no core
     from trainer.replica.config import ReplicaConfig
 
     os.sched_setaffinity(0, {core})
-    running.source_of = lambda config, scratch: Recorded(folder)
-    running.run(ReplicaConfig(exports="recorded", listen="127.0.0.1:0", address_file=folder / "address"))
+    replica.source_of = lambda config, scratch: Recorded(folder)
+    replica.run(ReplicaConfig(exports="recorded", listen="127.0.0.1:0", address_file=folder / "address"))
 
 
 def bodies(num_rows: int, count: int = 500) -> list[bytes]:

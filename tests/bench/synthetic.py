@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dataset.batch import Ragged, Samples
-from dataset.loader import Tally
-from dataset.source import Segment
+from dataset.loader.batch_loader import PassTally
+from dataset.samples.batch import Ragged, Samples
+from dataset.stream.source import Segment
 from tests.bench.w1 import BLOCK, NUM_DENSE, NUM_FIELDS
 
 Signs = Callable[[int, int], np.ndarray]
@@ -17,7 +17,7 @@ Signs = Callable[[int, int], np.ndarray]
 
 
 class MadeReader:
-    """A `dataset.loader.Reader` of samples that are a function of their positions."""
+    """A `dataset.loader.batch_loader.PassReader` of samples that are a function of their positions."""
 
     def __init__(self, signs: Signs, block: int = BLOCK) -> None:
         draw = np.random.default_rng(1)
@@ -26,7 +26,7 @@ class MadeReader:
         self._label = (draw.random(block) < 0.25).astype(np.float32)
         self._offset_B1 = np.arange(block + 1)
 
-    def read(self, pass_number: int, segments: Sequence[Segment], tally: Tally) -> Iterator[Samples]:
+    def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """Blocks of at most `block` samples."""
         for segment in segments:
             for begin in range(segment.begin, segment.end, self._block):

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace import rpc
 from millrace.deadline import Deadline
+from millrace.rpc import channels
 from tests.bench.w1 import ArrayReader, job
 from trainer.config import WorkerConfig
-from trainer.job import open_trainer
+from trainer.train.assembly import open_trainer
 
 SECRET = "bench"
 
@@ -36,7 +36,7 @@ def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
         files.append(address)
     try:
-        yield [rpc.await_address(file, Deadline.after(60), lambda: None) for file in files]
+        yield [channels.await_address(file, Deadline.after(60), lambda: None) for file in files]
     finally:
         for process in processes:
             process.terminate()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.batch import Ragged, Samples
-from dataset.loader import Tally
-from dataset.source import Segment
+from dataset.loader.batch_loader import PassTally
+from dataset.samples.batch import Ragged, Samples
+from dataset.stream.source import Segment
 
 ROOT = Path(__file__).resolve().parents[2]
 YARDSTICKS = Path(os.environ.get("MILLRACE_BENCH", ROOT.parent / "shared" / "bench"))
@@ -46,7 +46,8 @@ def baseline(npz: Path, hidden: int, steps: int) -> float:
 
 
 class ArrayReader:
-    """A `dataset.loader.Reader` of arrays in memory: position = row, again from the start after the last."""
+    """A `dataset.loader.batch_loader.PassReader` of arrays in memory: position = row, again from the start after the
+    last."""
 
     def __init__(self, npz: Path, rows: int | None = None) -> None:
         """`rows` takes the first so many only."""
@@ -56,7 +57,7 @@ class ArrayReader:
         self._signs = np.ascontiguousarray(signs.T)
         self._offset_B1 = np.arange(BLOCK + 1)
 
-    def read(self, pass_number: int, segments: Sequence[Segment], tally: Tally) -> Iterator[Samples]:
+    def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """Blocks of 4,096 samples."""
         for segment in segments:
             for begin in range(segment.begin, segment.end, BLOCK):

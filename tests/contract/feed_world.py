@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from millrace.errors import MillraceError
-from pserver.embedded import EmbeddedShards
-from pserver.server import ShardServer
+from pserver.server.embedded import EmbeddedShards
+from pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
-from trainer.feed import ChiefFeed, Telling
-from trainer.replica.feeding import FeedUpdates
-from trainer.replica.finding import Whereabouts
+from trainer.replica.feed_address import FeedAddress
+from trainer.replica.feed_updates import FeedUpdates
+from trainer.train.model_feed import FeedContent, ModelFeed
 
 SIGNS = range(60)
 MODEL = {"tables": {"default": {}, "other": {}}}
@@ -23,14 +23,14 @@ class Job:
     """Shards between passes, and the chief's part of the feed."""
 
     shards: object
-    chief: ChiefFeed
+    chief: ModelFeed
     weights: torch.Tensor
     version: int = 0
     known: dict = field(default_factory=dict)
     """By version, the rows that are."""
 
     def find(self, _deadline):
-        return Whereabouts.of_message(self.chief.answer({}))
+        return FeedAddress.of_message(self.chief.answer({}))
 
     def live(self, batches, operations=(), *, seed=0, day=0):
         """A pass, what acts at its close, and the word of the chief."""
@@ -86,8 +86,8 @@ def job(kind, tables=w.TABLES, live=None, generation=1, timeline="t1", restore=N
     with shards_of(kind, tables, live, generation) as shards:
         weights = torch.zeros(3)
         tensors = lambda: {"model.a": weights, "optimizer.a": weights}  # noqa: E731
-        telling = Telling("small", timeline, generation, tensors, lambda: MODEL, lambda: b"onnx", lambda: 7.5)
-        made = Job(shards, ChiefFeed(telling, shards), weights)
+        telling = FeedContent("small", timeline, generation, tensors, lambda: MODEL, lambda: b"onnx", lambda: 7.5)
+        made = Job(shards, ModelFeed(telling, shards), weights)
         if restore is not None:
             shards.restore(*restore, w.soon())
             made.version = restore[2]

@@ -12,27 +12,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dataset.schema import Schema
+from dataset.spec.schema import Schema
 from millrace.config import validate
 from millrace.deadline import Deadline
+from pserver.client.remote import RemoteShards
 from pserver.config import ShardProcess
-from pserver.remote import RemoteShards
-from pserver.server import ShardServer
-from service.predicting.running import complete
-from service.spec import LoadedJob, load_job
+from pserver.server.shard_server import ShardServer
+from service.predict.prediction import complete
+from service.spec.job import LoadedJob, load_job
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC, write_job
-from trainer.commits import read_commit
-from trainer.default_rows import PREFIX, widths_of
-from trainer.exports.reading import open_export
-from trainer.importing.choice import Choice, Tensors
-from trainer.importing.commit import make
-from trainer.importing.exported import Exported
-from trainer.job import build_model
+from trainer.checkpoint.commits import read_commit
+from trainer.exports.reader import open_export
+from trainer.features.default_rows import PREFIX, widths_of
+from trainer.importing.export_source import ExportSource
+from trainer.importing.first_commit import make_first_commit
+from trainer.importing.selection import ImportSelection, TensorSelection
 from trainer.predict.config import PredictionRequest, PredictWorker
-from trainer.predict.parts import Output
-from trainer.predict.plan import Plan, fingerprint_of, segments_of
+from trainer.predict.output_files import PredictionOutput
+from trainer.predict.prediction_plan import PredictionPlan, fingerprint_of, segments_of
 from trainer.predict.worker import run
+from trainer.train.assembly import build_model
 
 SECRET = "secret"
 ARROW = SPEC.replace('command = ["cat"]', 'command = ["python", "generator.py"]\nprotocol = "arrow"\nbatch_events = 32')
@@ -75,12 +75,12 @@ class World:
         raw = {"input": {"paths": ["part-*.txt"]}, "output": str(output), "segment_events": 150, "batch_size": 32}
         return validate(PredictionRequest, {**raw, **asked})
 
-    def plan(self, request: PredictionRequest) -> Plan:
+    def plan(self, request: PredictionRequest) -> PredictionPlan:
         """Fix it, as the first step of a prediction does."""
-        output = Output(Path(request.output))
+        output = PredictionOutput(Path(request.output))
         output.work.mkdir(parents=True, exist_ok=True)
         segments = segments_of(request.input, self.job.spec, self.job.folder, request.segment_events)
-        plan = Plan(fingerprint_of(request, self.job.spec), {"commit": "it"}, segments)
+        plan = PredictionPlan(fingerprint_of(request, self.job.spec), {"commit": "it"}, segments)
         plan.write(output.work)
         return plan
 
@@ -112,9 +112,9 @@ class World:
                 run(self.worker(request, rank, addresses))
         return self.complete(request, plan)
 
-    def complete(self, request: PredictionRequest, plan: Plan) -> dict[str, Any]:
+    def complete(self, request: PredictionRequest, plan: PredictionPlan) -> dict[str, Any]:
         """Metrics, manifest, DONE."""
-        output = Output(Path(request.output))
+        output = PredictionOutput(Path(request.output))
         return complete(self.job, request, output, plan, lambda *_: None, lambda: None)
 
     def _shards(self, request: PredictionRequest, held: ExitStack) -> list[str]:
@@ -160,11 +160,11 @@ def make_world(folder: Path, spec: str = SPEC, num_lines: int = 300) -> World:
     shapes |= {PREFIX + table: (width,) for table, width in widths_of(schema, job.spec.tables).items()}
     dense = {name: rng.normal(0, 0.5, shape) for name, shape in shapes.items()}
     export = write_export(folder / "exports", "base", 3, rows, dense=dense, dim=width - 1)
-    source = Exported(open_export(str(export), folder / "fetched"))
-    choice = Choice.of(schema, job.spec.tables, (), None)
+    source = ExportSource(open_export(str(export), folder / "fetched"))
+    choice = ImportSelection.of(schema, job.spec.tables, (), None)
     made = folder / "made"
     made.mkdir()
-    commit = make(made, job.spec, job.raw, source, choice, Tensors(tuple(dense), {}, ())).commit
+    commit = make_first_commit(made, job.spec, job.raw, source, choice, TensorSelection(tuple(dense), {}, ())).commit
     return World(job, commit)
 
 

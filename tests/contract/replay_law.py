@@ -1,7 +1,7 @@
 """The law of replay, asked of every export of a tests.contract.replay_world.World when it is complete.
 
 The truth beside it are the live shards at each close, key for key, and a plain fold over it: which rows an export takes
-by the rules, and what a base and the deltas after it then give. `replayed` is what trainer.exports.reading makes of the
+by the rules, and what a base and the deltas after it then give. `replayed` is what trainer.exports.reader makes of the
 files; a base of the same version is made of the same commit, to compare with bit for bit.
 """
 
@@ -14,16 +14,16 @@ import numpy as np
 
 from tests.contract import shards_world as w
 from tests.contract.replay_world import GROUPS, KEYS, TABLES
-from trainer.exports.reading import Export, chain_of, open_export, state_at
+from trainer.exports.exporter import export
+from trainer.exports.reader import Export, chain_of, open_export, state_at
 from trainer.exports.request import ExportAnswer, ExportRequest
-from trainer.exports.values import written
-from trainer.exports.writing import export
+from trainer.exports.value_encoding import encode
 
 SLOT_OF = {group: slot for slot, group in GROUPS.items()}
 
 TOLD = ("weights", "score", "delta_score", "unseen_days", "changed_version")
 Told = dict[str, Any]
-"""What the shards tell of a row: see pserver.table.Table.explain."""
+"""What the shards tell of a row: see pserver.tables.table.ShardTable.explain."""
 Rows = dict[int, tuple[Any, ...]]
 """By key: slot, and the bytes of weight, vector and scale, as the files have them."""
 
@@ -170,7 +170,7 @@ class Law:
 
     def _written(self, request: ExportRequest, table: str, row: Told, key: int) -> tuple[Any, ...]:
         weights_RW = np.array([row["weights"]], np.float32)
-        values = written(weights_RW, TABLES[table].first_order, request.section.dtype)
+        values = encode(weights_RW, TABLES[table].first_order, request.section.dtype)
         group = dict(KEYS[table])[key]
         return SLOT_OF[group], *(_bytes(each) for each in (values.weight_R, values.vector_RD, values.scale_R))
 

@@ -17,30 +17,29 @@ from unittest.mock import patch
 import numpy as np
 from safetensors.numpy import save_file
 
-from dataset.config import SparseSlot
-from dataset.schema import Schema
+from dataset.spec.config import SparseSlot
+from dataset.spec.schema import Schema
 from millrace.errors import NotYet, Unwritable
+from millrace.failpoints import Failpoint
 from millrace.keys import key_of_reference
-from millrace.points import Point
-from pserver import departures
-from pserver.client import Gradients, Keys, Scale
 from pserver.config import Adagrad, Bounds, CountEntry, SlotLife, TableSection
-from pserver.embedded import EmbeddedShards
 from pserver.errors import StoreFailed
-from pserver.operations import DayTick, Forget, SetTables, Shrink
-from pserver.residency import Bound
-from pserver.server import ShardServer
-from pserver.store.rocks import RocksRows
-from pserver.sweeping import Sweeper
+from pserver.lifecycle import deletions
+from pserver.protocol.shards import Gradients, Keys, StepScale
+from pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from pserver.rows.row_cache import CacheBound
+from pserver.server.embedded import EmbeddedShards
+from pserver.server.shard_server import ShardServer
+from pserver.store.rocks_store import RocksRowStore
+from pserver.tables.sweeping import Sweeper
 from tests.contract import shards_world as w
-from trainer.commits import Commit, Commits, hash_of, name_of, read_commit, write_manifest
-from trainer.exports.config import ExportSection
-from trainer.exports.exporting import Exporting
-from trainer.exports.ordering import Setting
+from trainer.checkpoint.commits import Commit, Commits, hash_of, name_of, read_commit, write_manifest
+from trainer.config import ExportSection
+from trainer.exports.coordinator import ExportCoordinator
+from trainer.exports.export_settings import ExportSettings
+from trainer.exports.exporter import export
 from trainer.exports.request import ExportAnswer, ExportRequest
-from trainer.exports.writing import export
-from trainer.operations import Closing, cut_of
-from trainer.records import (
+from trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
     ExportedOperation,
@@ -49,6 +48,7 @@ from trainer.records import (
     SetOperation,
     ShrinkOperation,
 )
+from trainer.rank0.operations import ClosingPass, cut_of
 
 GROUPS = {"a": 0, "b": 1, "c": 2, "d": 3}
 SLOTS = {"plain": ("a", "b"), "choosy": ("c", "d")}
@@ -154,11 +154,11 @@ class Closed:
 def as_logged(operation: Any) -> ActingOperation:
     """An operation of tables as the log would have it."""
     match operation:
-        case DayTick(to=to):
+        case AdvanceDay(to=to):
             return DayTickOperation(id="x", to=to)
-        case Shrink():
+        case ShrinkRows():
             return ShrinkOperation(id="x", **asdict(operation))
-        case Forget():
+        case ForgetRow():
             return ForgetOperation(id="x", slot="a", **asdict(operation))
         case SetTables():
             return SetOperation(id="x", keys={})
@@ -209,15 +209,15 @@ class Exporter:
     def _made(self, request: ExportRequest) -> ExportAnswer:
         scratch = self._world.store / "live" / f"export-{request.stream}"
         if self.fate in ("fails", "killed") or self._world.dies_at == "exporting":
-            with patch("trainer.exports.writing.reach", self._stop), suppress(KeyboardInterrupt):
+            with patch("trainer.exports.exporter.reach", self._stop), suppress(KeyboardInterrupt):
                 return export(request, scratch)  # and where it is killed, begun anew
         answer = export(request, scratch)
         self._world.made(request, answer)
         self._world.reach("exported")
         return answer
 
-    def _stop(self, point: Point) -> None:
-        if point is Point.EXPORT_MANIFEST:
+    def _stop(self, point: Failpoint) -> None:
+        if point is Failpoint.EXPORT_MANIFEST:
             self._world.reach("exporting")
             if self.fate == "fails":
                 raise Unwritable(Path("out"), OSError(5, "the disk is broken"))
@@ -225,7 +225,7 @@ class Exporter:
 
 
 class Committer:
-    """Makes real commits, at once or while the next pass trains; see trainer.commit.Committer."""
+    """Makes real commits, at once or while the next pass trains; see trainer.checkpoint.committer.Committer."""
 
     def __init__(self, world: "World") -> None:
         self._world, self.version = world, world.version
@@ -262,7 +262,7 @@ class Committer:
         world, commits = self._world, Commits(self._world.store)
         folder = commits.folder / name_of("t1", flying["version"], world.generation)
         folder.mkdir(parents=True)
-        with patch.object(RocksRows, "checkpoint", _broken) if fails else nullcontext():
+        with patch.object(RocksRowStore, "checkpoint", _broken) if fails else nullcontext():
             try:
                 parts = world.shards.write_snapshot(folder, w.soon())
             except StoreFailed as error:
@@ -339,14 +339,14 @@ class World:
 
     def _patch(self, max_increments: int) -> None:
         HandSweeper.made = []
-        bound = Bound(MAX_RESIDENT, 1000)
+        bound = CacheBound(MAX_RESIDENT, 1000)
         for target, name, value in (
-            (Bound, "of", lambda memory_bytes, width: bound),
-            (departures, "PIECE_ROWS", 4),
+            (CacheBound, "of", lambda memory_bytes, width: bound),
+            (deletions, "PIECE_ROWS", 4),
         ):
             self._patches.enter_context(patch.object(target, name, value))
-        self._patches.enter_context(patch("pserver.shard.Sweeper", HandSweeper))
-        self._patches.enter_context(patch("pserver.changes.MAX_INCREMENTS", max_increments))
+        self._patches.enter_context(patch("pserver.server.shard.Sweeper", HandSweeper))
+        self._patches.enter_context(patch("pserver.commit.change_files.MAX_INCREMENTS", max_increments))
 
     # -- a chief's life
 
@@ -359,7 +359,7 @@ class World:
         live = self.store / "live" / f"g{self.generation}"
         self.shards = fleet(self._lives, shards, self.first_tables, live)
         self.exporter = Exporter(self)
-        self.exporting = Exporting(self._setting(), self.exporter, self.noted.append)
+        self.exporting = ExportCoordinator(self._setting(), self.exporter, self.noted.append)
         self._restore(commit)
         self.committer = Committer(self)
         after = [closed for closed in self.log if closed.version > self.version]
@@ -391,9 +391,9 @@ class World:
         tables = {name: table.model_dump(mode="json") for name, table in self.tables.items()}
         return {"day": self.day, "tables": tables, "exporting": self.exporting.state()}
 
-    def _setting(self) -> Setting:
+    def _setting(self) -> ExportSettings:
         slots = [SparseSlot(name=slot, kind="sparse", table=table) for table, slots in SLOTS.items() for slot in slots]
-        return Setting(
+        return ExportSettings(
             job="small", store=self.store, folder=self.store, timeline="t1", fingerprint={}, timed=False,
             streams=self.sections, schema=Schema.of(slots), tables=lambda: self.tables, forks=lambda: 0,
             stage=lambda request, folder: None,
@@ -474,7 +474,7 @@ class World:
             self._sweep(one.sweeps - one.sweeps // 2 if step == 0 else one.sweeps // 2)
             pushes = {table: self._push(table, keys, one.clicks, step) for table, keys in batch.items()}
             following = prepared[step + 1] if step + 1 < len(prepared) else None
-            self.shards.exchange(step, ready, pushes, following, Scale(64), w.soon())
+            self.shards.exchange(step, ready, pushes, following, StepScale(64), w.soon())
         if not prepared:
             self._sweep(one.sweeps)
 
@@ -500,8 +500,8 @@ class World:
         self.reach("logged")
         return closed
 
-    def _closing(self, one: Pass) -> Closing:
-        return Closing(
+    def _closing(self, one: Pass) -> ClosingPass:
+        return ClosingPass(
             version=self.version, day=self.day, ticks=one.days, event_time_s=None, pass_times_s=None, wall_s=0.5,
             stats=self.shards.stats(w.soon()), positions={}, metrics={}, num_samples=len(one.learns), ended=False,
         )  # fmt: skip
@@ -523,7 +523,7 @@ class World:
             match each:
                 case SetTables(tables=tables):
                     self.tables |= {name: TableSection.model_validate(table) for name, table in tables.items()}
-                case DayTick(to=day):
+                case AdvanceDay(to=day):
                     self.day = max(self.day, day)
         if acting:
             self.shards.operate(self.version, acting, w.soon())
@@ -538,12 +538,12 @@ class World:
     def _operation(self, kind: str, *words: Any) -> Any:
         match kind, words:
             case "shrink", (table, below, after, at_once):
-                return Shrink(table=table, delete_below=below, delete_after_days=after, at_once=at_once)
+                return ShrinkRows(table=table, delete_below=below, delete_after_days=after, at_once=at_once)
             case "forget", (table, sign):
                 key, group = KEYS[table][sign]
-                return Forget(table=table, group=group, key=key)
+                return ForgetRow(table=table, group=group, key=key)
             case "tick", (days,):
-                return DayTick(to=self.day + days)
+                return AdvanceDay(to=self.day + days)
             case "set", (table, decay, lr):
                 section = self.tables[table]
                 optimizer = section.optimizer.model_copy(update={"lr": lr})

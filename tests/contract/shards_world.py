@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from millrace.deadline import Deadline
-from pserver.client import Gradients, Keys, Scale, ShardPart, Shards
+from pserver.client.remote import RemoteShards
 from pserver.config import Adagrad, ShardProcess, TableSection
-from pserver.embedded import EmbeddedShards
-from pserver.remote import RemoteShards
-from pserver.server import ShardServer
+from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
+from pserver.server.embedded import EmbeddedShards
+from pserver.server.shard_server import ShardServer
 
 SECRET, SEED = "a secret", 7
 TABLES = {
@@ -134,14 +134,14 @@ def train(
             gradients = {
                 name: push_of(k, rows[step][name].shape[1], seed * 1000 + step) for name, k in batches[step].items()
             }
-        answer = shards.exchange(step, mine, gradients, following, Scale(64), soon())
+        answer = shards.exchange(step, mine, gradients, following, StepScale(64), soon())
         assert (answer is None) == (following is None)
         if answer is not None:
             rows.append(answer)
     return rows, shards.close_pass(day, soon())
 
 
-def commit(shards: Shards, folder: Path, version: int) -> list[ShardPart]:
+def commit(shards: Shards, folder: Path, version: int) -> list[ShardCommitPart]:
     """All that a chief asks of the shards for a commit that succeeds."""
     shards.snapshot(version, soon())
     folder.mkdir(parents=True)

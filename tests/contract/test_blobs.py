@@ -10,9 +10,9 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import Unwritable
 from tests.s3_server import s3  # noqa: F401
+from trainer.blob.address import parse
+from trainer.blob.blob_store import CHUNK_BYTES, UNFINISHED, checked_file, head_of, open_blobs, whole
 from trainer.blob.errors import BlobUnavailable, SourceDamaged
-from trainer.blob.store import CHUNK_BYTES, UNFINISHED, checked_file, head_of, open_blobs, whole
-from trainer.mirror.address import parse
 
 SOON = 30.0
 LARGE = 2 * CHUNK_BYTES + 12_345

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import SpecError
-from pserver.client import Scale
 from pserver.consistency.modes import POLICIES, policy_of
 from pserver.consistency.policy import StepFigures
-from pserver.errors import BadRequest
+from pserver.errors import InvalidShardCall
+from pserver.protocol.shards import StepScale
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 
@@ -91,7 +91,7 @@ def test_a_push_that_is_repeated_after_it_was_applied_does_not_count_again(mode,
 def test_no_push_follows_the_close_of_its_rank(mode, world):
     one = run(mode, world, 1, seed=1)
     one.order.close(0)
-    with pytest.raises(BadRequest):
+    with pytest.raises(InvalidShardCall):
         one.order.push(1, 0)
 
 
@@ -179,7 +179,7 @@ def train(world, num_steps):
             mine = step < len(ready)
             push = {"default": w.push_of(batches[step], 5, seed=100 * step + rank)} if mine else None
             following = ready[step + 1] if step + 1 < len(ready) else None
-            shards.exchange(step, ready[step] if mine else None, push, following, Scale(30), w.soon())
+            shards.exchange(step, ready[step] if mine else None, push, following, StepScale(30), w.soon())
         return shards.close_pass(0, w.soon())
 
     closes = world.each(act)
@@ -207,7 +207,7 @@ def test_sync_names_the_ranks_that_are_missing_and_lets_nobody_close_before_they
     one = Pass("sync", 3, 1)
     one.push(1)
     assert one.order.missing() == [0, 2] and one.ready() == [0, 2]
-    with pytest.raises(BadRequest, match="pass 1 cannot close: step 0 lacks rank 0, 2"):
+    with pytest.raises(InvalidShardCall, match="pass 1 cannot close: step 0 lacks rank 0, 2"):
         one.order.close(0)
 
 

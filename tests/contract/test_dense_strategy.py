@@ -9,9 +9,9 @@ from torch import nn
 
 from millrace.errors import BadInput, SpecError
 from tests.fakes.thread_ranks import on_ranks
+from trainer.collectives.ranks import SingleRank
 from trainer.config import DenseSgd, TrainSection
-from trainer.dense_strategy import STRATEGIES, dense_strategy
-from trainer.ranks import Alone
+from trainer.dense.strategy import STRATEGIES, dense_strategy
 
 EVERY = pytest.mark.parametrize("name", sorted(STRATEGIES))
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
@@ -152,7 +152,7 @@ def test_what_three_ranks_consolidated_is_loaded_by_one(name):
     results, _ = on_ranks(3, lambda ranks: dict(trained(ranks, name)[0].consolidate()))
     saved = {key: value.clone() for key, value in results[0].items()}
     net = model(seed=4)
-    alone = dense_strategy(net, section(name), Alone())
+    alone = dense_strategy(net, section(name), SingleRank())
     alone.load(saved)
     assert all(torch.equal(value, saved[key]) for key, value in weights(alone.tensors()).items())
     assert {f"model.{key}" for key in net.state_dict()} <= saved.keys()
@@ -161,7 +161,7 @@ def test_what_three_ranks_consolidated_is_loaded_by_one(name):
 @EVERY
 def test_a_skipped_step_changes_nothing(name):
     net = model()
-    strategy = dense_strategy(net, section(name), Alone())
+    strategy = dense_strategy(net, section(name), SingleRank())
     before = strategy.digest()
     strategy.clear()
     (net(torch.ones(2, 3)).sum() * float("nan")).backward()
@@ -176,7 +176,7 @@ def test_a_skipped_step_changes_nothing(name):
 def test_the_scale_of_the_loss_is_taken_out(name):
     def learnt(scale):
         net = model()
-        strategy = dense_strategy(net, section(name), Alone())
+        strategy = dense_strategy(net, section(name), SingleRank())
         strategy.clear()
         (net(torch.ones(2, 3)).square().sum() * scale).backward()
         strategy.after_backward(0, scale)
@@ -190,8 +190,8 @@ def test_the_scale_of_the_loss_is_taken_out(name):
 @EVERY
 def test_a_pass_leaves_nothing_for_the_next_one(name):
     net = model()
-    strategy = dense_strategy(net, section(name, accumulate=4), Alone())
-    train(Alone(), strategy, net, range(3), lambda rank, step: torch.ones(2, 3))
+    strategy = dense_strategy(net, section(name, accumulate=4), SingleRank())
+    train(SingleRank(), strategy, net, range(3), lambda rank, step: torch.ones(2, 3))
     digest = strategy.digest()
     strategy.flush()
     assert strategy.digest() == digest
@@ -199,9 +199,9 @@ def test_a_pass_leaves_nothing_for_the_next_one(name):
 
 @EVERY
 def test_a_commit_of_another_model_is_refused(name):
-    other = dense_strategy(nn.Linear(2, 2), section(name), Alone()).consolidate()
+    other = dense_strategy(nn.Linear(2, 2), section(name), SingleRank()).consolidate()
     with pytest.raises(BadInput, match="another model"):
-        dense_strategy(model(), section(name), Alone()).load(dict(other))
+        dense_strategy(model(), section(name), SingleRank()).load(dict(other))
 
 
 @EVERY
@@ -219,7 +219,7 @@ def test_a_strategy_that_is_not_built_is_refused_with_those_that_are():
     with pytest.raises(
         SpecError, match=f'train.dense: there is no strategy "local_sgd"; known: {sorted(STRATEGIES)[0]}'
     ):
-        dense_strategy(model(), unknown, Alone())
+        dense_strategy(model(), unknown, SingleRank())
 
 
 # all-reduce
@@ -229,12 +229,12 @@ def test_a_strategy_that_is_not_built_is_refused_with_those_that_are():
 def test_all_reduced_ranks_learn_what_one_rank_learns_from_all_batches(world):
     found, _ = on_ranks(world, lambda ranks: weights(trained(ranks, "allreduce")[0].tensors()))
     net = model()
-    alone = dense_strategy(net, section("allreduce"), Alone())
+    alone = dense_strategy(net, section("allreduce"), SingleRank())
 
     def joined(rank, step):
         parts = [each for r in range(world) if (each := batch(r, step)) is not None]
         return torch.cat(parts) if parts else None
 
-    train(Alone(), alone, net, batches=joined)
+    train(SingleRank(), alone, net, batches=joined)
     for name, value in weights(alone.tensors()).items():
         assert torch.allclose(found[0][name], value, rtol=0, atol=TOLERANCE)

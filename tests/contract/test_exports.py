@@ -10,11 +10,11 @@ from millrace.deadline import Deadline
 from pserver.config import TableSection
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import s3  # noqa: F401
-from trainer.exports import tables as tables_module
-from trainer.exports.outlet import open_outlet
-from trainer.exports.reading import chain_of, open_export, state_at
-from trainer.exports.request import Parent
-from trainer.exports.writing import export
+from trainer.exports import parquet_files as tables_module
+from trainer.exports.destination import open_destination
+from trainer.exports.exporter import export
+from trainer.exports.reader import chain_of, open_export, state_at
+from trainer.exports.request import ParentExport
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def made(scratch):
 
 @pytest.fixture
 def outlet(address, tmp_path):
-    return open_outlet(address, "small", tmp_path / "gathered", Deadline.after(60))
+    return open_destination(address, "small", tmp_path / "gathered", Deadline.after(60))
 
 
 def names(outlet):
@@ -183,7 +183,7 @@ def test_an_older_increment_names_more_than_a_delta_takes(job, address, made):
 
 def test_many_files_are_one_table(job, address, made, monkeypatch, tmp_path):
     monkeypatch.setattr(tables_module, "MAX_FILE_ROWS", 100)
-    monkeypatch.setattr("pserver.store.rocks.SCAN_CHUNK", 64)
+    monkeypatch.setattr("pserver.store.rocks_store.SCAN_CHUNK", 64)
     job.set(1, A)
     found = opened(made(job.request(job.commit(1), "base", address)), tmp_path)
     assert len([path for path in found.files if path.startswith("rows-")]) >= 4
@@ -293,7 +293,7 @@ def failed(answer, outlet, path, words):
 
 def test_a_delta_without_its_parent_is_final(job, address, scratch, made, outlet):
     job.set(1, A)
-    parent = Parent(name="0000000001-base", version=1, timeline="t1")
+    parent = ParentExport(name="0000000001-base", version=1, timeline="t1")
     request = job.request(job.commit(2, since=1), "delta", address, parent)
     assert failed(export(request, scratch), outlet, "t1/0000000002-delta", "is not in").final
     requests, _ = chain(job, address, made, 1)

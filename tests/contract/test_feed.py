@@ -8,18 +8,19 @@ import grpc
 import numpy as np
 import pytest
 
-from millrace import rpc
 from millrace.errors import Refused, Unavailable
-from pserver import feed_wire, wire
-from pserver.feed_stream import FeedStream
-from pserver.operations import DayTick, Forget, SetTables, Shrink
+from millrace.rpc import channels
+from pserver.feed import feed_messages
+from pserver.feed.feed_client import FeedStream
 from pserver.proto import feed_pb2, shard_pb2
+from pserver.protocol import messages
+from pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
 from tests.contract import feed_world as f
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.contract.test_shards_living import TABLES as LIVING
-from trainer.replica.feeding import FeedUpdates
-from trainer.replica.finding import Whereabouts
+from trainer.replica.feed_address import FeedAddress
+from trainer.replica.feed_updates import FeedUpdates
 
 KINDS = [0, 1, 2]
 IDS = ["embedded", "1-shard", "2-shards"]
@@ -33,10 +34,10 @@ def some_operations(draw, version):
     name, group = [("default", 1), ("other", 2)][draw.integers(2)]
     lr = {"tables": {"other": TABLES["other"].model_dump(mode="json")}}
     all_of_them = [
-        Shrink(table="other", at_once=bool(draw.integers(2))),
-        Shrink(table="default", delete_below=2.0, at_once=bool(draw.integers(2))),
-        DayTick(to=version),
-        Forget(table=name, group=group, key=key),
+        ShrinkRows(table="other", at_once=bool(draw.integers(2))),
+        ShrinkRows(table="default", delete_below=2.0, at_once=bool(draw.integers(2))),
+        AdvanceDay(to=version),
+        ForgetRow(table=name, group=group, key=key),
         SetTables(**lr),
     ]
     return [all_of_them[i] for i in draw.permutation(len(all_of_them))[: draw.integers(4)]]
@@ -193,7 +194,7 @@ def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
 
 def test_a_subscriber_that_does_not_read_is_disconnected(monkeypatch, caplog):
     """The transport takes some 20 versions before the feed sees that nobody reads; the number is its choice."""
-    monkeypatch.setattr("pserver.feed.MAX_WAITING_BYTES", 1 << 20)
+    monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 20)
     big = {"default": w.keys(*range(100, 8000)), "other": w.keys(*f.SIGNS, group=2)}
     with f.job(1, w.TABLES) as job:
         where = job.find(None)
@@ -212,7 +213,7 @@ def test_a_subscriber_that_does_not_read_is_disconnected(monkeypatch, caplog):
 
 
 def test_a_disconnected_subscriber_reconnects_and_gets_the_changes(monkeypatch):
-    monkeypatch.setattr("pserver.feed.MAX_WAITING_BYTES", 1 << 10)
+    monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 10)
     big = {"default": w.keys(*range(5000)), "other": w.keys(*f.SIGNS, group=2)}
     with f.job(1, w.TABLES) as job, f.follower(job) as held:
         job.live([big])
@@ -236,18 +237,18 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
         assert where.secret != w.SECRET and len(where.secret) == 32
         assert job.find(None) == where
         for address in (where.chief, *where.shards):
-            channel = rpc.open_channel(address)
+            channel = channels.open_channel(address)
             exchange = channel.unary_unary(
-                rpc.path_of(wire.SERVICE, "Exchange"), shard_pb2.ExchangeRequest.SerializeToString
+                channels.path_of(messages.SERVICE, "Exchange"), shard_pb2.ExchangeRequest.SerializeToString
             )
             with pytest.raises(grpc.RpcError) as refused:
-                exchange(shard_pb2.ExchangeRequest(), timeout=5, metadata=rpc.metadata(where.secret))
+                exchange(shard_pb2.ExchangeRequest(), timeout=5, metadata=channels.metadata(where.secret))
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
             subscribe = channel.unary_stream(
-                rpc.path_of(feed_wire.SERVICE, "Subscribe"), feed_pb2.SubscribeRequest.SerializeToString
+                channels.path_of(feed_messages.SERVICE, "Subscribe"), feed_pb2.SubscribeRequest.SerializeToString
             )
             with pytest.raises(grpc.RpcError) as refused:
-                list(subscribe(feed_pb2.SubscribeRequest(format=1), timeout=5, metadata=rpc.metadata(w.SECRET)))
+                list(subscribe(feed_pb2.SubscribeRequest(format=1), timeout=5, metadata=channels.metadata(w.SECRET)))
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             channel.close()
 
@@ -266,7 +267,7 @@ def test_the_last_version_of_a_job_that_ends_is_heard(kind):
 
 
 def test_who_leaves_gives_its_place_back(monkeypatch):
-    monkeypatch.setattr("pserver.feed.MAX_SUBSCRIBERS", 1)
+    monkeypatch.setattr("pserver.feed.publisher.MAX_SUBSCRIBERS", 1)
     with f.job(1, w.TABLES) as job:
         for _ in range(3):
             job.live(some_batches())
@@ -284,7 +285,7 @@ def test_where_another_process_listens_now_the_feed_is_looked_for_again():
     with f.job(0, w.TABLES) as job, f.job(0, w.TABLES) as other:
         job.live(some_batches())
         with f.follower(job) as held:
-            stale = Whereabouts.of_message(job.find(None).message() | {"chief": other.find(None).chief})
+            stale = FeedAddress.of_message(job.find(None).message() | {"chief": other.find(None).chief})
             first = [stale]
             held.feed = FeedUpdates(lambda deadline: first.pop() if first else job.find(deadline))
             assert isinstance(held.troubled(), Unavailable)
@@ -292,14 +293,14 @@ def test_where_another_process_listens_now_the_feed_is_looked_for_again():
 
 
 def test_another_format_and_too_many_are_told_so(monkeypatch):
-    monkeypatch.setattr("pserver.feed.MAX_SUBSCRIBERS", 1)
+    monkeypatch.setattr("pserver.feed.publisher.MAX_SUBSCRIBERS", 1)
     with f.job(0, w.TABLES) as job:
         job.live(some_batches())
         with f.follower(job) as held:
             held.until(1)
             with f.follower(job) as another:
                 assert "1 subscribers follow already" in str(another.troubled())
-        monkeypatch.setattr("pserver.feed_wire.FORMAT", 2)
+        monkeypatch.setattr("pserver.feed.feed_messages.FORMAT", 2)
         with f.follower(job) as newer:
-            monkeypatch.setattr("pserver.feed_server.feed_wire", type("Old", (), {"FORMAT": 1}))
+            monkeypatch.setattr("pserver.feed.feed_server.feed_wire", type("Old", (), {"FORMAT": 1}))
             assert isinstance(newer.troubled(), Refused)

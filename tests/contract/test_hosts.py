@@ -6,18 +6,18 @@ import tomllib
 import pytest
 
 from millrace.errors import MillraceError, SpecError
-from service.access.config import AllowSection
-from service.hosting.config import LimitsSection, ServiceConfig
-from service.hosting.errors import JobExists, NotHosted, StillRunning, TooMany, UnknownJob
-from service.hosting.folder import JobFolder
-from service.hosting.host import Action, Desired, NewJob, Phase
-from service.hosting.local_host import hosting
-from service.hosting.memory import MemoryHost
-from service.hosting.one_job import hosted
-from service.hosting.output import Output
-from service.hosting.work import Work
+from service.auth.config import AllowSection
+from service.jobs.config import LimitsSection, ServiceConfig
+from service.jobs.errors import JobExists, LimitReached, NotHosted, StillRunning, UnknownJob
+from service.jobs.folder import JobFolder
+from service.jobs.foreground_host import foreground_host
+from service.jobs.host import Action, Desired, NewJob, Phase
+from service.jobs.local_host import host_jobs
+from service.jobs.memory_host import MemoryHost
+from service.jobs.operation_queue import OperationQueue
+from service.jobs.output_files import OutputWriter
 from service.records.database import opened
-from service.spec import job_of
+from service.spec.job import job_of
 from tests.integration.stream_job import SPEC
 
 RAW = tomllib.loads(SPEC)
@@ -35,7 +35,7 @@ def config_of(tmp_path, **limits):
 
 @pytest.fixture
 def local(tmp_path):
-    with hosting(config_of(tmp_path, max_jobs=2)) as host:
+    with host_jobs(config_of(tmp_path, max_jobs=2)) as host:
         yield host
 
 
@@ -48,11 +48,11 @@ def host(request, tmp_path):
             host.create(new(), "ann")
             yield host
         case "run":
-            with hosted(job_of(RAW, tmp_path), lambda: {"state": "starting"}) as host:
+            with foreground_host(job_of(RAW, tmp_path), lambda: {"state": "starting"}) as host:
                 yield host
         case "memory":
             with opened(f"sqlite:///{tmp_path}/memory.db") as records:
-                host = MemoryHost(records, Work(records), tmp_path)
+                host = MemoryHost(records, OperationQueue(records), tmp_path)
                 host.create(new(), "ann")
                 yield host
                 host.work.close()
@@ -119,18 +119,18 @@ def test_a_job_has_a_folder_with_its_spec_and_a_store_of_its_own(local, tmp_path
 
 
 def test_jobs_are_there_again_after_the_host_was(tmp_path):
-    with hosting(config_of(tmp_path)) as host:
+    with host_jobs(config_of(tmp_path)) as host:
         before = host.create(new(), "ann")
         host.act("small", Action.STOP, "ann")
-    with hosting(config_of(tmp_path)) as host:
+    with host_jobs(config_of(tmp_path)) as host:
         assert host.job("small") == before
 
 
 def test_one_service_hosts_a_root(tmp_path):
     with (
-        hosting(config_of(tmp_path)),
+        host_jobs(config_of(tmp_path)),
         pytest.raises(SpecError, match="another service hosts the jobs"),
-        hosting(config_of(tmp_path)),
+        host_jobs(config_of(tmp_path)),
     ):
         pass
 
@@ -159,7 +159,7 @@ def test_there_is_a_limit_on_jobs_and_two_do_not_share_a_store(local, tmp_path):
     with pytest.raises(SpecError, match="belongs to job 'a'"):
         local.create(new("b", store={"path": f"{shared['path']}/below"}), "ann")
     local.create(new("b"), "ann")
-    with pytest.raises(TooMany, match="limits.max_jobs"):
+    with pytest.raises(LimitReached, match="limits.max_jobs"):
         local.create(new("c"), "ann")
 
 
@@ -222,7 +222,7 @@ def test_a_job_that_something_is_done_to_is_not_deleted(local):
 
 def test_what_its_processes_printed_is_told(local):
     job = local.create(new(), "ann")
-    output = Output(job.store / "output", 1 << 20)
+    output = OutputWriter(job.store / "output", 1 << 20)
     output.write("trainer-0", "hello")
     output.close()
     assert [line.text for line in local.log_lines("small", "trainer-0", -1, 5)] == ["hello"]

@@ -14,10 +14,10 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError, Unwritable
-from service.launcher.child import Spawner
-from service.launcher.launchers import LAUNCHERS, LOCAL, open_launcher
-from service.launcher.process import ProcessLauncher
-from service.launcher.runtime import TAIL_LINES, CannotStart, WorkerRole
+from service.cluster.child import Spawner
+from service.cluster.launchers import LAUNCHERS, LOCAL, open_launcher
+from service.cluster.local import ProcessLauncher
+from service.cluster.runtime import TAIL_LINES, CannotStart, WorkerRole
 from tests.fakes.launch import PRELOAD, fake_worker
 
 ROOT = Path(__file__).parents[2]

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataset.errors import BadEvent
+from dataset.stream.errors import BadEvent
 from millrace.errors import SpecError
-from service.spec import load_job
+from service.spec.job import load_job
 from tests.contract.predict_world import ARROW, SPEC, content, make_world, rows_of
 from tests.integration.stream_job import write_job
-from trainer.predict.parts import Output
+from trainer.predict.output_files import PredictionOutput
 from trainer.predict.worker import run
 
 pytestmark = pytest.mark.timeout(120)
@@ -93,7 +93,7 @@ def test_predictions_hardly_depend_on_the_size_of_batches(world, alone, tmp_path
 
 def test_parts_that_are_there_are_kept_and_the_rest_is_made(world, alone, tmp_path):
     request = world.request(tmp_path / "out", **HANDED)
-    plan, output = world.plan(request), Output(tmp_path / "out")
+    plan, output = world.plan(request), PredictionOutput(tmp_path / "out")
     run(world.worker(request, 0, ()))
     times = {number: (tmp_path / "out" / f"part-{number:06d}.parquet").stat().st_mtime_ns for number in (0, 1, 4)}
     (output.work / "mark-000002.json").unlink()  # killed after the part, before its mark

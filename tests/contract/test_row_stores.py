@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from millrace.retry import Backoff
 from pserver.errors import StoreDamaged, StoreFailed
-from pserver.store import rocks
-from pserver.store.base import keys_at, order_of
-from pserver.store.memory import MemoryRows
-from pserver.store.rocks import RocksRows
+from pserver.store import rocks_store
+from pserver.store.memory_store import MemoryRowStore
+from pserver.store.rocks_store import RocksRowStore
+from pserver.store.row_store import keys_in_order, sort_order_of
 from tests.small_disk import small_disk
 
 WORDS = 5
-KINDS = pytest.mark.parametrize("kind", [MemoryRows, RocksRows], ids=["memory", "rocks"])
+KINDS = pytest.mark.parametrize("kind", [MemoryRowStore, RocksRowStore], ids=["memory", "rocks"])
 
 
 def some_rows(count, seed=0, words=WORDS):
@@ -86,10 +86,10 @@ def test_a_scan_is_in_order_by_buckets_and_of_the_state_at_the_call(kind, beside
     keys_U, rows_UW = some_rows(70_000)
     store.write(keys_U, rows_UW)
     scan = store.scan(beside=beside)
-    last = keys_at(order_of(keys_U).max(keepdims=True) + np.uint64(1))
+    last = keys_in_order(sort_order_of(keys_U).max(keepdims=True) + np.uint64(1))
     store.write(np.append(keys_U[:100], last), rows_UW[:101] + np.uint32(1))
     chunks = list(scan)
-    assert (np.concatenate([keys for keys, _ in chunks]) == keys_at(np.sort(order_of(keys_U)))).all()
+    assert (np.concatenate([keys for keys, _ in chunks]) == keys_in_order(np.sort(sort_order_of(keys_U)))).all()
     assert {key: row for keys, rows in chunks for key, row in as_dict(keys, rows).items()} == as_dict(keys_U, rows_UW)
     of_some = contents(store, 17, 19)
     assert of_some.keys() == {key for key in keys_U.tolist() if key % 4096 in (17, 18)}
@@ -180,7 +180,7 @@ def _play(kind, acts, folder):
             store.close()
             model = dict(model)
             store = kind.open(folder / f"live-{number}", path, num_words=WORDS, known=files)
-        elif act == "compact" and kind is RocksRows:
+        elif act == "compact" and kind is RocksRowStore:
             store._db.compact_range(None, None)
         assert contents(store) == model
         found_U, rows_FW = store.get(np.array([*model, 77], np.uint64))
@@ -203,7 +203,7 @@ def test_a_checkpoint_with_other_words_or_of_another_format_is_refused(kind, tmp
         kind.open(tmp_path / "live2", tmp_path / "c", num_words=WORDS + 1)
     with pytest.raises(StoreDamaged):
         kind.open(tmp_path / "live2", tmp_path / "nothing", num_words=WORDS)
-    if kind is RocksRows:
+    if kind is RocksRowStore:
         (tmp_path / "c" / "rows.json").write_text(json.dumps({"format": 2, "words": WORDS}))
         with pytest.raises(StoreDamaged, match="format 2; this program reads format 1"):
             kind.open(tmp_path / "live2", tmp_path / "c", num_words=WORDS)
@@ -212,9 +212,11 @@ def test_a_checkpoint_with_other_words_or_of_another_format_is_refused(kind, tmp
 
 def test_order_is_a_bijection_that_puts_buckets_first():
     keys_U, _ = some_rows(1000)
-    assert (keys_at(order_of(keys_U)) == keys_U).all() and (order_of(keys_at(keys_U)) == keys_U).all()
-    assert (order_of(keys_U) >> np.uint64(52) == keys_U % np.uint64(4096)).all()
-    assert order_of(np.array([1, 4096], np.uint64)).tolist() == [1 << 52, 1]
+    assert (keys_in_order(sort_order_of(keys_U)) == keys_U).all() and (
+        sort_order_of(keys_in_order(keys_U)) == keys_U
+    ).all()
+    assert (sort_order_of(keys_U) >> np.uint64(52) == keys_U % np.uint64(4096)).all()
+    assert sort_order_of(np.array([1, 4096], np.uint64)).tolist() == [1 << 52, 1]
 
 
 # --- RocksDB alone --------------------------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ def test_order_is_a_bijection_that_puts_buckets_first():
 @pytest.fixture
 def made(tmp_path):
     """A checkpoint of 20,000 rows, and what the manifest would know of it."""
-    store = RocksRows.open(tmp_path / "live", None, num_words=WORDS)
+    store = RocksRowStore.open(tmp_path / "live", None, num_words=WORDS)
     keys_U, rows_UW = some_rows(20_000)
     store.write(keys_U, rows_UW)
     files = store.checkpoint(tmp_path / "c")
@@ -235,8 +237,10 @@ def test_rows_files_are_shared_between_commits_and_live_folders_and_hashed_once(
     folder, files, keys_U, rows_UW = made
     hashed = []
     digest = hashlib.file_digest
-    monkeypatch.setattr(rocks.hashlib, "file_digest", lambda file, name: hashed.append(file.name) or digest(file, name))
-    store = RocksRows.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
+    monkeypatch.setattr(
+        rocks_store.hashlib, "file_digest", lambda file, name: hashed.append(file.name) or digest(file, name)
+    )
+    store = RocksRowStore.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
     (shared,) = (name for name in files if name.endswith(".sst"))
     assert (folder / "live2" / shared).samefile(folder / "c" / shared)
     store.write(keys_U[:10], rows_UW[:10])
@@ -289,7 +293,7 @@ def test_damage_is_recognised_when_opened_or_read(made, damage, reading):
     name, act = DAMAGES[damage]
     act(next((folder / "c").glob(name)))
     with pytest.raises(StoreDamaged, match=str(folder)):
-        store = RocksRows.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
+        store = RocksRowStore.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
         try:
             store.get(keys_U) if reading == "get" else list(store.scan())
         finally:
@@ -313,7 +317,7 @@ class EndingEarly:
 
 def test_a_reader_that_ends_early_for_no_reason_is_an_error(made, monkeypatch):
     folder, files, keys_U, _ = made
-    store = RocksRows.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
+    store = RocksRowStore.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
     monkeypatch.setattr(store, "_db", EndingEarly(store._db))
     with pytest.raises(StoreFailed, match="ended too early"):
         list(store.scan())
@@ -329,7 +333,7 @@ def test_a_damaged_filter_hides_no_row(made):
     path.unlink()
     path.write_bytes(content[:begin] + bytes(2000) + content[begin + 2000 :])
     assert begin + 2000 < index
-    store = RocksRows.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
+    store = RocksRowStore.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
     found_U, got_UW = store.get(keys_U)
     assert found_U.all() and (got_UW == rows_UW).all()
     store.close()
@@ -337,18 +341,18 @@ def test_a_damaged_filter_hides_no_row(made):
 
 def test_a_file_of_rows_that_cannot_be_synced_again_is_damaged_and_no_checkpoint_is_left(made, monkeypatch):
     folder, *_ = made
-    store = RocksRows.open(folder / "live2", folder / "c", num_words=WORDS)
+    store = RocksRowStore.open(folder / "live2", folder / "c", num_words=WORDS)
 
     def failing(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    monkeypatch.setattr(rocks, "_sync", failing)
+    monkeypatch.setattr(rocks_store, "_sync", failing)
     with pytest.raises(StoreDamaged, match="Input/output error"):
         store.checkpoint(folder / "c2")
     assert not (folder / "c2").exists()
     with pytest.raises(StoreFailed, match="Input/output error"):
         store.write(*some_rows(10, seed=9))
-    assert not (folder / "live2" / rocks.NEXT).exists() and len(contents(store)) == 20_000
+    assert not (folder / "live2" / rocks_store.NEXT).exists() and len(contents(store)) == 20_000
     store.close()
 
 
@@ -360,12 +364,12 @@ def test_what_rocksdb_says_is_told_apart():
         "IO error: No such file or directory: While open a file for random read: 000008.sst": StoreDamaged,
         "Invalid argument: x/CURRENT: does not exist (create_if_missing is false)": StoreDamaged,
     }.items():
-        assert type(rocks.error_of(text)) is meaning
+        assert type(rocks_store.store_error_of(text)) is meaning
 
 
 def test_threads_read_while_one_writes(made):
     folder, files, keys_U, rows_UW = made
-    store = RocksRows.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
+    store = RocksRowStore.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
     wrong, stop = [], threading.Event()
 
     def read():
@@ -402,7 +406,7 @@ def listed(folder):
 
 @pytest.mark.parametrize("leave", [0, 4096, 100_000])
 def test_a_full_disk_fails_the_write_leaves_nothing_and_room_lets_the_next_one_pass(disk, leave):
-    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
+    store = RocksRowStore.open(disk.folder / "live", None, num_words=WORDS)
     keys_U, rows_UW = some_rows(20_000)
     store.write(keys_U, rows_UW)
     disk.leave(leave)
@@ -420,7 +424,7 @@ def test_a_full_disk_fails_the_write_leaves_nothing_and_room_lets_the_next_one_p
 
 
 def test_a_full_disk_fails_the_checkpoint_and_leaves_nothing_of_it(disk):
-    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
+    store = RocksRowStore.open(disk.folder / "live", None, num_words=WORDS)
     rows = some_rows(20_000)
     store.write(*rows)
     disk.leave(0)
@@ -431,33 +435,33 @@ def test_a_full_disk_fails_the_checkpoint_and_leaves_nothing_of_it(disk):
     disk.free()
     files = store.checkpoint(disk.folder / "commits" / "c")
     store.close()
-    again = RocksRows.open(disk.folder / "live2", disk.folder / "commits" / "c", num_words=WORDS, known=files)
+    again = RocksRowStore.open(disk.folder / "live2", disk.folder / "commits" / "c", num_words=WORDS, known=files)
     assert contents(again) == as_dict(*rows)
     again.close()
 
 
 def test_a_full_disk_fails_the_opening_and_leaves_no_live_folder(disk):
-    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
+    store = RocksRowStore.open(disk.folder / "live", None, num_words=WORDS)
     store.write(*some_rows(1000))
     files = store.checkpoint(disk.folder / "c")
     store.close()
     disk.leave(0)
     with pytest.raises(StoreFailed, match="No space left"):
-        RocksRows.open(disk.folder / "live2", disk.folder / "c", num_words=WORDS, known=files)
+        RocksRowStore.open(disk.folder / "live2", disk.folder / "c", num_words=WORDS, known=files)
     assert not (disk.folder / "live2").exists()
 
 
 @pytest.mark.long
 def test_a_disk_full_in_rocksdbs_own_bookkeeping_recovers_once_there_is_room(disk, monkeypatch):
-    store = RocksRows.open(disk.folder / "live", None, num_words=WORDS)
-    sync = rocks._sync
+    store = RocksRowStore.open(disk.folder / "live", None, num_words=WORDS)
+    sync = rocks_store._sync
 
     def sync_and_fill(path):
         sync(path)
         disk.leave(0)
 
-    monkeypatch.setattr(rocks, "_sync", sync_and_fill)
-    monkeypatch.setattr(rocks, "RECOVERY", Backoff(()))
+    monkeypatch.setattr(rocks_store, "_sync", sync_and_fill)
+    monkeypatch.setattr(rocks_store, "RECOVERY", Backoff(()))
     written, failed = {}, False
     for seed in range(60):  # until the next edit of the MANIFEST needs a page of its own
         rows = some_rows(10, seed)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pserver.client import Gradients, Scale
 from pserver.config import Sgd, TableSection
-from pserver.digest import add
-from pserver.errors import BadRequest
+from pserver.errors import InvalidShardCall
+from pserver.protocol.shards import Gradients, StepScale
+from pserver.rows.digest import add
 from tests.contract import shards_world as w
 
 KINDS = [0, 1, 2, 3]
@@ -106,7 +106,7 @@ def test_pushes_of_ranks_are_added_in_rank_order():
             one = np.ones(1, np.float32)
             push = Gradients(np.full((1, 1), parts[rank], np.float32), one, one)
             follow = shards.prepare({"default": w.keys(5)}, learn=True)
-            return shards.exchange(0, prepared[rank], {"default": push}, follow, Scale(3), w.soon())
+            return shards.exchange(0, prepared[rank], {"default": push}, follow, StepScale(3), w.soon())
 
         answers = world.each(exchange)
     assert [float(answer["default"][0, 0]) for answer in answers] == [-1.0] * 3
@@ -125,9 +125,9 @@ def test_a_repeated_push_counts_once_and_is_answered_alike(world):
     shards.open_pass(1, w.soon())
     first, second = (shards.prepare(batch(*signs), learn=True) for signs in ([1, 2, 3], [2, 3, 4]))
     push = {name: w.push_of(w.keys(1, 2, 3), dim, 5) for name, dim in (("default", 5), ("other", 3))}
-    answer = shards.exchange(0, first, push, second, Scale(8), w.soon())
+    answer = shards.exchange(0, first, push, second, StepScale(8), w.soon())
     digest = shards.digest(w.soon())
-    again = shards.exchange(0, first, push, second, Scale(8), w.soon())
+    again = shards.exchange(0, first, push, second, StepScale(8), w.soon())
     assert all((again[name] == answer[name]).all() for name in w.TABLES)
     assert shards.digest(w.soon()) == digest
 
@@ -145,37 +145,37 @@ def test_opening_and_closing_may_be_repeated(world):
 @pytest.mark.parametrize("step", [1, 7])
 def test_a_push_out_of_turn_is_refused(world, step):
     world.one.open_pass(1, w.soon())
-    with pytest.raises(BadRequest, match=f"step {step} of pass 1: the next step of this shard is 0"):
-        world.one.exchange(step, None, None, None, Scale(1), w.soon())
+    with pytest.raises(InvalidShardCall, match=f"step {step} of pass 1: the next step of this shard is 0"):
+        world.one.exchange(step, None, None, None, StepScale(1), w.soon())
 
 
 def test_a_pass_opens_once_and_in_order(world):
     w.train(world.one, 4, [batch(1)], seed=1, steps=1)
-    with pytest.raises(BadRequest, match="pass 3 cannot open: pass 4 was closed"):
+    with pytest.raises(InvalidShardCall, match="pass 3 cannot open: pass 4 was closed"):
         world.one.open_pass(3, w.soon())
     world.one.open_pass(6, w.soon())
-    with pytest.raises(BadRequest, match="pass 7 cannot open: pass 6 is not closed"):
+    with pytest.raises(InvalidShardCall, match="pass 7 cannot open: pass 6 is not closed"):
         world.one.open_pass(7, w.soon())
 
 
 def test_gradients_of_the_wrong_shape_are_refused_and_change_nothing(world):
     world.one.open_pass(1, w.soon())
     prepared = world.one.prepare({"default": w.keys(*range(9))}, learn=True)
-    with pytest.raises(BadRequest, match="shape|payload"):
-        world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 4, 1)}, None, Scale(1), w.soon())
+    with pytest.raises(InvalidShardCall, match="shape|payload"):
+        world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 4, 1)}, None, StepScale(1), w.soon())
     assert world.one.digest(w.soon())["default"] == 0
 
 
 def test_a_batch_that_is_only_predicted_cannot_be_learnt(world):
     world.one.open_pass(1, w.soon())
     prepared = world.one.prepare({"default": w.keys(*range(9))}, learn=False)
-    with pytest.raises(BadRequest, match="did not prepare to learn"):
-        world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 5, 1)}, None, Scale(1), w.soon())
+    with pytest.raises(InvalidShardCall, match="did not prepare to learn"):
+        world.one.exchange(0, prepared, {"default": w.push_of(w.keys(*range(9)), 5, 1)}, None, StepScale(1), w.soon())
 
 
 def test_a_table_nobody_knows_is_refused(world):
     world.one.open_pass(1, w.soon())
-    with pytest.raises((BadRequest, KeyError), match="nothing"):
+    with pytest.raises((InvalidShardCall, KeyError), match="nothing"):
         world.one.pull(world.one.prepare({"nothing": w.keys(1)}, learn=True), w.soon())
 
 
@@ -184,11 +184,11 @@ def test_a_skipped_step_changes_nothing_and_training_goes_on(world):
     shards.open_pass(1, w.soon())
     start = pulled(shards, [2, 3, 4], learn=True)
     first, second = (shards.prepare(batch(*signs), learn=True) for signs in ([1, 2, 3], [2, 3, 4]))
-    rows = shards.exchange(0, first, None, second, Scale(8), w.soon())
+    rows = shards.exchange(0, first, None, second, StepScale(8), w.soon())
     assert all((rows[name] == start[name]).all() for name in w.TABLES)
     assert shards.digest(w.soon()) == {"default": 0, "other": 0}
     push = {name: w.push_of(w.keys(2, 3, 4), dim, 5) for name, dim in (("default", 5), ("other", 3))}
-    assert shards.exchange(1, second, push, None, Scale(8), w.soon()) is None
+    assert shards.exchange(1, second, push, None, StepScale(8), w.soon()) is None
     assert shards.stats(w.soon())["default"].num_rows == 3
 
 

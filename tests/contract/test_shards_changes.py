@@ -5,16 +5,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from pserver.changes import read_changes
-from pserver.client import ShardPart
+from pserver.commit.change_files import read_changes
 from pserver.config import CountEntry, TableSection
 from pserver.errors import StoreDamaged, StoreFailed
-from pserver.operations import Forget
-from pserver.store.rocks import RocksRows
-from service.past.verify import damage_of
+from pserver.protocol.shards import ShardCommitPart
+from pserver.protocol.table_operations import ForgetRow
+from pserver.store.rocks_store import RocksRowStore
+from service.history.verification import damage_of
 from tests.contract import shards_world as w
 from tests.contract.test_shards import KINDS
-from trainer.commits import Commit
+from trainer.checkpoint.commits import Commit
 
 IDS = ["embedded", "1-shard", "2-shards", "3-shards"]
 MEMORY = pytest.mark.parametrize("memory", [None, 8 << 20], ids=["all in memory", "bounded"])
@@ -44,7 +44,7 @@ def learn(shards, version, signs):
 
 def forget(shards, version, signs):
     keys = w.keys(*signs).keys_U.tolist()
-    shards.operate(version, [Forget(table="default", group=1, key=key) for key in keys], w.soon())
+    shards.operate(version, [ForgetRow(table="default", group=1, key=key) for key in keys], w.soon())
 
 
 def commit(shards, folder, version, since=None):
@@ -74,7 +74,7 @@ def stored(folder, parts, tmp_path):
     found, scratch = set(), tmp_path / "opened"
     for part in parts:
         number = json.loads((folder / part.folder / "default" / "rows.json").read_bytes())["words"]
-        store = RocksRows.open(scratch / part.folder, folder / part.folder / "default", num_words=number)
+        store = RocksRowStore.open(scratch / part.folder, folder / part.folder / "default", num_words=number)
         found |= {sign for keys_U, _ in store.scan() for sign in signs_of(keys_U)}
         store.close()
     for path in sorted(scratch.rglob("*"), reverse=True):
@@ -119,7 +119,7 @@ def test_rows_that_went_in_a_failed_commit_go_with_the_next(kind, tmp_path, monk
         shards.snapshot(2, w.soon(), 0)
         (tmp_path / "c2").mkdir()
         with monkeypatch.context() as patch:
-            patch.setattr(RocksRows, "checkpoint", failing)
+            patch.setattr(RocksRowStore, "checkpoint", failing)
             with pytest.raises(StoreFailed, match="the disk is full"):
                 shards.write_snapshot(tmp_path / "c2", w.soon())
         shards.settle(False, w.soon())
@@ -159,7 +159,7 @@ def test_changes_are_told_since_any_commit_that_somebody_builds_on(kind, tmp_pat
     there = {str(path.relative_to(tmp_path / "c4")) for path in (tmp_path / "c4").rglob("*") if path.is_file()}
     assert there == {name for part in fourth for name in part.files}
     assert sum(".changes/" in name for name in there) == 2 * max(kind, 1)
-    assert [ShardPart.of_message(json.loads(json.dumps(part.message()))) for part in fourth] == fourth
+    assert [ShardCommitPart.of_message(json.loads(json.dumps(part.message()))) for part in fourth] == fourth
     assert damage_of(commit_of(tmp_path / "c4", fourth), tmp_path / "scratch") == {}
 
 
@@ -222,7 +222,7 @@ def test_a_commit_of_before_tables_lived_comes_back(kind, tmp_path):
         parts = commit(shards, tmp_path / "c1", 1)
         digest = shards.digest(w.soon())
     old = [
-        ShardPart(
+        ShardCommitPart(
             part.folder,
             part.buckets,
             {name: {key: facts[key] for key in ("rows", "rows_by_group")} for name, facts in part.tables.items()},

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from pserver.changes import read_changes
-from pserver.client import Scale
+from pserver.commit.change_files import read_changes
 from pserver.config import Adam, Ftrl, Sgd, TableSection
-from pserver.errors import BadRequest, StoreDamaged, StoreFailed
-from pserver.store.rocks import RocksRows
+from pserver.errors import InvalidShardCall, StoreDamaged, StoreFailed
+from pserver.protocol.shards import StepScale
+from pserver.store.rocks_store import RocksRowStore
 from tests.contract import shards_world as w
 from tests.contract.test_shards import KINDS, batch, some_batches
 from tests.small_disk import small_disk
@@ -131,13 +131,13 @@ def test_training_goes_on_while_a_snapshot_is_written(world, tmp_path, monkeypat
     train(world, 1)
     world.one.snapshot(1, w.soon())
     (tmp_path / "commit").mkdir()
-    may_write, write = threading.Event(), RocksRows.write
+    may_write, write = threading.Event(), RocksRowStore.write
 
     def slowly(*args):
         assert may_write.wait(20)
         write(*args)
 
-    monkeypatch.setattr(RocksRows, "write", slowly)
+    monkeypatch.setattr(RocksRowStore, "write", slowly)
     parts = []
     writer = threading.Thread(target=lambda: parts.extend(world.one.write_snapshot(tmp_path / "commit", w.soon())))
     writer.start()
@@ -150,7 +150,7 @@ def test_training_goes_on_while_a_snapshot_is_written(world, tmp_path, monkeypat
 
 def fail_once(monkeypatch, method, error=StoreFailed("the disk is full")):  # noqa: B008
     """The second store that comes to `method` fails, once."""
-    calls, act = [], getattr(RocksRows, method)
+    calls, act = [], getattr(RocksRowStore, method)
 
     def failing(*args):
         calls.append(args)
@@ -158,7 +158,7 @@ def fail_once(monkeypatch, method, error=StoreFailed("the disk is full")):  # no
             raise error
         return act(*args)
 
-    monkeypatch.setattr(RocksRows, method, failing)
+    monkeypatch.setattr(RocksRowStore, method, failing)
 
 
 @pytest.mark.parametrize("method", ["write", "checkpoint"])
@@ -209,7 +209,7 @@ def test_one_snapshot_is_in_flight_at_a_time(world):
     rows = world.one.snapshot(1, w.soon())
     assert world.one.snapshot(1, w.soon()) == rows  # the same one, asked for again
     train(world, 2)
-    with pytest.raises(BadRequest, match="no snapshot of version 2: that of 1 is not settled"):
+    with pytest.raises(InvalidShardCall, match="no snapshot of version 2: that of 1 is not settled"):
         world.one.snapshot(2, w.soon())
     world.one.settle(True, w.soon())
     world.one.settle(True, w.soon())  # a repeat
@@ -220,7 +220,7 @@ def test_one_snapshot_is_in_flight_at_a_time(world):
 def test_a_snapshot_is_of_the_pass_closed_last(world, version):
     train(world, 1)
     train(world, 2)
-    with pytest.raises(BadRequest, match=f"no snapshot of version {version}: version 2 is the last one closed"):
+    with pytest.raises(InvalidShardCall, match=f"no snapshot of version {version}: version 2 is the last one closed"):
         world.one.snapshot(version, w.soon())
 
 
@@ -229,13 +229,13 @@ def test_a_snapshot_is_taken_before_the_first_step_of_the_next_pass(world):
     world.one.open_pass(2, w.soon())
     assert world.one.snapshot(1, w.soon()) > 0
     world.one.settle(False, w.soon())
-    world.one.exchange(0, None, None, None, Scale(1), w.soon())
-    with pytest.raises(BadRequest, match="no snapshot of version 1: steps of pass 2 are applied"):
+    world.one.exchange(0, None, None, None, StepScale(1), w.soon())
+    with pytest.raises(InvalidShardCall, match="no snapshot of version 1: steps of pass 2 are applied"):
         world.one.snapshot(1, w.soon())
 
 
 def test_a_write_may_be_repeated_and_needs_a_snapshot(world, tmp_path):
-    with pytest.raises(BadRequest, match="no snapshot to write"):
+    with pytest.raises(InvalidShardCall, match="no snapshot to write"):
         world.one.write_snapshot(tmp_path, w.soon())
     train(world, 1)
     world.one.snapshot(1, w.soon())
@@ -248,20 +248,20 @@ def test_passes_go_on_after_the_version_restored_and_may_be_skipped(kind, world,
     train(world, 1)
     parts = w.commit(world.one, tmp_path / "commit", 1)
     with job_at(tmp_path, "second", kind, tmp_path / "commit", parts, 1) as again:
-        with pytest.raises(BadRequest, match="pass 1 cannot open: pass 1 was closed before"):
+        with pytest.raises(InvalidShardCall, match="pass 1 cannot open: pass 1 was closed before"):
             again.one.open_pass(1, w.soon())
         again.one.restore(tmp_path / "commit", parts, 1, w.soon())  # a repeat
         train(again, 4)
-        with pytest.raises(BadRequest, match="version 1 cannot be restored: pass 4 is closed"):
+        with pytest.raises(InvalidShardCall, match="version 1 cannot be restored: pass 4 is closed"):
             again.one.restore(tmp_path / "commit", parts, 1, w.soon())
 
 
 def test_a_commit_is_restored_before_the_first_pass_only(kind, tmp_path):
     with w.job(kind, live=tmp_path / "live") as world:
         train(world, 1)
-        with pytest.raises(BadRequest, match="version 0 cannot be restored: pass 1 is closed"):
+        with pytest.raises(InvalidShardCall, match="version 0 cannot be restored: pass 1 is closed"):
             world.one.restore(tmp_path, [], 0, w.soon())
-        with pytest.raises(BadRequest, match="never restored"):
+        with pytest.raises(InvalidShardCall, match="never restored"):
             world.one.snapshot(1, w.soon())
     assert not (tmp_path / "live").exists()
 
@@ -275,7 +275,7 @@ def test_rows_in_memory_only_are_not_committed(kind, tmp_path):
             lambda: world.one.write_snapshot(tmp_path, w.soon()),
             lambda: world.one.settle(True, w.soon()),
         ):
-            with pytest.raises(BadRequest, match="without a folder for committed rows"):
+            with pytest.raises(InvalidShardCall, match="without a folder for committed rows"):
                 call()
     assert list(tmp_path.iterdir()) == []
 

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from pserver.client import ABSENT_BITS, Gradients, Scale, absent
 from pserver.config import Adagrad, CountEntry, TableSection
-from pserver.operations import Forget
+from pserver.protocol.shards import ABSENT_BITS, Gradients, StepScale, absent
+from pserver.protocol.table_operations import ForgetRow
 from tests.contract import shards_world as w
 from tests.contract.test_shards import KINDS, some_batches
 from tests.contract.test_shards_living import IDS, live, tables_of
@@ -67,7 +67,9 @@ def test_a_key_reads_the_default_row_until_the_push_that_crosses_then_its_initia
         rows = [shards.pull(batches[0], w.soon())["default"]]
         for step in range(4):
             push = {"default": Gradients(np.full((1, 5), 0.5, np.float32), one, one)}
-            rows.append(shards.exchange(step, batches[step], push, batches[step + 1], Scale(1), w.soon())["default"])
+            rows.append(
+                shards.exchange(step, batches[step], push, batches[step + 1], StepScale(1), w.soon())["default"]
+            )
         assert [bool(absent(each)[0]) for each in rows] == [True, True, True, False, False]
         fresh = TableSection(dim=4)  # without admission: what the key would have begun with
         with w.job(0, tables={"default": fresh}) as other:
@@ -75,7 +77,7 @@ def test_a_key_reads_the_default_row_until_the_push_that_crosses_then_its_initia
             initial = other.one.pull(other.one.prepare(keys, learn=True), w.soon())["default"]
         assert (rows[3] == initial).all() and (rows[4] != initial).all()  # no gradient of before the row was applied
         shards.close_pass(0, w.soon())
-        shards.operate(1, [Forget(table="default", group=1, key=int(keys["default"].keys_U[0]))], w.soon())
+        shards.operate(1, [ForgetRow(table="default", group=1, key=int(keys["default"].keys_U[0]))], w.soon())
         assert absent(shards.look(keys, w.soon())["default"]).all()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pserver.config import Adagrad, CountEntry, SlotLife, TableSection
-from pserver.operations import DayTick, Forget, Shrink
+from pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
 from tests.contract import shards_world as w
 from tests.contract.test_shards import KINDS, some_batches
 
@@ -32,9 +32,9 @@ def live(world, num_passes, steps=3):
             return [{name: table.tolist() for name, table in each.items()} for each in rows], sorted(closes)
 
         read = world.each(train)
-        operations = [Shrink(table="other", at_once=number % 2 == 0), DayTick(to=number)]
+        operations = [ShrinkRows(table="other", at_once=number % 2 == 0), AdvanceDay(to=number)]
         key = some_batches(0, 1, seed=number)[0]["default"]
-        operations.append(Forget(table="default", group=1, key=int(key.keys_U[0])))
+        operations.append(ForgetRow(table="default", group=1, key=int(key.keys_U[0])))
         world.one.operate(number, operations, w.soon())
         said.append(([each for each, _ in read], world.one.digest(w.soon())))
     return said

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pserver.client import Scale
+from pserver.protocol.shards import StepScale
 from tests.contract import shards_world as w
 
 
@@ -29,8 +29,8 @@ def test_a_look_sees_rows_and_zeros_and_leaves_what_is_announced(world):
     rows = shards.pull(ahead[0], w.soon())
     assert np.array_equal(rows["default"][:10], seen["default"][:10])
     gradients = {name: w.push_of(k, rows[name].shape[1], 5) for name, k in batch(*range(10, 30)).items()}
-    assert shards.exchange(0, ahead[0], gradients, ahead[1], Scale(64), w.soon()) is not None
-    shards.exchange(1, ahead[1], None, None, Scale(64), w.soon())
+    assert shards.exchange(0, ahead[0], gradients, ahead[1], StepScale(64), w.soon()) is not None
+    shards.exchange(1, ahead[1], None, None, StepScale(64), w.soon())
     shards.close_pass(0, w.soon())
     after = shards.look(batch(*range(10, 30)), w.soon())
     assert after["default"].any(axis=1).all() and not np.array_equal(after["default"], seen["default"])

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.config import FilesSource, KafkaSource, SimulatedSource
-from dataset.errors import SourceGap
-from dataset.memory import Gap, MemorySource
-from dataset.source import Events, Partition, Segment, Source
-from dataset.sources import open_source
+from dataset.sources.opening import open_source
+from dataset.spec.config import FilesSource, KafkaSource, SimulatedSource
+from dataset.stream.errors import SourceGap
+from dataset.stream.scripted_source import MemorySource, ScriptedGap
+from dataset.stream.source import Events, Partition, Segment, Source
 from millrace.deadline import Deadline
 
 LONG, SHORT = 2_500, 7
@@ -51,7 +51,7 @@ def files_world(tmp_path: Path, *, packed: bool) -> World:
 
 def memory_world() -> World:
     values = [value(n) for n in range(LONG)]
-    entries = [*values[:10], Gap(5), *values[10:]]
+    entries = [*values[:10], ScriptedGap(5), *values[10:]]
     return World(lambda: MemorySource([entries, [b"x"] * SHORT]), values)
 
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from dataset.config import SparseSlot
-from dataset.schema import Schema
+from dataset.spec.config import SparseSlot
+from dataset.spec.schema import Schema
 from pserver.config import TableSection
-from pserver.operations import SetTables, Shrink
+from pserver.protocol.table_operations import SetTables, ShrinkRows
 from tests.contract import shards_world as w
 from tests.contract.test_shards import KINDS
-from trainer import shrinking
-from trainer.operations import Closing
-from trainer.records import ShrinkOperation
-from trainer.shrinking import Shrinking
+from trainer.journal.records import ShrinkOperation
+from trainer.rank0 import shrinks
+from trainer.rank0.operations import ClosingPass
+from trainer.rank0.shrinks import Shrinks
 
 ALIVE, NEW, DAYS, PASSES = 200, 60, 5, 3
 """Values seen each day, those of them that are new, and passes in which a day's are seen."""
@@ -27,7 +27,7 @@ class Job:
 
     def __init__(self, shards, table):
         self.shards, self.tables, self.version, self.ops = shards, {"default": table}, 0, []
-        self.shrinking = Shrinking(lambda: self.tables, SCHEMA, shards)
+        self.shrinking = Shrinks(lambda: self.tables, SCHEMA, shards)
 
     def run(self, days):
         for day in days:
@@ -42,7 +42,7 @@ class Job:
 
     def close(self, day):
         self.version += 1
-        closing = Closing(
+        closing = ClosingPass(
             version=self.version, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0,
             stats=self.shards.stats(w.soon()), positions={}, metrics={}, num_samples=1, ended=False,
             days=[day], signals=["slot.item"],
@@ -51,7 +51,7 @@ class Job:
         for operation in self.due(closing):
             self.ops.append(operation.op)
             if isinstance(operation, ShrinkOperation):
-                shrink = Shrink(table="default", at_once=operation.at_once)
+                shrink = ShrinkRows(table="default", at_once=operation.at_once)
                 self.shards.operate(self.version, [shrink], w.soon())
             self.shrinking.acted(self.version, operation, False)
 
@@ -88,7 +88,7 @@ def values_of(day):
 @pytest.mark.parametrize("after_days", [0, 1])
 def test_five_days_of_turnover_end_with_the_rows_that_the_rule_says(kind, small, after_days, monkeypatch):
     if not small:
-        monkeypatch.setattr(shrinking, "SMALL_ROWS", 0)
+        monkeypatch.setattr(shrinks, "SMALL_ROWS", 0)
     table = TableSection(dim=4, delete_after_days=after_days)
     with w.job(kind, tables={"default": table}, groups={"item": GROUP}) as world:
         job = Job(world.one, table)
@@ -109,6 +109,6 @@ def test_the_same_stream_under_a_rule_that_was_just_made_stricter_waits_and_then
         job.shrinking.acted(
             job.version, job.shrinking.asked({"op": "shrink", "id": "x", "table": "default", "allow": True}), False
         )
-        world.one.operate(job.version, [Shrink(table="default", at_once=True)], w.soon())
+        world.one.operate(job.version, [ShrinkRows(table="default", at_once=True)], w.soon())
         job.run([5, 6])
         assert job.ops == ["hold", "shrink", "shrink"] and job.rows == expected(6, 0)

@@ -20,8 +20,8 @@ from millrace.deadline import Deadline
 from tests.integration.hosted_service import HostedService
 from tests.integration.running_job import runs
 from tests.kafka.cluster import free_ports
-from trainer.history import History
-from trainer.log import read
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "news"
 JOB = "news"
@@ -151,7 +151,7 @@ class NewsService:
 
     def closed(self) -> int:
         """The last version that the log has closed, whether or not a service runs."""
-        return History.of(read(self.store / "log")).closed
+        return JobHistory.of(read(self.store / "log")).closed
 
     def processes(self) -> dict[int, str]:
         """Those that the service, or what it started, or a replica, has started, and that still run."""

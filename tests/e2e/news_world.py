@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from tests.e2e.news_service import JOB, WITHIN_S, NewsService, Watching, spec
 from tests.e2e.news_stream import NUM_PARTITIONS, Producer
 from tests.integration.test_replica import Replica
-from trainer.predict.parts import Output
+from trainer.predict.output_files import PredictionOutput
 
 RATE = 100
 """Events a second."""
@@ -82,7 +82,7 @@ class World:
         table = pa.concat_tables([pq.read_table(path) for path in sorted(output.glob("part-*.parquet"))])
         assert (output / "_DONE").exists() and manifest["samples"] == len(table) > 0
         assert manifest["events"] == sum(end - begin for begin, end in ranges.values())
-        assert Output(output).metrics()["tasks"]["ctr"]["count"] == len(table)
+        assert PredictionOutput(output).metrics()["tasks"]["ctr"]["count"] == len(table)
         return manifest, table
 
     def clean_up(self):

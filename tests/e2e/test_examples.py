@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.demo.running import begin_anew
+from service.demo.demo import clear_root
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path):
         assert demo.wait(100) == 0
     left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in content(path)]
     assert left == []
-    begin_anew(tmp_path / "runs" / "demo")
+    clear_root(tmp_path / "runs" / "demo")
     assert not (tmp_path / "runs" / "demo").exists()
 
 

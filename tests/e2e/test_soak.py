@@ -77,7 +77,7 @@ def nursery(launcher: int) -> int | None:
     """The process that forks the workers."""
     for path in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in path.read_text().split():
-            if b"millrace.nursery" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"millrace.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
     return None
 

@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from service.access.config import AccessSection, AllowSection
-from service.access.guard import Guard
-from service.access.roles import Role
-from service.access.tokens import MemoryRows, Tokens
-from service.api.app import Terms, app
+from service.api.app import ApiSettings, app
 from service.api.problems import problem_of
-from service.hosting.config import LimitsSection
-from service.hosting.host import NewJob
-from service.hosting.memory import MemoryHost
-from service.hosting.work import Work
+from service.auth.config import AccessSection, AllowSection
+from service.auth.guard import Guard
+from service.auth.roles import Role
+from service.auth.tokens import MemoryTokenRows, Tokens
+from service.jobs.config import LimitsSection
+from service.jobs.host import NewJob
+from service.jobs.memory_host import MemoryHost
+from service.jobs.operation_queue import OperationQueue
 from service.records.database import opened
 from tests.fakes.past import Past
 from tests.integration.stream_job import SPEC
@@ -73,11 +73,11 @@ class Api(Served):
     def __init__(self, root: Path, limits: LimitsSection | None = None, allow: AllowSection | None = None) -> None:
         limits = limits or LimitsSection()
         self.records = opened(f"sqlite:///{root / 'records.db'}")
-        work = Work(self.records, threads=2, max_operations=limits.max_operations, problem_of=problem_of)
+        work = OperationQueue(self.records, threads=2, max_operations=limits.max_operations, problem_of=problem_of)
         self.host = MemoryHost(self.records, work, root)
-        tokens = Tokens(MemoryRows())
+        tokens = Tokens(MemoryTokenRows())
         self.tokens = {role: tokens.create(role.word, role)[1] for role in Role}
-        terms = Terms(
+        terms = ApiSettings(
             guard=Guard(AccessSection(), tokens),
             tokens=tokens,
             limits=limits,

@@ -10,16 +10,16 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from millrace.keys import NUM_BUCKETS, key_of_reference
-from pserver.aging import Life
-from pserver.changes import ChangeFiles, Changes
-from pserver.client import ShardPart
+from pserver.commit.change_files import ChangedKeys, ChangeFiles
 from pserver.config import TableSection
-from pserver.optim import optimizer_of
-from pserver.row_words import HEAD
-from pserver.store.rocks import RocksRows
-from trainer.commits import Commit, hash_of, name_of, read_commit, write_manifest
-from trainer.exports.config import ExportSection
-from trainer.exports.request import ExportRequest, Parent
+from pserver.lifecycle.aging import TableAging
+from pserver.protocol.shards import ShardCommitPart
+from pserver.rows.optimizers import optimizer_of
+from pserver.rows.row_format import HEAD
+from pserver.store.rocks_store import RocksRowStore
+from trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
+from trainer.config import ExportSection
+from trainer.exports.request import ExportRequest, ParentExport
 
 GROUPS = {"a": 0, "b": 1, "c": 7}
 TABLE = "default"
@@ -47,10 +47,10 @@ class Job:
         ends = np.linspace(0, NUM_BUCKETS, shards + 1).astype(int).tolist()
         self.buckets = list(zip(ends[:-1], ends[1:], strict=True))
         self.stores = [
-            RocksRows.open(store / "live" / f"g1-shard-{n}", None, num_words=self.num_words) for n in range(shards)
+            RocksRowStore.open(store / "live" / f"g1-shard-{n}", None, num_words=self.num_words) for n in range(shards)
         ]
         self.changes = [ChangeFiles(store / "live" / f"g1-shard-{n}.changes", 0) for n in range(shards)]
-        self.life = Life(self.section, GROUPS)
+        self.life = TableAging(self.section, GROUPS)
         self.rows: dict[tuple[str, int], np.ndarray] = {}
         """Words."""
         self._touched: set[tuple[str, int]] = set()
@@ -90,7 +90,9 @@ class Job:
         write_manifest(folder, manifest)
         return read_commit(folder)
 
-    def _part(self, folder: Path, number: int, begin: int, end: int, version: int, since: int | None) -> ShardPart:
+    def _part(
+        self, folder: Path, number: int, begin: int, end: int, version: int, since: int | None
+    ) -> ShardCommitPart:
         def mine(rows):
             return sorted(row for row in rows if begin <= key_of(row) % NUM_BUCKETS < end)
 
@@ -105,7 +107,7 @@ class Job:
         below = f"{TABLE}.changes"
         groups = np.array([GROUPS[slot] for slot, _ in went], np.uint16)
         changed = np.array([key_of(row) for row in mine(self._touched)], np.uint64)
-        made = self.changes[number].write(version, Changes.of(changed, gone, groups), since, folder / name / below)
+        made = self.changes[number].write(version, ChangedKeys.of(changed, gone, groups), since, folder / name / below)
         self.changes[number].settle(True)
         files = {f"{name}/{below}/{each.name}": each.stored for each in made}
         found = self.stores[number].checkpoint(folder / name / TABLE)
@@ -114,10 +116,10 @@ class Job:
         by_group = {str(g): sum(GROUPS[slot] == g for slot, _ in there) for g in GROUPS.values()}
         facts = {"rows": len(there), "rows_by_group": by_group, "life": self.life.message()}
         facts["changes"] = [each.message(f"{name}/{below}") for each in made]
-        return ShardPart(name, (begin, end), {TABLE: facts}, files)
+        return ShardCommitPart(name, (begin, end), {TABLE: facts}, files)
 
     def request(
-        self, commit: Commit, kind: str, address: str, parent: Parent | None = None, /, **section: object
+        self, commit: Commit, kind: str, address: str, parent: ParentExport | None = None, /, **section: object
     ) -> ExportRequest:
         """An export of a commit."""
         top = {name: section.pop(name) for name in ("all", "facts", "folder", "why") if name in section}
@@ -132,6 +134,6 @@ class Job:
             store.close()
 
 
-def parent_of(request: ExportRequest) -> Parent:
+def parent_of(request: ExportRequest) -> ParentExport:
     """For the export that follows."""
-    return Parent(name=request.name, version=request.version, timeline=request.timeline)
+    return ParentExport(name=request.name, version=request.version, timeline=request.timeline)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
 from millrace.keys import key_of_reference
-from pserver.store.base import order_of
+from pserver.store.row_store import sort_order_of
 
 GROUPS = {"a": 0, "b": 1, "history": 2}
 """Slot groups as in tests.integration.stream_job."""
@@ -75,7 +75,7 @@ def key(slot: str, sign: int, groups: Mapping[str, int] = GROUPS) -> int:
 
 def sorted_rows(rows: Any, groups: Mapping[str, int] = GROUPS) -> list[tuple[str, int]]:
     """As files have them."""
-    return sorted(rows, key=lambda row: int(order_of(np.array([key(*row, groups)], np.uint64))[0]))
+    return sorted(rows, key=lambda row: int(sort_order_of(np.array([key(*row, groups)], np.uint64))[0]))
 
 
 def _parts(rows: list[Any], size: int) -> list[list[Any]]:

@@ -8,23 +8,23 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from service.launcher.child import Spawner, Starter
-from service.launcher.local import LocalLauncher
-from service.launcher.nursery import Nursery
-from service.launcher.plan import PYTHON, JobPlan
-from service.launcher.process import ProcessLauncher
-from service.launcher.restarts import RestartLimits
-from service.launcher.runtime import WorkerRole, WorkerSpec
-from service.launcher.supervision import Limits
+from service.cluster.child import Spawner, Starter
+from service.cluster.forkserver import ForkingStarter
+from service.cluster.job_runner import JobRunner
+from service.cluster.local import ProcessLauncher
+from service.cluster.restarts import RestartLimits
+from service.cluster.runtime import WorkerRole, WorkerSpec
+from service.cluster.supervision import EndingLimits
+from service.cluster.worker_plan import PYTHON, JobPlan
 
 WORKER = (*PYTHON, "tests.fakes.worker")
 """Found by PYTHONPATH."""
-PRELOAD = ["millrace.role"]
+PRELOAD = ["millrace.rpc.role"]
 
 
 def starting(forked: bool) -> AbstractContextManager[Starter]:
     """The starter of workers: a forkserver, or each from nothing."""
-    return Nursery(PRELOAD) if forked else nullcontext(Spawner())
+    return ForkingStarter(PRELOAD) if forked else nullcontext(Spawner())
 
 
 def fake_worker(folder: Path, run: Path, role: WorkerRole, number: int, do: list, command=WORKER, **more) -> WorkerSpec:
@@ -54,14 +54,14 @@ def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -
 
 def fake_launcher(
     folder: Path, shards: list, trainers: list, on_line, limits: dict, max_restarts=0, starter=None
-) -> LocalLauncher:
+) -> JobRunner:
     """A launcher of such plans, one after another."""
-    return LocalLauncher(
+    return JobRunner(
         "fake",
         [lambda last: fake_plan(folder, shards, trainers, last + 1)],
         on_line,
         launcher=ProcessLauncher(starter or Spawner()),
-        limits=Limits(**limits),
+        limits=EndingLimits(**limits),
         restarts=RestartLimits(max_restarts=max_restarts),
         status_interval_s=0.05,
     )

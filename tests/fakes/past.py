@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.source import Segment
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
-from pserver.client import ShardPart
-from pserver.store.rocks import RocksRows
+from pserver.protocol.shards import ShardCommitPart
+from pserver.store.rocks_store import RocksRowStore
 from tests.fakes.records import close
-from trainer.commits import FORMAT, Commits, hash_of, name_of, write_manifest
-from trainer.log import Log
-from trainer.partitions import Known
-from trainer.plan import Plan
-from trainer.records import PartitionsOperation
+from trainer.checkpoint.commits import FORMAT, Commits, hash_of, name_of, write_manifest
+from trainer.journal.log import Log
+from trainer.journal.partitions import KnownPartition
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import PartitionsOperation
 
 SPEC = {"name": "news", "seed": 3}
 NUM_WORDS = 3
@@ -32,7 +32,7 @@ class Past:
         (store / "run.json").write_text(json.dumps({"job": "news"}))
         self.positions: dict[str, int] = {}
         self.log: Log | None = None
-        self._rows: RocksRows | None = None
+        self._rows: RocksRowStore | None = None
         self._num_rows = 0
 
     def begin(self, timeline="t1", base=None) -> "Past":
@@ -54,13 +54,13 @@ class Past:
 
     def meet(self, *names: str, end: int | None = None) -> None:
         """Log new partitions."""
-        known = [Known(name, number, 0, end, "") for number, name in enumerate(names)]
+        known = [KnownPartition(name, number, 0, end, "") for number, name in enumerate(names)]
         self.log.append(PartitionsOperation(partitions=known))
 
     def plan(self, number: int, **ranges: tuple[int, int]) -> None:
         """Plan a pass over these positions, by partition."""
         ranks = tuple(Segment(name, n, begin, end) for n, (name, (begin, end)) in enumerate(ranges.items()))
-        self.log.append(Plan(number, (ranks,)))
+        self.log.append(PassPlan(number, (ranks,)))
 
     def close(self, number: int, **ranges: tuple[int, int]) -> None:
         """Plan and close a pass."""
@@ -74,7 +74,7 @@ class Past:
         live = self.store / "live" / f"g{self.generation}"
         if self._rows is None:
             shutil.rmtree(live, ignore_errors=True)
-            self._rows = RocksRows.open(live, None, num_words=NUM_WORDS)
+            self._rows = RocksRowStore.open(live, None, num_words=NUM_WORDS)
             self._num_rows = 0
         keys_U = np.arange(self._num_rows, self._num_rows + rows, dtype=np.uint64)
         self._rows.write(keys_U, np.ones((rows, NUM_WORDS), np.uint32))
@@ -86,7 +86,7 @@ class Past:
         stored = self._rows.checkpoint(folder / "shard-0" / "default")
         files = {f"shard-0/default/{file}": each for file, each in stored.items()}
         tables = {"default": {"rows": self._num_rows, "rows_by_group": {"1": self._num_rows}}}
-        part = ShardPart("shard-0", (0, 4096), tables, files)
+        part = ShardCommitPart("shard-0", (0, 4096), tables, files)
         files = files | {"dense.safetensors": hash_of(folder / "dense.safetensors")}
         self.write_manifest(name, version, [part], files)
         return name

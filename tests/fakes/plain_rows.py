@@ -1,15 +1,15 @@
 """The rows of a table by the plain rules: every row multiplied every day, what a shrink takes removed at once.
 
-What pserver.table must not be told apart from, in the fewest lines: dictionaries and loops.
+What pserver.tables.table must not be told apart from, in the fewest lines: dictionaries and loops.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.kernels import initial_vector_reference
-from pserver.optim import extends, ftrl_start, optimizer_of, parts_of
-from pserver.slot_classes import classes_of
+from pserver.rows.kernels import initial_vector_reference
+from pserver.rows.optimizers import extends, ftrl_start, optimizer_of, parts_of
+from pserver.rows.slot_classes import classes_of
 
 F = np.float32
 

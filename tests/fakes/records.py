@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.plan import Plan
-from trainer.records import (
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import (
     Content,
     ExportedOperation,
     ExportOperation,
-    Kind,
     PassClose,
+    RecordKind,
     ShrinkOperation,
     Void,
     decode,
@@ -41,6 +41,10 @@ def operation(body: Mapping[str, Any]) -> Any:
     return decode("operation", {**PLAIN.get(body["op"], {}), **body})
 
 
-def of_pass(kind: Kind, number: int) -> Content:
+def of_pass(kind: RecordKind, number: int) -> Content:
     """A plan, a close or a void of this pass."""
-    return {Kind.PLAN: Plan(number, ()), Kind.CLOSE: close(number), Kind.VOID: Void(number=number)}[kind]
+    return {
+        RecordKind.PLAN: PassPlan(number, ()),
+        RecordKind.CLOSE: close(number),
+        RecordKind.VOID: Void(number=number),
+    }[kind]

@@ -9,17 +9,16 @@ import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper
 
-from dataset.config import DenseSlot, SparseSlot
-from dataset.schema import Schema
+from dataset.spec.config import DenseSlot, SparseSlot
+from dataset.spec.schema import Schema
 from millrace.keys import sign_of_text
 from pserver.config import TableSection
 from tests.fakes.exports import _note, key, write_export
-from trainer.config import TaskSection
+from trainer.config import ExportSection, TaskSection
 from trainer.exports import golden as goldens
-from trainer.exports.config import ExportSection
-from trainer.exports.describe import describe
-from trainer.exports.onnx import filled
-from trainer.replica.updates import Rows, TableUpdate, Update
+from trainer.exports.model_document import describe
+from trainer.exports.onnx_model import with_weights
+from trainer.replica.updates import ReplicaRows, ReplicaUpdate, TableUpdate
 
 SCHEMA = Schema.of(
     [
@@ -115,7 +114,7 @@ class Job:
         asked = self.samples if asked is None else asked
         blank = {"ctr": np.zeros(len(asked), np.float32)}
         with_blank = goldens.with_predictions(asked, blank)
-        whole = filled(self.onnx, {name: value for name, value in self.dense.items()})
+        whole = with_weights(self.onnx, {name: value for name, value in self.dense.items()})
         return goldens.replay(with_blank, whole, self.find, self.model).predictions["ctr"]
 
     def golden(self) -> bytes:
@@ -138,7 +137,7 @@ class Job:
         told = json.loads((path / "manifest.json").read_text())
         for name, content in (
             ("model.json", json.dumps(self.model).encode()),
-            ("dense.onnx", filled(self.onnx, self.dense)),
+            ("dense.onnx", with_weights(self.onnx, self.dense)),
             ("golden.parquet", self.golden()),
         ):
             (path / name).write_bytes(content)
@@ -154,19 +153,21 @@ class Job:
         told = {"format": 1, "timeline": timeline, "version": version, "path": chain[-1], "chain": chain}
         (self.folder / "current.json").write_text(json.dumps(told))
 
-    def update(self, version: int, *, whole: bool = False, forget: int = 0, timeline: str = "t1", **changes) -> Update:
+    def update(
+        self, version: int, *, whole: bool = False, forget: int = 0, timeline: str = "t1", **changes
+    ) -> ReplicaUpdate:
         """The same as it comes over a live feed."""
         changed, gone = self.learn(forget=forget)
         rows = dict(self.rows) if whole else changed
         keys_U = np.array([key(*row) for row in rows], np.uint64)
-        chunk = Rows(keys_U, np.zeros(len(keys_U), np.uint16), np.array(list(rows.values()), np.float32))
+        chunk = ReplicaRows(keys_U, np.zeros(len(keys_U), np.uint16), np.array(list(rows.values()), np.float32))
         gone_U = np.array([] if whole else [key(*row) for row in gone], np.uint64)
         told = {
             "job": self.name, "timeline": timeline, "version": version, "whole": whole,
             "tables": {"default": TableUpdate([chunk], gone_U)}, "dense": dict(self.dense), "event_time_s": None,
             "model": self.model if whole else None, "onnx": self.onnx if whole else None,
         }  # fmt: skip
-        return Update(**(told | changes))
+        return ReplicaUpdate(**(told | changes))
 
 
 def asked(samples: pa.Table) -> list[dict[str, Any]]:

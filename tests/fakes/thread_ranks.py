@@ -33,7 +33,7 @@ class Meeting:
 
 
 class ThreadRanks:
-    """See trainer.ranks.Ranks; sums are in rank order. `made` lists the collectives of this rank."""
+    """See trainer.collectives.ranks.Ranks; sums are in rank order. `made` lists the collectives of this rank."""
 
     def __init__(self, rank: int, world: int, meeting: Meeting) -> None:
         self.rank, self.world, self._meeting = rank, world, meeting

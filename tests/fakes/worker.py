@@ -12,8 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from millrace import rpc
 from millrace.lifecycle import end_with_parent
+from millrace.rpc import channels
 
 config = json.loads(Path(sys.argv[2]).read_text())
 end_with_parent()
@@ -38,9 +38,9 @@ for verb, *arguments in config["do"]:
             with Path(config["pids"]).open("a") as file:
                 file.write(f"{child.pid}\n")
         case "address":
-            rpc.write_address(Path(config["address_file"]), "127.0.0.1:1")
+            channels.write_address(Path(config["address_file"]), "127.0.0.1:1")
         case "serve":
-            from millrace.role import serve_role
+            from millrace.rpc.role import serve_role
 
             server = serve_role(status, draining.set, config["secret"], Path(config["address_file"]))
         case "ignore_term":

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from dataset.errors import SourceGap
-from dataset.source import Source
+from dataset.stream.errors import SourceGap
+from dataset.stream.source import Source
 from millrace.deadline import Deadline
 from trainer.config import PassesSection
-from trainer.plan import Plan
-from trainer.planner import Drained, MemoryJournal, Planner
+from trainer.journal.pass_plan import PassPlan
+from trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
 
 
 class StreamSide:
@@ -19,7 +19,7 @@ class StreamSide:
         self.open_source, self.on_gap = open_source, on_gap
         self.passes = PassesSection(**{"wait": "1ms", "max_events": 100_000} | passes)
         self.known, self.skips, self.positions, self.number = {}, (), {}, 0
-        self.journal = MemoryJournal()
+        self.journal = MemoryPlanJournal()
 
     def start(self) -> Planner:
         """A planner that knows what the log says."""
@@ -34,7 +34,7 @@ class StreamSide:
             skips=self.skips,
         )
 
-    def plans(self, planner: Planner | None = None) -> Plan | Drained:
+    def plans(self, planner: Planner | None = None) -> PassPlan | StreamEnded:
         """The next pass, of `planner` or of one after a restart; it counts as trained."""
         using = planner or self.start()
         try:
@@ -45,7 +45,7 @@ class StreamSide:
                 using.close()
         assert plan is not None
         self.known, self.skips = using.known, using.skips
-        if isinstance(plan, Plan):
+        if isinstance(plan, PassPlan):
             self.number += 1
             self.positions |= plan.positions()
         return plan
@@ -54,7 +54,7 @@ class StreamSide:
         """The events of the next pass."""
         return self.reads(self.plans(planner))
 
-    def reads(self, plan: Plan) -> list[bytes | None]:
+    def reads(self, plan: PassPlan) -> list[bytes | None]:
         """The events of a pass, read by a source of its own."""
         source = self.open_source(())
         try:

@@ -6,15 +6,15 @@ import subprocess
 
 import pytest
 
-from millrace.points import Point
-from service.faults.acting import Deaths, run
-from service.faults.plan import CHIEF, AtPoint
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.faults.deaths import CHIEF, AtFailpoint
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import millrace, write_job
-from trainer.commits import MANIFEST, Commits, problems_of
-from trainer.history import History
-from trainer.log import read
+from trainer.checkpoint.commits import MANIFEST, Commits, problems_of
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = ("commit={every='600s', every_passes=3, keep=3}", "passes.max_events=16", "train.threads=1")
@@ -25,7 +25,7 @@ def finished(tmp_path_factory):
     """A job whose log is whole, one whose log has lost its beginning, one with a mirror; reports are alike."""
     folder = tmp_path_factory.mktemp("finished")
     write_job(folder, num_lines=150)
-    killed = [AtPoint(CHIEF, Point.CLOSED, 4)]
+    killed = [AtFailpoint(CHIEF, Failpoint.CLOSED, 4)]
     for store, planned, more in (("whole", [], []), ("pruned", killed, []), ("mirrored", killed, mirror(folder))):
         job = load_job(folder / "job.toml", [f"store.path={store}", *SETTINGS, *more])
         assert run(job, Deaths(job.store, iter(planned)), said_by([])).code == 0
@@ -53,7 +53,7 @@ def again(finished, tmp_path):
 def restored(store):
     """The restore operation of the last restart."""
     operations = [
-        record.body for record in History.of(read(store / "log")).operations if record.body["op"] == "restore"
+        record.body for record in JobHistory.of(read(store / "log")).operations if record.body["op"] == "restore"
     ]
     return operations[-1]["commit"], operations[-1]["passed_over"]
 

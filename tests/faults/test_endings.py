@@ -1,7 +1,7 @@
 """How jobs end with real trainers, shards and pipe commands: when asked, when killed, when something hangs.
 
 Ctrl-C on a followed file and kill -9 of the launcher, of a shard and of a lone trainer's peer are in
-tests/integration/test_run_processes.py; what the launcher decides, in the unit tests of service.launcher.
+tests/integration/test_run_processes.py; what the launcher decides, in the unit tests of service.cluster.
 """
 
 import os

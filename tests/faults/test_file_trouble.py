@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from dataset.config import FilesSource, PipeSection, SourceSection
-from dataset.errors import SourceGap
-from dataset.files import Files
-from dataset.loader import Tally
-from dataset.reader import SegmentReader
-from dataset.schema import Schema
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.segment_reader import SegmentReader
+from dataset.sources.files import FileStream
+from dataset.spec.config import FilesSource, PipeSection, SourceSection
+from dataset.spec.schema import Schema
+from dataset.stream.errors import SourceGap
 from tests.faults.stream_side import StreamSide
-from trainer.planner import Drained
+from trainer.rank0.planner import StreamEnded
 
 FOLLOWED = FilesSource(kind="files", paths=("*.txt",), poll=0.0, follow=True)
 BOUNDED = FilesSource(kind="files", paths=("*.txt",))
@@ -19,7 +19,7 @@ LINES = b"".join(b"line %d\n" % n for n in range(10))
 
 
 def side(folder, config):
-    return StreamSide(lambda known: Files(config, folder, known))
+    return StreamSide(lambda known: FileStream(config, folder, known))
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_bounded_stream_ends_where_it_did_whatever_was_written_meanwhile(path)
     assert len(job.trains(planner)) == 10
     append(path, b"more\n")
     (path.parent / "0.txt").write_bytes(b"0\n")
-    assert isinstance(job.plans(planner), Drained)
+    assert isinstance(job.plans(planner), StreamEnded)
     planner.close()
     job.positions = {}
     assert job.trains() == LINES.splitlines()
@@ -129,19 +129,19 @@ def test_a_bounded_stream_ends_where_it_did_whatever_was_written_meanwhile(path)
 def test_a_bounded_stream_that_ended_is_looked_at_again_by_the_next_run_and_only_what_is_new_is_read(path, caplog):
     job = side(path.parent, BOUNDED)
     assert len(job.trains()) == 10
-    assert isinstance(job.plans(), Drained)  # an identical rerun
+    assert isinstance(job.plans(), StreamEnded)  # an identical rerun
     assert len(job.journal.operations) == 1
     append(path, b"more\n")
     (path.parent / "b.txt").write_bytes(b"b\nc\n")
     planner = job.start()
     assert job.trains(planner) == [b"more", b"b", b"c"]
     append(path, b"too late\n")
-    assert isinstance(job.plans(planner), Drained)
+    assert isinstance(job.plans(planner), StreamEnded)
     planner.close()
     (path.parent / "0.txt").write_bytes(b"0\n")
     assert job.trains() == [b"0", b"too late"]
     assert "late: a.txt, 0.txt" in caplog.text
-    assert isinstance(job.plans(), Drained)
+    assert isinstance(job.plans(), StreamEnded)
     assert job.numbers == {"a.txt": 0, "b.txt": 1, "0.txt": 2}
     names = [[each.name for each in op.partitions] for op in job.journal.operations]
     assert names == [["a.txt"], ["a.txt", "b.txt"], ["a.txt", "0.txt"]]
@@ -155,17 +155,17 @@ def test_a_file_replaced_after_it_was_read_is_named_and_what_is_new_beside_it_is
     (path.parent / "b.txt").write_bytes(b"b\n")
     assert job.trains() == [b"b"]
     assert "a.txt was replaced" in caplog.text and "--fresh" in caplog.text
-    assert isinstance(job.plans(), Drained)
+    assert isinstance(job.plans(), StreamEnded)
 
 
 def test_a_file_cut_or_gone_after_it_was_read_is_named(path, caplog):
     job = side(path.parent, BOUNDED)
     assert len(job.trains()) == 10
     os.truncate(path, 7)
-    assert isinstance(job.plans(), Drained)
+    assert isinstance(job.plans(), StreamEnded)
     assert "a.txt ends at position 1 now, and was read up to 10" in caplog.text
     path.unlink()
-    assert isinstance(job.plans(), Drained)
+    assert isinstance(job.plans(), StreamEnded)
     assert "a.txt is no longer there; it was read up to position 10" in caplog.text
 
 
@@ -189,7 +189,7 @@ def test_a_file_replaced_while_the_stream_is_read_to_its_end_is_named_too(path, 
     planner = job.start()
     assert job.trains(planner) == [b"b"] * 5
     replace(path, LINES * 2)
-    assert isinstance(job.plans(planner), Drained)
+    assert isinstance(job.plans(planner), StreamEnded)
     planner.close()
     assert "a.txt was replaced" in caplog.text
 
@@ -197,8 +197,8 @@ def test_a_file_replaced_while_the_stream_is_read_to_its_end_is_named_too(path, 
 def test_a_file_that_a_logged_plan_needs_and_that_is_gone_is_named_with_the_pass_and_what_to_do(job, path):
     plan = job.plans()
     path.unlink()
-    source = Files(FOLLOWED, path.parent)
+    source = FileStream(FOLLOWED, path.parent)
     reader = SegmentReader(source, PipeSection(command=("cat",)), Schema.of(()), SourceSection(), None, path.parent)
     with pytest.raises(SourceGap, match=r"pass 1 .*positions 0 to 10 of a\.txt.*is gone.*`millrace skip`"):
-        list(reader.read(1, plan.segments[0], Tally()))
+        list(reader.read(1, plan.segments[0], PassTally()))
     reader.close()

@@ -8,25 +8,25 @@ import pytest
 import torch
 
 from millrace.deadline import Deadline
-from millrace.points import Point
+from millrace.failpoints import Failpoint
 from millrace.retry import Backoff
-from pserver import commit as shard_commit
-from pserver.embedded import EmbeddedShards
-from pserver.store import rocks
+from pserver.commit import shard_commits as shard_commit
+from pserver.server.embedded import EmbeddedShards
+from pserver.store import rocks_store
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.fakes.records import close
 from tests.small_disk import PAGE, small_disk
-from trainer import commit as chief_commit
-from trainer import commits as commits_module
-from trainer import log as log_module
-from trainer.chronicle import Chronicle
-from trainer.commit import Committer, Origin
-from trainer.commits import Commits, problems_of
+from trainer.checkpoint import commits as commits_module
+from trainer.checkpoint import committer as chief_commit
+from trainer.checkpoint.commits import Commits, problems_of
+from trainer.checkpoint.committer import Committer, ManifestFacts
 from trainer.config import CommitSection
-from trainer.log import Kind, Log, LogFull, read
-from trainer.plan import Plan
-from trainer.saved import Saved
+from trainer.journal import log as log_module
+from trainer.journal.log import Log, LogFull, RecordKind, read
+from trainer.journal.pass_plan import PassPlan
+from trainer.rank0.replay_log import ReplayLog
+from trainer.train.saved_state import SavedState
 
 EVERY_S = 0.001
 
@@ -51,10 +51,10 @@ class Chief:
         self.committer = Committer(
             store,
             CommitSection(every=EVERY_S, keep=1),
-            Origin("news", "t1", 1, 1, {}),
+            ManifestFacts("news", "t1", 1, 1, {}),
             self.log,
             self.shards,
-            lambda dense: Saved(self.version, 1, {}, dense, {"m": np.ones(30_000)}, {}),
+            lambda dense: SavedState(self.version, 1, {}, dense, {"m": np.ones(30_000)}, {}),
             lambda positions: None,
             None,
         )
@@ -102,7 +102,7 @@ class Chief:
 
 @pytest.fixture
 def chief(disk, monkeypatch):
-    monkeypatch.setattr(rocks, "RECOVERY", Backoff((0.0,) * 7))
+    monkeypatch.setattr(rocks_store, "RECOVERY", Backoff((0.0,) * 7))
     made = Chief(disk.folder)
     made.train()
     assert made.commit() is None and made.dirty_rows() == 0
@@ -138,14 +138,14 @@ def test_a_commit_without_room_leaves_nothing_and_is_made_once_there_is_room(dis
 @pytest.mark.parametrize(
     ("point", "module"),
     [
-        (Point.SNAPSHOT_TAKEN, shard_commit),
-        (Point.ROWS_WRITTEN, shard_commit),
-        (Point.CHECKPOINT_MADE, shard_commit),
-        (Point.DENSE_WRITTEN, chief_commit),
-        (Point.PARTS_WRITTEN, chief_commit),
-        (Point.MANIFEST_WRITTEN, commits_module),
-        (Point.COMMITTED, chief_commit),
-        (Point.PRUNE_BEGUN, commits_module),
+        (Failpoint.SNAPSHOT_TAKEN, shard_commit),
+        (Failpoint.ROWS_WRITTEN, shard_commit),
+        (Failpoint.CHECKPOINT_MADE, shard_commit),
+        (Failpoint.DENSE_WRITTEN, chief_commit),
+        (Failpoint.PARTS_WRITTEN, chief_commit),
+        (Failpoint.MANIFEST_WRITTEN, commits_module),
+        (Failpoint.COMMITTED, chief_commit),
+        (Failpoint.PRUNE_BEGUN, commits_module),
     ],
 )
 def test_a_disk_that_fills_up_between_two_steps_of_a_commit(disk, chief, monkeypatch, what, point, module):
@@ -156,7 +156,7 @@ def test_a_disk_that_fills_up_between_two_steps_of_a_commit(disk, chief, monkeyp
     monkeypatch.setattr(module, "reach", fill)
     chief.train()
     reason = chief.commit()
-    needs_no_room = point in (Point.MANIFEST_WRITTEN, Point.COMMITTED, Point.PRUNE_BEGUN)
+    needs_no_room = point in (Failpoint.MANIFEST_WRITTEN, Failpoint.COMMITTED, Failpoint.PRUNE_BEGUN)
     assert (reason is None) == needs_no_room, reason
     chief.assert_only(2 if needs_no_room else 1)
     monkeypatch.undo()
@@ -190,7 +190,7 @@ def test_the_log_has_reserved_room_on_a_full_disk(disk, joblog):
     disk.leave(0)
     passes = log_module.RESERVE_BYTES // 2 // 500
     for number in range(1, passes):
-        joblog.append(Plan(number, ()))
+        joblog.append(PassPlan(number, ()))
         joblog.append(close_of(number))
     assert len(records(joblog.folder)) == 2 * passes - 1
 
@@ -202,12 +202,12 @@ def nothing_reserved(monkeypatch):
 
 def test_a_log_without_room_takes_records_again_once_there_is_some(nothing_reserved, disk, joblog):
     told = []
-    for kind in (Kind.PLAN, Kind.CLOSE) * 3:
+    for kind in (RecordKind.PLAN, RecordKind.CLOSE) * 3:
         disk.leave(0)
         number = len(told) + 1
         with pytest.raises(LogFull, match="make room"):
             while True:
-                joblog.append(Plan(number, ()) if kind is Kind.PLAN else close_of(number))
+                joblog.append(PassPlan(number, ()) if kind is RecordKind.PLAN else close_of(number))
                 told.append((kind, number))
                 number += 1
         disk.free()
@@ -216,7 +216,7 @@ def test_a_log_without_room_takes_records_again_once_there_is_some(nothing_reser
 
 
 def test_a_close_waits_for_room_and_says_so(nothing_reserved, disk, joblog, monkeypatch):
-    told = Chronicle(joblog, None, [], None, "fail", 60.0)
+    told = ReplayLog(joblog, None, [], None, "fail", 60.0)
     troubles = []
 
     def wait(seconds):
@@ -232,15 +232,15 @@ def test_a_close_waits_for_room_and_says_so(nothing_reserved, disk, joblog, monk
     (trouble,) = troubles
     assert trouble.startswith("training waits, for the log cannot be written; the job stops after 60 s of it: ")
     assert f"{joblog.folder}/00000001-0001.log: No space left on device" in trouble and told.trouble == ""
-    assert records(joblog.folder)[1:] == [(Kind.CLOSE, n) for n in range(1, number + 1)]
+    assert records(joblog.folder)[1:] == [(RecordKind.CLOSE, n) for n in range(1, number + 1)]
 
 
 @pytest.mark.parametrize("what", ["room", "names"])
 def test_a_claim_without_room_leaves_the_job_to_the_generation_before(nothing_reserved, disk, joblog, what):
-    joblog.append(Plan(1, ()))
+    joblog.append(PassPlan(1, ()))
     disk.leave(0) if what == "room" else disk.leave_names(0)
     with pytest.raises(LogFull, match="make room"):
         Log.claim(disk.folder / "log", 2, Deadline.after(5), timeline="t1")
     assert sorted(path.name for path in joblog.folder.iterdir()) == ["00000001-0001.log", "lock"]
     joblog.append(close_of(1))
-    assert records(joblog.folder)[1:] == [(Kind.PLAN, 1), (Kind.CLOSE, 1)]
+    assert records(joblog.folder)[1:] == [(RecordKind.PLAN, 1), (RecordKind.CLOSE, 1)]

@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dataset.config import DeadLettersSection
-from dataset.dead_letters import DeadLetters
-from dataset.rejection import Reason, Rejection
+from dataset.loader.dead_letters import DeadLetters
+from dataset.samples.rejection import Reason, Rejection
+from dataset.spec.config import DeadLettersSection
 from millrace.errors import SpecError, Unwritable
-from millrace.rpc import write_address
+from millrace.rpc.channels import write_address
 from service.api.exposition import exposition
-from service.api.jobstatus import figures_of
-from service.display import render
-from service.launcher.run_folder import run_folder, write_private
-from service.status import Status
-from service.store import claimed
+from service.api.job_figures import figures_of
+from service.cluster.run_folder import run_folder, write_private
+from service.cluster.store import claimed
+from service.monitor.display import render
+from service.monitor.status import Status
 from tests.integration.followed_job import FollowedJob, closes, status_of, until
 from tests.integration.running_job import assert_gone
 from tests.small_disk import small_disk
-from trainer.commits import Commits, problems_of
+from trainer.checkpoint.commits import Commits, problems_of
 from trainer.metrics import halves as halves_module
-from trainer.metrics.halves import Halves
+from trainer.metrics.halves import StreamHalves
 from trainer.metrics.samples import row_type
-from trainer.progress import Progress
-from trainer.report import write_report
+from trainer.status.progress import TrainerProgress
+from trainer.train.report import write_report
 
 NUM_PASSES = 12
 END_S = 90
@@ -179,7 +179,7 @@ def letters(folder):
 
 def report(folder):
     metrics = {"life": {"x": 1.0}, "window": {"text": "y" * 9000}}
-    write_report(folder, Progress("job"), metrics, "d" * 64, ())
+    write_report(folder, TrainerProgress("job"), metrics, "d" * 64, ())
 
 
 def config(folder):
@@ -231,7 +231,7 @@ def some_samples(seed):
 
 @pytest.mark.parametrize("what", ["room", "names"])
 def test_samples_of_the_halves_wait_for_room_in_memory(disk, caplog, monkeypatch, what):
-    calm, full = (Halves(disk.folder / name, [("ctr", True)], False) for name in ("calm", "full"))
+    calm, full = (StreamHalves(disk.folder / name, [("ctr", True)], False) for name in ("calm", "full"))
     for number in range(4):
         calm.append(some_samples(number))
     for number in range(4):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dataset.config import KafkaSource
-from dataset.errors import SourceUnavailable
-from dataset.kafka import Kafka
-from dataset.source import Segment
+from dataset.sources.kafka_source import KafkaStream
+from dataset.spec.config import KafkaSource
+from dataset.stream.errors import SourceUnavailable
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from tests.kafka.cluster import free_ports
 
@@ -23,8 +23,8 @@ def config(servers: str, topic: str, **settings) -> KafkaSource:
     return KafkaSource(kind="kafka", topics=(topic,), options={"bootstrap_servers": servers}, **settings)
 
 
-def open_source(config: KafkaSource, deadline_s: float = 20) -> Kafka:
-    return Kafka(config, job="job", folder=Path(), deadline=Deadline.after(deadline_s))
+def open_source(config: KafkaSource, deadline_s: float = 20) -> KafkaStream:
+    return KafkaStream(config, job="job", folder=Path(), deadline=Deadline.after(deadline_s))
 
 
 def test_a_broker_that_is_down_at_start_is_a_clear_error_at_the_deadline():
@@ -68,7 +68,7 @@ def test_a_broker_killed_in_mid_read_is_waited_for_and_no_event_is_lost_or_repea
     source.close()
     assert positions == list(range(NUM_EVENTS))
     assert values == [b"%d" % n for n in range(NUM_EVENTS)]
-    said = [record.message for record in caplog.records if record.name == "dataset.kafka_client"]
+    said = [record.message for record in caplog.records if record.name == "dataset.sources.kafka_client"]
     assert [text.split(":")[0].split(" after")[0] for text in said] == ["Kafka does not answer", "Kafka answers again"]
 
 
@@ -100,7 +100,7 @@ def test_a_wait_for_an_answer_is_announced_whether_tries_fail_slowly_or_at_once(
         else:
             source._ask_ends(source._partitions, Deadline.after(5))
     source.close()
-    said = [record.message for record in caplog.records if record.name == "dataset.kafka_client"]
+    said = [record.message for record in caplog.records if record.name == "dataset.sources.kafka_client"]
     assert [text.split(":")[0] for text in said] == ["Kafka does not answer"]
 
 

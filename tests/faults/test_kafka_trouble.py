@@ -8,13 +8,13 @@ import pytest
 from kafka import TopicPartition
 from kafka.admin import NewTopic
 
-from dataset.config import KafkaSource
-from dataset.errors import SourceGap
-from dataset.kafka import Kafka
+from dataset.sources.kafka_source import KafkaStream
+from dataset.spec.config import KafkaSource
+from dataset.stream.errors import SourceGap
 from millrace.deadline import Deadline
 from tests.faults.stream_side import StreamSide
-from trainer.planner import Drained
-from trainer.records import GapOperation
+from trainer.journal.records import GapOperation
+from trainer.rank0.planner import StreamEnded
 
 pytestmark = pytest.mark.kafka
 
@@ -31,7 +31,7 @@ def topic(kafka):
 def side(kafka, topic, on_gap="fail", **settings):
     options = {"bootstrap_servers": kafka.servers, "metadata_max_age_ms": 50}
     config = KafkaSource(kind="kafka", topics=(topic,), options=options, **settings)
-    return StreamSide(lambda _: Kafka(config, job="job", folder=Path(), deadline=Deadline.after(20)), on_gap)
+    return StreamSide(lambda _: KafkaStream(config, job="job", folder=Path(), deadline=Deadline.after(20)), on_gap)
 
 
 @pytest.fixture(params=["running", "down"])
@@ -137,10 +137,10 @@ def test_a_stream_up_to_the_latest_ends_where_it_did_at_the_first_start(kafka, t
     plan = job.plans(planner)
     kafka.produce(topic, 0, [b"later"] * 5)
     add_partition(kafka, topic, [b"new"])
-    assert isinstance(job.plans(planner), Drained)
+    assert isinstance(job.plans(planner), StreamEnded)
     planner.close()
     job.positions, job.number = {}, 0
     assert job.plans() == plan
     assert job.reads(plan) == FIRST
     assert sorted(job.trains()) == [*[b"later"] * 5, b"new"]  # the next run, of a stream that has ended
-    assert isinstance(job.plans(), Drained)
+    assert isinstance(job.plans(), StreamEnded)

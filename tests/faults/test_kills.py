@@ -6,24 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from millrace.points import Point
-from service.faults.acting import Deaths, run
-from service.faults.plan import CHIEF, AtPoint, Busy, places
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.faults.deaths import CHIEF, AtFailpoint, JobFeatures, failpoint_places
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
 from tests.integration.stream_job import write_job
-from trainer.commits import MANIFEST, Commits, problems_of
+from trainer.checkpoint.commits import MANIFEST, Commits, problems_of
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "halves", "digest", "passes")
 KEEP = 2
-HITS = {Point.LOG_WRITTEN: 3, Point.LOG_SYNCED: 4, Point.PLAN_LOGGED: 2, Point.PARTLY_PUSHED: 2}
+HITS = {Failpoint.LOG_WRITTEN: 3, Failpoint.LOG_SYNCED: 4, Failpoint.PLAN_LOGGED: 2, Failpoint.PARTLY_PUSHED: 2}
 """Not the first time, where the first one is much like another point."""
 
 
 def in_order(trainers, shards):
     """Every place; a pass is left to be replayed where its replay is to be died in."""
-    found = places(trainers, shards, Busy(mirrored=True))
-    last = [(Point.CLOSED, CHIEF), (Point.REPLAYED, CHIEF)]
-    return [AtPoint(worker, point, HITS.get(point, 1)) for point, worker in [p for p in found if p not in last] + last]
+    found = failpoint_places(trainers, shards, JobFeatures(mirrored=True))
+    last = [(Failpoint.CLOSED, CHIEF), (Failpoint.REPLAYED, CHIEF)]
+    return [
+        AtFailpoint(worker, point, HITS.get(point, 1)) for point, worker in [p for p in found if p not in last] + last
+    ]
 
 
 def job_at(folder, store, trainers, shards):

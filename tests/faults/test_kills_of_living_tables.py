@@ -2,11 +2,11 @@
 
 import pytest
 
-from millrace.points import Point
-from service.faults.acting import Deaths, run
-from service.faults.exported import differing, exported_of, troubles
-from service.faults.plan import CHIEF, EXPORTER, AtInstant, AtPoint
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.faults.deaths import CHIEF, EXPORTER, AtFailpoint, AtInstant
+from service.faults.export_comparison import differing, export_violations, exported_of
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import write_living_job
 
@@ -22,11 +22,11 @@ def then(*deaths):
 
 
 PLANNED = [
-    AtPoint(CHIEF, Point.OPERATION_LOGGED),
-    AtPoint(CHIEF, Point.EXPORT_CUT),
-    *then(AtPoint(EXPORTER, Point.EXPORT_BEGUN), AtPoint(EXPORTER, Point.EXPORT_ROWS)),
-    AtPoint(CHIEF, Point.OPERATED, 2),
-    *then(AtPoint(EXPORTER, Point.EXPORT_MANIFEST), AtPoint(EXPORTER, Point.EXPORT_DONE)),
+    AtFailpoint(CHIEF, Failpoint.OPERATION_LOGGED),
+    AtFailpoint(CHIEF, Failpoint.EXPORT_CUT),
+    *then(AtFailpoint(EXPORTER, Failpoint.EXPORT_BEGUN), AtFailpoint(EXPORTER, Failpoint.EXPORT_ROWS)),
+    AtFailpoint(CHIEF, Failpoint.OPERATED, 2),
+    *then(AtFailpoint(EXPORTER, Failpoint.EXPORT_MANIFEST), AtFailpoint(EXPORTER, Failpoint.EXPORT_DONE)),
     AtInstant(EXPORTER, 0, 0.05, exports=1),
     AtInstant(CHIEF, 0, 0.2, exports=1),
     AtInstant(CHIEF, 0, 0.1, exports=1),
@@ -59,7 +59,7 @@ def test_a_death_around_operations_and_exports_changes_nothing(tmp_path, shards)
     assert report(disturbed.store) == report(undisturbed.store)
     wanted, found = exported_of(undisturbed, calm.log), exported_of(disturbed, deaths.log)
     assert differing(wanted, found) == []
-    assert not list(troubles(undisturbed, calm.log)) and not list(troubles(disturbed, deaths.log))
+    assert not list(export_violations(undisturbed, calm.log)) and not list(export_violations(disturbed, deaths.log))
     assert_worth_it(wanted)
 
 

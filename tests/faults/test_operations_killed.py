@@ -4,21 +4,21 @@ import json
 
 import pytest
 
-from millrace.points import Point
-from service.faults.acting import Deaths, run
-from service.faults.plan import CHIEF, AtPoint
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.faults.deaths import CHIEF, AtFailpoint
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
 from tests.integration.timed_job import write_timed_job
-from trainer.history import History
-from trainer.log import read
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
 DAILY = ["tables.default.delete_after_days=1", "tables.default.delete_below=0.12", "tables.default.decay=0.7"]
 PLANNED = [
-    AtPoint(CHIEF, point, hit)
+    AtFailpoint(CHIEF, point, hit)
     for point, hit in (
-        (Point.OPERATION_LOGGED, 1), (Point.OPERATED, 1), (Point.OPERATED, 2), (Point.CLOSED, 2),
-        (Point.OPERATION_LOGGED, 1), (Point.COMMITTED, 1), (Point.OPERATED, 1), (Point.REPLAYED, 1),
+        (Failpoint.OPERATION_LOGGED, 1), (Failpoint.OPERATED, 1), (Failpoint.OPERATED, 2), (Failpoint.CLOSED, 2),
+        (Failpoint.OPERATION_LOGGED, 1), (Failpoint.COMMITTED, 1), (Failpoint.OPERATED, 1), (Failpoint.REPLAYED, 1),
     )
 ]  # fmt: skip
 
@@ -56,5 +56,5 @@ def report(store):
 
 def shrinks_of(store):
     """The versions at which tables shrink, as far as the log goes back."""
-    operations = History.of(read(store / "log")).operations_by_version()
+    operations = JobHistory.of(read(store / "log")).operations_by_version()
     return sorted(v for v, records in operations.items() for record in records if record.body["op"] == "shrink")

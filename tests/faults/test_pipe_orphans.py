@@ -15,12 +15,12 @@ from millrace.deadline import Deadline
 HOST = """
 import sys
 from pathlib import Path
-from dataset.config import MetaSlot, PipeSection, SourceSection
-from dataset.loader import Tally
-from dataset.memory import MemorySource
-from dataset.reader import SegmentReader
-from dataset.schema import Schema
-from dataset.source import Segment
+from dataset.spec.config import MetaSlot, PipeSection, SourceSection
+from dataset.loader.batch_loader import Tally
+from dataset.stream.scripted_source import MemorySource
+from dataset.loader.segment_reader import SegmentReader
+from dataset.spec.schema import Schema
+from dataset.stream.source import Segment
 schema = Schema.of([MetaSlot(name="label", kind="meta")])
 pipe = PipeSection(command=("python", "stuck.py"), protocol=sys.argv[1])
 reader = SegmentReader(MemorySource([[b"x"]]), pipe, schema, SourceSection(), None, Path.cwd())

@@ -17,8 +17,8 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.durable import RealDisk, write_whole
 from tests.fakes.records import close, of_pass
-from trainer import log as log_module
-from trainer.log import Kind, Log, LogDamaged, newest_generation, read
+from trainer.journal import log as log_module
+from trainer.journal.log import Log, LogDamaged, RecordKind, newest_generation, read
 
 MAX_LOOSE = 8
 """More unsynced names at once would make too many images; nothing that is tested here has so many."""
@@ -251,12 +251,12 @@ class Story:
 def a_life(story):
     """Claims, appends, a new file, pruning."""
     with story.claim(1) as log:
-        story.append(log, Kind.PLAN, 1)
-        story.append(log, Kind.CLOSE, 1)
+        story.append(log, RecordKind.PLAN, 1)
+        story.append(log, RecordKind.CLOSE, 1)
         assert log.roll()
-        story.append(log, Kind.PLAN, 2)
+        story.append(log, RecordKind.PLAN, 2)
     with story.claim(2) as log:
-        story.append(log, Kind.CLOSE, 2)
+        story.append(log, RecordKind.CLOSE, 2)
         story.prune(log, before=7, left_from=6)
 
 
@@ -270,7 +270,7 @@ def test_a_cut_at_any_instant_of_a_logs_life_loses_nothing_synced_and_invents_no
 def test_a_cut_while_the_next_generation_claims_after_a_kill_before_the_sync(store, tmp_path, left):
     story = Story(store)
     with story.claim(1) as log:
-        story.append(log, Kind.PLAN, 1)
+        story.append(log, RecordKind.PLAN, 1)
         promised, story.disk.forgets = story.disk.promised, {"sync"}
         if left is None:
             log.append(close(1))
@@ -281,21 +281,21 @@ def test_a_cut_while_the_next_generation_claims_after_a_kill_before_the_sync(sto
     story.disk.promise(promised)
     story.disk.forgets = set()
     with story.claim(2) as log:
-        story.append(log, Kind.PLAN, 2)
+        story.append(log, RecordKind.PLAN, 2)
     assert story.check(tmp_path / "image") > 20
 
 
 def test_a_cut_while_the_next_generation_claims_after_a_kill_amid_a_claim(store, tmp_path):
     story = Story(store)
     with story.claim(1) as log:
-        story.append(log, Kind.PLAN, 1)
+        story.append(log, RecordKind.PLAN, 1)
     promised, story.disk.forgets = story.disk.promised, {"sync_folder"}
     Log.claim(story.folder, 2, Deadline.after(5), timeline="t1", disk=story.disk).close()
     story.told |= told(story.folder)
     story.disk.promise(promised)
     story.disk.forgets = set()
     with story.claim(3) as log:
-        story.append(log, Kind.CLOSE, 1)
+        story.append(log, RecordKind.CLOSE, 1)
     assert story.check(tmp_path / "image") > 50
 
 
@@ -303,7 +303,7 @@ def test_a_cut_while_the_next_generation_claims_after_a_kill_amid_a_claim(store,
 def test_the_images_reveal_a_missing_sync(store, tmp_path, forgotten):
     story = Story(store, {forgotten})
     with story.claim(1) as log:
-        story.append(log, Kind.PLAN, 1)
+        story.append(log, RecordKind.PLAN, 1)
     with pytest.raises((LogDamaged, AssertionError)):
         story.check(tmp_path / "image")
 

@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 from millrace.deadline import Deadline
-from millrace.job_client import JobClient
+from millrace.rpc.job_client import JobClient
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.history import History
-from trainer.log import read
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
 
 PASS_EVENTS = 100
 FOLLOW = 'paths = ["part-*.txt"]\nfollow = true\npoll = "10ms"'
@@ -47,7 +47,7 @@ class FollowedJob:
 
 def closes(store: Path) -> dict:
     """What the log says of each closed pass."""
-    return {number: record.body for number, record in History.of(read(store / "log")).closes.items()}
+    return {number: record.body for number, record in JobHistory.of(read(store / "log")).closes.items()}
 
 
 def status_of(job: RunningJob) -> dict:

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from service.hosting.folder import JobFolder
+from service.jobs.folder import JobFolder
 from tests.integration.stream_job import SPEC
-from trainer.log import Kind, read
+from trainer.journal.log import RecordKind, read
 
 CONFIG = """
 root = "root"
@@ -107,7 +107,7 @@ def launcher(folder: Path) -> tuple[str, int]:
 
 def closes(store: Path) -> list[dict[str, Any]]:
     """Every close that the log has, from the oldest commit on."""
-    return [dict(record.body) for record in read(store / "log") if record.kind is Kind.CLOSE]
+    return [dict(record.body) for record in read(store / "log") if record.kind is RecordKind.CLOSE]
 
 
 def kill(pid: int) -> None:

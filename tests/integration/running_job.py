@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from millrace.deadline import Deadline
-from millrace.sockets import SCHEME, target_of
+from millrace.rpc.unix_sockets import SCHEME, target_of
 
 
 class RunningJob:

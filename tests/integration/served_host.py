@@ -10,15 +10,15 @@ from typing import Any
 
 import httpx
 
-from service.access.guard import Guard
-from service.access.roles import Role
-from service.access.stored import StoredTokens
-from service.access.tokens import Tokens
-from service.api.app import Terms, app
+from service.api.app import ApiSettings, app
 from service.api.problems import problem_of
 from service.api.server import bound, serving
-from service.hosting.config import ServiceConfig, load_service
-from service.hosting.local_host import LocalHost, hosting
+from service.auth.guard import Guard
+from service.auth.roles import Role
+from service.auth.token_store import StoredTokens
+from service.auth.tokens import Tokens
+from service.jobs.config import ServiceConfig, load_service
+from service.jobs.local_host import LocalHost, host_jobs
 
 SPEC = {
     "name": "news",
@@ -75,11 +75,11 @@ def served_host(folder: Path, **sections: Any) -> Iterator[ServedHost]:
             lines += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in section.items())]
     (folder / "service.toml").write_text("\n".join(lines))
     config = load_service(folder / "service.toml")
-    with hosting(config, problem_of) as host, httpx.Client(timeout=30) as http:
+    with host_jobs(config, problem_of) as host, httpx.Client(timeout=30) as http:
         tokens = Tokens(StoredTokens(host.records))
         texts = {role: tokens.create(role.word, role)[1] for role in Role}
         guard = Guard(config.access, tokens)
-        terms = Terms(
+        terms = ApiSettings(
             guard=guard,
             tokens=tokens,
             limits=config.limits,

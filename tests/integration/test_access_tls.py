@@ -8,10 +8,10 @@ import pytest
 from fastapi import FastAPI
 
 from millrace.errors import Refused
-from service.access.config import AccessSection, TlsSection
-from service.access.exposure import exposure_of
 from service.api.server import bound, serving
-from service.remote.client import Client
+from service.auth.config import AccessSection, TlsSection
+from service.auth.exposure import exposure_of
+from service.client.rest_client import ServiceClient
 from tests.unit.test_access_exposure import write_pair
 
 
@@ -29,12 +29,12 @@ def served(tmp_path_factory):
 def test_who_trusts_the_certificate_is_answered(served, monkeypatch):
     port, cert = served
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
-    with Client(f"https://localhost:{port}") as client:
+    with ServiceClient(f"https://localhost:{port}") as client:
         assert client.get("/v1/health") == {"status": "ok"} and client.private
 
 
 def test_who_does_not_trust_it_sends_nothing_and_is_told_at_once(served):
-    with Client(f"https://localhost:{served[0]}", "mlr_secret") as client:
+    with ServiceClient(f"https://localhost:{served[0]}", "mlr_secret") as client:
         with pytest.raises(Refused, match="SSL_CERT_FILE"):
             client.get("/v1/health")
 
@@ -42,7 +42,7 @@ def test_who_does_not_trust_it_sends_nothing_and_is_told_at_once(served):
 def test_a_certificate_of_another_name_is_none(served, monkeypatch):
     port, cert = served
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
-    with Client(f"https://127.0.0.1:{port}") as client, pytest.raises(Refused, match="not trusted"):
+    with ServiceClient(f"https://127.0.0.1:{port}") as client, pytest.raises(Refused, match="not trusted"):
         client.get("/v1/health")
 
 

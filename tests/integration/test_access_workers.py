@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from millrace import rpc
 from millrace.deadline import Deadline
-from millrace.job_client import JobClient
 from millrace.proto import role_pb2
+from millrace.rpc import channels
+from millrace.rpc.job_client import JobClient
 from pserver.proto import feed_pb2, shard_pb2
 from tests.integration.running_job import RunningJob
 from tests.integration.test_run_processes import ENDLESS, SPEC, TWO_BY_TWO, lines
@@ -69,10 +69,10 @@ def test_ports_of_shards_and_ranks_answer_nobody_without_the_jobs_secret(job):
     addresses = sorted((job.store / "workers").glob("g*/*.address"))
     assert {path.stem for path in addresses} >= {"shard-0", "shard-1", "trainer-0", "trainer-1"}
     right = told(job)["trainer-0"]["secret"]
-    wrong = [(), ((rpc.SECRET_KEY, ""),), ((rpc.SECRET_KEY, "0" * 64),), ((rpc.SECRET_KEY, right[:-1]),)]
-    wrong += [((rpc.SECRET_KEY, right.upper()),), ((rpc.SECRET_KEY, right), (rpc.SECRET_KEY, "0" * 64))]
+    wrong = [(), ((channels.SECRET_KEY, ""),), ((channels.SECRET_KEY, "0" * 64),), ((channels.SECRET_KEY, right[:-1]),)]
+    wrong += [((channels.SECRET_KEY, right.upper()),), ((channels.SECRET_KEY, right), (channels.SECRET_KEY, "0" * 64))]
     for path in addresses:
-        with rpc.open_channel(path.read_text()) as channel:
+        with channels.open_channel(path.read_text()) as channel:
             for method, answers, asks in methods(role_pb2, shard_pb2, feed_pb2):
                 for metadata in wrong:
                     status = asked(channel, method, answers, asks, metadata)
@@ -95,9 +95,9 @@ def test_the_feeds_secret_opens_the_feed_alone_and_the_jobs_does_not_open_it(job
     for address, secret, module in [(each, own, feed_pb2) for each in ports] + [
         (each, feed, other) for each in workers for other in (role_pb2, shard_pb2)
     ]:
-        with rpc.open_channel(address) as channel:
+        with channels.open_channel(address) as channel:
             for method, answers, asks in methods(module):
-                assert asked(channel, method, answers, asks, rpc.metadata(secret)) is refused, (address, method)
+                assert asked(channel, method, answers, asks, channels.metadata(secret)) is refused, (address, method)
 
 
 def test_nobody_listens_where_other_machines_could_come_in(job):

@@ -9,14 +9,14 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, Unavailable
-from millrace.job_client import NotRunning
-from service.access.config import AccessSection
-from service.access.guard import Guard, NoTokens
-from service.api.app import Terms, app
+from millrace.rpc.job_client import NotRunning
+from service.api.app import ApiSettings, app
 from service.api.problems import problem_of
 from service.api.server import bound, serving
-from service.hosting.one_job import hosted
-from service.spec import load_job
+from service.auth.config import AccessSection
+from service.auth.guard import Guard, NoTokens
+from service.jobs.foreground_host import foreground_host
+from service.spec.job import load_job
 from tests.integration.followed_job import FollowedJob, status_of
 
 SETTINGS = ("commit.every_passes=1000", 'commit.every="1000s"', "passes.wait=100ms", "pipe.max_bad_fraction=0.9")
@@ -84,10 +84,10 @@ def client(followed):
             return {"state": "starting" if job.process.poll() is None else "done"}
 
     loaded = load_job(followed.spec, [*SETTINGS, *EXPORTS, f"store.path={job.store}"])
-    terms = Terms(guard=Guard(AccessSection(anonymous="admin"), NoTokens()))
+    terms = ApiSettings(guard=Guard(AccessSection(anonymous="admin"), NoTokens()))
     listener = bound("127.0.0.1:0")
     try:
-        with hosted(loaded, status, problem_of) as host, serving(app(host, terms), listener):
+        with foreground_host(loaded, status, problem_of) as host, serving(app(host, terms), listener):
             client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
             client.job = job
             yield client

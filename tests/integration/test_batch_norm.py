@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from millrace.points import Point
-from service.faults.acting import Deaths, run
-from service.faults.plan import CHIEF, AtPoint
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.faults.deaths import CHIEF, AtFailpoint
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
 from tests.integration.stream_job import SPEC, write_job
-from trainer.commits import Commits
+from trainer.checkpoint.commits import Commits
 
 MODEL = """
 import torch
@@ -28,7 +28,7 @@ class Normal(nn.Module):
         return {"ctr": self.net(torch.cat([*inputs.vectors.values(), inputs.dense_BC], 1)).squeeze(1)}
 """
 PASS_EVENTS, NUM_PASSES = 65, 7
-DIES = [AtPoint(CHIEF, Point.CLOSED, 4), AtPoint("trainer-1", Point.BEFORE_CLOSE, 2)]
+DIES = [AtFailpoint(CHIEF, Failpoint.CLOSED, 4), AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2)]
 """Deaths that leave passes closed after the last commit."""
 
 

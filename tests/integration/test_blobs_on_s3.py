@@ -17,9 +17,9 @@ from tests.s3_server import ENVIRONMENT, Proxy, proxy, s3  # noqa: F401
 from tests.unit.test_access_exposure import write_pair
 from trainer.blob import retry
 from trainer.blob import s3 as s3_module
+from trainer.blob.address import parse
+from trainer.blob.blob_store import CHUNK_BYTES, open_blobs, whole
 from trainer.blob.errors import BlobUnavailable
-from trainer.blob.store import CHUNK_BYTES, open_blobs, whole
-from trainer.mirror.address import parse
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from service.access import background, confines
-from service.hosting import local_host
+from service.auth import allowed_paths
+from service.jobs import background, local_host
 from tests.integration.served_host import SPEC, served_host
 
 
@@ -150,7 +150,7 @@ def test_a_pattern_that_would_take_for_ever_is_refused_at_once(service, what):
 
 
 def test_patterns_are_looked_up_within_a_deadline(service, monkeypatch):
-    monkeypatch.setattr(confines, "LOOK_S", 0.0)
+    monkeypatch.setattr(allowed_paths, "LOOK_S", 0.0)
     data = str(service.config.root.parent / "data")
     source = {"main": {"kind": "files", "paths": [f"{data}/**/x"]}}
     answer = service.create({**SPEC, "name": "bad", "sources": source}, base=data)

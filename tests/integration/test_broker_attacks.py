@@ -5,13 +5,13 @@ import logging
 
 import pytest
 
-from dataset.errors import SourceUnavailable
+from dataset.stream.errors import SourceUnavailable
 from millrace.config import validate
 from millrace.errors import MillraceError
-from service.spec import job_of
+from service.spec.job import job_of
 from tests.fakes.sasl_broker import sasl_broker
 from tests.unit.test_secrecy import PASSWORD, spec
-from trainer.predict import plan
+from trainer.predict import prediction_plan
 from trainer.predict.config import PredictionRequest
 
 SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
@@ -20,8 +20,8 @@ SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
 @pytest.fixture(autouse=True)
 def open_s(monkeypatch):
     """Set for how long a source is opened; soon over unless a test says otherwise."""
-    monkeypatch.setattr(plan, "OPEN_S", 0.5)
-    return lambda seconds: monkeypatch.setattr(plan, "OPEN_S", seconds)
+    monkeypatch.setattr(prediction_plan, "OPEN_S", 0.5)
+    return lambda seconds: monkeypatch.setattr(prediction_plan, "OPEN_S", seconds)
 
 
 def opened(tmp_path, job_servers, **options):
@@ -29,7 +29,7 @@ def opened(tmp_path, job_servers, **options):
     job = job_of(spec(bootstrap_servers=job_servers), tmp_path).spec
     asked = {"input": {"kafka": {"topic": "t", "options": options}}, "output": "x"}
     with pytest.raises(MillraceError) as caught:
-        plan.open_input(validate(PredictionRequest, asked).input, job, tmp_path)
+        prediction_plan.open_input(validate(PredictionRequest, asked).input, job, tmp_path)
     assert PASSWORD not in str(caught.value)
     return caught.value
 

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import LIVING, millrace, write_living_job
-from trainer.commits import Commits
-from trainer.exports.materializing import materialize
-from trainer.exports.reading import open_export
+from trainer.checkpoint.commits import Commits
+from trainer.exports.materialize import materialize
+from trainer.exports.reader import open_export
 
 SERVE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"
 OFTEN = ("passes.max_events=60", "commit.every_passes=4", "exports.serving={base='1000h', delta='24h'}")

@@ -16,11 +16,11 @@ import typer
 import yaml
 
 from millrace.config import load_toml
-from service import cli
-from service.access.roles import Role
-from service.access.stored import StoredTokens
-from service.access.tokens import Tokens
-from service.hosting.config import load_service
+from service.auth.roles import Role
+from service.auth.token_store import StoredTokens
+from service.auth.tokens import Tokens
+from service.cli import main
+from service.jobs.config import load_service
 from service.records.database import opened
 from tests.integration.hosted_service import HostedService
 
@@ -115,7 +115,7 @@ def test_what_compose_runs_works_together(tmp_path, moved, service):
 
 @pytest.mark.parametrize("name", ["millrace", "replica"])
 def test_the_command_line_takes_the_commands(name):
-    group = typer.main.get_command(cli.cli)
+    group = typer.main.get_command(main.cli)
     command, *words = SERVICES[name]["command"]
     with group.make_context("millrace", [command, *words]) as context:
         _, chosen, rest = group.resolve_command(context, [command, *words])

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from millrace.deadline import Deadline
-from millrace.points import Fault, Point
+from millrace.failpoints import ArmedFailpoint, Failpoint
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
-from trainer.exports import process as process_module
-from trainer.exports.process import ExporterProcess
-from trainer.exports.reading import chain_of, open_export, state_at
+from trainer.exports import exporter_process as process_module
+from trainer.exports.exporter_process import ExporterProcess
+from trainer.exports.reader import chain_of, open_export, state_at
 from trainer.exports.request import ExporterConfig
 
-POINTS = (Point.EXPORT_BEGUN, Point.EXPORT_ROWS, Point.EXPORT_MANIFEST, Point.EXPORT_DONE)
+POINTS = (Failpoint.EXPORT_BEGUN, Failpoint.EXPORT_ROWS, Failpoint.EXPORT_MANIFEST, Failpoint.EXPORT_DONE)
 ROWS = {("a", n): [n, n, n, n] for n in range(100)} | {("b", n): [1, 2, 3, n] for n in range(100)}
 
 
@@ -101,12 +101,14 @@ def test_one_after_the_other(job, start, base, tmp_path):
     "point", [*POINTS[:1], *(pytest.param(p, marks=pytest.mark.slow) for p in POINTS[1:3]), POINTS[3]]
 )
 def test_killed_anywhere_it_leaves_no_done_or_all_and_is_made_again(job, start, base, tmp_path, point, capfd):
-    killed = start(Fault(point=Point.RESTORE_LINKED), Fault(point=point))  # the former is its chief's
+    killed = start(
+        ArmedFailpoint(point=Failpoint.RESTORE_LINKED), ArmedFailpoint(point=point)
+    )  # the former is its chief's
     answer = made(killed, base)
     out = tmp_path / "out" / "small"
     assert answer.outcome == "failed" and not answer.final and "killed by signal 9" in answer.error
     there = files_in(out)
-    assert ("t1/0000000001-base/_DONE" in there) == (point is Point.EXPORT_DONE)
+    assert ("t1/0000000001-base/_DONE" in there) == (point is Failpoint.EXPORT_DONE)
     assert "current.json" not in there and "donefile.txt" not in there
     assert f"fault run: killed at {point}\n" in capfd.readouterr().out
     again = made(killed, base)

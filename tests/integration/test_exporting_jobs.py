@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from millrace.points import Point
-from service.faults.acting import Deaths, run
-from service.faults.plan import CHIEF, AtPoint
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.faults.deaths import CHIEF, AtFailpoint
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import millrace
 from tests.integration.timed_job import BEGIN_S, SLOWLY, manifests, replayed, rows_of, write_timed_job
-from trainer.commits import Commits
-from trainer.log import read
+from trainer.checkpoint.commits import Commits
+from trainer.journal.log import read
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes a few times; seconds on two cores of their own
 
@@ -72,13 +72,13 @@ def test_a_rerun_exports_nothing(tmp_path):
 
 
 POINTS = [
-    (Point.OPERATION_LOGGED, 1),
-    (Point.OPERATED, 1),
-    (Point.PARTS_WRITTEN, 1),
-    (Point.COMMITTED, 1),
-    (Point.EXPORT_CUT, 1),
-    (Point.EXPORT_CUT, 1),
-    (Point.REPLAYED, 2),
+    (Failpoint.OPERATION_LOGGED, 1),
+    (Failpoint.OPERATED, 1),
+    (Failpoint.PARTS_WRITTEN, 1),
+    (Failpoint.COMMITTED, 1),
+    (Failpoint.EXPORT_CUT, 1),
+    (Failpoint.EXPORT_CUT, 1),
+    (Failpoint.REPLAYED, 2),
 ]
 
 
@@ -91,7 +91,7 @@ def test_a_chief_killed_around_an_export_leaves_the_same_exports(tmp_path):
 
     def ran(store, deaths):
         job = load_job(tmp_path / "job.toml", [f"store.path={store}", "commit.every='600s'", "train.threads=1"])
-        planned = Deaths(job.store, iter([AtPoint(CHIEF, point, hit) for point, hit in deaths]))
+        planned = Deaths(job.store, iter([AtFailpoint(CHIEF, point, hit) for point, hit in deaths]))
         outcome = run(job, planned, lambda worker, text: said.append(f"{worker}: {text}"))
         assert outcome.code == 0, (outcome, said[-30:])
         return job, planned

@@ -14,10 +14,10 @@ from tests.s3_server import proxy, s3  # noqa: F401
 from tests.small_disk import small_disk
 from trainer.blob import retry
 from trainer.blob import s3 as s3_module
-from trainer.exports import after
-from trainer.exports.outlet import open_outlet
-from trainer.exports.reading import chain_of, open_export, state_at
-from trainer.exports.writing import export
+from trainer.exports import user_command
+from trainer.exports.destination import open_destination
+from trainer.exports.exporter import export
+from trainer.exports.reader import chain_of, open_export, state_at
 
 ROWS = {("a", n): [n, n, n, n] for n in range(3000)}
 
@@ -122,7 +122,7 @@ def prefix():
 @pytest.fixture
 def straight(s3, prefix, tmp_path):  # noqa: F811
     """The destination through a good connection."""
-    return open_outlet(s3.uri("bucket", prefix), "small", tmp_path / "gathered", Deadline.after(60))
+    return open_destination(s3.uri("bucket", prefix), "small", tmp_path / "gathered", Deadline.after(60))
 
 
 @pytest.fixture
@@ -208,12 +208,14 @@ def test_a_failed_command_is_reported_and_the_export_is_complete(job, commit, ma
 
 
 def test_a_missing_program_is_reported(tmp_path):
-    assert "no such program" in after.run(("./nothing",), "address", tmp_path, 5)
-    assert "no such program" in after.run(("surely-no-program",), "address", tmp_path, 5)
+    assert "no such program" in user_command.run(("./nothing",), "address", tmp_path, 5)
+    assert "no such program" in user_command.run(("surely-no-program",), "address", tmp_path, 5)
     (tmp_path / "text").write_text("no program")
     (tmp_path / "text").chmod(0o755)
-    assert "not found" in after.run(("./text",), "address", tmp_path, 5)  # setpriv has sh run what names no interpreter
-    assert after.run((sys.executable, "-c", "pass"), "address", tmp_path, 60) is None
+    assert "not found" in user_command.run(
+        ("./text",), "address", tmp_path, 5
+    )  # setpriv has sh run what names no interpreter
+    assert user_command.run((sys.executable, "-c", "pass"), "address", tmp_path, 60) is None
 
 
 def test_a_delta_succeeds_after_a_failure(job, commit, make, impatient, proxy, shaky):  # noqa: F811

@@ -11,12 +11,12 @@ from safetensors.numpy import load_file
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from pserver.config import TableSection
-from pserver.shard import Shard
+from pserver.server.shard import Shard
 from tests.integration.followed_job import FollowedJob
-from trainer.commits import Commits
-from trainer.exports.onnx import Dense, filled
-from trainer.replica.feeding import FeedUpdates
-from trainer.replica.finding import in_store
+from trainer.checkpoint.commits import Commits
+from trainer.exports.onnx_model import OnnxModel, with_weights
+from trainer.replica.feed_address import in_store
+from trainer.replica.feed_updates import FeedUpdates
 
 RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
 
@@ -103,6 +103,6 @@ def test_who_follows_a_job_holds_what_it_commits_also_after_kill_9(followed, sha
         name: value.tobytes() for name, value in follower.last.dense.items()
     }
     assert follower.whole[0] and [each["name"] for each in follower.model["tasks"]] == ["ctr"]
-    dense = Dense(filled(follower.onnx, follower.last.dense))
+    dense = OnnxModel(with_weights(follower.onnx, follower.last.dense))
     inputs = {each["name"]: np.zeros((2, *each["shape"][1:]), np.float32) for each in follower.model["inputs"]}
     assert dense.run(inputs)["ctr"].shape == (2,)

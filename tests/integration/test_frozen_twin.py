@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from millrace.points import Point
-from service.looking.importing import ImportRequest, import_into
-from service.looking.states import CommitState
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.exports.model_import import ImportRequest, import_into
+from service.inspect.model_state import CommitState
+from service.spec.job import load_job
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import LIVING, millrace, write_living_job
 from tests.integration.trainer_here import killed, run
-from trainer.commits import Commits
+from trainer.checkpoint.commits import Commits
 
 PASS_EVENTS, NUM_LINES, NUM_LEARNT = 60, 480, 240
 SPEC = (LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition("[model]")[2]).replace(
@@ -51,7 +51,7 @@ def test_its_model_stays_and_every_sample_is_measured_once_whatever_is_killed(st
     assert (plain.digest, plain.day) == (at_once.digest, at_once.day)
 
     again = copied(stream, "again")
-    killed(stream, again, FROZEN, generation=2, point=Point.CLOSED, hit=3)
+    killed(stream, again, FROZEN, generation=2, point=Failpoint.CLOSED, hit=3)
     assert run(stream, again, FROZEN, generation=3) == plain
 
 

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from service.access.config import AllowSection
-from service.hosting.config import LimitsSection, ServiceConfig
-from service.hosting.folder import JobFolder
-from service.hosting.host import Action, NewJob, Phase
-from service.hosting.local_host import hosting
+from service.auth.config import AllowSection
+from service.jobs.config import LimitsSection, ServiceConfig
+from service.jobs.folder import JobFolder
+from service.jobs.host import Action, NewJob, Phase
+from service.jobs.local_host import host_jobs
 from tests.integration.hosted_service import spec_of
 
 WITHIN_S = 60
@@ -30,7 +30,7 @@ def until(host, *phases):
 def test_a_store_that_cannot_be_used_is_told_of_and_not_tried_again(tmp_path):
     store = tmp_path / "data" / "store"
     store.mkdir(parents=True)
-    with hosting(config_of(tmp_path)) as host:
+    with host_jobs(config_of(tmp_path)) as host:
         host.create(NewJob(spec=spec_of(store={"path": str(store)}), name="one", start=False), "ann")
         (store / "mine").touch()
         host.act("one", Action.RESUME, "ann")
@@ -42,7 +42,7 @@ def test_a_store_that_cannot_be_used_is_told_of_and_not_tried_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_launcher_that_dies_too_often_is_given_up_until_somebody_asks_again(tmp_path):
-    with hosting(config_of(tmp_path, max_restarts=0)) as host:
+    with host_jobs(config_of(tmp_path, max_restarts=0)) as host:
         host.create(NewJob(spec=spec_of(), name="one"), "ann")
         folder = JobFolder(host.job("one").folder)
         kill_it(folder)
@@ -64,9 +64,9 @@ def kill_it(folder):
 
 
 def test_what_is_allowed_no_more_is_not_started_again(tmp_path):
-    with hosting(config_of(tmp_path)) as host:
+    with host_jobs(config_of(tmp_path)) as host:
         host.create(NewJob(spec=spec_of(), name="one", start=False), "ann")
-    with hosting(config_of(tmp_path, command="tac")) as host:
+    with host_jobs(config_of(tmp_path, command="tac")) as host:
         host.act("one", Action.RESUME, "ann")
         job = until(host, Phase.FAILED)
         assert job.outcome.code == 2 and "pipe.command" in job.outcome.reason

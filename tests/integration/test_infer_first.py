@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.points import Point
+from millrace.failpoints import Failpoint
 from tests.integration.stream_job import SPEC, millrace, write_job
 from tests.integration.trainer_here import closes, killed, run
 
@@ -39,7 +39,7 @@ def test_it_alters_no_bit_of_training(job, ended):
 
 @pytest.mark.long
 def test_after_a_kill_its_result_is_the_same(job, ended):
-    killed(job, job.parent / "killed", INFER, generation=1, point=Point.CLOSED, hit=4)
+    killed(job, job.parent / "killed", INFER, generation=1, point=Failpoint.CLOSED, hit=4)
     assert run(job, job.parent / "killed", INFER, generation=2) == ended
 
 

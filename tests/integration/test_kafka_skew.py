@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dataset.config import KafkaSource
-from dataset.kafka import Kafka
-from dataset.source import Segment
+from dataset.sources.kafka_source import KafkaStream
+from dataset.spec.config import KafkaSource
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from tests.faults.stream_side import StreamSide
-from trainer.plan import Plan
-from trainer.planner import Drained
+from trainer.journal.pass_plan import PassPlan
+from trainer.rank0.planner import StreamEnded
 
 pytestmark = pytest.mark.kafka
 
@@ -35,7 +35,9 @@ def topic(kafka):
 
 def side(kafka, topic, end, **passes):
     config = KafkaSource(kind="kafka", topics=(topic,), options={"bootstrap_servers": kafka.servers}, end=end)
-    return StreamSide(lambda known: Kafka(config, job="job", folder=Path(), deadline=Deadline.after(20)), **passes)
+    return StreamSide(
+        lambda known: KafkaStream(config, job="job", folder=Path(), deadline=Deadline.after(20)), **passes
+    )
 
 
 def stamps(source, plan):
@@ -71,7 +73,7 @@ def test_from_the_earliest_offset_no_pass_spans_more_than_is_allowed(kafka, topi
 
 def test_within_the_bound_a_pass_takes_of_each_in_proportion(kafka, topic):
     plan = side(kafka, topic, "latest", max_events=110).plans()
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, PassPlan)
     assert plan.positions() == {f"{topic}/{SLOW}": 10, f"{topic}/{FAST}": 100}
 
 
@@ -100,12 +102,12 @@ def test_a_bounded_stream_is_looked_at_again_when_it_has_ended(kafka):
     kafka.produce(topic, 0, [b"a", b"b"])
     job = side(kafka, topic, "latest")
     assert job.trains() == [b"a", b"b"]
-    assert isinstance(job.plans(), Drained)
+    assert isinstance(job.plans(), StreamEnded)
     kafka.produce(topic, 0, [b"c"])
     planner = job.start()
     kafka.produce(topic, 0, [b"d"])
     assert job.trains(planner) == [b"c", b"d"]
-    assert isinstance(job.plans(planner), Drained)
+    assert isinstance(job.plans(planner), StreamEnded)
     planner.close()
 
 

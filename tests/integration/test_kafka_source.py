@@ -9,10 +9,10 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from dataset.config import KafkaSource
-from dataset.errors import SourceGap, SourceUnavailable
-from dataset.kafka import Kafka
-from dataset.source import Segment
+from dataset.sources.kafka_source import KafkaStream
+from dataset.spec.config import KafkaSource
+from dataset.stream.errors import SourceGap, SourceUnavailable
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 
@@ -28,22 +28,22 @@ def opened(kafka):
     """Opens sources on the shared broker, and closes them."""
     with contextlib.ExitStack() as stack:
 
-        def opened(*topics: str, options: dict | None = None, **settings) -> Kafka:
+        def opened(*topics: str, options: dict | None = None, **settings) -> KafkaStream:
             every = {"bootstrap_servers": kafka.servers} | (options or {})
             config = KafkaSource(kind="kafka", topics=topics, options=every, **settings)
-            source = Kafka(config, job="job", folder=Path(), deadline=soon())
+            source = KafkaStream(config, job="job", folder=Path(), deadline=soon())
             stack.callback(source.close)
             return source
 
         yield opened
 
 
-def read(source: Kafka, name: str, begin: int, end: int) -> list[tuple[int, bytes | None]]:
+def read(source: KafkaStream, name: str, begin: int, end: int) -> list[tuple[int, bytes | None]]:
     blocks = source.read(Segment(name, 0, begin, end), soon())
     return [(int(block.position_E[i]), block.value(i)) for block in blocks for i in range(len(block))]
 
 
-def ends(source: Kafka) -> dict[str, int]:
+def ends(source: KafkaStream) -> dict[str, int]:
     return {partition.name: partition.end for partition in source.partitions(soon())}
 
 

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from millrace.points import Point
-from service.faults.acting import Deaths, run
-from service.faults.plan import CHIEF, AtInstant, AtPoint
-from service.spec import load_job
+from millrace.failpoints import Failpoint
+from service.faults.deaths import CHIEF, AtFailpoint, AtInstant
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
 from tests.integration.timed_job import manifests, rows_of, write_timed_job
 
 HOURLY = """
@@ -32,10 +32,10 @@ LIVES = [
 ]
 DEATHS = [
     AtInstant(CHIEF, 2, 0.0),
-    AtPoint(CHIEF, Point.EXPORT_CUT, 1),
+    AtFailpoint(CHIEF, Failpoint.EXPORT_CUT, 1),
     AtInstant(CHIEF, 3, 0.05),
-    AtPoint(CHIEF, Point.OPERATED, 2),
-    AtPoint(CHIEF, Point.COMMITTED, 2),
+    AtFailpoint(CHIEF, Failpoint.OPERATED, 2),
+    AtFailpoint(CHIEF, Failpoint.COMMITTED, 2),
     AtInstant(CHIEF, 1, 0.2),
 ]
 

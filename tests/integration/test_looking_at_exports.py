@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.exports.reading import open_export
+from trainer.exports.reader import open_export
 
 pytestmark = pytest.mark.timeout(300)
 

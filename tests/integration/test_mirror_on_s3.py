@@ -12,17 +12,17 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
-from millrace.locks import locked
+from millrace.file_lock import locked
 from millrace.retry import Backoff
 from tests.mirrored_store import files_below, make_commit
 from tests.s3_server import proxy, s3  # noqa: F401
 from trainer.blob import retry
 from trainer.blob import s3 as s3_module
+from trainer.blob.blob_store import whole
 from trainer.blob.errors import BlobUnavailable
-from trainer.blob.store import whole
-from trainer.mirror.content import Mirror, MirrorEmpty, lookup
-from trainer.mirror.fetch import fetch, repair
-from trainer.mirror.uploader import LOCK, Uploader
+from trainer.checkpoint.mirror import Mirror, MirrorEmpty, read_catalog
+from trainer.checkpoint.mirror_fetch import fetch, repair
+from trainer.checkpoint.mirror_uploader import LOCK, MirrorUploader
 
 MIB = 1 << 20
 SOON = 30.0
@@ -72,7 +72,7 @@ def assert_whole(uri):
 
 
 def versions(uri):
-    return [found.version for found in lookup(uri, soon()).commits]
+    return [found.version for found in read_catalog(uri, soon()).commits]
 
 
 def test_a_commit_goes_to_s3_and_comes_back_byte_for_byte(tmp_path, uri):
@@ -107,12 +107,12 @@ def test_pruning_keeps_contents_that_commits_name(tmp_path, uri):
 
 def test_a_missing_bucket_is_reported(s3):  # noqa: F811
     with pytest.raises(BlobUnavailable, match=r"nowhere.*make it first"):
-        lookup(s3.uri("nowhere", "prefix"), soon())
+        read_catalog(s3.uri("nowhere", "prefix"), soon())
 
 
 def test_a_missing_server_is_reported_within_the_deadline(s3):  # noqa: F811
     with pytest.raises(BlobUnavailable, match="looking for the bucket"):
-        lookup(s3.uri("bucket", "prefix", port=1), Deadline.after(1))
+        read_catalog(s3.uri("bucket", "prefix", port=1), Deadline.after(1))
 
 
 def test_a_request_is_repeated_after_slow_down(tmp_path, proxy, shaky):  # noqa: F811
@@ -162,11 +162,11 @@ def test_an_uploader_killed_in_the_middle_leaves_no_manifest_without_files(tmp_p
     program = f"""
 from pathlib import Path
 from millrace.deadline import Deadline
-from millrace.points import Fault, Point, arm
-from trainer.commits import read_commit
+from millrace.failpoints import Fault, Point, arm
+from trainer.checkpoint.commits import read_commit
 from trainer.blob.errors import BlobUnavailable
-from trainer.blob.store import whole
-from trainer.mirror.content import Mirror
+from trainer.blob.blob_store import whole
+from trainer.checkpoint.mirror import Mirror
 arm((Fault(point=Point.UPLOADED),))
 Mirror.open({uri!r}, Deadline.after(30)).upload(read_commit(Path({str(second.folder)!r})), [], Deadline.after(30))
 """
@@ -251,7 +251,7 @@ def uploader(tmp_path, chief):
 
     def make(uri, **more):
         made.append(
-            Uploader(uri, tmp_path / "store", 2, lambda: chief.pinned, chief.check, **{"retry_s": 0.02, **more})
+            MirrorUploader(uri, tmp_path / "store", 2, lambda: chief.pinned, chief.check, **{"retry_s": 0.02, **more})
         )
         return made[-1]
 
@@ -314,7 +314,7 @@ def test_a_rank_0_that_was_replaced_writes_nothing(tmp_path, uploader, uri, chie
     background = uploader(uri)
     background.offer(commit(tmp_path, 1))
     wait_for(lambda: background.status()["trouble"] == "a newer generation has taken over")
-    assert lookup(uri, soon()).commits == []
+    assert read_catalog(uri, soon()).commits == []
 
 
 def wait_for(condition):

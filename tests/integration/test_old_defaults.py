@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from millrace.deadline import Deadline
-from service.begun import as_begun
-from service.spec import load_job
+from service.cluster.store_defaults import with_store_defaults
+from service.spec.job import load_job
 from tests.integration.stream_job import millrace
 from tests.integration.trainer_here import closes, torch_as_before
 from tests.unit.test_defaults import newer
-from trainer.commits import Commits
+from trainer.checkpoint.commits import Commits
 from trainer.config import WorkerConfig
-from trainer.fingerprint import fingerprint
-from trainer.job import open_trainer
-from trainer.report import digest_of
+from trainer.train.assembly import open_trainer
+from trainer.train.fingerprint import fingerprint
+from trainer.train.report import digest_of
 
 __all__ = ["newer"]
 
@@ -56,7 +56,7 @@ def ended(job, generation):
 def test_an_old_store_goes_on_under_the_defaults_it_began_with(job, newer):
     logged = closes(job.parent / "store")
     assert max(logged) == 8 and Commits(job.parent / "store").whole()[-1].version == 5
-    digest = ended(as_begun(load_job(job)), generation=3)
+    digest = ended(with_store_defaults(load_job(job)), generation=3)
     after, last = closes(job.parent / "store"), Commits(job.parent / "store").whole()[-1]
     assert max(after) == last.version == NUM_PASSES
     spec = last.state["spec"]
@@ -66,7 +66,7 @@ def test_an_old_store_goes_on_under_the_defaults_it_began_with(job, newer):
         assert digest == json.loads((job.parent / "end.json").read_text())["digest"]
     anew = load_job(job, ["store.path=anew"])
     anew.store.mkdir()
-    assert ended(as_begun(anew), generation=1) != digest
+    assert ended(with_store_defaults(anew), generation=1) != digest
     assert Commits(anew.store).whole()[-1].state["spec"]["tables"]["default"]["dim"] == 4
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, Unavailable
-from millrace.job_client import JobClient, NotRunning
+from millrace.rpc.job_client import JobClient, NotRunning
 from tests.integration.followed_job import FollowedJob, closes
 from tests.integration.stream_job import millrace
-from trainer.history import History
-from trainer.log import read
-from trainer.records import ActingOperation
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+from trainer.journal.records import ActingOperation
 
 RULE = ("tables.default.delete_after_days=1", "tables.default.max_shrink_fraction=0.9")
 RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
@@ -64,7 +64,7 @@ def say(followed, store, command, *words, code=0):
 
 def acted(store):
     """By version, what acted there."""
-    history = History.of(read(store / "log"))
+    history = JobHistory.of(read(store / "log"))
     return {
         version: ops
         for version, records in history.operations_by_version().items()

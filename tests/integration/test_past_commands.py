@@ -11,11 +11,11 @@ import pytest
 
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import millrace, write_job
-from trainer.commits import Commits, order_of
-from trainer.history import History
-from trainer.log import read
-from trainer.log_file import line_of, listed
-from trainer.records import PassClose
+from trainer.checkpoint.commits import Commits, order_of
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+from trainer.journal.log_file import line_of, listed
+from trainer.journal.records import PassClose
 
 OFTEN = ("commit.every_passes=1", "commit.keep=100", "passes.max_events=100")
 
@@ -43,7 +43,7 @@ class Ran:
 
     @property
     def history(self):
-        return History.of(read(self.store / "log"))
+        return JobHistory.of(read(self.store / "log"))
 
     @property
     def names(self):

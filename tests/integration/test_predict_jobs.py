@@ -19,18 +19,18 @@ from typer.testing import CliRunner
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from service.cli import cli
-from service.predicting.crew import PredictionCancelled
-from service.predicting.running import job_of, predict
-from service.spec import load_job
+from service.cli.main import cli
+from service.predict.prediction import job_of, predict
+from service.predict.worker_group import PredictionCancelled
+from service.spec.job import load_job
 from tests.contract.predict_world import content, rows_of
 from tests.integration.running_job import RunningJob, runs
 from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.commits import Commits
+from trainer.checkpoint.commits import Commits
 from trainer.exports.golden import PREDICTION
 from trainer.predict.config import PredictionRequest
-from trainer.predict.parts import Output
-from trainer.predict.plan import OtherPrediction
+from trainer.predict.output_files import PredictionOutput
+from trainer.predict.prediction_plan import OutputTaken
 
 pytestmark = pytest.mark.timeout(300)
 EXPORTED = SPEC + "\n[exports.main]\ngolden = 64\n"
@@ -90,7 +90,7 @@ def test_predictions_are_the_golden_ones_of_the_same_versions_export(ended, expo
 
 def test_these_are_no_progressive_predictions(ended, live):
     progressive = json.loads((ended.store / "report.json").read_text())["metrics"]["life"]["ctr"]
-    after = Output(live).metrics()["tasks"]["ctr"]
+    after = PredictionOutput(live).metrics()["tasks"]["ctr"]
     assert after["count"] == progressive["count"]
     assert after["auc"] > progressive["auc"] + 0.05, "it has learnt from these very samples"
 
@@ -157,7 +157,7 @@ def test_the_commit_is_held_meanwhile_and_a_cancelled_one_leaves_its_parts(ended
 
 
 def test_an_output_of_something_else_is_left_alone(ended, live, tmp_path):
-    with pytest.raises(OtherPrediction, match="holds another prediction"):
+    with pytest.raises(OutputTaken, match="holds another prediction"):
         predicted(ended, live, columns=["a"])
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SpecError, match="is not empty"):
@@ -226,7 +226,7 @@ def test_a_holdout_is_evaluated_and_nothing_is_left(ended, live):
         [*command, *more], capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["metrics"] == Output(live).metrics()
+    assert json.loads(done.stdout)["metrics"] == PredictionOutput(live).metrics()
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from service.access.roles import Role
-from service.store import MARKER
+from service.auth.roles import Role
+from service.cluster.store import MARKER
 from tests.fakes.exports import write_export
 from tests.integration.served_host import SPEC, served_host
 
@@ -178,11 +178,11 @@ def test_no_output_lies_in_a_jobs_folder_or_a_store(service, what):
 
 def test_a_link_that_is_made_after_the_request_was_accepted_leads_nowhere(service):
     """The operation is checked once more when it begins: here, it waits behind others meanwhile."""
-    from service.access.asked_predictions import Ground
+    from service.jobs.prediction_rules import PredictionRules
 
     asked = {"input": {"paths": ["late/*.json"]}, "output": "late-out"}
     checks = []
-    real = Ground.check
+    real = PredictionRules.check
 
     def check(self, *args):
         checks.append(1)
@@ -191,7 +191,7 @@ def test_a_link_that_is_made_after_the_request_was_accepted_leads_nowhere(servic
         return real(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ground, "check", check)
+        patch.setattr(PredictionRules, "check", check)
         told = done(service, ask(service, **asked))
     assert (told["state"], told["problem"]["path"]) == ("failed", "input.paths.0"), told
     assert not (service.data / "late-out").exists()

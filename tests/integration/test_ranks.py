@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from millrace.lifecycle import ExitCode
-from trainer.ranks import Alone, gather_messages
+from trainer.collectives.ranks import SingleRank, gather_messages
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
 import numpy as np, torch
-from trainer.ranks import TorchRanks, gather_messages
+from trainer.collectives.ranks import TorchRanks, gather_messages
 
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 ranks = TorchRanks(rank, world, folder / "meet", torch.device("cpu"), 60.0)
@@ -71,7 +71,7 @@ from contextlib import closing
 from pathlib import Path
 import numpy as np, torch
 from millrace.lifecycle import exit_code_of
-from trainer.ranks import TorchRanks
+from trainer.collectives.ranks import TorchRanks
 
 rank, meet = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -117,7 +117,7 @@ def test_a_trainer_whose_peer_is_killed_reports_it_in_one_line_and_may_be_restar
 
 
 def test_one_trainer_alone_behaves_the_same():
-    alone = Alone()
+    alone = SingleRank()
     assert alone.sum(np.array([3])).tolist() == [3]
     assert gather_messages(alone, {"a": 1}) == [{"a": 1}]
     assert alone.broadcast({"go": 1}) == {"go": 1}

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, SpecError
-from service.access.roles import Role
-from service.cli import cli
-from service.hosting.output import Output
-from service.remote.client import NotThere
-from service.store import OUTPUT
+from service.auth.roles import Role
+from service.cli.main import cli
+from service.client.rest_client import NotFound
+from service.cluster.store import OUTPUT
+from service.jobs.output_files import OutputWriter
 from tests.integration.served_host import served_host
 from tests.integration.test_run_processes import SPEC as RUNNING
 from tests.integration.test_run_processes import lines
@@ -75,7 +75,7 @@ def test_a_job_is_submitted_looked_at_acted_on_and_deleted(millrace, service):
     assert json.loads(millrace("status", "news", "--json"))["phase"] == "stopped"
     assert millrace("tables", "news").startswith("default: ")
     assert millrace("logs", "news") == ""
-    output = Output(service.host.job("news").store / OUTPUT, 1 << 20)
+    output = OutputWriter(service.host.job("news").store / OUTPUT, 1 << 20)
     for number in range(500):
         output.write("trainer-0", f"line {number}")
     output.close()
@@ -92,7 +92,7 @@ def test_what_the_service_refuses_is_told_in_its_words(millrace, service):
     job = service.folder / "news.toml"
     with pytest.raises(SpecError, match="pipe.command: .* allowed: cat"):
         millrace("submit", job, "--set", 'pipe.command=["sh"]')
-    with pytest.raises(NotThere, match="nothing"):
+    with pytest.raises(NotFound, match="nothing"):
         millrace("status", "nothing")
     with pytest.raises(Refused, match="role admin"):
         millrace("submit", job, role=Role.OPERATOR)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.commits import Commits
-from trainer.history import History
-from trainer.log import Kind, read
+from trainer.checkpoint.commits import Commits
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import RecordKind, read
 
 OFTEN = ("passes.max_events=100", "commit.every_passes=4")
 SAME = ("digest", "events", "samples", "passes", "positions", "metrics")
@@ -56,10 +56,10 @@ def started(job, store, *settings):
 
 
 def closes(store: Path) -> dict:
-    return {number: record.body for number, record in History.of(read(store / "log")).closes.items()}
+    return {number: record.body for number, record in JobHistory.of(read(store / "log")).closes.items()}
 
 
-def records(store: Path, kind: Kind) -> list:
+def records(store: Path, kind: RecordKind) -> list:
     return [record.body for record in read(store / "log") if record.kind is kind]
 
 
@@ -77,7 +77,7 @@ def test_a_drained_job_goes_on_as_if_it_had_never_stopped(job, undisturbed):
     assert equal(report, undisturbed) and report["halves"] == undisturbed["halves"]
     kept = closes(store)  # what came before the oldest commit kept is pruned
     assert len(kept) > 12 and kept.items() <= closes(job.parent / "undisturbed").items()
-    assert not records(store, Kind.VOID)  # the pass that was planned ahead is the first one of the next run
+    assert not records(store, RecordKind.VOID)  # the pass that was planned ahead is the first one of the next run
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def test_after_a_drain_the_number_of_trainers_may_change(job, undisturbed):
     store = stopped_early(job, "more-trainers")
     report = finished(job, "more-trainers", "cluster.trainers=2", "cluster.shards=1")
     assert report["events"] == undisturbed["events"] and report["positions"] == undisturbed["positions"]
-    withdrawn = records(store, Kind.VOID)
+    withdrawn = records(store, RecordKind.VOID)
     assert all("cluster.trainers" in void["reason"] for void in withdrawn) and len(withdrawn) <= 2
 
 
@@ -108,7 +108,7 @@ def test_a_changed_spec_acts_after_what_was_logged_under_the_old_one(job, undist
     assert all(after.get(number, close) == close for number, close in before.items())
     replayed = Commits(store).whole()[0]
     assert replayed.version >= max(before) and replayed.state["spec"]["train"]["batch_size"] == 64
-    *_, last = (operation["spec"] for operation in records(store, Kind.OPERATION) if operation["op"] == "spec")
+    *_, last = (operation["spec"] for operation in records(store, RecordKind.OPERATION) if operation["op"] == "spec")
     assert last["train"]["batch_size"] == 16
     assert report["events"] == undisturbed["events"]
     assert (
@@ -134,5 +134,5 @@ def test_an_empty_machine_goes_on_from_the_mirror_alone(job, undisturbed, tmp_pa
     left_at = Commits(store).whole()[-1]
     shutil.rmtree(store)
     assert equal(finished(job, "mirrored", mirror), undisturbed)
-    history = History.of(read(store / "log"))
+    history = JobHistory.of(read(store / "log"))
     assert (history.timeline, history.base) == ("t2", left_at.name)

@@ -9,8 +9,8 @@ from millrace.lifecycle import ExitCode
 from tests.integration.hosted_service import CONFIG, HostedService, spec_of
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.commits import Commits
-from trainer.log import Kind, read
+from trainer.checkpoint.commits import Commits
+from trainer.journal.log import RecordKind, read
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(300)]
 PASSWORD = "hunter2-of-the-broker"
@@ -118,4 +118,4 @@ def test_a_service_keeps_what_workers_are_told_and_passwords_below_its_own_root(
         assert not workers.exists() and not workers.is_symlink()
     finally:
         service.clean_up()
-    assert [record.body for record in read(store / "log") if record.kind is Kind.CLOSE]
+    assert [record.body for record in read(store / "log") if record.kind is RecordKind.CLOSE]

@@ -15,13 +15,13 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded
 from millrace.retry import Backoff
-from millrace.rpc import await_address
-from pserver.client import Scale
+from millrace.rpc.channels import await_address
+from pserver.client.remote import RemoteShards
 from pserver.config import TableSection
-from pserver.errors import BadRequest, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
-from pserver.remote import RemoteShards
-from pserver.server import ShardServer
-from pserver.store.rocks import RocksRows
+from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
+from pserver.protocol.shards import StepScale
+from pserver.server.shard_server import ShardServer
+from pserver.store.rocks_store import RocksRowStore
 from tests.contract import shards_world as w
 
 DYING = {"partly-pushed": 1, "snapshot-taken": 1, "rows-written": 2, "checkpoint-made": 1}
@@ -44,11 +44,11 @@ def connect(address, **changes):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"secret": "another"}, BadRequest, "another job"),
+        ({"secret": "another"}, InvalidShardCall, "another job"),
         ({"generation": 2}, StaleGeneration, "generation 1 of the job's workers, the caller of 2"),
-        ({"world": 2}, BadRequest, r"\(0, 1, 1\) here, the caller expects \(0, 1, 2\)"),
-        ({"rank": 1}, BadRequest, "rank 1 of a job with 1 trainers"),
-        ({"tables": {"default": TableSection()}}, BadRequest, "other tables or settings"),
+        ({"world": 2}, InvalidShardCall, r"\(0, 1, 1\) here, the caller expects \(0, 1, 2\)"),
+        ({"rank": 1}, InvalidShardCall, "rank 1 of a job with 1 trainers"),
+        ({"tables": {"default": TableSection()}}, InvalidShardCall, "other tables or settings"),
     ],
 )
 def test_an_unauthorized_caller_is_refused(server, changes, error, message):
@@ -58,7 +58,7 @@ def test_an_unauthorized_caller_is_refused(server, changes, error, message):
 
 def test_shards_in_the_wrong_order_are_refused():
     with ShardServer(w.process(0, 2, 1, w.TABLES)) as a, ShardServer(w.process(1, 2, 1, w.TABLES)) as b:
-        with pytest.raises(BadRequest, match="the caller expects"):
+        with pytest.raises(InvalidShardCall, match="the caller expects"):
             w.client([b, a], 0, 1)
 
 
@@ -67,7 +67,7 @@ def test_an_old_generation_is_refused_in_the_middle(server):
     shards.open_pass(1, w.soon())
     shards._caller.generation = 7
     with pytest.raises(StaleGeneration):
-        shards.exchange(0, None, None, None, Scale(1), w.soon())
+        shards.exchange(0, None, None, None, StepScale(1), w.soon())
     shards.close()
 
 
@@ -79,7 +79,7 @@ def test_a_rank_whose_wait_times_out_learns_the_missing_ranks():
             if rank == 1:
                 return None
             with pytest.raises(StepTimedOut, match="step 0 of pass 1 for rank 1") as caught:
-                shards.exchange(0, None, None, None, Scale(1), Deadline.after(0.6))
+                shards.exchange(0, None, None, None, StepScale(1), Deadline.after(0.6))
             return caught.value.exit_code
 
         assert world.each(push) == [75, None, 75]
@@ -94,12 +94,12 @@ def test_a_push_in_time_after_a_time_out_still_counts_once():
         early.pull(prepared, w.soon())
         push = {"default": w.push_of(batches[1][0]["default"], 5, 1000)}
         with pytest.raises(StepTimedOut):
-            early.exchange(0, prepared, push, None, Scale(64), Deadline.after(0.3))
-        again = threading.Thread(target=early.exchange, args=(0, prepared, push, None, Scale(64), w.soon()))
+            early.exchange(0, prepared, push, None, StepScale(64), Deadline.after(0.3))
+        again = threading.Thread(target=early.exchange, args=(0, prepared, push, None, StepScale(64), w.soon()))
         again.start()
         late.open_pass(1, w.soon())
         mine = late.prepare(batches[0][0], learn=True)
-        late.exchange(0, mine, {"default": w.push_of(batches[0][0]["default"], 5, 0)}, None, Scale(64), w.soon())
+        late.exchange(0, mine, {"default": w.push_of(batches[0][0]["default"], 5, 0)}, None, StepScale(64), w.soon())
         again.join()
         digest = late.digest(w.soon())
     with w.job(1, num_ranks=2) as world:
@@ -128,13 +128,13 @@ def test_ranks_that_disagree_are_refused():
             prepared = shards.prepare(one, learn=True)
             try:
                 shards.exchange(
-                    0, prepared, {"default": w.push_of(one["default"], 5, 1)}, None, Scale(rank), Deadline.after(1)
+                    0, prepared, {"default": w.push_of(one["default"], 5, 1)}, None, StepScale(rank), Deadline.after(1)
                 )
-            except (BadRequest, StepTimedOut) as error:
+            except (InvalidShardCall, StepTimedOut) as error:
                 outcomes.append(type(error))
 
         world.each(push)
-        assert BadRequest in outcomes and len(outcomes) == 2
+        assert InvalidShardCall in outcomes and len(outcomes) == 2
         assert world.one.digest(w.soon())["default"] == 0
 
 
@@ -148,18 +148,18 @@ def test_a_message_too_large_names_the_batch_size():
 def test_a_batch_that_was_never_announced_is_refused(server):
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
-    with pytest.raises(BadRequest, match="prepared by other shards"):
+    with pytest.raises(InvalidShardCall, match="prepared by other shards"):
         shards.pull(object(), w.soon())
     shards.close()
 
 
 def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
-    monkeypatch.setattr("pserver.server.MAX_BATCHES_AHEAD", 3)
+    monkeypatch.setattr("pserver.server.shard_server.MAX_BATCHES_AHEAD", 3)
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
     batches = [shards.prepare({"default": w.keys(n)}, learn=True) for n in range(4)]
     shards.pull(batches[0], w.soon())
-    with pytest.raises(BadRequest, match="announced 3 batches and used none"):
+    with pytest.raises(InvalidShardCall, match="announced 3 batches and used none"):
         shards.pull(batches[3], w.soon())
     shards.pull(batches[2], w.soon())
     shards.pull(shards.prepare({"default": w.keys(9)}, learn=True), w.soon())
@@ -167,7 +167,7 @@ def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
 
 
 def test_a_shard_that_is_gone_is_named_within_the_deadline(monkeypatch):
-    monkeypatch.setattr("pserver.transport.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
+    monkeypatch.setattr("pserver.client.connection.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
     server = ShardServer(w.process(0, 1, 1, w.TABLES))
     shards = connect(server.address)
     server.close()
@@ -198,7 +198,7 @@ def test_a_call_without_an_answer_is_retried_and_counts_once(server, monkeypatch
         return calls[-1]
 
     monkeypatch.setitem(shards._connections[0]._methods, "Exchange", lose_the_first_answer)
-    shards.exchange(0, first, {"default": w.push_of(w.keys(1, 2), 5, 0)}, second, Scale(64), w.soon())
+    shards.exchange(0, first, {"default": w.push_of(w.keys(1, 2), 5, 0)}, second, StepScale(64), w.soon())
     assert len(calls) == 2 and calls[0].payload == calls[1].payload
     shards.close_pass(0, w.soon())
     digest = shards.digest(w.soon())
@@ -217,7 +217,7 @@ def test_only_rank_0_commits_and_restores(tmp_path):
             lambda: other.write_snapshot(tmp_path, w.soon()),
             lambda: other.settle(True, w.soon()),
         ):
-            with pytest.raises(BadRequest, match="rank 1 makes a call that only rank 0 may make"):
+            with pytest.raises(InvalidShardCall, match="rank 1 makes a call that only rank 0 may make"):
                 call()
         assert not (tmp_path / "live").exists()
         world.one.restore(tmp_path, [], 0, w.soon())
@@ -225,13 +225,13 @@ def test_only_rank_0_commits_and_restores(tmp_path):
 
 
 def test_a_settle_whose_wait_for_a_write_times_out_may_be_repeated(tmp_path, monkeypatch):
-    may_write, write = threading.Event(), RocksRows.write
+    may_write, write = threading.Event(), RocksRowStore.write
 
     def slowly(*args):
         assert may_write.wait(20)
         write(*args)
 
-    monkeypatch.setattr(RocksRows, "write", slowly)
+    monkeypatch.setattr(RocksRowStore, "write", slowly)
     with w.job(1, live=tmp_path / "live") as world:
         world.one.restore(tmp_path, [], 0, w.soon())
         w.train(world.one, 1, [{"default": w.keys(1, 2)}], seed=1, steps=1)
@@ -306,7 +306,7 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
 @pytest.mark.parametrize("point", [*DYING, None])
 def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_path, monkeypatch, point):
     """The failpoint is passed once in the first commit, which is complete, and kills the process in the second."""
-    monkeypatch.setattr("pserver.transport.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
+    monkeypatch.setattr("pserver.client.connection.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
     faults = [] if point is None else [{"point": point, "hit": 1 + DYING[point]}]
     process = start(live=str(tmp_path / "live-1"), faults=faults)
     shards = connect(process.address())
@@ -336,7 +336,7 @@ def test_a_process_that_stops_ends_all_waiting_calls(start):
 
     def push():
         try:
-            shards.exchange(0, None, None, None, Scale(1), Deadline.after(60))
+            shards.exchange(0, None, None, None, StepScale(1), Deadline.after(60))
         except (ShardUnavailable, DeadlineExceeded) as error:
             failures.append(error)
 

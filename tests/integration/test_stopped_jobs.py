@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.errors import MillraceError
-from service.cli import cli
+from service.cli.main import cli
 from tests.integration.stream_job import millrace
 from tests.integration.test_ageing_jobs import ALIVE, NEW, write
-from trainer.log import Kind, read
+from trainer.journal.log import RecordKind, read
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_what_would_go_is_counted_and_a_shrink_acts_in_the_next_run(ended):
     assert not [record for record in read(log) if record.body.get("op") == "shrink" and record.body["id"]]
     said = say("shrink", ended, "--delete-after-days", "0", "--allow")
     assert f"a shrink of table default is logged, and `millrace run` does it; {going} of {before} rows" in said
-    assert read(log)[-1].kind is Kind.OPERATION and rows_in(ended) == before
+    assert read(log)[-1].kind is RecordKind.OPERATION and rows_in(ended) == before
     ran = millrace(ended)
     assert ran.code == 0 and ran.report["tables"]["default"]["rows"] == rows_of_days(2), ran.output
     assert rows_in(ended) == rows_of_days(2)

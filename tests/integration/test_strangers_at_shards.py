@@ -16,16 +16,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from millrace import rpc, sockets
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from millrace.proto import role_pb2
-from millrace.role import RoleClient, serve_role
-from pserver.client import Scale
-from pserver.feed_server import FeedServer
+from millrace.rpc import channels, unix_sockets
+from millrace.rpc.role import RoleClient, serve_role
+from pserver.client.remote import RemoteShards
+from pserver.feed.feed_server import FeedServer
 from pserver.proto import feed_pb2, shard_pb2
-from pserver.remote import RemoteShards
-from pserver.server import ShardServer
+from pserver.protocol.shards import StepScale
+from pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
 
 NUM_CALLS = 100
@@ -34,7 +34,7 @@ NOBODY = 65534
 
 
 class Source:
-    """Nothing is told. See pserver.feed_server.Source."""
+    """Nothing is told. See pserver.feed.feed_server.FeedSource."""
 
     def __init__(self):
         self.num_pokes = 0
@@ -60,9 +60,9 @@ def served(request, tmp_path):
             with closing(RoleClient(role.address, w.SECRET)) as client:
                 yield role.address, role_pb2, lambda: client.status(Deadline.after(SOON_S))
     elif request.param == "feed":
-        with closing(FeedServer(Source(), w.SECRET)) as feed, rpc.open_channel(feed.address) as channel:
+        with closing(FeedServer(Source(), w.SECRET)) as feed, channels.open_channel(feed.address) as channel:
             poke = channel.unary_unary(path_of(feed_pb2, "Poke"))
-            yield feed.address, feed_pb2, lambda: poke(b"", timeout=SOON_S, metadata=rpc.metadata(w.SECRET))
+            yield feed.address, feed_pb2, lambda: poke(b"", timeout=SOON_S, metadata=channels.metadata(w.SECRET))
     else:
         path = tmp_path / "shard-0.socket" if request.param.endswith("socket") else None
         with ShardServer(w.process(0, 1, 1, w.TABLES), path) as shard:
@@ -103,7 +103,7 @@ def test_calls_whose_message_never_comes_keep_nobody_waiting(served):
         over.wait(30)
         yield b""
 
-    with rpc.open_channel(address) as channel:
+    with channels.open_channel(address) as channel:
         paths = methods(module)
         calls = [channel.stream_stream(paths[n % len(paths)])(nothing()) for n in range(NUM_CALLS)]
         try:
@@ -120,7 +120,7 @@ def test_calls_whose_message_never_comes_keep_nobody_waiting(served):
 def test_connections_that_ask_nothing_are_bounded_and_one_that_asked_before_goes_on(served):
     address, _, ask = served
     ask()
-    held = [connect(address) for _ in range(rpc.MAX_CONNECTIONS + 8)]
+    held = [connect(address) for _ in range(channels.MAX_CONNECTIONS + 8)]
     try:
         closed = sum(is_closed(each) for each in held[-8:])
         assert closed == 8
@@ -131,9 +131,9 @@ def test_connections_that_ask_nothing_are_bounded_and_one_that_asked_before_goes
 
 
 def connect(address):
-    if address.startswith(sockets.SCHEME):
+    if address.startswith(unix_sockets.SCHEME):
         connection = socket.socket(socket.AF_UNIX)
-        folder, name = os.path.split(address.removeprefix(sockets.SCHEME))
+        folder, name = os.path.split(address.removeprefix(unix_sockets.SCHEME))
         descriptor = os.open(folder, os.O_PATH)
         connection.connect(f"/proc/self/fd/{descriptor}/{name}")
         os.close(descriptor)
@@ -169,13 +169,13 @@ def test_a_message_that_is_refused_is_not_read(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
         try:
             alive = lambda: None if child.poll() is None else pytest.fail("it ended")  # noqa: E731
-            address = rpc.await_address(config.address_file, Deadline.after(60), alive)
+            address = channels.await_address(config.address_file, Deadline.after(60), alive)
             with closing(connected(address)) as client:
                 client.stats(w.soon())
             before, message = memory(child.pid), bytes(200 << 20)
 
             def send(_):
-                with rpc.open_channel(address, max_message_bytes=1 << 30) as channel:
+                with channels.open_channel(address, max_message_bytes=1 << 30) as channel:
                     with pytest.raises(grpc.RpcError) as refused:
                         channel.unary_unary(path_of(shard_pb2, "Exchange"))(message, timeout=60)
                     return refused.value.code()
@@ -193,7 +193,7 @@ def test_a_socket_is_its_owners_alone(tmp_path):
         assert stat.S_ISSOCK(path.stat().st_mode) and stat.S_IMODE(path.stat().st_mode) == 0o600
         with closing(connected(server.address)) as client:
             client.open_pass(1, w.soon())
-            client.exchange(0, None, None, None, Scale(1), w.soon())
+            client.exchange(0, None, None, None, StepScale(1), w.soon())
     assert not path.exists()
 
 
@@ -258,7 +258,7 @@ def test_a_socket_that_a_killed_process_left_is_taken_over(tmp_path):
 
 
 def test_a_connection_that_begins_no_protocol_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(rpc, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(channels, "HANDSHAKE_MS", 200)
     with ShardServer(w.process(0, 1, 1, w.TABLES)) as server, connect(server.address) as connection:
         begin_s = time.monotonic()
         assert is_closed(connection) and time.monotonic() - begin_s < SOON_S

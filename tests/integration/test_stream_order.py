@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from millrace.config import load_toml
-from millrace.points import Point
+from millrace.failpoints import Failpoint
 from tests.integration.stream_job import FIRST_S, LIVING, SPEC, millrace, write_job, write_living_job
 from tests.integration.trainer_here import closes, config_of, killed, run, torch_as_before
 from trainer.config import Rerun
-from trainer.history import History
-from trainer.job import open_trainer
-from trainer.log import read
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+from trainer.train.assembly import open_trainer
 
 SETTINGS = ("passes.max_events=70", "train.threads=1")
 BEFORE_EXPORTS, _, REST = LIVING.partition("[exports.serving]")
@@ -54,8 +54,8 @@ def test_hourly_files_give_the_digest_of_the_same_events_in_one_file(jobs, whole
 @pytest.mark.long
 def test_a_job_killed_between_files_ends_with_the_same_digest(jobs, whole, tmp_path):
     store = tmp_path / "store"
-    killed(jobs[1], store, *SETTINGS, generation=1, point=Point.CLOSED, hit=3)
-    killed(jobs[1], store, *SETTINGS, generation=2, point=Point.PLAN_LOGGED, hit=1)
+    killed(jobs[1], store, *SETTINGS, generation=1, point=Failpoint.CLOSED, hit=3)
+    killed(jobs[1], store, *SETTINGS, generation=2, point=Failpoint.PLAN_LOGGED, hit=1)
     assert run(jobs[1], store, *SETTINGS, generation=3) == whole[0]
 
 
@@ -66,7 +66,7 @@ def test_so_do_several_trainers_each_with_an_equal_part_of_every_pass(jobs, trai
     runs = [millrace(job, *settings, store=f"store-{trainers}") for job in jobs]
     assert [each.code for each in runs] == [0, 0], runs[1].output
     assert runs[0].report["digest"] == runs[1].report["digest"]
-    plans = [p.content for p in History.of(read(jobs[1].parent / f"store-{trainers}" / "log")).plans.values()]
+    plans = [p.content for p in JobHistory.of(read(jobs[1].parent / f"store-{trainers}" / "log")).plans.values()]
     sizes = [[sum(s.end - s.begin for s in rank) for rank in plan.segments] for plan in plans]
     assert all(max(each) - min(each) <= 1 for each in sizes)
 
@@ -125,9 +125,9 @@ def test_a_job_that_began_with_equal_shares_goes_on_so_and_restarts_to_the_bit(t
     for name in ("undisturbed", "killed"):
         log_of_before(job, tmp_path / name)
     ended = run(job, tmp_path / "undisturbed", *SETTINGS, generation=2)
-    plans = [p.content for p in History.of(read(tmp_path / "undisturbed" / "log")).plans.values()]
+    plans = [p.content for p in JobHistory.of(read(tmp_path / "undisturbed" / "log")).plans.values()]
     assert [(s.number, s.begin, s.end) for s in plans[0].segments[0]] == [(0, 0, 24), (1, 0, 23), (2, 0, 23)]
-    killed(job, tmp_path / "killed", *SETTINGS, generation=2, point=Point.CLOSED, hit=3)
+    killed(job, tmp_path / "killed", *SETTINGS, generation=2, point=Failpoint.CLOSED, hit=3)
     assert run(job, tmp_path / "killed", *SETTINGS, generation=3) == ended
     assert run(job, tmp_path / "anew", *SETTINGS).digest != ended.digest  # one after another
     again = config_of(job, tmp_path / "rerun", *SETTINGS, rerun=Rerun(store=tmp_path / "killed", commit=None))

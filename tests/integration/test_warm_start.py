@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from service.looking.states import CommitState
+from service.inspect.model_state import CommitState
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import millrace, write_job
-from trainer.commits import Commits
+from trainer.checkpoint.commits import Commits
 
 pytestmark = pytest.mark.timeout(300)
 

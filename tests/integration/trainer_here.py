@@ -12,12 +12,12 @@ import torch
 
 from millrace.config import load_toml
 from millrace.deadline import Deadline
-from millrace.points import Fault, Point
+from millrace.failpoints import ArmedFailpoint, Failpoint
 from trainer.config import WorkerConfig
-from trainer.history import History
-from trainer.job import open_trainer
-from trainer.log import read
-from trainer.report import digest_of
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+from trainer.train.assembly import open_trainer
+from trainer.train.report import digest_of
 
 
 @contextmanager
@@ -66,9 +66,9 @@ def run(job: Path, store: Path, *settings: str, generation: int = 1, drain_after
         return Ended(digest, parts.closer.day, told["metrics"], told["events"], told["learning"], told["event_span_s"])
 
 
-def killed(job: Path, store: Path, *settings: str, generation: int, point: Point, hit: int) -> None:
+def killed(job: Path, store: Path, *settings: str, generation: int, point: Failpoint, hit: int) -> None:
     """The trainer in a process of its own, which is ended by SIGKILL where `point` says."""
-    config = config_of(job, store, *settings, generation=generation, faults=(Fault(point=point, hit=hit),))
+    config = config_of(job, store, *settings, generation=generation, faults=(ArmedFailpoint(point=point, hit=hit),))
     path = store / "config.json"
     path.write_text(config.model_dump_json())
     command = [sys.executable, "-m", "trainer", "--config", str(path)]
@@ -78,4 +78,4 @@ def killed(job: Path, store: Path, *settings: str, generation: int, point: Point
 
 def closes(store: Path) -> dict[int, dict]:
     """What the log says of each pass."""
-    return {number: record.body for number, record in History.of(read(store / "log")).closes.items()}
+    return {number: record.body for number, record in JobHistory.of(read(store / "log")).closes.items()}

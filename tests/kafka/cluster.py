@@ -19,7 +19,7 @@ from kafka.admin import NewTopic
 from kafka.errors import RetriableError
 
 from millrace.deadline import Deadline
-from millrace.locks import locked
+from millrace.file_lock import locked
 
 HERE = Path(__file__).parent
 LIBS = HERE / "libs"

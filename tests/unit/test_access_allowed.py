@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 from millrace.config import Section, validate
 from millrace.errors import SpecError
-from millrace.secrecy import without_secrets
-from service.access.allowed import Allowed, Holds, check_spec, declares_text, held, holds_text
-from service.access.config import AllowSection
-from service.access.sizes import check_size
+from millrace.secrets import without_secrets
 from service.api.jobs import CreateJob
-from service.spec import Job, LoadedJob, job_of
+from service.auth.config import AllowSection
+from service.auth.spec_rules import SpecRules, TextKind, check_spec, declares_text, held, holds_text
+from service.auth.spec_sizes import check_size
+from service.spec.job import Job, LoadedJob, job_of
 from tests.integration.stream_job import SPEC
 from trainer.models.registry import MODELS
 
@@ -245,7 +245,7 @@ def test_a_key_that_nobody_has_told_of_is_refused_once_it_is_set(place):
     class Deep(Section):
         parts: dict[str, tuple[Newcomer, ...]] = {}
 
-    rules = Allowed(AllowSection(), place)
+    rules = SpecRules(AllowSection(), place)
     rules.check(Deep(parts={"a": (Newcomer(),)}), place)
     with pytest.raises(SpecError, match=r"^parts.a.0.script: cannot be set through the service"):
         rules.check(Deep(parts={"a": (Newcomer(script="x"),)}), place)
@@ -262,7 +262,7 @@ def test_a_key_that_nobody_has_told_of_is_refused_once_it_is_set(place):
         (list[dict[str, list[str]]], True),
         (dict[str, int], False),
         (typing.Literal["a", "b"] | None, False),
-        (Holds, False),
+        (TextKind, False),
         (tuple[int, float], False),
     ],
 )
@@ -272,20 +272,20 @@ def test_which_declarations_can_hold_text(annotation, text):
 
 def test_every_kind_of_text_is_checked(place):
     """A kind that the check does not handle would raise, or let anything pass."""
-    rules = Allowed(AllowSection(), place)
+    rules = SpecRules(AllowSection(), place)
     wrong = {
-        Holds.NAME: "a/b",
-        Holds.FOLDER: "/etc",
-        Holds.BASE: "/etc",
-        Holds.PLACE: "s3://x/y",
-        Holds.VERSION: "s3://x/y",
-        Holds.PATTERNS: ("/etc/*",),
-        Holds.PIPE_COMMAND: ("sh",),
-        Holds.EXPORT_COMMAND: ("sh",),
-        Holds.MODEL: "a:B",
-        Holds.KAFKA_OPTIONS: {"ssl_cafile": "/etc/x"},
+        TextKind.NAME: "a/b",
+        TextKind.FOLDER: "/etc",
+        TextKind.BASE: "/etc",
+        TextKind.PLACE: "s3://x/y",
+        TextKind.VERSION: "s3://x/y",
+        TextKind.PATTERNS: ("/etc/*",),
+        TextKind.PIPE_COMMAND: ("sh",),
+        TextKind.EXPORT_COMMAND: ("sh",),
+        TextKind.MODEL: "a:B",
+        TextKind.KAFKA_OPTIONS: {"ssl_cafile": "/etc/x"},
     }
-    assert set(Holds) - set(wrong) == {Holds.MODEL_SETTINGS, Holds.SPEC}
+    assert set(TextKind) - set(wrong) == {TextKind.MODEL_SETTINGS, TextKind.SPEC}
     for holds, value in wrong.items():
         with pytest.raises(SpecError):
             rules._check(holds, value, place, "key")

@@ -4,8 +4,8 @@ import time
 import pytest
 
 from millrace.errors import DeadlineExceeded, NotYet, SpecError
-from service.access import background
-from service.access.background import MAX_AT_ONCE, Background, in_background
+from service.jobs import background
+from service.jobs.background import MAX_AT_ONCE, BackgroundWork, in_background
 
 
 def test_what_the_work_gives_or_raises_is_handed_on():
@@ -20,7 +20,7 @@ def test_what_the_work_gives_or_raises_is_handed_on():
 def test_work_that_its_disk_keeps_ends_for_the_request_at_the_deadline(monkeypatch):
     back = threading.Event()
     began_s = time.monotonic()
-    stuck = Background(back.wait, within_s=0.2)
+    stuck = BackgroundWork(back.wait, within_s=0.2)
     assert not stuck.ended()
     with pytest.raises(DeadlineExceeded, match="takes longer than 0.2 s: their disk is slow or unavailable"):
         stuck.result()

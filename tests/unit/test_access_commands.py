@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from service.access.roles import Caller, Role
-from service.access.stored import StoredTokens
-from service.access.tokens import Tokens
-from service.cli import cli
+from service.auth.roles import Caller, Role
+from service.auth.token_store import StoredTokens
+from service.auth.tokens import Tokens
+from service.cli.main import cli
 from service.records.database import opened
 
 

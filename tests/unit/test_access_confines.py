@@ -3,8 +3,8 @@
 import pytest
 
 from millrace.errors import SpecError
-from service.access.confines import Confines, enclosing_store, reserved_by_jobs, reserved_stores
-from service.store import MARKER
+from service.auth.allowed_paths import AllowedPaths, enclosing_store, reserved_by_jobs, reserved_stores
+from service.cluster.store import MARKER
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def kept(data):
 
 
 def confines(data, found=None):
-    return Confines.of([str(data)], None, (), kept(data) if found is None else found)
+    return AllowedPaths.of([str(data)], None, (), kept(data) if found is None else found)
 
 
 FREE = ["*.jsonl", "events/*.jsonl", "*/*.jsonl?", "{day}/{hour}/{minute}/[a-r]*.jsonl", "events/**/*.jsonl", "even*/*"]

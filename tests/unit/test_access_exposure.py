@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from millrace.address import is_loopback
 from millrace.errors import SpecError
-from millrace.tls import check_tls
-from service.access.config import AccessSection, TlsSection
-from service.access.exposure import exposure_of
+from millrace.http.tls import check_tls
+from service.auth.config import AccessSection, TlsSection
+from service.auth.exposure import exposure_of
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

@@ -5,10 +5,10 @@ from http import HTTPStatus
 import pytest
 from starlette.datastructures import Headers
 
-from service.access.config import AccessSection
-from service.access.guard import Guard, Refusal, check_site
-from service.access.limiting import Failures, network_of
-from service.access.roles import Caller, Role
+from service.auth.config import AccessSection
+from service.auth.guard import Guard, Refusal, check_site
+from service.auth.limits import FailedAttempts, network_of
+from service.auth.roles import Caller, Role
 
 ANNE = Caller("anne", Role.OPERATOR)
 
@@ -112,7 +112,7 @@ def test_many_wrong_tokens_make_their_address_wait_others_and_right_tokens_not()
 
 
 def test_addresses_that_failed_are_remembered_up_to_a_bound_the_oldest_going_first():
-    failures = Failures(1, 0.001, max_addresses=2)
+    failures = FailedAttempts(1, 0.001, max_addresses=2)
     assert [failures.failed(address, 0.0) for address in ("a", "b", "c")] == [0, 0, 0]
     assert len(failures) == 2
     assert failures.failed("c", 0.0) > 0
@@ -120,7 +120,7 @@ def test_addresses_that_failed_are_remembered_up_to_a_bound_the_oldest_going_fir
 
 
 def test_a_clock_that_goes_back_gives_no_tries():
-    failures = Failures(1, 1.0)
+    failures = FailedAttempts(1, 1.0)
     assert failures.failed("a", 100.0) == 0
     assert failures.failed("a", 50.0) > 0
 

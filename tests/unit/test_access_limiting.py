@@ -1,9 +1,9 @@
-from service.access.limiting import Shares, sharer
-from service.access.roles import Caller, Role
+from service.auth.limits import CallerShares, share_key
+from service.auth.roles import Caller, Role
 
 
 def test_what_one_holds_is_bounded_and_what_is_given_back_is_free_again():
-    shares = Shares(2)
+    shares = CallerShares(2)
     assert [shares.take("ann") for _ in range(3)] == [True, True, False]
     assert shares.take("bob")
     shares.give_back("ann")
@@ -12,6 +12,6 @@ def test_what_one_holds_is_bounded_and_what_is_given_back_is_free_again():
 
 def test_a_share_is_of_a_token_or_else_of_an_address():
     anonymous = Caller("anonymous", Role.VIEWER)
-    assert sharer(Caller("ann", Role.VIEWER), "10.0.0.1") == sharer(Caller("ann", Role.VIEWER), "10.0.0.2")
-    assert sharer(anonymous, "10.0.0.1") != sharer(anonymous, "10.0.0.2")
-    assert sharer(anonymous, "2001:db8::1") == sharer(anonymous, "2001:db8::2")  # one network, one person
+    assert share_key(Caller("ann", Role.VIEWER), "10.0.0.1") == share_key(Caller("ann", Role.VIEWER), "10.0.0.2")
+    assert share_key(anonymous, "10.0.0.1") != share_key(anonymous, "10.0.0.2")
+    assert share_key(anonymous, "2001:db8::1") == share_key(anonymous, "2001:db8::2")  # one network, one person

@@ -4,9 +4,9 @@ import pytest
 
 from millrace.config import validate
 from millrace.errors import SpecError
-from service.access.allowed import HOLDS, Allowed, declares_text, held
-from service.access.config import AllowSection
-from service.spec import Job
+from service.auth.config import AllowSection
+from service.auth.spec_rules import HOLDS, SpecRules, declares_text, held
+from service.spec.job import Job
 from tests.unit.test_access_allowed import sections_of
 from trainer.predict.config import PredictionRequest
 
@@ -14,7 +14,7 @@ from trainer.predict.config import PredictionRequest
 def test_a_prediction_is_held_to_the_same(tmp_path):
     place, own = tmp_path, tmp_path / "data/millrace/jobs/news"
     own.mkdir(parents=True)
-    rules = Allowed(AllowSection(roots=(str(place / "data"),)), own, (place / "data/millrace",))
+    rules = SpecRules(AllowSection(roots=(str(place / "data"),)), own, (place / "data/millrace",))
     for keys, key in [
         ({"output": "/etc"}, "output"),
         ({"output": "x", "version": "s3://bucket/x"}, "version"),
@@ -31,7 +31,7 @@ def test_a_prediction_is_held_to_the_same(tmp_path):
 
 
 def test_a_prediction_of_a_topic_names_no_other_brokers_than_allowed_and_need_not_name_any(tmp_path):
-    rules = Allowed(AllowSection(roots=(str(tmp_path),), bootstrap_servers=("broker:9092",)), tmp_path)
+    rules = SpecRules(AllowSection(roots=(str(tmp_path),), bootstrap_servers=("broker:9092",)), tmp_path)
 
     def check(**options):
         asked = {"input": {"kafka": {"topic": "news", "options": options}}, "output": str(tmp_path / "x")}

@@ -2,28 +2,28 @@
 
 import pytest
 
-from millrace.occurrences import BURST, MAX_KINDS, QUIET_S, Occurrences, Told
-from service.access.roles import Role
+from millrace.log_limiter import BURST, MAX_KINDS, QUIET_S, LoggedOccurrence, LogLimiter
+from service.auth.roles import Role
 from tests.fakes.asked_api import api
 
 
 def test_of_many_alike_the_first_is_told_and_every_tenfold():
-    refusals = Occurrences()
+    refusals = LogLimiter()
     told = [refusals.note("anne", 100.0 + number / 1000) for number in range(1500)]
     assert [each.times for each in told if each is not None] == [1, 10, 100, 1000]
 
 
 def test_after_a_quiet_while_it_is_a_first_again():
-    refusals = Occurrences()
-    assert refusals.note("anne", 0.0) == Told(1, 0) and refusals.note("anne", QUIET_S) is None
-    assert refusals.note("anne", 2 * QUIET_S + 1) == Told(1, 0)
+    refusals = LogLimiter()
+    assert refusals.note("anne", 0.0) == LoggedOccurrence(1, 0) and refusals.note("anne", QUIET_S) is None
+    assert refusals.note("anne", 2 * QUIET_S + 1) == LoggedOccurrence(1, 0)
 
 
 def test_however_many_kinds_there_are_few_lines_are_written_and_the_next_says_how_many_were_not():
-    refusals = Occurrences()
+    refusals = LogLimiter()
     told = [refusals.note(number, 0.0) for number in range(10_000)]
     assert sum(each is not None for each in told) == BURST
-    assert refusals.note("another", 61.0) == Told(1, 10_000 - int(BURST))
+    assert refusals.note("another", 61.0) == LoggedOccurrence(1, 10_000 - int(BURST))
     assert len(refusals._kinds) == MAX_KINDS
 
 

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from millrace.errors import SpecError, Unavailable
-from service.access import tokens as module
-from service.access.roles import Caller, Role
-from service.access.stored import StoredTokens
-from service.access.tokens import MAX_TOKENS, NOTE_USE_S, RELOAD_S, MemoryRows, Tokens, check_room, mint
+from service.auth import tokens as module
+from service.auth.roles import Caller, Role
+from service.auth.token_store import StoredTokens
+from service.auth.tokens import MAX_TOKENS, NOTE_USE_S, RELOAD_S, MemoryTokenRows, Tokens, check_room, new_token
 from service.records.database import opened
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,7 +36,7 @@ def time():
 @pytest.fixture(params=["memory", "records"])
 def rows(request, tmp_path):
     if request.param == "memory":
-        yield MemoryRows()
+        yield MemoryTokenRows()
     else:
         with opened(f"sqlite:///{tmp_path / 'records.db'}") as records:
             yield StoredTokens(records)
@@ -74,7 +74,7 @@ def test_a_holder_is_known_at_once_while_the_copy_is_young_and_the_use_is_noted(
 
 
 def test_two_tokens_have_nothing_in_common_and_256_bits_each():
-    (first, text), (second, other) = (mint("anne", Role.VIEWER, START) for _ in range(2))
+    (first, text), (second, other) = (new_token("anne", Role.VIEWER, START) for _ in range(2))
     assert first.id != second.id and first.salt != second.salt and first.hash != second.hash
     assert len(bytes.fromhex(text.rpartition("_")[2])) == 32 and text != other
 
@@ -150,7 +150,7 @@ def test_the_last_use_is_noted_but_not_at_every_request(tokens, rows, time):
 
 
 def test_a_right_token_is_let_in_where_its_use_cannot_be_noted(time):
-    class Full(MemoryRows):
+    class Full(MemoryTokenRows):
         def used(self, token_id, now):
             raise Unavailable("the disk is full")
 
@@ -162,7 +162,7 @@ def test_a_right_token_is_let_in_where_its_use_cannot_be_noted(time):
 def test_wrong_tokens_ask_the_database_nothing(time):
     asked = []
 
-    class Counting(MemoryRows):
+    class Counting(MemoryTokenRows):
         def all(self):
             asked.append(1)
             return super().all()
@@ -188,19 +188,19 @@ def test_unknown_wrong_and_right_tokens_are_each_compared_once_in_constant_time(
 @pytest.mark.parametrize("name", ["", "a b", "../x", "anonymous", "service", "x" * 65, "a\nb", "ä"])
 def test_a_name_that_would_mislead_in_a_log_is_refused(name):
     with pytest.raises(SpecError, match="not a token's name"):
-        mint(name, Role.VIEWER, START)
+        new_token(name, Role.VIEWER, START)
 
 
 def test_a_token_that_is_born_dead_is_refused():
     with pytest.raises(SpecError, match="expired already"):
-        mint("anne", Role.VIEWER, START, timedelta(0))
+        new_token("anne", Role.VIEWER, START, timedelta(0))
 
 
 def test_a_token_cannot_outlive_the_calendar():
-    token, _ = mint("anne", Role.VIEWER, START, datetime.max.replace(tzinfo=UTC) - START)
+    token, _ = new_token("anne", Role.VIEWER, START, datetime.max.replace(tzinfo=UTC) - START)
     assert token.expires_at == datetime.max.replace(tzinfo=UTC)
     with pytest.raises(SpecError, match="expires: is after the year 9999"):
-        mint("anne", Role.VIEWER, START, timedelta(days=9_999_999))
+        new_token("anne", Role.VIEWER, START, timedelta(days=9_999_999))
 
 
 def test_there_are_no_more_tokens_than_the_bound():

@@ -10,7 +10,7 @@ import millrace
 from millrace.errors import SpecError
 from service.api.exposition import exposition
 from service.api.server import bound, parse_address, serving
-from service.status import Status
+from service.monitor.status import Status
 from tests.fakes.asked_api import api
 
 GOLDEN = Path(__file__).parents[1] / "golden"

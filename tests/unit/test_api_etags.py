@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.exceptions import HTTPException
 
-from service.api.etags import Turns
-from service.hosting.errors import NotNow, UnknownJob
-from service.hosting.host import Action
+from service.api.etags import JobLocks
+from service.jobs.errors import UnknownJob, WrongPhase
+from service.jobs.host import Action
 from tests.fakes.asked_api import api
 
 
@@ -45,9 +45,12 @@ def test_of_many_with_the_same_etag_one_acts(served, method, path, body):
 
 def test_a_change_is_alone_with_its_job_and_no_other_job_waits_for_it(served):
     served.job("views")
-    turns = Turns(turn_s=0.0)
+    turns = JobLocks(turn_s=0.0)
     with turns.changing(served.host, "news", '"1"', needed=True):
-        with pytest.raises(NotNow, match="another request"), turns.changing(served.host, "news", None, needed=False):
+        with (
+            pytest.raises(WrongPhase, match="another request"),
+            turns.changing(served.host, "news", None, needed=False),
+        ):
             pass
         with turns.changing(served.host, "views", "*", needed=True):
             served.host.act("views", Action.STOP, "anne")
@@ -59,7 +62,7 @@ def test_a_change_is_alone_with_its_job_and_no_other_job_waits_for_it(served):
 
 
 def test_nothing_is_kept_of_jobs_that_nobody_changes(served):
-    turns = Turns()
+    turns = JobLocks()
     with turns.changing(served.host, "news", None, needed=False):
         assert len(turns._locks) == 1
     assert len(turns._locks) == 0

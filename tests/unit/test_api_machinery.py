@@ -9,14 +9,14 @@ import pytest
 from sqlalchemy import select
 
 from millrace.errors import NotYet, SpecError, Unavailable
-from service.access.roles import Role
-from service.api import repeats
-from service.api.answers import MAX_LIMIT, Paging, decoded, encoded, page
-from service.api.repeats import Answer, Repeats
-from service.api.statuses import TimedCache
-from service.hosting.config import LimitsSection
+from service.api import idempotency
+from service.api.idempotency import IdempotencyStore, StoredAnswer
+from service.api.job_cache import TimedCache
+from service.api.schemas import MAX_LIMIT, Paging, decoded, encoded, page
+from service.auth.roles import Role
+from service.jobs.config import LimitsSection
 from service.records.database import utc_now
-from service.records.tables import AuditRow, RepeatRow
+from service.records.schema import AuditRow, RepeatRow
 from tests.fakes.asked_api import PROBLEM, api
 from tests.integration.stream_job import SPEC
 
@@ -232,15 +232,17 @@ def test_a_refused_request_may_be_sent_again_under_its_key(served):
 
 
 def asked(key="k", body=b"", who="ann"):
-    return repeats.Request(key, who, "POST", "/v1/jobs", body)
+    return idempotency.KeyedRequest(key, who, "POST", "/v1/jobs", body)
 
 
 def test_a_request_that_is_being_answered_waits_unless_its_service_died(served):
-    kept, answer = Repeats(served.records), Answer(200, {}, "{}")
+    kept, answer = IdempotencyStore(served.records), StoredAnswer(200, {}, "{}")
     assert kept.begin(asked()) is None
     with pytest.raises(NotYet, match="is being answered"):
         kept.begin(asked())
-    assert Repeats(served.records).begin(asked()) is None  # another start of the service: that answer never came
+    assert (
+        IdempotencyStore(served.records).begin(asked()) is None
+    )  # another start of the service: that answer never came
     kept.end(asked(), answer)
     assert kept.begin(asked()) == answer
     with pytest.raises(SpecError, match="must be 1 to 200 characters"):
@@ -248,8 +250,8 @@ def test_a_request_that_is_being_answered_waits_unless_its_service_died(served):
 
 
 def test_what_is_remembered_of_requests_is_bounded(served, monkeypatch):
-    monkeypatch.setattr(repeats, "MAX_REPEATS", 10)
-    kept, answer = Repeats(served.records), Answer(200, {}, "{}")
+    monkeypatch.setattr(idempotency, "MAX_REPEATS", 10)
+    kept, answer = IdempotencyStore(served.records), StoredAnswer(200, {}, "{}")
     for number in range(12):
         assert kept.begin(asked(f"k{number}")) is None
         kept.end(asked(f"k{number}"), answer)
@@ -257,13 +259,13 @@ def test_what_is_remembered_of_requests_is_bounded(served, monkeypatch):
     with served.records.session() as session:
         session.get(RepeatRow, ("k11", "ann")).at = utc_now() - timedelta(hours=25)
     assert kept.begin(asked("k11")) is None
-    kept.end(asked("k11"), Answer(200, {}, "x" * (repeats.MAX_BODY + 1)))
+    kept.end(asked("k11"), StoredAnswer(200, {}, "x" * (idempotency.MAX_BODY + 1)))
     assert kept.begin(asked("k11")) is None  # too long to be kept
 
 
 def test_the_requests_of_one_caller_push_out_their_own_alone(served, monkeypatch):
-    monkeypatch.setattr(repeats, "MAX_REPEATS_EACH", 10)
-    kept, answer = Repeats(served.records), Answer(200, {}, "{}")
+    monkeypatch.setattr(idempotency, "MAX_REPEATS_EACH", 10)
+    kept, answer = IdempotencyStore(served.records), StoredAnswer(200, {}, "{}")
     assert kept.begin(asked("k", who="bob")) is None
     kept.end(asked("k", who="bob"), answer)
     for number in range(12):

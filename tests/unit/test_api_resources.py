@@ -10,15 +10,15 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
-from millrace.locks import locked
+from millrace.file_lock import locked
 from service.api.operations import as_cancelled
-from service.hosting.errors import Cancelled
-from service.hosting.host import Line
+from service.jobs.errors import Cancelled
+from service.jobs.host import PrintedLine
 from tests.fakes.asked_api import PROBLEM, api
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
-from trainer.commits import Commits
-from trainer.log import read
+from trainer.checkpoint.commits import Commits
+from trainer.journal.log import read
 
 FIRST, SECOND = "t1-0000000001-g1", "t1-0000000002-g1"
 STATUS = {
@@ -56,7 +56,7 @@ def served(tmp_path_factory):
         manifest = folder / "t1" / "0000000005-delta" / "manifest.json"
         parent = {"name": "0000000003-base", "version": 3, "timeline": "t1"}
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"parent": parent}))
-        made.host.lines["small"] = [Line(n, "", f"trainer-{n % 2}", f"line {n}") for n in (10, 20, 30)]
+        made.host.lines["small"] = [PrintedLine(n, "", f"trainer-{n % 2}", f"line {n}") for n in (10, 20, 30)]
         yield made
 
 

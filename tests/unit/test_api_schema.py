@@ -20,10 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.access.roles import Role
-from service.hosting.host import NewJob
+from service.auth.roles import Role
+from service.jobs.host import NewJob
 from tests.fakes.asked_api import PROBLEM, api
-from trainer.commits import Commits
+from trainer.checkpoint.commits import Commits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHECKS = (

@@ -8,11 +8,11 @@ import pytest
 from fastapi import HTTPException
 
 from millrace.errors import Unavailable
-from service.api import streaming
-from service.api.streaming import Look, Streams
-from service.hosting.errors import UnknownJob
-from service.hosting.host import Phase
-from service.past.closes import Moment
+from service.api import event_streams
+from service.api.event_streams import JobPoll, Streams
+from service.history.closes import TimelineVersion
+from service.jobs.errors import UnknownJob
+from service.jobs.host import Phase
 
 
 class Job:
@@ -35,12 +35,12 @@ class Job:
             raise self.error
         if name != "news":
             raise UnknownJob(name, ["news"])
-        at = Moment(
+        at = TimelineVersion(
             self.timeline, min(since.version if since else 0, self.left if since and since.timeline == 1 else 99_999)
         )
         found = self.closes[-1:] if since is None else [close for close in self.closes if close > at.version]
-        told = [(Moment(self.timeline, n), json.dumps({"version": n})) for n in found]
-        return Look(self.phase, json.dumps({"version": len(self.closes)}), told, told[-1][0] if told else at)
+        told = [(TimelineVersion(self.timeline, n), json.dumps({"version": n})) for n in found]
+        return JobPoll(self.phase, json.dumps({"version": len(self.closes)}), told, told[-1][0] if told else at)
 
     def rewind(self, left):
         """To version `left`, once."""
@@ -49,8 +49,8 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch):
-    monkeypatch.setattr(streaming, "LOOK_S", 0.005)
-    monkeypatch.setattr(streaming, "TELL_S", 0.02)
+    monkeypatch.setattr(event_streams, "LOOK_S", 0.005)
+    monkeypatch.setattr(event_streams, "TELL_S", 0.02)
     return Job()
 
 
@@ -76,7 +76,7 @@ class Client:
 
     @property
     def versions(self):
-        return [Moment.of(event["id"]).version for event in self.of("close")]
+        return [TimelineVersion.of(event["id"]).version for event in self.of("close")]
 
 
 async def until(true):
@@ -211,7 +211,7 @@ def test_the_streams_of_one_caller_leave_room_for_others(job):
 
 
 def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(job, monkeypatch):
-    monkeypatch.setattr(streaming, "SLOW_S", 0.05)
+    monkeypatch.setattr(event_streams, "SLOW_S", 0.05)
 
     async def scenario():
         streams = Streams(job.look, 10, 10)
@@ -229,7 +229,7 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_go_on(job, monkey
 
 
 def test_a_line_that_is_silent_is_kept_open(job, monkeypatch):
-    monkeypatch.setattr(streaming, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.02)
 
     async def scenario():
         client = Client(await Streams(job.look, 1, 1).open("news", None, "ann"))
@@ -260,10 +260,10 @@ def test_streams_end_when_the_service_does_and_when_a_job_is_gone(job):
 
 def test_who_comes_again_after_long_is_told_the_newest_closes(job):
     async def scenario():
-        job.closes, job.phase = list(range(1, 2 * streaming.MAX_CAUGHT_UP)), Phase.STOPPED
+        job.closes, job.phase = list(range(1, 2 * event_streams.MAX_CAUGHT_UP)), Phase.STOPPED
         client = Client(await Streams(job.look, 10, 10).open("news", "1", "ann"))
         await asyncio.wait_for(client.task, 10)
-        assert client.versions == job.closes[-streaming.MAX_CAUGHT_UP :]
+        assert client.versions == job.closes[-event_streams.MAX_CAUGHT_UP :]
         assert client.events[-1]["event"] == "end"
 
     asyncio.run(scenario())

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.arrow import AnswerReader, BadAnswer, check_answer_schema, hash_texts, hash_texts_reference
-from dataset.config import DenseSlot, EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
-from dataset.dead_letters import DeadLetters
-from dataset.errors import PipeFailed
-from dataset.loader import Tally
-from dataset.memory import MemorySource, Record
-from dataset.pipe.arrow import rebatched
-from dataset.pipe.work import split_segment
-from dataset.reader import SegmentReader
-from dataset.rejection import Reason
-from dataset.schema import Schema
-from dataset.slot_counters import Sum
-from dataset.source import Events, Segment
+from dataset.formats.arrow_columns import AnswerReader, BadAnswer, check_answer_schema, hash_texts, hash_texts_reference
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.dead_letters import DeadLetters
+from dataset.loader.segment_reader import SegmentReader
+from dataset.pipe.arrow_runner import rebatch
+from dataset.pipe.segment_work import split_segment
+from dataset.samples.rejection import Reason
+from dataset.samples.slot_counters import SlotSum
+from dataset.spec.config import DenseSlot, EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.spec.schema import Schema
+from dataset.stream.errors import PipeFailed
+from dataset.stream.scripted_source import MemorySource, ScriptedRecord
+from dataset.stream.source import Events, Segment
 from millrace.keys import sign_of_text
 
 SCHEMA = Schema.of(
@@ -99,7 +99,7 @@ def read(folder, command, *, events=EVENTS, segments=None, config=None, letters=
     )
     source = MemorySource([events])
     reader = SegmentReader(source, pipe, SCHEMA, config or SourceSection(), letters, folder, masks=masks)
-    tally = Tally()
+    tally = PassTally()
     try:
         blocks = list(reader.read(3, segments or [Segment("memory/0", 0, 0, len(events))], tally))
     finally:
@@ -160,7 +160,7 @@ def test_requests_tell_what_is_known_of_an_event(tmp_path):
         serve(check)
         """,
     )
-    events = [Record(b"[]", 1500, b"k", (("a", b"1"),))]
+    events = [ScriptedRecord(b"[]", 1500, b"k", (("a", b"1"),))]
     blocks, _ = read(tmp_path, command, events=events, config=SourceSection(event_time=EventTime(kind="record")))
     assert column(blocks, lambda b: b.sparse["s"].values_N) == [1]
     assert column(blocks, lambda b: b.time_s_B) == [1.5]
@@ -197,7 +197,7 @@ def test_an_events_error_rejects_all_its_samples_and_no_others(tmp_path):
     }
     assert tally.first_of[Reason.GENERATOR] == "memory/0 at 1: generator error: no user"
     assert "slot 'd'" in tally.first_of[Reason.NON_FINITE]
-    assert tally.slots is not None and tally.slots.sums_SK[2, Sum.NON_FINITE] == 1
+    assert tally.slots is not None and tally.slots.sums_SK[2, SlotSum.NON_FINITE] == 1
 
 
 def test_a_label_may_be_absent_where_its_mask_is_0(tmp_path):
@@ -329,7 +329,7 @@ def test_requests_do_not_depend_on_the_blocks_events_came_in(sizes, num):
     values = [str(n).encode() * (n % 3) for n in range(sum(sizes))]
     begins = np.cumsum([0, *sizes]).tolist()
     blocks = [Events.of(values[b:e], range(b, e)) for b, e in zip(begins[:-1], begins[1:], strict=True)]
-    requests = rebatched(blocks, num)
+    requests = rebatch(blocks, num)
     assert [r.value(i) for r in requests for i in range(len(r))] == values
     assert [position for r in requests for position in r.position_E.tolist()] == list(range(len(values)))
     assert [len(r) for r in requests] == [num] * (len(values) // num) + [len(values) % num] * bool(len(values) % num)

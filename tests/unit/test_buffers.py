@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from tests.unit.test_dense import Centred
-from trainer.buffers import Buffers, BuffersDiffer, batch_norm_for
-from trainer.ranks import Alone
+from trainer.collectives.ranks import SingleRank
+from trainer.dense.buffers import Buffers, BuffersDiffer, batch_norm_for
 
 
-class TwoRanks(Alone):
+class TwoRanks(SingleRank):
     """Two ranks on two threads; messages of rank 0 reach rank 1."""
 
     world = 2
@@ -40,7 +40,7 @@ def stepped(model, seed):
 
 def test_a_skipped_step_does_not_change_buffers():
     model = stepped(normal(), 1)
-    buffers, before = Buffers(model, Alone()), {name: value.clone() for name, value in model.state_dict().items()}
+    buffers, before = Buffers(model, SingleRank()), {name: value.clone() for name, value in model.state_dict().items()}
     buffers.save()
     model(torch.full((2, 3), 3e38))
     assert not torch.isfinite(model[1].running_mean).all()
@@ -50,7 +50,7 @@ def test_a_skipped_step_does_not_change_buffers():
 
 def test_a_buffer_that_the_model_replaced_is_restored_too():
     model = Centred()
-    buffers = Buffers(model, Alone())
+    buffers = Buffers(model, SingleRank())
     buffers.save()
     model(torch.tensor([4.0]))
     assert model.mean.item() == 2.0

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.fakes.past import SPEC, Past
-from trainer.history import History
-from trainer.log import Log, read
-from trainer.records import SpecOperation
-from trainer.recovery import begin
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import Log, read
+from trainer.journal.records import SpecOperation
+from trainer.rank0.recovery import claim_and_recover
 
 
 class Killed(BaseException):
@@ -38,12 +38,12 @@ def test_the_plans_left_after_a_kill_have_no_gap(tmp_path, monkeypatch, appends)
     with monkeypatch.context() as killing:
         killing.setattr(Log, "append", append)
         try:
-            begin(past.store, 2, changed, None, {}).joblog.close()
+            claim_and_recover(past.store, 2, changed, None, {}).joblog.close()
         except Killed:
             assert appends < 4
-    assert [each.content.number for each in History.of(read(past.store / "log")).unclosed()] in ([4, 5], [4], [])
-    found = begin(past.store, 3, changed, None, {})
+    assert [each.content.number for each in JobHistory.of(read(past.store / "log")).unclosed()] in ([4, 5], [4], [])
+    found = claim_and_recover(past.store, 3, changed, None, {})
     found.joblog.close()
     assert found.replay == []
     assert found.last_number == 5
-    assert History.of(read(past.store / "log")).spec == changed
+    assert JobHistory.of(read(past.store / "log")).spec == changed

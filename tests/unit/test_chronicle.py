@@ -2,18 +2,18 @@
 
 import pytest
 
-from dataset.source import Segment
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
-from trainer.chronicle import Chronicle, LogJournal, ReplayDiffers
-from trainer.history import History, Logged
-from trainer.log import Kind, Log, LogFull, read
-from trainer.plan import Plan
-from trainer.planner import Drained
-from trainer.records import DayTickOperation, PassClose, SetOperation
+from trainer.journal.job_history import JobHistory, ReplayedPass
+from trainer.journal.log import Log, LogFull, RecordKind, read
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import DayTickOperation, PassClose, SetOperation
+from trainer.rank0.planner import StreamEnded
+from trainer.rank0.replay_log import LogPlanJournal, ReplayDiffers, ReplayLog
 
 
 def plan(number):
-    return Plan(number, ((Segment("t/0", 0, 10 * number - 10, 10 * number),),))
+    return PassPlan(number, ((Segment("t/0", 0, 10 * number - 10, 10 * number),),))
 
 
 def close(number, dense="d", events=10):
@@ -39,11 +39,11 @@ class Planned:
 
 
 def chronicle(joblog, replay=(), planner=None, on_mismatch="fail", journal=None):
-    return Chronicle(joblog, journal, replay, planner, on_mismatch, 0.0)
+    return ReplayLog(joblog, journal, replay, planner, on_mismatch, 0.0)
 
 
 def test_logged_passes_come_first_and_then_the_planners(joblog):
-    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12), Logged(plan(5), 13, None)], Planned())
+    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12), ReplayedPass(plan(5), 13, None)], Planned())
     assert told.take(0) == plan(4) and told.replaying
     told.close(close(4))
     assert told.take(0) == plan(5) and not told.replaying
@@ -52,20 +52,20 @@ def test_logged_passes_come_first_and_then_the_planners(joblog):
 
 
 def test_without_a_planner_only_logged_passes_come(joblog):
-    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
-    assert told.take(0) == plan(4) and isinstance(told.take(0), Drained)
+    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
+    assert told.take(0) == plan(4) and isinstance(told.take(0), StreamEnded)
 
 
 def test_a_replayed_close_is_compared_and_not_logged_again(joblog):
-    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
+    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
     told.take(0)
     told.close(close(4))
     assert told.compared == [(4, [])] and not told.forked
-    assert [record.kind for record in read(joblog.folder)] == [Kind.CLAIM]
+    assert [record.kind for record in read(joblog.folder)] == [RecordKind.CLAIM]
 
 
 def test_a_replayed_pass_that_differs_is_named_with_its_differences(joblog):
-    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)])
+    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)])
     told.take(0)
     with pytest.raises(ReplayDiffers, match=r"pass 4.*events were 10, are 9; digests differ in dense") as error:
         told.close(close(4, dense="other", events=9))
@@ -73,28 +73,30 @@ def test_a_replayed_pass_that_differs_is_named_with_its_differences(joblog):
 
 
 def test_with_warn_a_forked_job_continues(joblog):
-    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12)], on_mismatch="warn")
+    told = chronicle(joblog, [ReplayedPass(plan(4), 11, close(4), 12)], on_mismatch="warn")
     told.take(0)
     told.close(close(4, dense="other"))
     assert told.forked and told.compared == [(4, ["digests differ in dense"])]
 
 
 def test_a_new_close_is_in_the_log_when_it_returns(joblog):
-    journal = LogJournal(joblog)
+    journal = LogPlanJournal(joblog)
     told = chronicle(joblog, planner=Planned(), journal=journal)
     for number in (1, 2):
         journal.plan(plan(number))
     told.close(close(1))
-    history = History.of(read(joblog.folder))
+    history = JobHistory.of(read(joblog.folder))
     assert history.closed == 1 and history.closes[1].content == close(1)
     assert told.needed_from == history.plans[2].number  # a replay from version 1 needs the plan of pass 2
     told.close(close(2))
-    assert told.needed_from == History.of(read(joblog.folder)).closes[2].number + 1
+    assert told.needed_from == JobHistory.of(read(joblog.folder)).closes[2].number + 1
 
 
 def test_a_replayed_close_has_its_logged_operations_and_a_new_one_none(joblog):
     tick = DayTickOperation(id="a", to=1)
-    told = chronicle(joblog, [Logged(plan(4), 11, close(4), 12, [tick]), Logged(plan(5), 13, None)], Planned())
+    told = chronicle(
+        joblog, [ReplayedPass(plan(4), 11, close(4), 12, [tick]), ReplayedPass(plan(5), 13, None)], Planned()
+    )
     told.take(0)
     assert told.operations(4) == [tick]
     told.close(close(4))
@@ -103,15 +105,15 @@ def test_a_replayed_close_has_its_logged_operations_and_a_new_one_none(joblog):
 
 
 def test_a_pass_of_no_events_is_logged_where_new_passes_may_be_planned(joblog):
-    journal = LogJournal(joblog)
-    told = chronicle(joblog, [Logged(plan(4), 11, None)], Planned(), journal=journal)
+    journal = LogPlanJournal(joblog)
+    told = chronicle(joblog, [ReplayedPass(plan(4), 11, None)], Planned(), journal=journal)
     assert told.carry(5, 2, learn=True) is None, "a logged one comes first"
     told.take(0)
     carried = told.carry(5, 2, learn=True)
-    assert carried == Plan(5, ((), ()), last=True) and carried.num_positions == 0
-    assert History.of(read(joblog.folder)).plans[5].content == carried
+    assert carried == PassPlan(5, ((), ()), last=True) and carried.num_positions == 0
+    assert JobHistory.of(read(joblog.folder)).plans[5].content == carried
     told.close(close(4))
-    assert told.needed_from == History.of(read(joblog.folder)).plans[5].number
+    assert told.needed_from == JobHistory.of(read(joblog.folder)).plans[5].number
     assert chronicle(joblog, journal=journal).carry(6, 1, learn=True) is None, "only what is logged is trained"
 
 
@@ -126,11 +128,11 @@ def test_a_close_waits_for_room_in_the_log_and_a_request_does_not(joblog, monkey
 
     monkeypatch.setattr(joblog, "append", full_twice)
     monkeypatch.setattr("millrace.retry.PAUSE_S", 0.01)
-    told = Chronicle(joblog, None, (), None, "fail", 5.0)
+    told = ReplayLog(joblog, None, (), None, "fail", 5.0)
     with pytest.raises(LogFull):
         told.note(SetOperation(id="a", keys={}))
     told.operate(SetOperation(id="a", keys={}))
-    assert len(tries) == 3 and len(History.of(read(joblog.folder)).operations) == 1
+    assert len(tries) == 3 and len(JobHistory.of(read(joblog.folder)).operations) == 1
 
 
 def test_a_log_without_room_ends_the_job_after_the_time_limit(joblog, monkeypatch):

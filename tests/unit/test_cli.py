@@ -12,15 +12,15 @@ import typer
 
 import millrace
 from millrace.errors import SpecError
-from service import cli
 from service.api import server
-from service.launcher import plan as planning
-from service.launcher import running as launching
-from service.launcher.runtime import WorkerRole
-from service.launcher.supervision import Outcome
-from service.running import run_job
-from service.shows import PlainShow
-from service.spec import load_job
+from service.cli import main
+from service.cli.run_command import run_job
+from service.cluster import job_run as launching
+from service.cluster import worker_plan as planning
+from service.cluster.runtime import WorkerRole
+from service.cluster.supervision import RunOutcome
+from service.monitor.shows import PlainShow
+from service.spec.job import load_job
 from tests.fakes.launch import fake_worker
 from tests.integration.stream_job import write_job
 
@@ -54,7 +54,7 @@ def millrace_says(monkeypatch, capfd):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            main.main()
         said = capfd.readouterr()
         return end.value.code, said.out, said.err
 
@@ -86,7 +86,7 @@ def workers_do(monkeypatch):
 
 
 def test_the_command_line_is_the_one_we_promised():
-    assert "\n".join(surface(typer.main.get_command(cli.cli))) + "\n" == (GOLDEN / "cli.txt").read_text()
+    assert "\n".join(surface(typer.main.get_command(main.cli))) + "\n" == (GOLDEN / "cli.txt").read_text()
 
 
 def test_version_is_the_packages(millrace_says):
@@ -243,7 +243,7 @@ def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_pa
 
 
 def test_a_command_starts_without_what_only_serving_needs():
-    script = "import sys, service.cli; print(sorted({'fastapi', 'sqlalchemy', 'torch'} & sys.modules.keys()))"
+    script = "import sys, service.cli.main; print(sorted({'fastapi', 'sqlalchemy', 'torch'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
@@ -254,23 +254,23 @@ def test_the_last_status_is_the_reports_and_what_it_tells_is_committed():
         "trouble": "full",
     }
     report = {"events": 5, "samples": 10, "passes": 3, "metrics": {}, "digest": "x"}
-    assert launching.last_status(Outcome(0, "drained"), report, before) == {
+    assert launching.last_status(RunOutcome(0, "drained"), report, before) == {
         "state": "done", "events": 5, "samples": 10, "metrics": {}, "pass": 3, "version": 3, "lag": {},
         "commit": {"version": 3, "age_s": 0.0, "failing": None, "mirror": None}, "trouble": "",
     }  # fmt: skip
-    assert launching.last_status(Outcome(0, "drained"), {}, before) == {"state": "done"}
-    assert launching.last_status(Outcome(1, "died"), report, before) == {"state": "failed"}
+    assert launching.last_status(RunOutcome(0, "drained"), {}, before) == {"state": "done"}
+    assert launching.last_status(RunOutcome(1, "died"), report, before) == {"state": "failed"}
 
 
 def test_a_spec_error_is_no_traceback(millrace_says, monkeypatch):
     def broken(*_):
         raise SpecError("is wrong", "a.b")
 
-    monkeypatch.setattr(cli, "load_job", broken)
+    monkeypatch.setattr(main, "load_job", broken)
     assert millrace_says("run", NEWS) == (2, "", "error: a.b: is wrong\n")
 
 
 def test_help_is_there_for_every_command():
-    root = typer.main.get_command(cli.cli)
+    root = typer.main.get_command(main.cli)
     commands = [*root.commands.values(), *root.commands["spec"].commands.values()]
     assert all(command.help and re.search(r"\w", command.help) for command in commands)

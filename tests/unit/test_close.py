@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.source import Segment
-from trainer.close import DayJumps, advanced, fills, median_day, merge_tallies, merge_times
-from trainer.plan import Plan
-from trainer.progress import Progress, Reading
+from dataset.stream.source import Segment
+from trainer.journal.pass_plan import PassPlan
+from trainer.status.progress import PassReading, TrainerProgress
+from trainer.train.close import DayJumps, advanced, median_day, merge_tallies, merge_times, would_fill
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(1, 9), min_size=1))
@@ -17,7 +17,7 @@ def test_the_day_of_a_pass_is_the_lower_median_of_its_samples_days(days):
 
 
 def test_days_are_counted_from_the_first_pass_and_never_go_back():
-    plan = Plan(3, ((Segment("t/0", 0, 5, 9),),))
+    plan = PassPlan(3, ((Segment("t/0", 0, 5, 9),),))
     assert advanced(plan, 0, None, 20_000, 7) == (0, 20_000)
     assert advanced(plan, 0, 20_000, 20_007, 7) == (7, 20_000)
     assert advanced(plan, 7, 20_000, 20_003, 7) == (7, 20_000), "late events"
@@ -26,7 +26,7 @@ def test_days_are_counted_from_the_first_pass_and_never_go_back():
 
 
 def test_an_event_from_2099_stops_the_job_before_tables_age_by_it():
-    plan = Plan(3, ((Segment("t/0", 0, 5, 9),), (Segment("t/1", 1, 0, 4),)))
+    plan = PassPlan(3, ((Segment("t/0", 0, 5, 9),), (Segment("t/1", 1, 0, 4),)))
     with pytest.raises(DayJumps) as caught:
         advanced(plan, 2, 20_000, 47_117, 7)
     said = str(caught.value)
@@ -42,7 +42,7 @@ def test_an_event_from_2099_stops_the_job_before_tables_age_by_it():
 
 
 def test_a_day_that_rows_cannot_store_stops_the_job():
-    plan = Plan(3, ((Segment("t/0", 0, 5, 9),),))
+    plan = PassPlan(3, ((Segment("t/0", 0, 5, 9),),))
     day, first = advanced(plan, 0, 20_000, 52_000, 32_000)
     assert advanced(plan, day, first, 52_767, 32_000) == (32_767, 20_000), "the last one"
     for found, days in ((52_768, 768), (84_000, 32_000)):
@@ -80,12 +80,12 @@ def test_tallies_of_ranks_become_one():
 
 
 def test_progress_tells_closed_passes_and_plans_apart():
-    progress = Progress("job")
-    plan = Plan(1, ((Segment("t/0", 0, 0, 5),), (Segment("t/0", 0, 5, 9),)))
+    progress = TrainerProgress("job")
+    plan = PassPlan(1, ((Segment("t/0", 0, 0, 5),), (Segment("t/0", 0, 5, 9),)))
     progress.planned(plan)
     progress.opened(plan, "training")
     assert progress.status()["positions"] == {} and progress.planned_positions == {"t/0": 9}
-    progress.closed(plan, Reading(9, 20, 10, {"bad": 1}, None), {"lag": {"t/0": 3}})
+    progress.closed(plan, PassReading(9, 20, 10, {"bad": 1}, None), {"lag": {"t/0": 3}})
     status = progress.status()
     assert status["version"] == 1 and status["events"] == 9 and status["samples"] == 20
     assert status["positions"] == {"t/0": 9} and status["lag"] == {"t/0": 3} and status["rejected"] == {"bad": 1}
@@ -93,17 +93,21 @@ def test_progress_tells_closed_passes_and_plans_apart():
 
 
 def test_progress_continues_from_a_commit():
-    progress, again = Progress("job"), Progress("job")
-    first, second = (Plan(n, ((Segment("t/0", 0, 9 * (n - 1), 9 * n),),)) for n in (1, 2))
+    progress, again = TrainerProgress("job"), TrainerProgress("job")
+    first, second = (PassPlan(n, ((Segment("t/0", 0, 9 * (n - 1), 9 * n),),)) for n in (1, 2))
     for plan in (first, second):  # the second is planned and not closed when the commit is made
         progress.planned(plan)
-    progress.closed(first, Reading(9, 20, 10, {"bad": 1}, None), {})
+    progress.closed(first, PassReading(9, 20, 10, {"bad": 1}, None), {})
     again.load_saved(progress.saved())
     assert (again.version, again.num_events, again.num_samples, again.rejected) == (1, 9, 20, {"bad": 1})
     assert again.last_planned == 1 and again.planned_positions == {"t/0": 9} and again.num_planned == 9
 
 
 def test_a_commit_is_asked_for_before_a_pass_like_the_last_fills_the_memory():
-    assert not fills(dirty=49, dirty_before=0, max_dirty=100) and fills(dirty=51, dirty_before=50, max_dirty=100)
-    assert not fills(dirty=40, dirty_before=20, max_dirty=100) and fills(dirty=48, dirty_before=90, max_dirty=90)
-    assert fills(dirty=34, dirty_before=0, max_dirty=67) and not fills(dirty=33, dirty_before=0, max_dirty=67)
+    assert not would_fill(dirty=49, dirty_before=0, max_dirty=100) and would_fill(
+        dirty=51, dirty_before=50, max_dirty=100
+    )
+    assert not would_fill(dirty=40, dirty_before=20, max_dirty=100) and would_fill(
+        dirty=48, dirty_before=90, max_dirty=90
+    )
+    assert would_fill(dirty=34, dirty_before=0, max_dirty=67) and not would_fill(dirty=33, dirty_before=0, max_dirty=67)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.commits import (
+from trainer.checkpoint.commits import (
     FORMAT,
     MANIFEST,
     CommitDamaged,

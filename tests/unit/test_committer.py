@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from millrace.deadline import Deadline
-from pserver.client import ShardPart
 from pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
+from pserver.protocol.shards import ShardCommitPart
 from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
-from trainer import commit as module
-from trainer.commit import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFailed, Origin
-from trainer.commits import Commits, hash_of, problems_of
+from trainer.checkpoint import committer as module
+from trainer.checkpoint.commits import Commits, hash_of, problems_of
+from trainer.checkpoint.committer import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFacts, ManifestFailed
 from trainer.config import CommitSection
-from trainer.log import Log, Superseded
-from trainer.saved import Saved
+from trainer.journal.log import Log, Superseded
+from trainer.train.saved_state import SavedState
 
 EVERY_S, MAX_FAILING_S = 30.0, 100.0
 
@@ -45,7 +45,7 @@ class Shards:
         (folder / "shard-0" / "rows").write_text(folder.name)
         self._called("write")
         files = {"shard-0/rows": hash_of(folder / "shard-0" / "rows")}
-        return [ShardPart("shard-0", (0, 4096), {}, files)]
+        return [ShardCommitPart("shard-0", (0, 4096), {}, files)]
 
     def settle(self, committed, deadline):
         self._called("settle", committed, *self.commits.names())
@@ -101,7 +101,7 @@ class World:
         section = CommitSection(**({"every": EVERY_S, "max_failing": MAX_FAILING_S} | settings))
         self.version, self.changes_since, self.told = 0, None, []
         self.committer = Committer(
-            store, section, Origin("news", "t1", 1, 1, {}), self.log, self.shards, self.capture, self.show, None,
+            store, section, ManifestFacts("news", "t1", 1, 1, {}), self.log, self.shards, self.capture, self.show, None,
             self.mirror, self.disk, lambda: self.changes_since,
         )  # fmt: skip
         self.thread = self.committer._thread
@@ -109,7 +109,7 @@ class World:
     def capture(self, dense):
         self.done.append("capture")
         log_from = self.log.append(close(self.version)).number + 1
-        return Saved(self.version, log_from, {"a": 9}, dense, {"m": np.ones(2)}, {})
+        return SavedState(self.version, log_from, {"a": 9}, dense, {"m": np.ones(2)}, {})
 
     def show(self, positions):
         self.done.append(f"positions {positions['a']}")
@@ -305,7 +305,7 @@ def test_effects_outside_come_after_the_manifest_and_the_mirror_last(world):
 
 
 def test_older_commits_and_their_log_go_after_the_newer_ones_manifest(make_world, monkeypatch):
-    monkeypatch.setattr("trainer.log.PART_BYTES", 1)  # each commit begins a new file of the log
+    monkeypatch.setattr("trainer.journal.log.PART_BYTES", 1)  # each commit begins a new file of the log
     world = make_world(keep=1, every_passes=1)
     world.close_pass()
     world.mirror.held = set(world.commits.names())
@@ -340,7 +340,7 @@ def no_room(world, monkeypatch, step):
     if step == "shards":
         world.shards.fails = {"write": StoreFailed("/store: No space left on device")}
     elif step in ("folder", "dense"):
-        owner, name = {"folder": (module, "sync_tree"), "dense": (Saved, "write")}[step]
+        owner, name = {"folder": (module, "sync_tree"), "dense": (SavedState, "write")}[step]
         real = getattr(owner, name)
 
         def full(*_):

@@ -11,16 +11,21 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from dataset.config import SimulatedSource
+from dataset.spec.config import SimulatedSource
 from millrace.config import Section
 from millrace.errors import SpecError
-from service.api.answers import Asked
-from service.spec import load_job
-from trainer.replica.server import Rollback
+from service.api.schemas import RequestBody
+from service.spec.job import load_job
+from trainer.replica.http_api import Rollback
 
 ROOT = Path(__file__).parents[2]
 NEWS = ROOT / "tests" / "golden" / "news.toml"
-SECTIONS_BESIDE_CONFIG = ("service.spec", "trainer.models.settings", "trainer.exports.request", "dataset.spec")
+SECTIONS_BESIDE_CONFIG = (
+    "service.spec.job",
+    "trainer.models.settings",
+    "trainer.exports.request",
+    "dataset.spec.stream_spec",
+)
 BODIES = ("service.api.admin", "service.api.commits", "service.api.exports", "service.api.jobs", "service.api.tables")
 
 WRONG: dict[type, tuple[float, ...]] = {int: (-1, 2**64), float: (-1.0, 1e308, math.inf, -math.inf, math.nan)}
@@ -52,7 +57,7 @@ def sections() -> list[type[BaseModel]]:
             importlib.import_module(".".join(package).removesuffix(".py"))
     for name in (*SECTIONS_BESIDE_CONFIG, *BODIES):
         importlib.import_module(name)
-    found = {each.__name__: each for base in (Section, Asked) for each in below(base)} | {"Rollback": Rollback}
+    found = {each.__name__: each for base in (Section, RequestBody) for each in below(base)} | {"Rollback": Rollback}
     return [found[name] for name in sorted(found)]
 
 

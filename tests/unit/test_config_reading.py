@@ -16,8 +16,8 @@ from millrace.config import (
     load_toml,
     parse_duration,
     parse_size,
+    parse_value,
     validate,
-    value_of,
 )
 from millrace.errors import SpecError
 
@@ -97,7 +97,7 @@ def test_lists_are_indexed_by_number(read):
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000])
 def test_a_value_that_python_does_not_read_is_its_text(text):
-    assert value_of(text) == text
+    assert parse_value(text) == text
 
 
 def test_a_file_with_a_number_that_python_does_not_read_is_told(read):

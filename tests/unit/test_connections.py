@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 import pytest
 from fastapi import FastAPI, Request
 
-from millrace import connections
-from millrace.listening import MAX_CONNECTIONS, Room, listen
+from millrace.http import connections
+from millrace.http.listening import MAX_CONNECTIONS, ConnectionBounds, listen
 from millrace.logs import RepeatFilter
-from service.api import outer
+from service.api import middleware
 from service.api import server as of_the_service
 from service.api.problems import on_error
-from trainer.replica import gate
-from trainer.replica import server as of_a_replica
+from trainer.replica import access
+from trainer.replica import http_api as of_a_replica
 
 LONG_S = 0.2
 ASK = b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -50,7 +50,7 @@ def served(request, listener):
     """Serves as long as its context lasts."""
     api = FastAPI()
     if request.param == "service":
-        api.add_middleware(outer.Outer, names=(), max_body=1000)
+        api.add_middleware(middleware.RequestChecks, names=(), max_body=1000)
         api.add_exception_handler(Exception, on_error)
 
     @api.get("/slow")
@@ -64,7 +64,7 @@ def served(request, listener):
 
     if request.param == "service":
         return lambda: of_the_service.serving(api, listener)
-    return lambda: of_a_replica.serving(gate.Gate(api, None, 1000, 10, local=True), listener)
+    return lambda: of_a_replica.serving(access.RequestGate(api, None, 1000, 10, local=True), listener)
 
 
 def answered(connection):
@@ -158,13 +158,13 @@ def test_a_body_that_does_not_come_is_not_waited_for(served, ask, monkeypatch):
     post = POST + b"connection: close\r\ncontent-length: 9\r\n\r\n"
     with served():
         assert answered(ask(post + b"whole one")).endswith(b"\r\n\r\n9")
-        monkeypatch.setattr(outer, "BODY_S", 0.05)
-        monkeypatch.setattr(gate, "BODY_S", 0.05)
+        monkeypatch.setattr(middleware, "BODY_S", 0.05)
+        monkeypatch.setattr(access, "BODY_S", 0.05)
         assert answered(ask(post + b"half")).startswith(b"HTTP/1.1 408")
 
 
 def test_of_more_connections_than_there_is_room_for_the_last_are_closed_and_the_others_answered(served, listener, ask):
-    listener.room = Room(answered=3, open=2)
+    listener.room = ConnectionBounds(answered=3, open=2)
     first, _, third, fourth = ask(CLOSING), ask(), ask(), ask()
     with served():
         assert answered(third) == answered(fourth) == b""
@@ -173,7 +173,7 @@ def test_of_more_connections_than_there_is_room_for_the_last_are_closed_and_the_
 
 
 def test_a_request_beyond_the_answered_ones_is_told_so(served, listener, ask):
-    listener.room = Room(answered=2, open=9)
+    listener.room = ConnectionBounds(answered=2, open=9)
     ask(), ask()
     with served():
         assert b"HTTP/1.1 503" in answered(ask(CLOSING))
@@ -181,7 +181,7 @@ def test_a_request_beyond_the_answered_ones_is_told_so(served, listener, ask):
 
 @pytest.mark.parametrize(("descriptors", "answered"), [(1 << 20, MAX_CONNECTIONS), (1024, 455), (256, 113), (2, 1)])
 def test_connections_take_half_of_the_descriptors_at_most(descriptors, answered):
-    room = Room.of(descriptors)
+    room = ConnectionBounds.of(descriptors)
     assert room.answered == answered <= room.open
     assert room.open <= max(1, descriptors // 2)
 

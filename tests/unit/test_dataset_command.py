@@ -8,11 +8,11 @@ from rich.console import Console
 
 from dataset import __main__ as command
 from dataset.__main__ import first_segments, main, try_stream
-from dataset.config import FilesSource, PipeSection
-from dataset.loader import Tally
-from dataset.source import Partition, Segment
-from dataset.spec import read_stream
-from dataset.timing import advice
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.timing import timing_hints
+from dataset.spec.config import FilesSource, PipeSection
+from dataset.spec.stream_spec import read_stream
+from dataset.stream.source import Partition, Segment
 from millrace.errors import SpecError
 from millrace.lifecycle import exit_code_of
 
@@ -103,9 +103,9 @@ def test_a_command_that_takes_most_of_the_time_is_told_with_what_helps(spec):
 )
 def test_advice_is_of_the_part_that_dominates(times, pipe, words):
     source_s, pipe_s, parse_s = times
-    tally = Tally(num_events=5_000, num_samples=5_000, source_s=source_s, pipe_s=pipe_s, parse_s=parse_s)
+    tally = PassTally(num_events=5_000, num_samples=5_000, source_s=source_s, pipe_s=pipe_s, parse_s=parse_s)
     section = PipeSection.model_validate({"command": ("cat",), **pipe})
-    told = list(advice(tally, 10.0, section, FilesSource(kind="files", paths=("x",)), num_cores=4))
+    told = list(timing_hints(tally, 10.0, section, FilesSource(kind="files", paths=("x",)), num_cores=4))
     assert [bool(re.search(words, line)) for line in told] == [True] if words else told == []
 
 

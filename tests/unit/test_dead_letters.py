@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from dataset.config import DeadLettersSection
-from dataset.dead_letters import BadFraction, DeadLetters, letter
-from dataset.errors import TooManyBadEvents
-from dataset.rejection import Reason, Rejection
-from millrace.durable import Linked
+from dataset.loader.dead_letters import BadFraction, DeadLetters, encode_letter
+from dataset.samples.rejection import Reason, Rejection
+from dataset.spec.config import DeadLettersSection
+from dataset.stream.errors import TooManyBadEvents
+from millrace.durable import SymbolicLinkFound
 
 
 def rejection(offset: int, data: bytes | None = b"\xffoops", line: int | None = None) -> Rejection:
@@ -25,18 +25,18 @@ def offsets(path) -> list[int]:
 
 
 def test_a_letter_is_a_line_of_json():
-    assert json.loads(letter(rejection(7), keep_bytes=True)) == {
+    assert json.loads(encode_letter(rejection(7), keep_bytes=True)) == {
         "partition": "topic/3",
         "offset": 7,
         "reason": "unparsable",
         "detail": "slot 'C1'",
         "bytes": base64.b64encode(b"\xffoops").decode(),
     }
-    assert json.loads(letter(rejection(7, None, 4), keep_bytes=True))["line"] == 4
+    assert json.loads(encode_letter(rejection(7, None, 4), keep_bytes=True))["line"] == 4
 
 
 def test_private_data_is_not_kept():
-    kept = json.loads(letter(rejection(7), keep_bytes=False))
+    kept = json.loads(encode_letter(rejection(7), keep_bytes=False))
     assert kept == {"partition": "topic/3", "offset": 7, "reason": "unparsable"}
 
 
@@ -144,6 +144,6 @@ def test_a_folder_that_is_a_link_is_refused_and_nothing_is_written_behind_it(tmp
     if when == "between":
         letters.begin(1)
     folder.symlink_to(elsewhere)
-    with pytest.raises(Linked, match="dead_letters is a symbolic link"):
+    with pytest.raises(SymbolicLinkFound, match="dead_letters is a symbolic link"):
         letters.begin(1) if when == "before" else letters.add(1, [rejection(7)])
     assert list(elsewhere.iterdir()) == []

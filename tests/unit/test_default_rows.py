@@ -7,24 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset.batch import Ragged, Samples
-from dataset.config import MetaSlot, SparseSlot
-from dataset.schema import Schema
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.config import MetaSlot, SparseSlot
+from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import BadInput, SpecError
 from millrace.keys import key_of_reference
-from pserver.client import ABSENT_BITS, Scale
 from pserver.config import Adagrad, Bounds, CountEntry, ProbabilityEntry, Sgd, SlotLife, TableSection
-from pserver.embedded import EmbeddedShards
-from trainer.batches import BatchMaker
+from pserver.protocol.shards import ABSENT_BITS, StepScale
+from pserver.server.embedded import EmbeddedShards
+from trainer.collectives.ranks import SingleRank
 from trainer.config import DenseSgd, TaskSection, TrainSection
-from trainer.default_rows import DefaultRows, saved_rows, sum_chosen, sum_chosen_reference, widths_of
-from trainer.dense import DensePart
-from trainer.embedding import tables_of
-from trainer.lives import check_lives
-from trainer.pooling import KernelPooling, TorchPooling
-from trainer.ranks import Alone
-from trainer.step import Stepper
+from trainer.dense.all_reduce import AllReduceDense
+from trainer.features.deduplication import tables_of
+from trainer.features.default_rows import DefaultRows, default_rows_of, sum_chosen, sum_chosen_reference, widths_of
+from trainer.features.pooling import KernelPooling, TorchPooling
+from trainer.features.training_batches import BatchMaker
+from trainer.spec.slot_rules import check_slot_rules
+from trainer.train.step import Stepper
 
 CPU = torch.device("cpu")
 SCHEMA = Schema.of([SparseSlot(name="a"), SparseSlot(name="b", pooling="mean"), MetaSlot(kind="meta", names=("y",))])
@@ -61,7 +61,7 @@ class Trainer:
         self.shards = EmbeddedShards(tables, 1)
         self.default_rows = DefaultRows(widths_of(SCHEMA, tables), CPU)
         self.model = Sums()
-        self.dense = DensePart(self.model, train, Alone(), self.default_rows.parameters)
+        self.dense = AllReduceDense(self.model, train, SingleRank(), self.default_rows.parameters)
         pooling = pooling or KernelPooling(1)
         self.stepper = Stepper(self.model, SCHEMA, TASKS, train, pooling, CPU, self.default_rows)
         self.maker = BatchMaker(tables_of(SCHEMA, tables, None), TASKS, None, self.shards)
@@ -84,13 +84,13 @@ class Trainer:
                 assert finite
                 self.dense.after_backward(0, self.stepper.scale.value)
                 self.dense.step()
-                self.shards.exchange(step, batch.prepared, gradients, None, Scale(len(samples)), DEADLINE)
+                self.shards.exchange(step, batch.prepared, gradients, None, StepScale(len(samples)), DEADLINE)
         self.shards.close_pass(0, DEADLINE)
         return said
 
     @property
     def row(self):
-        return saved_rows(self.dense.tensors(), {"default": 3})["default"]
+        return default_rows_of(self.dense.tensors(), {"default": 3})["default"]
 
 
 def samples_of(batch):
@@ -192,7 +192,7 @@ def test_it_is_saved_digested_and_restored_with_the_dense_part():
     other.dense.load({name: value.clone() for name, value in trainer.dense.tensors().items()})
     assert (other.row == trainer.row).all() and other.dense.digest() == trainer.dense.digest()
     with pytest.raises(BadInput, match=r"of another model than the spec's: model\.default_row\.default"):
-        DensePart(Sums(), TRAIN, Alone()).load(trainer.dense.tensors())
+        AllReduceDense(Sums(), TRAIN, SingleRank()).load(trainer.dense.tensors())
 
 
 def test_default_rows_of_zeros_add_nothing():
@@ -201,7 +201,10 @@ def test_default_rows_of_zeros_add_nothing():
     rows = {"default": np.zeros((2, 3), np.float32)}
     assert not nothing.parameters and nothing.filled(rows) == (rows, {}) and nothing.filled(rows)[0] is rows
     model = nn.Linear(3, 2)
-    with_none, without = DensePart(model, TRAIN, Alone(), nothing.parameters), DensePart(model, TRAIN, Alone())
+    with_none, without = (
+        AllReduceDense(model, TRAIN, SingleRank(), nothing.parameters),
+        AllReduceDense(model, TRAIN, SingleRank()),
+    )
     assert with_none.digest() == without.digest() and with_none.tensors().keys() == without.tensors().keys()
 
 
@@ -246,7 +249,7 @@ def test_a_model_with_a_tensor_of_the_same_name_is_refused():
             self.default_row = nn.ParameterDict({"default": nn.Parameter(torch.zeros(3))})
 
     with pytest.raises(SpecError, match=r"named 'default_row\.default'"):
-        DensePart(Clash(), TRAIN, Alone(), DefaultRows({"default": 3}, CPU).parameters)
+        AllReduceDense(Clash(), TRAIN, SingleRank(), DefaultRows({"default": 3}, CPU).parameters)
 
 
 @pytest.mark.parametrize(
@@ -258,13 +261,13 @@ def test_a_model_with_a_tensor_of_the_same_name_is_refused():
 )
 def test_a_default_row_that_could_not_learn_is_refused(table, says):
     with pytest.raises(SpecError, match=says) as refused:
-        check_lives({"default": table}, SCHEMA)
+        check_slot_rules({"default": table}, SCHEMA)
     assert "tables.default.default_row" in str(refused.value)
 
 
 def test_a_slot_with_admission_is_enough_to_learn_from():
     life = SlotLife(admission=(ProbabilityEntry(kind="probability", p=0.5),))
-    check_lives({"default": TABLE.model_copy(update={"admission": (), "slots": {"b": life}})}, SCHEMA)
+    check_slot_rules({"default": TABLE.model_copy(update={"admission": (), "slots": {"b": life}})}, SCHEMA)
 
 
 def test_a_key_admitted_at_once_is_read_with_its_own_weights_from_then_on():

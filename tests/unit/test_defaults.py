@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-import service.config
-import trainer.exports.config
+import service.spec.config
+import trainer.config
 import trainer.predict.config
 from millrace.config import Section, validate
 from millrace.errors import SpecError
-from service.begun import as_begun, kept_defaults, told_once
-from service.spec import Job, job_of, with_defaults
-from trainer import defaults, respec
+from service.cluster.store_defaults import old_defaults, old_defaults_note, with_store_defaults
+from service.spec.job import Job, job_of, with_defaults
 from trainer.config import NEWEST_DEFAULTS
-from trainer.defaults import FIRST, frozen, in_full
+from trainer.spec import changes, defaults
+from trainer.spec.defaults import FIRST, fill_defaults, frozen
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-of-defaults-1"
 MOVED = {"TrainSection.batch_size": (1024, 64), "DenseAdam.lr": (0.001, 0.003)}
@@ -68,13 +68,13 @@ def now():
 
 
 def test_every_key_of_the_frozen_set_is_there_under_its_name():
-    assert service.config and trainer.exports.config and trainer.predict.config  # so that all sections are known
+    assert service.config and trainer.config and trainer.predict.config  # so that all sections are known
     named = {f"{section}.{key}" for section, keys in frozen(FIRST).items() for key in keys}
     assert named - now().keys() == set()
 
 
 def test_a_default_moves_only_with_a_new_set():
-    """To change a default: see trainer/defaults.py. A key around a nested default changes with it."""
+    """To change a default: see trainer/spec/defaults.py. A key around a nested default changes with it."""
     first = {f"{section}.{key}": value for section, keys in frozen(FIRST).items() for key, value in keys.items()}
     moved = {key: (first[key], value) for key, value in now().items() if first[key] != value}
     plain = {key: pair for key, pair in moved.items() if not isinstance(pair[0], dict)}
@@ -98,21 +98,21 @@ def newer(monkeypatch):
 
 
 def keys_of(spec):
-    return {key: json.loads(value) for key, value in respec.flat(spec)}
+    return {key: json.loads(value) for key, value in changes.flat_values(spec)}
 
 
 def test_a_full_spec_holds_every_key_of_every_section():
-    spec = in_full(raw())
+    spec = fill_defaults(raw())
     job = validate(Job, spec)
-    written = {key for key, _ in respec.flat(json.loads(job.model_dump_json(by_alias=True)))}
+    written = {key for key, _ in changes.flat_values(json.loads(job.model_dump_json(by_alias=True)))}
     missing = {key for key in written - keys_of(spec).keys() if key.split(".")[0] not in LEFT_OUT}
     assert missing == set()
     assert spec["model"]["settings"] == {"hidden": [128, 64], "dropout": 0.0, "towers": []}
-    assert in_full(spec) == spec == in_full(spec, unset=NEWEST_DEFAULTS)
+    assert fill_defaults(spec) == spec == fill_defaults(spec, unset=NEWEST_DEFAULTS)
 
 
 def test_a_spec_without_a_number_has_the_defaults_of_the_first_set(newer):
-    keys = keys_of(in_full(raw()))
+    keys = keys_of(fill_defaults(raw()))
     assert (keys["defaults"], keys["tables.default.dim"], keys["tables.default.init_range"]) == (1, 16, 0.01)
     assert (keys["tables.default.optimizer.lr"], keys["train.batch_size"]) == (0.05, 1024)
     assert keys["train.dense_optimizer.lr"] == 0.001
@@ -121,7 +121,7 @@ def test_a_spec_without_a_number_has_the_defaults_of_the_first_set(newer):
 def test_keys_that_are_left_out_of_a_section_that_is_given_are_of_the_set_too(newer):
     spec = raw(tables={"default": {"optimizer": {"kind": "adagrad", "per": "element"}}}, train={"accumulate": 2})
     for number, dim, row_lr, batch_size in ((FIRST, 16, 0.05, 1024), (NEWEST_DEFAULTS, 4, 0.02, 7)):
-        keys = keys_of(in_full(spec, unset=number))
+        keys = keys_of(fill_defaults(spec, unset=number))
         assert (keys["tables.default.dim"], keys["train.batch_size"]) == (dim, batch_size)
         assert keys["tables.default.optimizer.lr"] == row_lr
         assert keys["tables.default.optimizer.per"] == "element" and keys["train.accumulate"] == 2
@@ -130,13 +130,13 @@ def test_keys_that_are_left_out_of_a_section_that_is_given_are_of_the_set_too(ne
 def test_a_written_key_holds_in_every_set(newer):
     spec = raw(train={"batch_size": 1024}, tables={"default": {"dim": 16}})
     for number in (FIRST, NEWEST_DEFAULTS):
-        keys = keys_of(in_full(spec, unset=number))
+        keys = keys_of(fill_defaults(spec, unset=number))
         assert (keys["train.batch_size"], keys["tables.default.dim"]) == (1024, 16)
 
 
 def test_an_invalid_spec_is_unchanged():
-    assert in_full({"name": "golden"}) == {"name": "golden"}
-    assert in_full(raw(newer=1) | {"train": {"unheard": 1}})["train"] == {"unheard": 1}
+    assert fill_defaults({"name": "golden"}) == {"name": "golden"}
+    assert fill_defaults(raw(newer=1) | {"train": {"unheard": 1}})["train"] == {"unheard": 1}
 
 
 def test_an_unknown_set_is_refused():
@@ -146,37 +146,37 @@ def test_an_unknown_set_is_refused():
 
 def test_a_default_that_is_written_out_or_written_otherwise_is_no_change():
     spec = raw(commit={"every": "1m"}, cluster={"trainers": 1})
-    assert respec.changed(raw(commit={"every": "60s"}), spec) == []
-    assert respec.changed(spec, in_full(spec)) == []
+    assert changes.changed_keys(raw(commit={"every": "60s"}), spec) == []
+    assert changes.changed_keys(spec, fill_defaults(spec)) == []
 
 
 def test_only_what_differs_from_the_defaults_of_its_time_is_a_change(newer):
     old, job = raw(), with_defaults(job_of(raw(), Path("/")), FIRST)
-    assert respec.changed(old, job.full) == []
+    assert changes.changed_keys(old, job.full) == []
     fresh = job_of(raw(), Path("/"))
-    assert "train.batch_size" in respec.changed(old, fresh.full)
+    assert "train.batch_size" in changes.changed_keys(old, fresh.full)
     with pytest.raises(SpecError, match=r"tables\.default\.dim: cannot change from 16 to 4"):
-        respec.significant(old, fresh.full)
+        changes.significant_keys(old, fresh.full)
 
 
 def test_a_job_file_takes_the_defaults_of_its_store_unless_it_names_a_set(newer, tmp_path):
     here = {"store": {"path": str(GOLDEN / "store")}}
-    assert as_begun(job_of(raw(**here), tmp_path)).spec.train.batch_size == 1024
-    assert as_begun(job_of(raw(**here, defaults=NEWEST_DEFAULTS), tmp_path)).spec.train.batch_size == 7
-    assert as_begun(job_of(raw(), tmp_path)).spec.train.batch_size == 7
+    assert with_store_defaults(job_of(raw(**here), tmp_path)).spec.train.batch_size == 1024
+    assert with_store_defaults(job_of(raw(**here, defaults=NEWEST_DEFAULTS), tmp_path)).spec.train.batch_size == 7
+    assert with_store_defaults(job_of(raw(), tmp_path)).spec.train.batch_size == 7
     assert job_of(raw(), tmp_path).full["defaults"] == NEWEST_DEFAULTS
 
 
 def test_a_run_lists_the_old_defaults_in_force(newer, tmp_path):
     spec = raw(store={"path": str(GOLDEN / "store")}, train={"batch_size": 1024})
-    job = as_begun(job_of(spec, tmp_path))
-    said = told_once(job) or ""
+    job = with_store_defaults(job_of(spec, tmp_path))
+    said = old_defaults_note(job) or ""
     assert "keys that the job file leaves out: tables.default.dim = 16 (a new store: 4)," in said
     assert "batch_size" not in said  # it is written in the file
-    assert kept_defaults(with_defaults(job, NEWEST_DEFAULTS)) == []
+    assert old_defaults(with_defaults(job, NEWEST_DEFAULTS)) == []
 
 
 def test_a_store_at_an_impossible_path_is_left_to_its_claim_to_refuse(tmp_path):
     (tmp_path / "store").write_text("no folder")
     job = job_of(raw(), tmp_path)
-    assert as_begun(job) == job
+    assert with_store_defaults(job) == job

@@ -8,17 +8,17 @@ from rich.console import Console
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from millrace.locks import locked
-from service.access.allowed import check_spec
-from service.demo import running
-from service.demo.forking import fork
-from service.demo.plan import FREEZE_AFTER, NAME, RATE, TWIN, demo_job, service_of, twin_of
-from service.demo.showing import Standing, race_line, render_race
-from service.spec import LoadedJob
-from service.status import Status
+from millrace.file_lock import locked
+from service.auth.spec_rules import check_spec
+from service.demo import demo
+from service.demo.demo_jobs import FREEZE_AFTER, NAME, RATE, TWIN, demo_job, service_of, twin_of
+from service.demo.fork_of_job import fork
+from service.demo.race import Standing, race_line, render_race
+from service.monitor.status import Status
+from service.spec.job import LoadedJob
 from tests.fakes.past import Past
-from trainer.commits import CommitDamaged, Commits, problems_of, read_commit
-from trainer.recovery import begin
+from trainer.checkpoint.commits import CommitDamaged, Commits, problems_of, read_commit
+from trainer.rank0.recovery import claim_and_recover
 
 SINCE = 1_700_000_000.0
 
@@ -95,7 +95,7 @@ def test_a_fork_begins_at_the_commit_with_all_it_held(past, tmp_path):
     assert problems_of(made) == {} and (made.job, made.version) == (TWIN, 5)
     assert made.manifest["positions"] == {"a": 100}
     assert made.state["forked"] == {"job": "news", "commit": name}
-    begun = begin(twin.store, 1, twin.raw, None, {})
+    begun = claim_and_recover(twin.store, 1, twin.raw, None, {})
     begun.joblog.close()
     assert (begun.timeline, begun.commit.name, list(begun.replay)) == ("t2", name, [])
     assert Commits(past.store).holders() == {}, "the lease is over"
@@ -119,30 +119,30 @@ def test_what_an_earlier_demo_left_is_removed_and_nothing_else(tmp_path):
     root = tmp_path / "runs" / "demo"
     (root / "jobs" / "demo").mkdir(parents=True)
     (root / "records.db-wal").touch()
-    running.begin_anew(root)
+    demo.clear_root(root)
     assert not root.exists()
     root.mkdir()
     (root / "thesis.tex").touch()
     with pytest.raises(SpecError, match="holds files that are not of a demo"):
-        running.begin_anew(root)
+        demo.clear_root(root)
     assert (root / "thesis.tex").exists()
 
 
 def test_a_demo_that_still_runs_is_not_removed(tmp_path):
     with locked(tmp_path / "service.lock", Deadline.after(1)), pytest.raises(SpecError, match="another demo runs"):
-        running.begin_anew(tmp_path)
+        demo.clear_root(tmp_path)
     assert tmp_path.exists()
 
 
 def test_a_port_that_is_taken_is_another_ones():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert running.free_address(f"127.0.0.1:{port}") == "127.0.0.1:0"
-    assert running.free_address(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
+        assert demo.free_address(f"127.0.0.1:{port}") == "127.0.0.1:0"
+    assert demo.free_address(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
 
 
 def test_without_the_page_the_demo_says_so(monkeypatch):
-    monkeypatch.setattr(running.importlib.util, "find_spec", lambda name: None)
-    assert running.page_line("http://127.0.0.1:1").startswith("no live page: pip install")
-    monkeypatch.setattr(running.importlib.util, "find_spec", lambda name: object())
-    assert running.page_line("http://127.0.0.1:1") == "open http://127.0.0.1:1/ to watch it live; Ctrl-C ends it"
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
+    assert demo.page_line("http://127.0.0.1:1").startswith("no live page: pip install")
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: object())
+    assert demo.page_line("http://127.0.0.1:1") == "open http://127.0.0.1:1/ to watch it live; Ctrl-C ends it"

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.collectives.ranks import SingleRank
 from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
-from trainer.dense import ALIGN_FLOATS, DensePart
-from trainer.dense_optimizer import STATE, FlatOptimizer
-from trainer.ranks import Alone
+from trainer.dense.all_reduce import ALIGN_FLOATS, AllReduceDense
+from trainer.dense.flat_optimizer import STATE, FlatOptimizer
 
 
 def model():
@@ -29,7 +29,7 @@ PLAIN = {
 def test_a_flat_buffer_learns_as_separate_parameters_do(kind):
     section, make = PLAIN[kind]
     flat, plain = model(), model()
-    part = DensePart(flat, TrainSection(dense_optimizer=section), Alone())
+    part = AllReduceDense(flat, TrainSection(dense_optimizer=section), SingleRank())
     optimizer = make(plain.parameters())
     for seed in range(5):
         x = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed))
@@ -79,9 +79,9 @@ def test_weights_and_state_are_those_of_torch_s_classes_bit_for_bit(kind):
 START = """
 import sys, torch
 from trainer.config import TrainSection
-from trainer.dense import DensePart
-from trainer.job import set_up_torch
-from trainer.ranks import Alone
+from trainer.dense.all_reduce import DensePart
+from trainer.train.assembly import set_up_torch
+from trainer.collectives.ranks import Alone
 
 config = TrainSection()
 set_up_torch(config, 1, torch.device("cpu"))
@@ -100,7 +100,7 @@ def test_a_trainer_does_not_load_torch_s_compiler_which_takes_as_long_as_torch()
 
 def test_every_parameter_begins_at_a_multiple_of_64_bytes():
     flat = model()
-    DensePart(flat, TrainSection(), Alone())
+    AllReduceDense(flat, TrainSection(), SingleRank())
     base = next(flat.parameters()).data_ptr()
     assert all((p.data_ptr() - base) % (4 * ALIGN_FLOATS) == 0 for p in flat.parameters())
 
@@ -109,7 +109,7 @@ def test_accumulated_steps_learn_once_from_the_mean_and_a_flush_applies_the_rest
     section = TrainSection(accumulate=3, dense_optimizer=DenseSgd(kind="sgd", lr=1.0))
     flat = nn.Linear(1, 1, bias=False)
     start = flat.weight.item()
-    part = DensePart(flat, section, Alone())
+    part = AllReduceDense(flat, section, SingleRank())
     for x in (1.0, 2.0, 6.0, 4.0):
         part.clear()
         flat(torch.tensor([[x]])).sum().backward()
@@ -126,7 +126,7 @@ def test_the_gradient_is_clipped_to_its_largest_norm():
     section = TrainSection(clip_norm=0.5, dense_optimizer=DenseSgd(kind="sgd", lr=1.0))
     flat = nn.Linear(2, 1, bias=False)
     start = flat.weight.detach().clone()
-    part = DensePart(flat, section, Alone())
+    part = AllReduceDense(flat, section, SingleRank())
     flat(torch.tensor([[30.0, 40.0]])).sum().backward()
     part.step()
     assert torch.allclose(start - flat.weight, torch.tensor([[0.3, 0.4]]), atol=1e-5)
@@ -134,7 +134,7 @@ def test_the_gradient_is_clipped_to_its_largest_norm():
 
 def test_the_digest_covers_weights_and_optimizer_state():
     flat = model()
-    part = DensePart(flat, TrainSection(), Alone())
+    part = AllReduceDense(flat, TrainSection(), SingleRank())
     before = part.digest()
     assert before == part.digest()
     flat(torch.ones(1, 3)).sum().backward()
@@ -144,7 +144,7 @@ def test_the_digest_covers_weights_and_optimizer_state():
 
 def test_a_gradient_that_is_not_finite_is_detected_and_a_large_one_is_accepted():
     flat = nn.Linear(2, 1)
-    part = DensePart(flat, TrainSection(), Alone())
+    part = AllReduceDense(flat, TrainSection(), SingleRank())
     part.gradient[:2] = 3e38
     assert part.finite()
     part.gradient[1] = float("nan")
@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_finite_is_detected_and_a_large_one_is_accepted()
 
 
 def test_a_model_without_parameters_is_no_error():
-    part = DensePart(nn.Identity(), TrainSection(), Alone())
+    part = AllReduceDense(nn.Identity(), TrainSection(), SingleRank())
     part.clear()
     part.after_backward(0, 1.0)
     assert part.finite()
@@ -176,7 +176,7 @@ class Centred(nn.Module):
 
 def test_a_buffer_that_the_model_replaces_is_saved_hashed_and_loaded():
     learnt, fresh = Centred(), Centred()
-    part, other = (DensePart(each, TrainSection(), Alone()) for each in (learnt, fresh))
+    part, other = (AllReduceDense(each, TrainSection(), SingleRank()) for each in (learnt, fresh))
     before = part.digest()
     learnt(torch.tensor([4.0]))
     assert part.tensors()["model.mean"].item() == 2.0
@@ -196,10 +196,10 @@ def test_another_dense_optimizer_starts_with_its_own_state_and_keeps_the_weights
         part.step()
 
     before, after = model(), model()
-    part = DensePart(before, TrainSection(dense_optimizer=PLAIN[old][0]), Alone())
+    part = AllReduceDense(before, TrainSection(dense_optimizer=PLAIN[old][0]), SingleRank())
     learnt(part, before)
     saved = {name: tensor.clone() for name, tensor in part.tensors().items()}
-    other = DensePart(after, TrainSection(dense_optimizer=PLAIN[new][0]), Alone())
+    other = AllReduceDense(after, TrainSection(dense_optimizer=PLAIN[new][0]), SingleRank())
     other.load(saved)
     assert all(torch.equal(other.tensors()[name], saved[name]) for name in saved if name.startswith("model."))
     assert old != new or other.digest() == part.digest()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.access.config import ANY_MORE
-from service.hosting.config import load_service
+from service.auth.config import ANY_MORE
+from service.jobs.config import load_service
 from tests.goldens import METRIC_FILES, commands, metrics
 
 ROOT = Path(__file__).parents[2]

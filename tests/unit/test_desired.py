@@ -4,23 +4,23 @@ from datetime import UTC, datetime
 
 import pytest
 
-from service.hosting.desired import (
-    AskToDrain,
-    GiveUp,
-    Hold,
-    Kill,
-    LetGo,
-    Nothing,
-    Observed,
-    Start,
-    Wanted,
-    asked,
+from service.cluster.restarts import Death, RestartLimits
+from service.jobs.decisions import (
+    DesiredState,
+    DrainLauncher,
+    FailJob,
+    KillLauncher,
+    NoAction,
+    ObservedState,
+    PauseJob,
+    ResumeJob,
+    StartLauncher,
     decide,
     phase_of,
+    requested_changes,
 )
-from service.hosting.errors import NotNow
-from service.hosting.host import Action, Desired, Ending, Phase
-from service.launcher.restarts import Death, RestartLimits
+from service.jobs.errors import WrongPhase
+from service.jobs.host import Action, Desired, Ending, Phase
 
 RUNNING, PAUSED, DRAINED, STOPPED = Desired
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,43 +30,43 @@ WELL, BADLY = Ending(0, "the stream is drained", (), NOW), Ending(1, "no room", 
 
 
 def wanted(desired=RUNNING, ask=1, waited_s=0.0, deaths=()):
-    return Wanted(desired=desired, ask=ask, asked_s=NOW_S - waited_s, deaths=deaths)
+    return DesiredState(desired=desired, ask=ask, asked_s=NOW_S - waited_s, deaths=deaths)
 
 
 def alive(ask=1, **seen):
-    return Observed(alive=True, ask=ask, **seen)
+    return ObservedState(alive=True, ask=ask, **seen)
 
 
 def dead(ask=1, since_s=0.0, **seen):
-    return Observed(ask=ask, dead_since_s=NOW_S - since_s, **seen)
+    return ObservedState(ask=ask, dead_since_s=NOW_S - since_s, **seen)
 
 
 @pytest.mark.parametrize(
     ("want", "seen", "act"),
     [
-        (wanted(), Observed(), Start("asked to begin")),
-        (wanted(PAUSED), Observed(), Start("asked to begin")),
-        (wanted(STOPPED), Observed(), Nothing("it is not to run")),
-        (wanted(DRAINED), dead(), Nothing("it is not to run")),
-        (wanted(), alive(), Nothing("it runs")),
-        (wanted(), alive(paused=True), LetGo("asked to resume")),
-        (wanted(PAUSED), alive(), Hold("asked to pause")),
-        (wanted(PAUSED), alive(paused=True), Nothing("it is paused")),
-        (wanted(DRAINED), alive(), AskToDrain("asked to drain")),
-        (wanted(DRAINED, waited_s=1e6), alive(draining=True), Nothing("it is ending")),
-        (wanted(STOPPED), alive(), AskToDrain("asked to stop")),
-        (wanted(STOPPED, waited_s=59), alive(draining=True), Nothing("it is ending")),
-        (wanted(STOPPED, waited_s=60), alive(draining=True), Kill("asked to stop, not ended after 60 s")),
-        (wanted(ask=2), alive(ask=1), AskToDrain("asked to begin anew")),
-        (wanted(ask=2, waited_s=60), alive(ask=1), Kill("asked to begin anew, not ended after 60 s")),
-        (wanted(ask=2), dead(ask=1), Start("asked to begin")),
-        (wanted(), dead(ending=WELL), Nothing("it has ended")),
-        (wanted(), dead(ending=BADLY), Nothing("it has ended")),
-        (wanted(STOPPED), dead(ending=BADLY), Nothing("it has ended")),
-        (wanted(), Observed(broken="job.json is gone"), Nothing("job.json is gone")),
-        (wanted(), dead(foreign="in use"), Nothing("in use")),
-        (wanted(ask=2), dead(foreign="in use"), Nothing("in use")),
-        (wanted(STOPPED, waited_s=60), alive(broken="launcher.json is damaged"), Nothing("launcher.json is damaged")),
+        (wanted(), ObservedState(), StartLauncher("asked to begin")),
+        (wanted(PAUSED), ObservedState(), StartLauncher("asked to begin")),
+        (wanted(STOPPED), ObservedState(), NoAction("it is not to run")),
+        (wanted(DRAINED), dead(), NoAction("it is not to run")),
+        (wanted(), alive(), NoAction("it runs")),
+        (wanted(), alive(paused=True), ResumeJob("asked to resume")),
+        (wanted(PAUSED), alive(), PauseJob("asked to pause")),
+        (wanted(PAUSED), alive(paused=True), NoAction("it is paused")),
+        (wanted(DRAINED), alive(), DrainLauncher("asked to drain")),
+        (wanted(DRAINED, waited_s=1e6), alive(draining=True), NoAction("it is ending")),
+        (wanted(STOPPED), alive(), DrainLauncher("asked to stop")),
+        (wanted(STOPPED, waited_s=59), alive(draining=True), NoAction("it is ending")),
+        (wanted(STOPPED, waited_s=60), alive(draining=True), KillLauncher("asked to stop, not ended after 60 s")),
+        (wanted(ask=2), alive(ask=1), DrainLauncher("asked to begin anew")),
+        (wanted(ask=2, waited_s=60), alive(ask=1), KillLauncher("asked to begin anew, not ended after 60 s")),
+        (wanted(ask=2), dead(ask=1), StartLauncher("asked to begin")),
+        (wanted(), dead(ending=WELL), NoAction("it has ended")),
+        (wanted(), dead(ending=BADLY), NoAction("it has ended")),
+        (wanted(STOPPED), dead(ending=BADLY), NoAction("it has ended")),
+        (wanted(), ObservedState(broken="job.json is gone"), NoAction("job.json is gone")),
+        (wanted(), dead(foreign="in use"), NoAction("in use")),
+        (wanted(ask=2), dead(foreign="in use"), NoAction("in use")),
+        (wanted(STOPPED, waited_s=60), alive(broken="launcher.json is damaged"), NoAction("launcher.json is damaged")),
     ],
 )  # fmt: skip
 def test_what_is_done(want, seen, act):
@@ -75,35 +75,35 @@ def test_what_is_done(want, seen, act):
 
 def test_a_launcher_that_died_is_followed_by_another_at_once_and_its_death_remembered():
     act = decide(wanted(), dead(since_s=2.0), NOW_S, STOP_S, LIMITS)
-    assert act == Start("its launcher died; restarting, 1 of 3", Death(NOW_S - 2.0, "its launcher died"))
+    assert act == StartLauncher("its launcher died; restarting, 1 of 3", Death(NOW_S - 2.0, "its launcher died"))
 
 
 def test_the_next_one_waits_a_while_counted_from_the_death():
     deaths = (Death(NOW_S - 20, "its launcher died"), Death(NOW_S - 10, "its launcher died"))
     seen = dead(since_s=0.9)
-    assert decide(wanted(deaths=deaths), seen, NOW_S, STOP_S, LIMITS) == Nothing(
+    assert decide(wanted(deaths=deaths), seen, NOW_S, STOP_S, LIMITS) == NoAction(
         "its launcher died; restarting in 1 s, 3 of 3"
     )
     act = decide(wanted(deaths=deaths), seen, NOW_S + 0.1, STOP_S, LIMITS)
-    assert isinstance(act, Start) and act.death.at_s == NOW_S - 0.9
+    assert isinstance(act, StartLauncher) and act.death.at_s == NOW_S - 0.9
 
 
 def test_too_many_deaths_are_the_end_until_somebody_asks_again():
     deaths = tuple(Death(NOW_S - age_s, "its launcher died") for age_s in (500, 400, 300))
     act = decide(wanted(deaths=deaths), dead(), NOW_S, STOP_S, LIMITS)
-    assert isinstance(act, GiveUp) and "died 4 times within 600 s" in act.reason
-    assert isinstance(decide(wanted(deaths=deaths, ask=2), dead(), NOW_S, STOP_S, LIMITS), Start)
+    assert isinstance(act, FailJob) and "died 4 times within 600 s" in act.reason
+    assert isinstance(decide(wanted(deaths=deaths, ask=2), dead(), NOW_S, STOP_S, LIMITS), StartLauncher)
 
 
 def test_deaths_of_long_ago_do_not_count():
     deaths = tuple(Death(NOW_S - 601 - n, "its launcher died") for n in range(3))
-    assert isinstance(decide(wanted(deaths=deaths), dead(), NOW_S, STOP_S, LIMITS), Start)
+    assert isinstance(decide(wanted(deaths=deaths), dead(), NOW_S, STOP_S, LIMITS), StartLauncher)
 
 
 @pytest.mark.parametrize(
     ("want", "seen", "state", "phase"),
     [
-        (wanted(), Observed(), "", Phase.STARTING),
+        (wanted(), ObservedState(), "", Phase.STARTING),
         (wanted(), alive(), "", Phase.STARTING),
         (wanted(), alive(), "replaying", Phase.REPLAYING),
         (wanted(), alive(), "training", Phase.TRAINING),
@@ -168,22 +168,22 @@ def to(desired):
     ],
 )
 def test_what_is_asked_for_is_written_down_once(want, seen, action, changes):
-    assert asked(want, seen, action, NOW) == changes
+    assert requested_changes(want, seen, action, NOW) == changes
 
 
 @pytest.mark.parametrize(
     ("want", "seen"), [(wanted(STOPPED), dead()), (wanted(DRAINED), alive()), (wanted(), dead(ending=WELL))]
 )
 def test_what_has_ended_or_is_to_cannot_be_paused(want, seen):
-    with pytest.raises(NotNow, match="cannot be paused"):
-        asked(want, seen, Action.PAUSE, NOW)
+    with pytest.raises(WrongPhase, match="cannot be paused"):
+        requested_changes(want, seen, Action.PAUSE, NOW)
 
 
 def test_every_action_asked_twice_changes_nothing_the_second_time():
     for action in Action:
         want, seen = wanted(), alive()
-        changes = asked(want, seen, action, NOW)
-        again = Wanted(
+        changes = requested_changes(want, seen, action, NOW)
+        again = DesiredState(
             desired=changes.get("desired", want.desired), ask=changes.get("ask", want.ask), asked_s=NOW_S, deaths=()
         )
-        assert asked(again, seen, action, NOW) == {}
+        assert requested_changes(again, seen, action, NOW) == {}

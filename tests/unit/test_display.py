@@ -7,9 +7,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from service import display, lines
-from service.shows import PlainShow
-from service.status import Status
+from service.monitor import display, lines
+from service.monitor.shows import PlainShow
+from service.monitor.status import Status
 
 STATUS = {
     "job": "news",
@@ -129,12 +129,12 @@ def test_the_terminal_shows_alarms_and_in_red_those_that_end_the_job():
 
 def test_lines_of_text_tell_an_alarm_when_it_goes_on_and_off():
     calm, troubled = Status({**STATUS, "commit": COMMIT}), Status({**STATUS, **TROUBLE})
-    assert list(lines.news(troubled, calm)) == [f"ALARM {text}" for text in ALARMS]
-    assert list(lines.news(troubled, troubled)) == []
-    assert list(lines.news(calm, troubled)) == [f"alarm over: {text}" for text in ALARMS]
+    assert list(lines.status_changes(troubled, calm)) == [f"ALARM {text}" for text in ALARMS]
+    assert list(lines.status_changes(troubled, troubled)) == []
+    assert list(lines.status_changes(calm, troubled)) == [f"alarm over: {text}" for text in ALARMS]
     changed = Status({**STATUS, **TROUBLE, "trouble": "still"})
-    assert list(lines.news(changed, troubled)) == ["ALARM still"]
-    assert next(lines.news(troubled, None)) == f"ALARM {ALARMS[0]}"
+    assert list(lines.status_changes(changed, troubled)) == ["ALARM still"]
+    assert next(lines.status_changes(troubled, None)) == f"ALARM {ALARMS[0]}"
 
 
 @pytest.mark.parametrize("state", ["replaying", "restarting"])

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from pserver.config import TableSection
-from pserver.optim import optimizer_of
-from pserver.residency import BOOKKEEPING_BYTES, Bound
-from pserver.row_words import HEAD
-from pserver.rows import row_bytes_of
-from service.spec import Job, load_job
-from service.store import MADE_BY_A_RUN
+from pserver.rows.optimizers import optimizer_of
+from pserver.rows.row_cache import BOOKKEEPING_BYTES, CacheBound
+from pserver.rows.row_format import HEAD
+from pserver.rows.table_rows import row_bytes_of
+from service.cluster.store import MADE_BY_A_RUN
+from service.spec.job import Job, load_job
 from tests.goldens import METRIC_FILES, commands, metrics
-from trainer import respec
+from trainer.spec import changes
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "*/README.md", "trainer/*/README.md", "deploy/examples/*/README.md", "docs/*.md", "docs/*/*.md")
@@ -127,9 +127,9 @@ def test_every_setting_of_a_command_is_a_key(doc, keys):
 
 def test_what_a_changed_job_file_does_is_what_respec_does(service_readme):
     (at_once,) = re.findall(r"^\| at once \| (.*) \|$", service_readme, re.M)
-    assert tuple(re.findall(r"`([^`]+)`", at_once)) == respec.AT_ONCE
+    assert tuple(re.findall(r"`([^`]+)`", at_once)) == changes.AT_ONCE
     (never,) = re.findall(r"^\| never \| (.*?): rows are made", service_readme, re.M)
-    assert tuple(re.findall(r"`([^`]+)`", never)) == (*respec.NEVER, *respec.NEVER_OF_TABLES)
+    assert tuple(re.findall(r"`([^`]+)`", never)) == (*changes.NEVER, *changes.NEVER_OF_TABLES)
 
 
 def test_documented_defaults_are_those_of_the_spec(service_readme):
@@ -164,7 +164,7 @@ def test_documented_memory_of_rows_is_that_of_the_code(service_readme):
     assert f"4 W + {row_bytes_of(0) + BOOKKEEPING_BYTES} bytes" in service_readme
     assert f"a copy 4 W + {8 + 4 * HEAD}" in service_readme
     (code, answer) = re.search(r'python -c "(.*)"\n(.*)\n', service_readme).groups()
-    expected, names = Bound.of(512 << 20, width), {"print": lambda value: None}
+    expected, names = CacheBound.of(512 << 20, width), {"print": lambda value: None}
     exec(code, names)  # noqa: S102  # the README's own line
     assert answer == repr(expected) and f"Bound.of(512 << 20, {width})" in code
 

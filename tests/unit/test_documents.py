@@ -10,27 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace import documents
-from millrace.documents import MAX_DEPTH, NotReadable
+from millrace.documents import MAX_DEPTH, InvalidDocument
 from millrace.errors import SpecError
-from millrace.worker import config_of
+from millrace.worker_process import config_of
 from pserver.config import ShardProcess
 from pserver.errors import StoreDamaged
-from pserver.store import rocks
-from service.hosting.folder import Broken, JobFolder
-from service.operating import explaining
-from service.remote.client import parsed_events
-from service.spec import load_job
-from trainer.commits import CommitDamaged, Commits
-from trainer.log_file import Place, record_of
-from trainer.predict.parts import WORK, Output
-from trainer.predict.plan import PLAN, Plan
+from pserver.store import rocks_store
+from service.client.rest_client import parsed_events
+from service.jobs.folder import FolderDamaged, JobFolder
+from service.spec.job import load_job
+from service.tables import row
+from trainer.checkpoint.commits import CommitDamaged, Commits
+from trainer.journal.log_file import RecordPlace, record_of
+from trainer.predict.output_files import WORK, PredictionOutput
+from trainer.predict.prediction_plan import PLAN, PredictionPlan
 
 ROOT = Path(__file__).parents[2]
 NEWS = ROOT / "tests" / "golden" / "news.toml"
 PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
 OWN = {
     "millrace/documents.py": "the reader itself",
-    "dataset/columns.py": "MILLRACE_SLOTS, which the pipe sets; a generator starts in no time",
+    "dataset/formats/generator_columns.py": "MILLRACE_SLOTS, which the pipe sets; a generator starts in no time",
 }
 """Files that call json.loads themselves, and why."""
 
@@ -64,13 +64,13 @@ def depth_of(value):
 @given(VALUES, st.integers(0, 6), st.booleans())
 def test_depth_is_that_of_lists_and_objects_outside_of_strings(value, depth, escaped):
     text = json.dumps(value, ensure_ascii=escaped)
-    assert documents.exceeds(text, depth) == (depth_of(value) > depth)
-    assert documents.exceeds(text.encode("utf-8", "surrogatepass"), depth) == (depth_of(value) > depth)
+    assert documents.text_nested_deeper(text, depth) == (depth_of(value) > depth)
+    assert documents.text_nested_deeper(text.encode("utf-8", "surrogatepass"), depth) == (depth_of(value) > depth)
 
 
 @given(VALUES, st.integers(0, 6))
 def test_the_depth_of_a_value_is_told_likewise(value, depth):
-    assert documents.nested_deeper(value, depth) == (depth_of(value) > depth)
+    assert documents.value_nested_deeper(value, depth) == (depth_of(value) > depth)
 
 
 def test_a_spec_is_bounded_in_depth_so_that_documents_which_hold_it_are_read():
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_a_document_is_said_with_its_name(name, tmp_path):
     path.parent.mkdir()
     path.write_bytes(content)
     max_bytes = 1000 if name == "long" else documents.MAX_BYTES
-    with pytest.raises(NotReadable) as refused:
+    with pytest.raises(InvalidDocument) as refused:
         documents.read_object(path, max_bytes)
     assert str(refused.value).startswith(f"{path} {why}")
     assert refused.value.exit_code == 1
@@ -108,7 +108,7 @@ def test_as_many_brackets_side_by_side_as_one_likes_may_be_there():
     assert documents.parse(json.dumps("[{" * 100_000), "it").startswith("[{")
     deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
     assert documents.parse(deep, "it")
-    with pytest.raises(NotReadable, match="nested deeper"):
+    with pytest.raises(InvalidDocument, match="nested deeper"):
         documents.parse(f"[{deep}]", "it")
 
 
@@ -136,16 +136,16 @@ def read_commit(path):
 
 def read_header(path):
     with pytest.raises(StoreDamaged, match="header"):
-        rocks._check_header(path / "header", 3)
+        rocks_store._check_header(path / "header", 3)
 
 
 def read_plan(path):
-    with pytest.raises(NotReadable, match=str(path / PLAN)):
-        Plan.read(path)
+    with pytest.raises(InvalidDocument, match=str(path / PLAN)):
+        PredictionPlan.read(path)
 
 
 def read_mark(path):
-    assert Output(path).mark(0) is None, "its part is made again"
+    assert PredictionOutput(path).mark(0) is None, "its part is made again"
 
 
 def read_worker(path):
@@ -154,12 +154,12 @@ def read_worker(path):
 
 
 def read_job_folder(path):
-    with pytest.raises(Broken, match=r"job\.json is damaged .*put it back"):
+    with pytest.raises(FolderDamaged, match=r"job\.json is damaged .*put it back"):
         JobFolder(path).job()
 
 
 def read_dead_letter(path):
-    assert explaining.drop_letters(path / "letters", "x") == 1
+    assert row.drop_letters(path / "letters", "x") == 1
 
 
 READERS = {
@@ -185,10 +185,10 @@ def test_a_damaged_document_is_named_or_passed_over_by_its_reader(tmp_path, name
 def test_a_log_record_whose_bytes_are_right_and_that_says_nothing_is_none():
     for body in (DEEP, b'{"n": 1}', b'{"kind": "close"}'):
         line = b"1 %08x %s\n" % (zlib.crc32(body), body)
-        assert record_of(line.replace(b" [", b" {", 1), Place(Path("log"), 0)) is None
+        assert record_of(line.replace(b" [", b" {", 1), RecordPlace(Path("log"), 0)) is None
 
 
 def test_what_a_service_answers_is_bounded_in_depth():
     lines = iter(["data: " + "[" * 100_000, ""])
-    with pytest.raises(NotReadable, match="an event of the service has lists and objects nested"):
+    with pytest.raises(InvalidDocument, match="an event of the service has lists and objects nested"):
         list(parsed_events(lines))

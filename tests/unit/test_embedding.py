@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.batch import Ragged, Samples
-from dataset.config import DenseSlot, SparseSlot
-from dataset.schema import Schema
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.config import DenseSlot, SparseSlot
+from dataset.spec.schema import Schema
 from pserver.config import TableSection
-from trainer.embedding import Deduplicator, tables_of
-from trainer.inputs import inputs_of
-from trainer.pooling import KernelPooling, TorchPooling
+from trainer.features.deduplication import Deduplicator, tables_of
+from trainer.features.model_inputs import inputs_of
+from trainer.features.pooling import KernelPooling, TorchPooling
 
 TABLES = {"default": TableSection(dim=3), "other": TableSection(dim=2, first_order=False)}
 SCHEMA = Schema.of(

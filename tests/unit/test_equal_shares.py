@@ -5,15 +5,15 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.memory import MemorySource
-from dataset.source import Partition
+from dataset.stream.scripted_source import MemorySource
+from dataset.stream.source import Partition
 from trainer.config import PassesSection
-from trainer.equal_shares import cut_equally, share
-from trainer.history import History
-from trainer.log import read
-from trainer.planner import Drained, MemoryJournal, Planner
-from trainer.records import encode
-from trainer.recovery import after
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+from trainer.journal.records import encode
+from trainer.rank0.equal_shares import cut_equally, equal_counts
+from trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from trainer.rank0.recovery import after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "equal-shares" / "log"
 """Four partitions in passes of 20 for three ranks, as the program wrote them before."""
@@ -24,14 +24,14 @@ waiting = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 @given(waiting, st.integers(1, 200))
 def test_a_pass_takes_all_it_may_and_no_more_than_there_is(counts, max_events):
-    taken = share(counts, max_events)
+    taken = equal_counts(counts, max_events)
     assert sum(taken) == min(max_events, sum(counts))
     assert all(0 <= t <= c for t, c in zip(taken, counts, strict=True))
 
 
 @given(waiting, st.integers(1, 200))
 def test_partitions_with_backlog_left_got_equal_parts_and_the_remainder_went_to_the_lowest(counts, max_events):
-    taken = share(counts, max_events)
+    taken = equal_counts(counts, max_events)
     unfinished = [t for t, c in zip(taken, counts, strict=True) if t < c]
     if unfinished:
         assert unfinished == sorted(unfinished, reverse=True)
@@ -40,7 +40,7 @@ def test_partitions_with_backlog_left_got_equal_parts_and_the_remainder_went_to_
 
 
 def test_the_others_share_what_a_short_partition_leaves():
-    assert share([1, 100, 100], 10) == [1, 5, 4]
+    assert equal_counts([1, 100, 100], 10) == [1, 5, 4]
 
 
 def test_a_partition_belongs_to_its_number_modulo_the_ranks_and_a_lone_one_is_split():
@@ -52,13 +52,13 @@ def test_a_partition_belongs_to_its_number_modulo_the_ranks_and_a_lone_one_is_sp
 
 
 def test_a_job_with_an_old_log_continues_with_the_same_passes():
-    history = History.of(read(GOLDEN))
+    history = JobHistory.of(read(GOLDEN))
     began = after(history, None, {})
     logged = history.operations[1].content
     assert [k.message() for k in began.known.values()] == encode(logged)["partitions"]  # as it was written
     positions = {}
     for logged in began.replay:  # a restart behind each pass
-        journal = MemoryJournal()
+        journal = MemoryPlanJournal()
         source = MemorySource([[b"e"] * n for n in (57, 3, 20, 41)])
         planner = Planner(source, PassesSection(max_events=20), 3, None, journal=journal, known=began.known)
         planner.request(logged.plan.number, positions, 0)
@@ -68,8 +68,8 @@ def test_a_job_with_an_old_log_continues_with_the_same_passes():
 
 
 def test_new_partitions_of_such_a_job_are_read_in_equal_shares_too():
-    known = after(History.of(read(GOLDEN)), None, {}).known
-    journal = MemoryJournal()
+    known = after(JobHistory.of(read(GOLDEN)), None, {}).known
+    journal = MemoryPlanJournal()
     source = MemorySource([[b"e"] * n for n in (57, 3, 20, 41, 8)])
     planner = Planner(source, PassesSection(max_events=20), 3, None, journal=journal, known=known)
     planner.request(8, {name: each.end for name, each in known.items()}, 0)
@@ -78,5 +78,5 @@ def test_new_partitions_of_such_a_job_are_read_in_equal_shares_too():
     (operation,) = journal.operations
     assert [*encode(operation)["partitions"][0]] == ["name", "number", "start", "end", "identity"]
     planner.request(9, {**{name: each.end for name, each in known.items()}, "memory/4": 8}, 0)
-    assert isinstance(planner.take(10.0), Drained)
+    assert isinstance(planner.take(10.0), StreamEnded)
     planner.close()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.config import EventTime, MetaSlot, Protocol, SparseSlot
-from dataset.event_time import check_event_time, event_times
-from dataset.schema import Schema
-from dataset.source import Events
+from dataset.pipe.event_time import check_event_time, event_times
+from dataset.spec.config import EventTime, MetaSlot, Protocol, SparseSlot
+from dataset.spec.schema import Schema
+from dataset.stream.source import Events
 from millrace.errors import SpecError
 
 FIELD = EventTime(field="ts")

@@ -4,11 +4,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.deadline import Deadline
-from service.operating import holding
-from service.spec import load_job
+from service.exports import key_search
+from service.spec.job import load_job
 from tests.fakes.exports import key, write_export
 from tests.integration.stream_job import SPEC
-from trainer.exports.reading import open_export
+from trainer.exports.reader import open_export
 
 ROWS = {("a", sign): [1, 2, 3, 4, 5] for sign in range(1, 200)}
 
@@ -26,7 +26,9 @@ def job(tmp_path):
 
 
 def lines_of(job, slot, sign):
-    return list(holding.format_exports(holding.held_by(job, "default", key(slot, sign), Deadline.after(20))))
+    return list(
+        key_search.format_exports(key_search.exports_with_key(job, "default", key(slot, sign), Deadline.after(20)))
+    )
 
 
 def test_a_key_is_found_in_the_newest_complete_chain_of_each_stream(job):
@@ -50,9 +52,9 @@ def test_every_row_is_found_in_files_of_many_row_groups_and_nothing_else_is(tmp_
         pq.write_table(pq.read_table(file), file, row_group_size=6, write_statistics=False)
     export = open_export(str(path), tmp_path / "scratch")
     for sign in range(300):
-        search = holding.Search("default", key("a", sign), Deadline.after(20))
+        search = key_search.KeySearch("default", key("a", sign), Deadline.after(20))
         assert search.kind(export) == ("row" if ("a", sign) in ROWS else None)
-    assert holding.Search("other", key("a", 5), Deadline.after(20)).kind(export) is None
+    assert key_search.KeySearch("other", key("a", 5), Deadline.after(20)).kind(export) is None
 
 
 def test_what_cannot_be_looked_into_is_said_and_no_reason_to_stop(job, tmp_path):
@@ -66,4 +68,4 @@ def test_what_cannot_be_looked_into_is_said_and_no_reason_to_stop(job, tmp_path)
 def test_a_job_without_exports_says_nothing_of_them(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(SPEC)
-    assert holding.held_by(load_job(path), "default", 1, Deadline.after(5)) == []
+    assert key_search.exports_with_key(load_job(path), "default", 1, Deadline.after(5)) == []

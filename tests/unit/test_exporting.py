@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from dataset.config import SparseSlot
-from dataset.schema import Schema
+from dataset.spec.config import SparseSlot
+from dataset.spec.schema import Schema
 from millrace.errors import NotYet, SpecError
-from pserver.client import TableStats
 from pserver.config import TableSection
-from trainer.commits import MANIFEST, Commit, Commits
-from trainer.exports.config import ExportSection
-from trainer.exports.exporting import Exporting
-from trainer.exports.ordering import STAGES, Setting
+from pserver.protocol.shards import TableStats
+from trainer.checkpoint.commits import MANIFEST, Commit, Commits
+from trainer.config import ExportSection
+from trainer.exports.coordinator import ExportCoordinator
+from trainer.exports.export_settings import STAGES, ExportSettings
 from trainer.exports.request import ExportAnswer
-from trainer.log import LogFull
-from trainer.operations import Closing, cut_of
-from trainer.records import ExportedOperation, ExportOperation
+from trainer.journal.log import LogFull
+from trainer.journal.records import ExportedOperation, ExportOperation
+from trainer.rank0.operations import ClosingPass, cut_of
 
 HOUR = 3600.0
 
@@ -84,12 +84,12 @@ class World:
         self.exporter, self.committer = Exporter(), Committer(store, timeline)
         self.full, self.forks, self.sweeping, self.waiting = False, 0, False, []
         self.streams = streams or {"main": ExportSection(base=24 * HOUR, delta=HOUR)}
-        setting = Setting(
+        setting = ExportSettings(
             job="news", store=store, folder=store, timeline=timeline, fingerprint={"cpu": fingerprint}, timed=timed,
             streams=self.streams, schema=Schema.of([SparseSlot(name="a", kind="sparse")]),
             tables=lambda: {"default": TableSection()}, forks=lambda: self.forks, stage=self.stage,
         )  # fmt: skip
-        self.exporting = Exporting(setting, self.exporter, self.note)
+        self.exporting = ExportCoordinator(setting, self.exporter, self.note)
         self.exporting.load_state(json.loads(json.dumps(state or {})))
         self.exporting.begin(self.committer, self.log, version)
 
@@ -107,7 +107,7 @@ class World:
         times_s = None if time_s is None else (time_s if low_s is None else low_s, time_s)
         self.last_s = time_s if time_s is not None else getattr(self, "last_s", None)
         stats = {"default": TableStats(1, 1, 1, {}, sweeping=self.sweeping)}
-        closing = Closing(
+        closing = ClosingPass(
             version=self.version, day=0, ticks=0, event_time_s=self.last_s, pass_times_s=times_s, wall_s=time.time(),
             day_end_s=day_end_s, stats=stats, positions={"p": self.version}, num_samples=samples,
             metrics={"window": {"ctr": {"auc": float("nan")}}}, ended=ended,
@@ -276,13 +276,13 @@ def test_the_last_export_comes_after_the_one_in_progress(world):
 
 
 def test_an_end_waits_while_a_table_is_swept(world, monkeypatch):
-    monkeypatch.setattr("trainer.exports.exporting.SWEEP_LOOK_S", 0.0)
+    monkeypatch.setattr("trainer.exports.coordinator.SWEEP_LOOK_S", 0.0)
     world.sweeping = True
     world.close(10 * HOUR)
     assert world.exporting.wants_pass(ended=True) and world.close(samples=0, ended=True) == []
-    monkeypatch.setattr("trainer.exports.exporting.SWEEP_LOOK_S", 60.0)
+    monkeypatch.setattr("trainer.exports.coordinator.SWEEP_LOOK_S", 60.0)
     assert not world.exporting.wants_pass(ended=True) and not world.exporting.finish(stopping=False)
-    monkeypatch.setattr("trainer.exports.exporting.SWEEP_LOOK_S", 0.0)
+    monkeypatch.setattr("trainer.exports.coordinator.SWEEP_LOOK_S", 0.0)
     world.sweeping = False
     assert world.exporting.wants_pass(ended=True)
     assert world.close(samples=0, ended=True) == ["export 0000000003-base"]

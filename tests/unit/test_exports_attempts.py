@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.exports.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts
-from trainer.exports.config import ExportSection
+from trainer.config import ExportSection
+from trainer.exports.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, ExportAttempts
 from trainer.exports.request import ExportAnswer, ExportRequest
 
 
@@ -28,7 +28,7 @@ class Exporter:
 class World:
     def __init__(self):
         self.now_s, self.exporter = 100.0, Exporter()
-        self.attempts = Attempts(self.exporter, lambda: self.now_s)
+        self.attempts = ExportAttempts(self.exporter, lambda: self.now_s)
 
     def add(self, stream="main", version=1, tries=3):
         self.attempts.add(

@@ -5,15 +5,16 @@ import json
 import pytest
 
 from millrace.errors import SpecError
-from service.exports import commands, listing
-from service.exports.commands import the_stream
-from service.exports.wishing import ExportFailed, ended
-from service.predicting.versions import own_export
-from service.spec import load_job
-from service.status import Status
+from service.cli import export_commands
+from service.cli.export_commands import choose_stream
+from service.exports import export_list
+from service.exports.export_request import ExportFailed, export_result
+from service.monitor.status import Status
+from service.predict.versions import own_export
+from service.spec.job import load_job
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
-from trainer.exports.pointing import newest_timeline
+from trainer.exports.pointers import newest_timeline
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5], ("a", 2): [5, 4, 3, 2, 1]}
 GATES = {"min_auc": {"passed": False, "value": 0.5, "limit": 0.6, "why": "auc of ctr is 0.5"}}
@@ -42,41 +43,41 @@ def folder(job):
 
 
 def test_a_list_tells_of_each_export_in_order_of_time(job, folder, capsys):
-    listing.point_to(job, "main", "t1/0000000003-base")
-    commands.list_exports(job, None, as_json=False)
+    export_list.make_current(job, "main", "t1/0000000003-base")
+    export_commands.list_exports(job, None, as_json=False)
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [
         "t1/0000000003-base", "t1/0000000005-delta", "t2/0000000004-base", "t2/0000000006-delta",
     ]  # fmt: skip
     for line, end in zip(lines, ["current", "failed gates: min_auc", "", "not complete"], strict=True):
         assert line.rstrip().endswith(end)
-    commands.list_exports(job, "main", as_json=True)
+    export_commands.list_exports(job, "main", as_json=True)
     base, delta, *_ = json.loads(capsys.readouterr().out)
     assert (base["current"], base["rows"], delta["tombstones"], delta["failed_gates"]) == (True, 2, 1, ["min_auc"])
-    commands.list_exports(job, "more", as_json=False)
+    export_commands.list_exports(job, "more", as_json=False)
     assert capsys.readouterr().out == "there are no exports yet\n"
 
 
 def test_one_that_cannot_be_read_is_listed_as_damaged(job, folder):
     (folder / "t2" / "0000000004-base" / "manifest.json").write_text("{")
-    with listing.opened(job, "main") as [stream]:
-        entry = listing.entries_of(stream)[2]
+    with export_list.open_streams(job, "main") as [stream]:
+        entry = export_list.entries_of(stream)[2]
     assert entry["complete"] and "is not JSON: " in entry["damaged"]
 
 
 def test_an_export_is_named_by_its_path_name_or_version(job, folder, capsys):
-    commands.show_export(job, "main", "5", as_json=False)
+    export_commands.show_export(job, "main", "5", as_json=False)
     shown = capsys.readouterr().out
     assert "delta of version 5" in shown and "each 1h" in shown and "builds on t1/0000000003-base" in shown
     assert "gate min_auc: failed: auc of ctr is 0.5" in shown and "2 rows, 1 deleted, 0 pending" in shown
-    commands.show_export(job, "main", "0000000003-base", as_json=True)
+    export_commands.show_export(job, "main", "0000000003-base", as_json=True)
     assert json.loads(capsys.readouterr().out)["version"] == 3
     with pytest.raises(SpecError, match="no complete export '6'; there are: t1/0000000003-base, t1/"):
-        commands.show_export(job, "main", "6", as_json=False)
+        export_commands.show_export(job, "main", "6", as_json=False)
 
 
 def test_pointing_says_what_serving_gets_and_which_gates_it_failed(job, folder):
-    pointed = listing.point_to(job, "main", "0000000005-delta")
+    pointed = export_list.make_current(job, "main", "0000000005-delta")
     assert (pointed.path, pointed.failed_gates) == ("t1/0000000005-delta", ["min_auc"])
     assert pointed.url == str(folder / pointed.path)
     current = json.loads((folder / "current.json").read_text())
@@ -84,11 +85,11 @@ def test_pointing_says_what_serving_gets_and_which_gates_it_failed(job, folder):
 
 
 def test_the_stream_must_be_named_where_there_are_several(job):
-    assert the_stream(job, "more") == "more"
+    assert choose_stream(job, "more") == "more"
     with pytest.raises(SpecError, match="--stream; the job has: main, more"):
-        the_stream(job, None)
+        choose_stream(job, None)
     with pytest.raises(SpecError, match="did you mean 'more'"):
-        the_stream(job, "mor")
+        choose_stream(job, "mor")
 
 
 @pytest.mark.long
@@ -108,14 +109,14 @@ def told(name="", outcome="complete", **more):
 
 
 def test_how_an_export_that_was_asked_for_ended():
-    assert ended(told(), "main", 5) is None and ended(told("0000000004-base"), "main", 5) is None
-    made = ended(told("0000000005-base", current=True), "main", 5)
+    assert export_result(told(), "main", 5) is None and export_result(told("0000000004-base"), "main", 5) is None
+    made = export_result(told("0000000005-base", current=True), "main", 5)
     assert (made.name, made.current, str(made)) == ("0000000005-base", True, "0000000005-base is complete")
-    made = ended(told("0000000005-base", current=False), "main", 5)
+    made = export_result(told("0000000005-base", current=False), "main", 5)
     assert (made.current, str(made)) == (False, "0000000005-base is complete, but current.json does not name it: auc")
     with pytest.raises(ExportFailed, match="0000000005-base of main failed: no room"):
-        ended(told("0000000005-base", "failed"), "main", 5)
-    assert "another one since" in str(ended(told("0000000009-delta", "failed", current=False), "main", 5))
+        export_result(told("0000000005-base", "failed"), "main", 5)
+    assert "another one since" in str(export_result(told("0000000009-delta", "failed", current=False), "main", 5))
 
 
 def test_a_number_means_the_complete_export_of_that_version_on_the_newest_timeline(job, folder):

@@ -4,20 +4,20 @@ import math
 
 import pytest
 
-from trainer.exports.config import GatesSection
-from trainer.exports.gates import Facts, passed
+from trainer.config import GatesSection
+from trainer.exports.gates import GateFacts, check_gates
 
 WINDOW = {"click": {"auc": 0.71, "calibration": 1.02}, "dwell": {"auc": None, "calibration": 0.9}}
 
 
 def failures(facts, **section):
-    return [gate.why for gate in passed(GatesSection(**section), facts).values() if not gate.passed]
+    return [gate.why for gate in check_gates(GatesSection(**section), facts).values() if not gate.passed]
 
 
 def test_nothing_is_asked_for_but_finite_weights_and_golden_predictions():
-    assert list(passed(GatesSection(), Facts())) == ["finite"]
-    assert failures(Facts()) == []
-    assert failures(Facts(not_finite=3)) == ["3 exported weights are no finite numbers"]
+    assert list(check_gates(GatesSection(), GateFacts())) == ["finite"]
+    assert failures(GateFacts()) == []
+    assert failures(GateFacts(not_finite=3)) == ["3 exported weights are no finite numbers"]
 
 
 @pytest.mark.parametrize(
@@ -36,23 +36,23 @@ def test_nothing_is_asked_for_but_finite_weights_and_golden_predictions():
     ],
 )
 def test_each_gate_compares_with_its_limit(section, words):
-    facts = Facts(window=WINDOW, model_rows=1000, current_rows=800, norms={"items": 0.05, "users": 0.5})
+    facts = GateFacts(window=WINDOW, model_rows=1000, current_rows=800, norms={"items": 0.05, "users": 0.5})
     assert failures(facts, **section) == ([] if words is None else [words])
 
 
 def test_a_window_without_the_measure_cannot_be_told_and_does_not_pass():
-    assert failures(Facts(), min_auc=0.5) == ["auc of the window: no task has one yet"]
+    assert failures(GateFacts(), min_auc=0.5) == ["auc of the window: no task has one yet"]
 
 
 def test_the_first_export_has_nothing_to_differ_from():
-    assert failures(Facts(model_rows=5), max_row_change=0.1) == []
+    assert failures(GateFacts(model_rows=5), max_row_change=0.1) == []
 
 
 def test_a_norm_that_is_no_number_does_not_pass():
-    assert failures(Facts(norms={"t": math.nan}), max_norm=1.0)
+    assert failures(GateFacts(norms={"t": math.nan}), max_norm=1.0)
 
 
 def test_golden_predictions_are_asked_for_where_there_are_any():
-    assert failures(Facts(golden=(False, "predictions differ by 1"))) == ["golden: predictions differ by 1"]
-    assert failures(Facts(golden=(False, "predictions differ by 1")), golden=False) == []
-    assert failures(Facts(golden=(True, ""))) == []
+    assert failures(GateFacts(golden=(False, "predictions differ by 1"))) == ["golden: predictions differ by 1"]
+    assert failures(GateFacts(golden=(False, "predictions differ by 1")), golden=False) == []
+    assert failures(GateFacts(golden=(True, ""))) == []

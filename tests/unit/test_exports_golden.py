@@ -9,25 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.batch import Ragged, Samples
-from dataset.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.schema import Schema
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import BadInput
 from millrace.keys import key_of_reference, sign_of_text
-from pserver.client import Gradients, Keys, Scale
 from pserver.config import TableSection
-from pserver.embedded import EmbeddedShards
-from trainer.config import ModelSection, TaskSection
+from pserver.protocol.shards import Gradients, Keys, StepScale
+from pserver.server.embedded import EmbeddedShards
+from trainer.config import ExportSection, ModelSection, TaskSection
 from trainer.exports import golden
-from trainer.exports.config import ExportSection
-from trainer.exports.describe import describe
-from trainer.exports.onnx import filled
+from trainer.exports.model_document import describe
+from trainer.exports.onnx_model import with_weights
 from trainer.exports.request import ExportRequest
-from trainer.exports.staging import Stager
-from trainer.exports.tracing import input_names
 from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
+from trainer.train.export_stage import ExportStager
+from trainer.train.tracing import input_names
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = Schema.of(
@@ -77,7 +76,7 @@ class World:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(0.2 * torch.randn(parameter.shape))
-        self.stager = Stager(
+        self.stager = ExportStager(
             self.model, SCHEMA, tables, TASKS, {"serving": section}, folder / "scratch", self.tensors, self.look
         )
 
@@ -101,7 +100,7 @@ class World:
             gradients[name] = Gradients(grads, np.ones(len(pairs), np.float32), np.zeros(len(pairs), np.float32))
         batch = self.shards.prepare(keys, learn=True)
         self.shards.pull(batch, DEADLINE)
-        self.shards.exchange(0, batch, gradients, None, Scale(1), DEADLINE)
+        self.shards.exchange(0, batch, gradients, None, StepScale(1), DEADLINE)
         self.shards.close_pass(0, DEADLINE)
 
     def stage(self):
@@ -119,13 +118,13 @@ class World:
         group_U = np.zeros(len(keys_U), np.uint16)
         rows = self.look({table: Keys(keys_U, group_U)})[table]
         found_U = rows.any(axis=1)
-        rows = golden.rounded(rows, TABLES[table].first_order, self.section.dtype)
+        rows = golden.as_exported(rows, TABLES[table].first_order, self.section.dtype)
         return found_U, np.where(found_U[:, None], rows, np.float32(99))
 
 
 def replayed(world, stage):
     weights = {name: value.numpy() for name, value in world.model.state_dict().items()}
-    onnx = filled((stage / "onnx-template.onnx").read_bytes(), weights)
+    onnx = with_weights((stage / "onnx-template.onnx").read_bytes(), weights)
     table = golden.from_bytes((stage / "golden.parquet").read_bytes())
     return table, golden.replay(table, onnx, world.find, json.loads((stage / "model.json").read_text()))
 
@@ -222,7 +221,7 @@ class OnlyTrains(torch.nn.Module):
 def test_a_module_that_cannot_predict_costs_the_golden_predictions_not_the_job(tmp_path):
     world = World(tmp_path, ExportSection(golden=4), "wide_deep")
     world.model = OnlyTrains()
-    world.stager = Stager(
+    world.stager = ExportStager(
         world.model, SCHEMA, TABLES, TASKS, {"serving": world.section}, tmp_path / "other", world.tensors, world.look
     )
     world.stager.saw(samples(world.rng, 8))
@@ -276,5 +275,5 @@ def test_the_vectors_of_hash_and_key_are_those_of_the_rules():
 
 
 def test_who_replays_needs_no_torch():
-    code = "import sys, trainer.exports.golden, trainer.exports.describe; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.exports.golden, trainer.exports.model_document; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

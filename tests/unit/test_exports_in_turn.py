@@ -8,16 +8,16 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded
-from millrace.points import Fault, Point
+from millrace.failpoints import ArmedFailpoint, Failpoint
 from tests.unit.test_exporting import HOUR, World
-from trainer.exports import process
-from trainer.exports.__main__ import answered, turn
-from trainer.exports.config import ExportSection
-from trainer.exports.exporting import Exporting
-from trainer.exports.process import ChildGone, ExporterProcess
+from trainer.config import ExportSection
+from trainer.exports import exporter_process
+from trainer.exports.__main__ import answer_request, exclusive_turn
+from trainer.exports.coordinator import ExportCoordinator
+from trainer.exports.exporter_process import ExporterGone, ExporterProcess
 from trainer.exports.request import ExporterConfig
-from trainer.log import Log, Superseded
-from trainer.plan import Plan
+from trainer.journal.log import Log, Superseded
+from trainer.journal.pass_plan import PassPlan
 
 SECTION = ExportSection(base=24 * HOUR, delta=HOUR, on_late="wait")
 
@@ -81,7 +81,7 @@ def test_one_whose_commit_is_still_being_written_is_waited_for(world):
 
 
 def test_there_is_an_end_to_waiting(world, monkeypatch):
-    monkeypatch.setattr("trainer.exports.exporting.LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("trainer.exports.coordinator.LONGEST_PAUSE_S", 0.1)
     section = SECTION.model_copy(update={"deadline": 0.05, "tries": 1})
     world.exporting._streams["main"].section = section
     world.close(0.0)
@@ -92,9 +92,9 @@ def test_there_is_an_end_to_waiting(world, monkeypatch):
 
 
 def test_the_last_passes_say_so_in_the_log_and_others_as_before():
-    assert Plan.of_message(Plan(3, ((),), last=True).message()) == Plan(3, ((),), last=True)
-    assert Plan(3, ((),)).message() == {"number": 3, "segments": [[]], "learn": True}
-    assert not Plan.of_message({"number": 3, "segments": [[]], "learn": True}).last
+    assert PassPlan.of_message(PassPlan(3, ((),), last=True).message()) == PassPlan(3, ((),), last=True)
+    assert PassPlan(3, ((),)).message() == {"number": 3, "segments": [[]], "learn": True}
+    assert not PassPlan.of_message({"number": 3, "segments": [[]], "learn": True}).last
 
 
 def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, monkeypatch):
@@ -105,13 +105,13 @@ def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, mon
             told.append(config.faults)
 
         def ask(self, request, deadline):
-            raise ChildGone("was killed by signal 9")
+            raise ExporterGone("was killed by signal 9")
 
         def close(self):
             pass
 
-    monkeypatch.setattr(process, "Child", Child)
-    fault = Fault(point=Point.EXPORT_BEGUN)
+    monkeypatch.setattr(exporter_process, "Child", Child)
+    fault = ArmedFailpoint(point=Failpoint.EXPORT_BEGUN)
     exporter = ExporterProcess(ExporterConfig(store=tmp_path, faults=(fault,)))
     world = World(tmp_path)
     world.close(0.0)
@@ -135,24 +135,27 @@ def log_of(store, *generations):
 def test_an_exporter_of_a_generation_that_was_replaced_makes_nothing(tmp_path):
     log_of(tmp_path, 1, 2)
     for generation in (2, None):
-        with turn(ExporterConfig(store=tmp_path, generation=generation), Deadline.after(1)):
+        with exclusive_turn(ExporterConfig(store=tmp_path, generation=generation), Deadline.after(1)):
             pass
-    with pytest.raises(Superseded), turn(ExporterConfig(store=tmp_path, generation=1), Deadline.after(1)):
+    with pytest.raises(Superseded), exclusive_turn(ExporterConfig(store=tmp_path, generation=1), Deadline.after(1)):
         pass
     world = World(tmp_path / "job")
     world.close(0.0)
     world.close(HOUR)
     line = world.exporter.requests[0].model_dump_json()
-    answer = answered(line, ExporterConfig(store=tmp_path, generation=1))
+    answer = answer_request(line, ExporterConfig(store=tmp_path, generation=1))
     assert answer.outcome == "failed" and "generation 2 of the workers has claimed" in answer.error
 
 
 def test_two_exporters_make_one_export_after_the_other(tmp_path):
     config = ExporterConfig(store=tmp_path)
-    with turn(config, Deadline.after(1)):
-        with pytest.raises(DeadlineExceeded, match="exports-stage/lock is locked"), turn(config, Deadline.after(0.05)):
+    with exclusive_turn(config, Deadline.after(1)):
+        with (
+            pytest.raises(DeadlineExceeded, match="exports-stage/lock is locked"),
+            exclusive_turn(config, Deadline.after(0.05)),
+        ):
             pass
-    with turn(config, Deadline.after(1)):
+    with exclusive_turn(config, Deadline.after(1)):
         pass
 
 
@@ -164,7 +167,7 @@ def test_a_chief_that_was_replaced_takes_nothing_from_the_one_that_follows(tmp_p
     (lease,), stage = old.held().items(), old.exporter.requests[0].stage
     joblog = Log.claim(tmp_path / "log", 2, Deadline.after(5), timeline="t1")
     setting = replace(old.exporting._setting, exclusive=joblog.exclusive)
-    late = Exporting(setting, old.exporter, old.note)
+    late = ExportCoordinator(setting, old.exporter, old.note)
     log_of(tmp_path, 3)
     with pytest.raises(Superseded):
         late.begin(old.committer, [], 2)

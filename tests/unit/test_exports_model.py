@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from trainer.commits import CommitDamaged
+from trainer.checkpoint.commits import CommitDamaged
 from trainer.exports.golden import as_bytes, from_bytes
-from trainer.exports.model import LOST, Served, write_model
+from trainer.exports.model_files import LOST, ServedRows, write_model
 
 WEIGHTS = {1: [2.0], 2: [3.0]}
 MODEL = {
@@ -84,7 +84,7 @@ def rows(known=(1, 2), whole=True, told=True):
         found = np.array([sign in known for sign in signs])
         return found, np.array([WEIGHTS.get(sign, [0.0]) for sign in signs], np.float32)
 
-    return Served(find, whole, told)
+    return ServedRows(find, whole, told)
 
 
 RIGHT = [0.25, 0.625, 0.0]

@@ -11,10 +11,10 @@ from torch import nn
 
 from millrace.errors import BadInput
 from trainer.config import ModelSection, TaskSection
-from trainer.exports.onnx import Dense, filled
-from trainer.exports.tracing import Frozen, Served, TraceFailed, _examples, input_names, trace
+from trainer.exports.onnx_model import OnnxModel, with_weights
 from trainer.models.contract import Shape, SlotShape
 from trainer.models.registry import MODELS, load_model
+from trainer.train.tracing import FrozenModel, ServedModel, TraceFailed, _examples, input_names, trace
 
 ROOT = Path(__file__).resolve().parents[2]
 CTR = TaskSection(name="ctr", label="click")
@@ -52,8 +52,10 @@ def difference(template, model, shape, num_samples=11):
     """Between onnxruntime and torch."""
     examples = _examples(shape, num_samples)
     with torch.no_grad():
-        wanted = Served(model.eval(), shape, tasks(shape))(*examples.values())
-    found = Dense(filled(template, state(model))).run({name: value.numpy() for name, value in examples.items()})
+        wanted = ServedModel(model.eval(), shape, tasks(shape))(*examples.values())
+    found = OnnxModel(with_weights(template, state(model))).run(
+        {name: value.numpy() for name, value in examples.items()}
+    )
     return max(np.abs(found[task.name] - w.numpy()).max() for task, w in zip(tasks(shape), wanted, strict=True))
 
 
@@ -78,7 +80,7 @@ def test_towers_low_rank_dropout_and_slots_of_different_lengths_are_traced():
 
 def test_every_input_is_there_by_name_and_every_task_is_an_output():
     shape = SHAPES["all"]
-    dense = Dense(trace(load_model(ModelSection(name="lr"), shape, Path(".")), shape, tasks(shape)))
+    dense = OnnxModel(trace(load_model(ModelSection(name="lr"), shape, Path(".")), shape, tasks(shape)))
     assert dense.inputs == ("a", "b", "s", "s.mask", "d", "e") == tuple(input_names(shape))
     assert dense.outputs == ("ctr", "price")
 
@@ -99,7 +101,7 @@ def test_the_same_model_gives_the_same_bytes():
     model = load_model(ModelSection(name="dcn"), shape, Path("."))
     template = trace(model, shape, tasks(shape))
     assert template == trace(model, shape, tasks(shape))
-    assert filled(template, state(model)) == filled(filled(template, state(model)), state(model))
+    assert with_weights(template, state(model)) == with_weights(with_weights(template, state(model)), state(model))
     assert str(ROOT).encode() not in template
 
 
@@ -177,13 +179,13 @@ def test_weights_of_another_model_are_refused():
     shape = SHAPES["pooled"]
     model = load_model(ModelSection(name="lr"), shape, Path("."))
     with pytest.raises(BadInput, match=r"tensor 'wide.bias_T' is float32\[2\].*float32\[1\]"):
-        filled(trace(model, shape, [CTR]), {"wide.bias_T": np.zeros(2, np.float32)})
+        with_weights(trace(model, shape, [CTR]), {"wide.bias_T": np.zeros(2, np.float32)})
 
 
 def test_the_frozen_twin_takes_over_weights_and_drops_nothing():
     shape = SHAPES["pooled"]
     model = load_model(ModelSection(name="deepfm", settings={"dropout": 0.9}), shape, Path("."))
-    frozen = Frozen(model, [CTR])
+    frozen = FrozenModel(model, [CTR])
     perturb(model)
     frozen.load(model.state_dict())
     assert not frozen.model.training
@@ -191,5 +193,5 @@ def test_the_frozen_twin_takes_over_weights_and_drops_nothing():
 
 
 def test_who_fills_a_template_needs_no_torch():
-    code = "import sys, trainer.exports.onnx; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.exports.onnx_model; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

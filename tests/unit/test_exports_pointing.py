@@ -3,9 +3,9 @@
 import pytest
 
 from tests.fakes.exports import write_export
-from trainer.exports import pointing
+from trainer.exports import pointers
+from trainer.exports.destination import folder_destination
 from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.outlet import folder_outlet
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5]}
 
@@ -26,7 +26,7 @@ def versions(folder):
 
 def pruned(folder, keep, stream="a"):
     newest = ["t1/0000000005-base", "t1/0000000007-delta"]
-    gone = pointing.prune(folder_outlet(folder), keep, newest, newest[-1], stream)
+    gone = pointers.remove_old_exports(folder_destination(folder), keep, newest, newest[-1], stream)
     return [int(path[3:13]) for path in gone]
 
 
@@ -40,7 +40,7 @@ def test_exports_of_an_older_millrace_count_and_go_like_any_other(folder):
     for version in range(1, 6):
         (done,) = (folder / "t1").glob(f"{version:010d}-*/_DONE")
         done.rename(done.with_name("DONE"))
-    assert pointing.read_manifest(folder_outlet(folder), "t1/0000000001-base")["version"] == 1
+    assert pointers.read_manifest(folder_destination(folder), "t1/0000000001-base")["version"] == 1
     assert pruned(folder, keep=2) == []
     assert pruned(folder, keep=1) == [3, 1]
 
@@ -70,10 +70,10 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN, ids=["torn", "deep", "list", "nothing", "infinite", "newer"])
 def test_what_is_wrong_with_a_manifest_or_with_what_points_to_one_is_said(folder, text):
-    outlet, base = folder_outlet(folder), "t1/0000000001-base"
+    outlet, base = folder_destination(folder), "t1/0000000001-base"
     for path, read in (
-        ("current.json", lambda: pointing.read_current(outlet)),
-        (f"{base}/manifest.json", lambda: pointing.read_manifest(outlet, base)),
+        ("current.json", lambda: pointers.read_current(outlet)),
+        (f"{base}/manifest.json", lambda: pointers.read_manifest(outlet, base)),
     ):
         (folder / path).write_text(text)
         with pytest.raises(ManifestUnusable) as caught:
@@ -84,4 +84,4 @@ def test_what_is_wrong_with_a_manifest_or_with_what_points_to_one_is_said(folder
 def test_a_field_that_is_not_there_is_named(folder):
     (folder / "current.json").write_text('{"format": 1, "path": "t1/0000000001-base"}')
     with pytest.raises(ManifestUnusable, match=r"current\.json is damaged: its 'chain' is null; restore it"):
-        pointing.read_current(folder_outlet(folder))
+        pointers.read_current(folder_destination(folder))

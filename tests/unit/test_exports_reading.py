@@ -8,14 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.deadline import Deadline
-from pserver.store.base import order_of
+from pserver.store.row_store import sort_order_of
 from tests.fakes.exports import key, sorted_rows, write_export
 from tests.s3_server import s3  # noqa: F401
-from trainer.blob.store import open_blobs, whole
-from trainer.exports.chunks import Chunk, NotInOrder, Stream, paired, replayed, replayed_reference
-from trainer.exports.outlet import ExportTooNew, ExportUnusable, ParentMissing
-from trainer.exports.reading import chain_of, is_export, open_export, state_at
-from trainer.mirror.address import parse
+from trainer.blob.address import parse
+from trainer.blob.blob_store import open_blobs, whole
+from trainer.exports.destination import ExportTooNew, ExportUnusable, ParentMissing
+from trainer.exports.reader import chain_of, is_export, open_export, state_at
+from trainer.exports.row_chunks import (
+    ChunkStream,
+    KeysOutOfOrder,
+    RowChunk,
+    compare_states,
+    replay_chunks,
+    replayed_reference,
+)
 
 
 @pytest.fixture
@@ -127,7 +134,7 @@ def test_keys_out_of_order_or_twice_are_named(tmp_path, opened):
     first, second = (path / f"rows-default-{number}.parquet" for number in (0, 1))
     second.write_bytes(first.read_bytes())
     slot, sign = sorted_rows(A)[0]
-    with pytest.raises(NotInOrder, match=rf"sign {sign} of slot '{slot}'\) occurs twice"):
+    with pytest.raises(KeysOutOfOrder, match=rf"sign {sign} of slot '{slot}'\) occurs twice"):
         list(state_at([opened(path)], "default"))
 
 
@@ -149,7 +156,7 @@ def test_rows_come_back_in_float32_whatever_their_type(tmp_path, opened, dtype, 
 
 
 def test_rows_come_in_bounded_chunks_over_many_files(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr("trainer.exports.reading.CHUNK_ROWS", 7)
+    monkeypatch.setattr("trainer.exports.reader.CHUNK_ROWS", 7)
     rows = {("a", sign): [sign, 0, 0, 0, 0] for sign in range(100)}
     export = opened(write_export(tmp_path, "base", 1, rows, rows_a_file=30))
     assert [len(chunk) for chunk in export.rows("default")] == [7, 7, 7, 7, 2] * 3 + [7, 3]
@@ -214,7 +221,7 @@ def test_exports_in_an_object_store_are_read_alike(s3, tmp_path):  # noqa: F811
 
 
 def stream_of(rows, size, gone):
-    names = sorted(rows, key=lambda each: int(order_of(np.array([each], np.uint64))[0]))
+    names = sorted(rows, key=lambda each: int(sort_order_of(np.array([each], np.uint64))[0]))
 
     def pieces():
         for begin in range(0, len(names), size):
@@ -222,9 +229,9 @@ def stream_of(rows, size, gone):
             signs, keys = (np.array(part, np.uint64) for _ in range(2))
             weights = np.array([rows[each][2] or 0 for each in part], np.float32)
             codes = np.array([0 if rows[each][0] == "a" else 1 for each in part], np.int32)
-            yield Chunk(("a", "b"), codes, signs, keys, *(() if gone else (weights, weights[:, None])))
+            yield RowChunk(("a", "b"), codes, signs, keys, *(() if gone else (weights, weights[:, None])))
 
-    return Stream(pieces(), "made up", gone=gone)
+    return ChunkStream(pieces(), "made up", gone=gone)
 
 
 keys = st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1))
@@ -237,8 +244,8 @@ states = st.dictionaries(
 def test_replay_is_that_of_a_dictionary(streams, size):
     wanted = replayed_reference(streams)
     found, order = {}, []
-    for chunk in replayed([stream_of(rows, size, gone) for gone, rows in streams]):
-        order += order_of(chunk.key_R).tolist()
+    for chunk in replay_chunks([stream_of(rows, size, gone) for gone, rows in streams]):
+        order += sort_order_of(chunk.key_R).tolist()
         for each, slot, value in zip(chunk.key_R.tolist(), chunk.names(), chunk.weight_R.tolist(), strict=True):
             found[each] = (slot, value)
     assert found == {each: (row[0], row[2]) for each, row in wanted.items()}
@@ -248,7 +255,7 @@ def test_replay_is_that_of_a_dictionary(streams, size):
 @given(states, states, st.integers(1, 8))
 def test_two_states_are_paired_by_key(old, new, size):
     found = {"both": set(), "gone": set(), "made": set()}
-    for pairs in paired(stream_of(old, size, False).chunks, stream_of(new, size, False).chunks):
+    for pairs in compare_states(stream_of(old, size, False).chunks, stream_of(new, size, False).chunks):
         assert pairs.old.key_R.tolist() == pairs.new.key_R.tolist()
         found["both"] |= set(pairs.old.key_R.tolist())
         found["gone"] |= set(pairs.gone.key_R.tolist())

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.exports.retention import Present, is_export, superfluous
+from trainer.exports.retention import StoredExport, exports_to_remove, is_export
 
 
 def path(version, kind, timeline=1):
@@ -13,11 +13,13 @@ def path(version, kind, timeline=1):
 def present(*kinds):
     """B, D: a base, a delta; b, d: one without DONE."""
     kind = {"b": "base", "d": "delta"}
-    return [Present(path(n, kind[k.lower()]), k.isupper()) for n, k in enumerate(kinds, 1)]
+    return [StoredExport(path(n, kind[k.lower()]), k.isupper()) for n, k in enumerate(kinds, 1)]
 
 
 def gone(text, keep, needed=(), newest=None):
-    found = superfluous(present(*text), keep, {path(*each) for each in needed}, newest or path(len(text), "delta"))
+    found = exports_to_remove(
+        present(*text), keep, {path(*each) for each in needed}, newest or path(len(text), "delta")
+    )
     return [int(each[3:13]) for each in found]
 
 
@@ -42,8 +44,8 @@ def test_a_base_that_is_not_complete_does_not_count():
 
 
 def test_a_new_timeline_is_newer_whatever_its_versions():
-    old, new = Present(path(90, "base", 1), True), Present(path(5, "base", 2), True)
-    assert superfluous([old, new], 1, set(), new.path) == [old.path]
+    old, new = StoredExport(path(90, "base", 1), True), StoredExport(path(5, "base", 2), True)
+    assert exports_to_remove([old, new], 1, set(), new.path) == [old.path]
 
 
 def test_only_names_of_exports_are():
@@ -81,7 +83,7 @@ class Chain:
             if passes:
                 self.pointed = self.chain(at)
             needed = {*self.chain(at), *self.pointed}
-            for each in superfluous([Present(p, True) for p in self.there], self.keep, needed, at):
+            for each in exports_to_remove([StoredExport(p, True) for p in self.there], self.keep, needed, at):
                 assert each not in needed
                 self.there.remove(each)
                 assert self.replayable(), f"{each} went before what builds on it"

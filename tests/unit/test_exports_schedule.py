@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.cut import SHARED, export, exported
-from trainer.exports.chain import Chain, Link, arithmetic_of
-from trainer.exports.config import ExportSection
-from trainer.exports.schedule import Now, decide, entered
+from trainer.config import ExportSection
+from trainer.exports.schedule import ScheduleInput, decide, interval_began
+from trainer.exports.stream_state import ExportStreamState, LoggedExport, arithmetic_of
 
 HOUR = 3600.0
 HOURLY = ExportSection(base=24 * HOUR, delta=HOUR)
 
 
 def now(time_s=0.0, **more):
-    return Now(**({"time_s": time_s, "timeline": "t1", "arithmetic": "a", "shared": SHARED} | more))
+    return ScheduleInput(**({"time_s": time_s, "timeline": "t1", "arithmetic": "a", "shared": SHARED} | more))
 
 
 def chain_after(*bodies, begun_s=0.0, fresh=True):
     """A chain that saw these operations, then events."""
-    chain = Chain()
+    chain = ExportStreamState()
     chain.saw(begun_s, None, 1)
     for body in bodies:
         if body["op"] == "export":
@@ -49,7 +49,7 @@ def test_an_interval_is_entered_at_its_first_instant_since_the_epoch(last_s, now
         last_s < k * interval_s <= now_s
         for k in range(math.floor(last_s / interval_s), math.floor(last_s / interval_s) + 3)
     )
-    assert entered(interval_s, last_s, None, now_s) == (crossed or now_s < last_s - interval_s)
+    assert interval_began(interval_s, last_s, None, now_s) == (crossed or now_s < last_s - interval_s)
 
 
 def test_a_clock_set_back_from_2099_does_not_hold_exports_up():
@@ -198,7 +198,7 @@ def test_a_delta_that_can_never_be_made_is_followed_by_a_base_at_once_but_a_base
 
 
 def test_what_commits_must_keep():
-    chain = Chain()
+    chain = ExportStreamState()
     assert chain.needs_since("t1") is None
     base = export(4)
     chain.ordered(base, {}, tracks=True)
@@ -217,7 +217,7 @@ def test_what_commits_must_keep():
 
 def test_the_lowest_event_time_is_since_the_parent():
     base, delta = export(1), export(2, "delta")
-    chain = Chain()
+    chain = ExportStreamState()
     chain.saw(9.0, (5.0, 9.0), 1)
     chain.ordered(base, {}, tracks=True)
     chain.saw(12.0, (7.0, 12.0), 1)
@@ -231,7 +231,7 @@ def test_the_lowest_event_time_is_since_the_parent():
 
 
 def test_an_end_of_another_export_is_passed_over():
-    chain = Chain()
+    chain = ExportStreamState()
     chain.ordered(export(2), {}, tracks=True)
     chain.over(exported(export(1)))
     chain.over(exported(export(2, timeline="t9")))
@@ -265,14 +265,14 @@ def play(chain, steps, begin=0):
 
 @given(bodies, st.integers(0, 30))
 def test_a_chain_goes_on_from_its_state_as_if_nothing_had_happened(steps, at):
-    whole = play(Chain(), steps)
-    half = Chain.of_state(json.loads(json.dumps(play(Chain(), steps[:at]).state())))
+    whole = play(ExportStreamState(), steps)
+    half = ExportStreamState.of_state(json.loads(json.dumps(play(ExportStreamState(), steps[:at]).state())))
     assert play(half, steps[at:], begin=min(at, len(steps))) == whole
 
 
 @given(bodies, st.floats(0, 100), st.booleans())
 def test_a_delta_always_builds_on_the_newest_complete_export_of_commits_that_kept_changes(steps, time_s, ended):
-    chain = play(Chain(), steps)
+    chain = play(ExportStreamState(), steps)
     due = decide(ExportSection(base=50.0, delta=5.0), chain, now(time_s, ended=ended))
     if due is not None and due.kind == "delta":
         assert due.parent == chain.newest and chain.tracked and not chain.failed_base
@@ -283,5 +283,5 @@ def test_a_delta_always_builds_on_the_newest_complete_export_of_commits_that_kep
 
 
 def test_a_link_knows_its_path_and_a_fingerprint_has_one_hash():
-    assert Link.of(export(3)).path == "t1/0000000003-base"
+    assert LoggedExport.of(export(3)).path == "t1/0000000003-base"
     assert arithmetic_of({"a": "1", "b": "2"}) == arithmetic_of({"b": "2", "a": "1"}) != arithmetic_of({"a": "1"})

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from trainer.exports.values import (
+from trainer.exports.value_encoding import (
     MAX_FLOAT16,
     as_float16,
     as_float16_reference,
     as_int8,
     as_int8_reference,
-    written,
+    encode,
 )
 
 ANY = st.floats(width=32)
@@ -55,7 +55,7 @@ def test_a_row_of_zeros_has_scale_zero_and_one_that_is_no_number_has_none():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("dim", [0, 2])
 def test_what_is_not_there_has_no_column(first_order, dtype, dim):
-    found = written(np.ones((3, first_order + dim), np.float32), first_order, dtype)
+    found = encode(np.ones((3, first_order + dim), np.float32), first_order, dtype)
     assert (found.weight_R is not None) == first_order and (found.vector_RD is not None) == (dim > 0)
     assert (found.scale_R is not None) == (dtype == "int8" and dim > 0)
     if first_order:
@@ -63,14 +63,14 @@ def test_what_is_not_there_has_no_column(first_order, dtype, dim):
 
 
 def test_what_is_too_large_for_float16_is_cut_and_counted_and_what_is_no_number_too():
-    found = written(np.array([[70_000, -1e9], [1, np.nan], [MAX_FLOAT16, np.inf]], np.float32), True, "float16")
+    found = encode(np.array([[70_000, -1e9], [1, np.nan], [MAX_FLOAT16, np.inf]], np.float32), True, "float16")
     assert found.weight_R.tolist() == [MAX_FLOAT16, 1, MAX_FLOAT16]
     assert found.vector_RD[0, 0] == -MAX_FLOAT16 and math.isnan(found.vector_RD[1, 0])
     assert (found.clamped, found.not_finite) == (3, 2)
 
 
 def test_squares_are_summed_before_rounding():
-    assert written(np.array([[3.0, 4.0]], np.float32), True, "int8").squares == 25.0
+    assert encode(np.array([[3.0, 4.0]], np.float32), True, "int8").squares == 25.0
 
 
 def test_halves_are_those_of_the_format():

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.deadline import Deadline
-from service.faults.exported import differing, exported_of, troubles
-from service.faults.operators import Wish, misdeeds
+from service.faults.export_comparison import differing, export_violations, exported_of
+from service.faults.operator import OperatorRequest, request_violations
 from tests.fakes.records import close, operation
-from trainer.commits import hash_of
-from trainer.log import Log
-from trainer.plan import Plan
+from trainer.checkpoint.commits import hash_of
+from trainer.journal.log import Log
+from trainer.journal.pass_plan import PassPlan
 
 CUT = {"op": "export", "stream": "s", "timeline": "t1", "version": 3, "name": "0000000003-base", "type": "base"}
 CUT |= {"parent": None, "why": "asked for", "all": False}
@@ -53,7 +53,7 @@ class Ran:
         (self.export / "manifest.json").write_text(json.dumps(told))
 
     def troubles(self):
-        return list(troubles(self.job, self.log))
+        return list(export_violations(self.job, self.log))
 
     def exported(self):
         return exported_of(self.job, self.log)
@@ -123,16 +123,18 @@ def test_what_the_log_may_never_say_is_found(tmp_path, logged, said):
 
 def test_a_request_is_logged_once_and_acts_at_the_version_that_was_answered(tmp_path):
     wish = {"op": "set", "id": "wish-1", "keys": {}}
-    logged = [Plan(1, ()), operation(wish), close(1)]
+    logged = [PassPlan(1, ()), operation(wish), close(1)]
     log = Ran(tmp_path / "ran", *logged).log
-    assert not list(misdeeds([Wish(wish, 1)], log)) and not list(misdeeds([Wish(wish)], log))
-    assert list(misdeeds([Wish(wish, 2)], log)) == ["set wish-1 acted at 1, not at 2"]
-    assert list(misdeeds([Wish(wish, refused="no")], log)) == ["set wish-1 is logged 1 times"]
+    assert not list(request_violations([OperatorRequest(wish, 1)], log)) and not list(
+        request_violations([OperatorRequest(wish)], log)
+    )
+    assert list(request_violations([OperatorRequest(wish, 2)], log)) == ["set wish-1 acted at 1, not at 2"]
+    assert list(request_violations([OperatorRequest(wish, refused="no")], log)) == ["set wish-1 is logged 1 times"]
     twice = Ran(tmp_path / "twice", *logged, operation(wish)).log
-    assert "set wish-1 is logged 2 times" in list(misdeeds([Wish(wish, 1)], twice))
+    assert "set wish-1 is logged 2 times" in list(request_violations([OperatorRequest(wish, 1)], twice))
     other = {**wish, "id": "wish-2"}
-    assert list(misdeeds([Wish(other, 1)], log)) == [
+    assert list(request_violations([OperatorRequest(other, 1)], log)) == [
         "set wish-2 is logged 0 times",
         "set wish-2 acted at None, not at 1",
     ]
-    assert not list(misdeeds([Wish(other)], log)), "the stream was over first"
+    assert not list(request_violations([OperatorRequest(other)], log)), "the stream was over first"

@@ -6,52 +6,58 @@ from itertools import islice
 import pytest
 
 from millrace.errors import SpecError
-from millrace.points import Point
-from service.faults.acting import Died
-from service.faults.plan import (
+from millrace.failpoints import Failpoint
+from service.faults.deaths import (
     EVERYBODY,
     EXPORTER,
     OF_EXPORTS,
     OF_OPERATIONS,
     OFTEN,
+    AtFailpoint,
     AtInstant,
-    AtPoint,
-    Busy,
+    JobFeatures,
     deaths,
-    places,
+    failpoint_places,
     workers_of,
 )
+from service.faults.injection import DeathRecord
 from service.faults.rounds import COMPARED, FaultRuns, Round, differences
-from service.faults.table import place_of, total_line
+from service.faults.summary_table import place_of, total_line
 from tests.integration.stream_job import write_job
 
-MIRRORED = Busy(mirrored=True)
-ALL = Busy(mirrored=True, operated=True, exporting=True)
+MIRRORED = JobFeatures(mirrored=True)
+ALL = JobFeatures(mirrored=True, operated=True, exporting=True)
 
 
 def test_every_point_has_a_worker_in_every_topology():
     for sizes in ((1, 0), (1, 2), (3, 2)):
-        assert {point for point, _ in places(*sizes, ALL)} == set(Point)
-        assert {worker for _, worker in places(*sizes, MIRRORED)} == set(workers_of(*sizes))
-        assert {worker for _, worker in places(*sizes, ALL)} == {*workers_of(*sizes), EXPORTER}
+        assert {point for point, _ in failpoint_places(*sizes, ALL)} == set(Failpoint)
+        assert {worker for _, worker in failpoint_places(*sizes, MIRRORED)} == set(workers_of(*sizes))
+        assert {worker for _, worker in failpoint_places(*sizes, ALL)} == {*workers_of(*sizes), EXPORTER}
 
 
 def test_uploads_are_died_at_only_where_there_is_a_mirror():
-    everywhere = {point for point, _ in places(1, 0, MIRRORED)}
-    assert {point for point, _ in places(1, 0, Busy())} == everywhere - {Point.UPLOADED}
+    everywhere = {point for point, _ in failpoint_places(1, 0, MIRRORED)}
+    assert {point for point, _ in failpoint_places(1, 0, JobFeatures())} == everywhere - {Failpoint.UPLOADED}
 
 
 def test_operations_are_died_at_only_where_there_are_any():
-    none = set(places(1, 0, Busy()))
-    assert {point for point, _ in set(places(1, 0, Busy(operated=True))) - none} == OF_OPERATIONS
-    assert {point for point, _ in set(places(1, 0, Busy(exporting=True))) - none} == OF_OPERATIONS | OF_EXPORTS
+    none = set(failpoint_places(1, 0, JobFeatures()))
+    assert {point for point, _ in set(failpoint_places(1, 0, JobFeatures(operated=True))) - none} == OF_OPERATIONS
+    assert {
+        point for point, _ in set(failpoint_places(1, 0, JobFeatures(exporting=True))) - none
+    } == OF_OPERATIONS | OF_EXPORTS
 
 
 def test_an_embedded_shard_dies_with_its_trainer_and_others_in_turn():
-    assert (Point.SNAPSHOT_TAKEN, "trainer-0") in places(1, 0, Busy())
-    found = places(3, 2, Busy())
-    assert [worker for point, worker in found if point is Point.SNAPSHOT_TAKEN] == ["shard-0", "shard-1"]
-    assert [worker for point, worker in found if point is Point.BEFORE_CLOSE] == ["trainer-0", "trainer-1", "trainer-2"]
+    assert (Failpoint.SNAPSHOT_TAKEN, "trainer-0") in failpoint_places(1, 0, JobFeatures())
+    found = failpoint_places(3, 2, JobFeatures())
+    assert [worker for point, worker in found if point is Failpoint.SNAPSHOT_TAKEN] == ["shard-0", "shard-1"]
+    assert [worker for point, worker in found if point is Failpoint.BEFORE_CLOSE] == [
+        "trainer-0",
+        "trainer-1",
+        "trainer-2",
+    ]
 
 
 def test_a_seed_repeats_its_deaths_and_another_gives_others():
@@ -60,9 +66,9 @@ def test_a_seed_repeats_its_deaths_and_another_gives_others():
 
 
 def test_every_place_has_its_turn_before_one_comes_again():
-    everywhere = places(3, 2, MIRRORED)
+    everywhere = failpoint_places(3, 2, MIRRORED)
     found = list(islice(deaths(5, 3, 2, MIRRORED), 2 * len(everywhere)))
-    at_points = [death for death in found if isinstance(death, AtPoint)]
+    at_points = [death for death in found if isinstance(death, AtFailpoint)]
     assert sorted((death.point, death.worker) for death in at_points) == sorted(everywhere)
     assert all(death.hit == 1 for death in at_points if death.point not in OFTEN)
     at_random = [death for death in found if isinstance(death, AtInstant)]
@@ -91,7 +97,7 @@ def test_a_run_that_differs_is_told_in_what():
 
 
 def test_kills_count_as_identical_only_where_their_whole_run_is(tmp_path):
-    kill = Died(AtPoint("trainer-0", Point.CLOSED), 1, Point.CLOSED)
+    kill = DeathRecord(AtFailpoint("trainer-0", Failpoint.CLOSED), 1, Failpoint.CLOSED)
     good = Round(tmp_path, [kill, kill], ended=True)
     wrong = Round(tmp_path, [kill], wrong=["pass 2"], ended=True)
     unasked = Round(tmp_path, [kill], unasked={3: "exit code 70"}, ended=True)
@@ -100,11 +106,17 @@ def test_kills_count_as_identical_only_where_their_whole_run_is(tmp_path):
 
 
 def test_a_death_elsewhere_than_planned_is_counted_where_it_was():
-    assert place_of(Died(AtPoint("shard-1", Point.ROWS_WRITTEN), 1, Point.CLOSED)) == ("closed", "trainer-0")
-    assert place_of(Died(AtInstant("shard-1", 0, 0.0, stopped=True), 1)) == ("stopped and back", "shard-1")
-    assert place_of(Died(AtInstant("shard-1", 0, 0.0), 1, Point.CLOSED)) == ("closed", "trainer-0")
-    assert place_of(Died(AtInstant(EXPORTER, 0, 0.0, exports=1), 1)) == ("at random, exporting", EXPORTER)
-    assert place_of(Died(AtPoint(EXPORTER, Point.EXPORT_ROWS), 1, Point.EXPORT_ROWS)) == ("export-rows", EXPORTER)
+    assert place_of(DeathRecord(AtFailpoint("shard-1", Failpoint.ROWS_WRITTEN), 1, Failpoint.CLOSED)) == (
+        "closed",
+        "trainer-0",
+    )
+    assert place_of(DeathRecord(AtInstant("shard-1", 0, 0.0, stopped=True), 1)) == ("stopped and back", "shard-1")
+    assert place_of(DeathRecord(AtInstant("shard-1", 0, 0.0), 1, Failpoint.CLOSED)) == ("closed", "trainer-0")
+    assert place_of(DeathRecord(AtInstant(EXPORTER, 0, 0.0, exports=1), 1)) == ("at random, exporting", EXPORTER)
+    assert place_of(DeathRecord(AtFailpoint(EXPORTER, Failpoint.EXPORT_ROWS), 1, Failpoint.EXPORT_ROWS)) == (
+        "export-rows",
+        EXPORTER,
+    )
 
 
 @pytest.mark.parametrize(

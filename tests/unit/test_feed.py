@@ -5,26 +5,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver import feed_wire, wire
 from pserver.config import TableSection
-from pserver.errors import BadRequest
-from pserver.feed import ShardFeed, Subscription, TooMany, TooSlow
-from pserver.feed_table import Present, Told
-from pserver.operations import Forget, Shrink
+from pserver.errors import InvalidShardCall
+from pserver.feed import feed_messages
+from pserver.feed.publisher import ShardFeed, SubscriberTooSlow, Subscription, TooManySubscribers
+from pserver.feed.table_changes import PresentRows, TableDelta
 from pserver.proto import feed_pb2 as pb
-from pserver.table import Table
+from pserver.protocol import messages as wire
+from pserver.protocol.table_operations import ForgetRow, ShrinkRows
+from pserver.tables.table import ShardTable
 from tests.contract.shards_world import keys, push_of
 
 
 def part_of(loaded):
-    return feed_wire.part_of(pb.FeedPart.FromString(wire.encoded(loaded)))
+    return feed_messages.part_of(pb.FeedPart.FromString(wire.encoded(loaded)))
 
 
 class World:
     """One table whose passes and sweeps a test makes happen, and its feed."""
 
     def __init__(self):
-        self.table = Table("t", TableSection(dim=2, delete_below=0.5), 1)
+        self.table = ShardTable("t", TableSection(dim=2, delete_below=0.5), 1)
         self.feed = ShardFeed({"t": self.table.feed})
         self.table.when_swept(self.feed.swept)
         self.version = 0
@@ -82,7 +83,7 @@ def test_what_changed_and_went_is_told_when_the_chief_says_so_and_once(world):
     subscription, base = world.subscribe()
     assert base[0].whole and signs(base[1], "rows") == [1, 2]
     world.learn(2, 3)
-    world.table.operate(Forget(table="t", group=1, key=int(keys(1).keys_U[0])), 2)
+    world.table.operate(ForgetRow(table="t", group=1, key=int(keys(1).keys_U[0])), 2)
     assert heard(subscription) == []
     world.feed.publish(2)
     assert heard(subscription) == [([2, 3], []), ([], [1]), 2]
@@ -95,7 +96,7 @@ def test_a_version_is_held_until_its_sweep_is_over(world):
     world.learn(2, clicks=False)
     subscription, _ = world.subscribe()
     world.learn(3)
-    world.table.operate(Shrink(table="t"), 3)
+    world.table.operate(ShrinkRows(table="t"), 3)
     world.feed.publish(3)
     assert heard(subscription) == []  # what goes is not known
     world.sweep()
@@ -107,10 +108,10 @@ def test_a_version_whose_sweep_is_not_over_at_the_next_close_is_told_with_that(w
     world.learn(2, 4, clicks=False)
     subscription, _ = world.subscribe()
     world.learn(3)
-    world.table.operate(Shrink(table="t"), 3)
+    world.table.operate(ShrinkRows(table="t"), 3)
     world.feed.publish(3)
     world.learn(1, 4)  # 4 is gone at 3, and a new row
-    world.table.operate(Forget(table="t", group=1, key=int(keys(3).keys_U[0])), 4)
+    world.table.operate(ForgetRow(table="t", group=1, key=int(keys(3).keys_U[0])), 4)
     world.sweep()
     assert heard(subscription) == []
     world.feed.publish(4)
@@ -122,7 +123,7 @@ def test_who_comes_while_a_version_is_held_is_not_told_it_as_one(world):
     world.learn(1, 2, clicks=False)
     first, _ = world.subscribe()
     world.learn(3)
-    world.table.operate(Shrink(table="t"), 2)
+    world.table.operate(ShrinkRows(table="t"), 2)
     world.feed.publish(2)
     second, base = world.subscribe()
     assert signs(base[1], "rows") == [3]  # absent is absent, swept or not
@@ -134,15 +135,15 @@ def test_what_changed_since_a_version_is_told_as_long_as_it_is_known(world, monk
     world.feed.begin(0)
     for version in range(1, 6):
         world.learn(version, 10)
-    world.table.operate(Forget(table="t", group=1, key=int(keys(3).keys_U[0])), 5)
+    world.table.operate(ForgetRow(table="t", group=1, key=int(keys(3).keys_U[0])), 5)
     _, base = world.subscribe(since=4)
     told = [(signs(part, "rows"), signs(part, "gone")) for part in base[1:]]
     assert not base[0].whole and told == [([], [3]), ([5, 10], [])]
     assert world.subscribe(since=6)[1][0].whole  # a version of somebody else's
     assert world.subscribe(since=4, generation=2)[1][0].whole  # this job was restored at 0
-    monkeypatch.setattr("pserver.feed_table.MAX_DELETED_KEYS", 1)
+    monkeypatch.setattr("pserver.feed.table_changes.MAX_DELETED_KEYS", 1)
     for sign in (1, 2):
-        world.table.operate(Forget(table="t", group=1, key=int(keys(sign).keys_U[0])), 5)
+        world.table.operate(ForgetRow(table="t", group=1, key=int(keys(sign).keys_U[0])), 5)
     assert world.subscribe(since=5)[1][0].whole
 
 
@@ -167,32 +168,32 @@ def test_nothing_is_noted_for_nobody(world):
 
 
 def test_what_waits_for_one_is_bounded_but_one_version_is_kept(monkeypatch):
-    monkeypatch.setattr("pserver.feed.MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1000)
     cut = []
     subscription = Subscription(lambda: cut.append(1))
-    large = list(feed_wire.rows(pb.FeedPart.ROWS, "t", Told(present(100), np.empty(0, np.uint64))))
+    large = list(feed_messages.rows(pb.FeedPart.ROWS, "t", TableDelta(present(100), np.empty(0, np.uint64))))
     subscription.put(large)
     assert len(list(subscription.waiting())) == 1 and not cut
     for _ in range(3):
         subscription.put(large)
     assert cut == [1]
-    with pytest.raises(TooSlow, match="subscribe again"):
+    with pytest.raises(SubscriberTooSlow, match="subscribe again"):
         list(subscription.all())
 
 
 def test_what_waits_at_the_end_is_sent():
     subscription = Subscription()
-    subscription.put([feed_wire.version(1)])
+    subscription.put([feed_messages.version(1)])
     subscription.end()
-    subscription.put([feed_wire.version(2)])
+    subscription.put([feed_messages.version(2)])
     assert [message.message.version for message in subscription.all()] == [1]
 
 
 def test_there_are_so_many_places(world, monkeypatch):
-    monkeypatch.setattr("pserver.feed.MAX_SUBSCRIBERS", 2)
+    monkeypatch.setattr("pserver.feed.publisher.MAX_SUBSCRIBERS", 2)
     first, _ = world.subscribe()
     world.subscribe()
-    with pytest.raises(TooMany):
+    with pytest.raises(TooManySubscribers):
         world.subscribe()
     world.feed.close(first)
     world.subscribe()
@@ -204,17 +205,17 @@ def test_there_are_so_many_places(world, monkeypatch):
 def present(count, width=3, seed=0):
     draw = np.random.default_rng(seed)
     keys_P, group_P = draw.integers(0, 1 << 63, count).astype(np.uint64), np.arange(count).astype(np.uint16)
-    return Present(keys_P, group_P, draw.normal(size=(count, width)).astype(np.float32))
+    return PresentRows(keys_P, group_P, draw.normal(size=(count, width)).astype(np.float32))
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 4), st.integers(60, 2000))
 def test_rows_and_keys_come_back_in_parts_of_a_bounded_size(num_rows, num_gone, width, part_bytes):
-    told = Told(present(num_rows, width), np.arange(num_gone).astype(np.uint64))
-    before, feed_wire.PART_BYTES = feed_wire.PART_BYTES, part_bytes
+    told = TableDelta(present(num_rows, width), np.arange(num_gone).astype(np.uint64))
+    before, feed_messages.PART_BYTES = feed_messages.PART_BYTES, part_bytes
     try:
-        messages = list(feed_wire.rows(pb.FeedPart.BASE, "t", told))
+        messages = list(feed_messages.rows(pb.FeedPart.BASE, "t", told))
     finally:
-        feed_wire.PART_BYTES = before
+        feed_messages.PART_BYTES = before
     assert all(len(wire.encoded(message)) <= part_bytes + 40 for message in messages)
     parts = [part_of(message) for message in messages]
     rows = [part.tables["t"].rows for part in parts]
@@ -231,20 +232,20 @@ def test_tensors_and_facts_come_back():
         "n": np.array(7),
         "none": np.empty((0, 2), np.float32),
     }
-    part = part_of(feed_wire.dense(9, tensors, {"event_time_s": 1.5}))
+    part = part_of(feed_messages.dense(9, tensors, {"event_time_s": 1.5}))
     assert (part.kind, part.version, part.facts) == (pb.FeedPart.VERSION, 9, {"event_time_s": 1.5})
     assert list(part.tensors) == list(tensors)
     for name, value in tensors.items():
         assert part.tensors[name].dtype == value.dtype and part.tensors[name].tolist() == value.tolist()
-    introduced = part_of(feed_wire.introduction({"job": "j"}, b"graph"))
+    introduced = part_of(feed_messages.introduction({"job": "j"}, b"graph"))
     assert introduced.facts == {"job": "j"} and introduced.onnx == b"graph"
 
 
 def test_nothing_but_numbers_is_taken_for_a_tensor():
     message = pb.FeedPart(kind=pb.FeedPart.VERSION, payload=b"12345678")
     message.tensors.add(name="a", dtype="O", shape=[1])
-    with pytest.raises(BadRequest, match="type 'O'"):
-        feed_wire.part_of(message)
+    with pytest.raises(InvalidShardCall, match="type 'O'"):
+        feed_messages.part_of(message)
 
 
 def test_the_surface_of_the_feed_is_the_one_we_promised():

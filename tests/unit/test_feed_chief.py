@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from pserver.feed import Subscription
-from pserver.feed_wire import part_of
+from pserver.feed.feed_messages import part_of
+from pserver.feed.publisher import Subscription
 from pserver.proto import feed_pb2 as pb
-from pserver.wire import encoded
-from trainer.feed import ChiefFeed, Telling
+from pserver.protocol.messages import encoded
+from trainer.train.model_feed import FeedContent, ModelFeed
 
 
 class Shards:
@@ -31,8 +31,8 @@ class World:
         self.shards = Shards()
         tensors = lambda: {"model.w": self.weights, "optimizer.m": self.weights}  # noqa: E731
         times = {3: {"oldest_s": [11.0], "count": [2]}}
-        telling = Telling("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5, times.get)
-        self.chief = ChiefFeed(telling, self.shards)
+        telling = FeedContent("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5, times.get)
+        self.chief = ModelFeed(telling, self.shards)
 
     def trace(self):
         self.traced += 1

@@ -8,13 +8,13 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import Refused, Unavailable
-from millrace.locks import locked
-from millrace.role import serve_role
+from millrace.file_lock import locked
+from millrace.rpc.role import serve_role
 from service.api.feed import ANSWER_S
-from trainer.replica.feeding import FeedUpdates
-from trainer.replica.finding import Whereabouts, at_url, in_store
+from trainer.replica.feed_address import FeedAddress, at_url, in_store
+from trainer.replica.feed_updates import FeedUpdates
 
-WHERE = Whereabouts("job", "t1", 3, "secret", "127.0.0.1:1", ("127.0.0.1:2", "127.0.0.1:3"))
+WHERE = FeedAddress("job", "t1", 3, "secret", "127.0.0.1:1", ("127.0.0.1:2", "127.0.0.1:3"))
 
 
 def soon():
@@ -22,9 +22,9 @@ def soon():
 
 
 def test_what_a_chief_says_is_understood():
-    assert Whereabouts.of_message(json.loads(json.dumps(WHERE.message()))) == WHERE
+    assert FeedAddress.of_message(json.loads(json.dumps(WHERE.message()))) == WHERE
     with pytest.raises(Refused, match="does not say where"):
-        Whereabouts.of_message(WHERE.message() | {"shards": None})
+        FeedAddress.of_message(WHERE.message() | {"shards": None})
 
 
 def test_the_newest_generation_in_a_store_is_asked(tmp_path):

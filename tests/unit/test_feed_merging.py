@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.feed_table import Present, Told
-from trainer.replica.merging import merged
+from pserver.feed.table_changes import PresentRows, TableDelta
+from trainer.replica.feed_merge import merge_steps
 from trainer.replica.updates import TableUpdate
 
 KEYS = st.integers(0, 12)
@@ -16,7 +16,7 @@ STEPS = st.lists(st.lists(PARTS, max_size=3), max_size=4)
 def told_of(rows, gone, number):
     keys_P = np.array(rows, np.uint64)
     rows_PD = np.stack([keys_P, np.full(len(rows), number)], 1).astype(np.float32)
-    return Told(Present(keys_P, keys_P.astype(np.uint16), rows_PD), np.array(gone, np.uint64))
+    return TableDelta(PresentRows(keys_P, keys_P.astype(np.uint16), rows_PD), np.array(gone, np.uint64))
 
 
 def applied(held, update):
@@ -40,14 +40,14 @@ def test_merged_is_what_the_steps_give_one_after_another(steps, whole):
                 expected.pop(key, None)
         for part, (rows, _) in enumerate(step):
             expected |= dict.fromkeys(rows, 100.0 * number + part)
-    update = merged(told, whole=whole)
+    update = merge_steps(told, whole=whole)
     assert not (whole and len(update.gone))
     assert applied(held, update) == expected
     assert not {key for rows in update.rows for key in rows.keys_U.tolist()} & set(update.gone.tolist())
 
 
 def test_what_shards_tell_is_joined():
-    parts = [merged([[told_of([key], [key + 1], 1)]], whole=False) for key in (1, 5)]
+    parts = [merge_steps([[told_of([key], [key + 1], 1)]], whole=False) for key in (1, 5)]
     joined = TableUpdate.joined(parts)
     assert [rows.keys_U.tolist() for rows in joined.rows] == [[1], [5]] and joined.gone.tolist() == [2, 6]
     assert len(TableUpdate.joined([]).gone) == 0

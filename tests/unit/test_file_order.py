@@ -2,15 +2,15 @@
 
 import pytest
 
-from dataset.config import FilesSource
-from dataset.file_order import FileOrder
-from dataset.files import Files
-from dataset.paths import Pattern
+from dataset.sources.file_order import FileOrder
+from dataset.sources.files import FileStream
+from dataset.spec.config import FilesSource
+from dataset.spec.path_pattern import Pattern
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from trainer.partitions import meet, present
-from trainer.plan import streams
+from trainer.journal.partitions import present_partitions, with_new_partitions
+from trainer.journal.pass_plan import streams
 
 
 def orders(*texts, by=None):
@@ -42,11 +42,11 @@ def test_patterns_of_the_same_fields_are_one_listing_and_others_come_one_after_a
 
 def read_in_order(folder, config, known=None):
     """Names by stream as a job reads them: by what its log says."""
-    source = Files(config, folder, known or ())
+    source = FileStream(config, folder, known or ())
     seen = source.partitions(Deadline.after(5))
-    registry, _ = meet(known or {}, seen, source.bounded)
+    registry, _ = with_new_partitions(known or {}, seen, source.bounded)
     source.close()
-    return [[p.name for p in stream] for stream in streams(present(registry, seen, {}, []))], registry
+    return [[p.name for p in stream] for stream in streams(present_partitions(registry, seen, {}, []))], registry
 
 
 def write(folder, *names):

@@ -2,17 +2,17 @@ import logging
 
 import pytest
 
-from dataset import files
-from dataset.config import FilesSource
-from dataset.errors import SourceGap
-from dataset.files import Files
-from dataset.source import Segment
+from dataset.sources import files
+from dataset.sources.files import FileStream
+from dataset.spec.config import FilesSource
+from dataset.stream.errors import SourceGap
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 
 
-def source(tmp_path, *paths: str, **settings) -> Files:
-    return Files(FilesSource(kind="files", paths=paths, poll=0.0, **settings), tmp_path)
+def source(tmp_path, *paths: str, **settings) -> FileStream:
+    return FileStream(FilesSource(kind="files", paths=paths, poll=0.0, **settings), tmp_path)
 
 
 def write(tmp_path, name: str, text: str = "x\n") -> None:
@@ -25,11 +25,11 @@ def soon() -> Deadline:
     return Deadline.after(5)
 
 
-def ends(source: Files) -> dict[str, int]:
+def ends(source: FileStream) -> dict[str, int]:
     return {partition.name: partition.end for partition in source.partitions(soon())}
 
 
-def read(source: Files, name: str, begin: int, end: int) -> list[bytes | None]:
+def read(source: FileStream, name: str, begin: int, end: int) -> list[bytes | None]:
     blocks = source.read(Segment(name, 0, begin, end), soon())
     return [block.value(i) for block in blocks for i in range(len(block))]
 
@@ -75,7 +75,7 @@ def test_follow_may_begin_with_nothing(tmp_path):
 
 def test_follow_looks_no_more_often_than_asked(tmp_path):
     write(tmp_path, "a.txt", "1\n")
-    found = Files(FilesSource(kind="files", paths=("*.txt",), follow=True, poll=3600.0), tmp_path)
+    found = FileStream(FilesSource(kind="files", paths=("*.txt",), follow=True, poll=3600.0), tmp_path)
     assert ends(found) == {"a.txt": 1}
     write(tmp_path, "a.txt", "2\n")
     assert ends(found) == {"a.txt": 1}
@@ -161,10 +161,10 @@ def test_many_files_do_not_stay_open(tmp_path, monkeypatch):
     found.close()
 
 
-def again(tmp_path, found: Files, *paths: str, **settings) -> Files:
+def again(tmp_path, found: FileStream, *paths: str, **settings) -> FileStream:
     """The source as a restart opens it."""
     known = [partition.name for partition in found.partitions(soon())]
-    return Files(FilesSource(kind="files", paths=paths, poll=0.0, **settings), tmp_path, known)
+    return FileStream(FilesSource(kind="files", paths=paths, poll=0.0, **settings), tmp_path, known)
 
 
 def test_a_folder_opened_before_a_restart_is_not_opened_again_for_files_that_came_too_late(tmp_path):

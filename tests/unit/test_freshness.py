@@ -4,11 +4,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.freshness import BOUNDS_S, MAX_GROUPS, MAX_KEPT, Delays, EventTimes, Freshness, TimesNote
+from trainer.status.freshness import (
+    BOUNDS_S,
+    MAX_GROUPS,
+    MAX_KEPT,
+    DelayHistogram,
+    EventTimes,
+    EventTimesCollector,
+    Freshness,
+)
 
 
 def noted(*batches):
-    note = TimesNote()
+    note = EventTimesCollector()
     for batch in batches:
         note.add(np.array(batch, float))
     return note.take()
@@ -30,7 +38,7 @@ def test_one_event_of_another_age_is_one_event():
 
 
 def test_very_many_samples_are_represented_by_some():
-    times_s, note = np.arange(10.0 * MAX_KEPT), TimesNote()
+    times_s, note = np.arange(10.0 * MAX_KEPT), EventTimesCollector()
     for batch in np.array_split(times_s, 999):
         note.add(batch)
     told = note.take()
@@ -47,7 +55,7 @@ def test_times_of_ranks_and_passes_are_joined_and_survive_a_message():
 
 
 def test_a_histogram_counts_up_to_its_bounds_inclusive():
-    delays = Delays()
+    delays = DelayHistogram()
     delays.add(EventTimes(np.array([0.0, 9.5, 9.9, 20.0]), np.array([1, 2, 3, 4])), 10.0)
     upto = dict(delays.message()["buckets"])
     assert (upto["0.1"], upto["0.4"], upto["0.5"], upto["10"], upto["+Inf"]) == (7, 7, 9, 10, 10)

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.answers import answer_of, answer_schema
-from dataset.columns import SampleReader, SlotShape, columns_of, lines_of
-from dataset.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.formats.generator_answers import answer_of, answer_schema
+from dataset.formats.generator_columns import GeneratorSlot, SampleReader, columns_of, lines_of
 from dataset.generator import signs
-from dataset.loader import Tally
-from dataset.memory import MemorySource
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.segment_reader import SegmentReader
 from dataset.pipe.command import PACKAGES
-from dataset.reader import SegmentReader
-from dataset.rejection import Reason
-from dataset.schema import Schema
-from dataset.source import Segment
+from dataset.samples.rejection import Reason
+from dataset.spec.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.spec.schema import Schema
+from dataset.stream.scripted_source import MemorySource
+from dataset.stream.source import Segment
 
 SCHEMA = Schema.of(
     [
@@ -31,11 +31,11 @@ SCHEMA = Schema.of(
     ]
 )
 SLOTS = (
-    SlotShape("user", "sparse", "uint64", 0),
-    SlotShape("shown", "sparse", "uint64", 0),
-    SlotShape("word", "sparse", "string", 0),
-    SlotShape("d", "dense", "float", 2),
-    SlotShape("click", "meta", "float", 1),
+    GeneratorSlot("user", "sparse", "uint64", 0),
+    GeneratorSlot("shown", "sparse", "uint64", 0),
+    GeneratorSlot("word", "sparse", "string", 0),
+    GeneratorSlot("d", "dense", "float", 2),
+    GeneratorSlot("click", "meta", "float", 1),
 )
 SPEC = """
 slots = [
@@ -91,7 +91,7 @@ def write(folder: Path, text: str) -> tuple[str, ...]:
 def read(folder, command, protocol, events=EVENTS, **more):
     pipe = PipeSection(command=command, protocol=protocol, tries=1, deadline=20.0, **more)
     reader = SegmentReader(MemorySource([events]), pipe, SCHEMA, SourceSection(), None, folder)
-    tally = Tally()
+    tally = PassTally()
     try:
         blocks = list(reader.read(0, [Segment("memory/0", 0, 0, len(events))], tally))
     finally:
@@ -268,7 +268,7 @@ def test_weights_of_signs_go_through(tmp_path):
     schema = Schema.of([SparseSlot(name="s", weighted=True)])
     pipe = PipeSection(command=write(tmp_path, text), protocol="arrow", tries=1)
     reader = SegmentReader(MemorySource([[b"x"]]), pipe, schema, SourceSection(), None, tmp_path)
-    (samples,) = reader.read(0, [Segment("memory/0", 0, 0, 1)], Tally())
+    (samples,) = reader.read(0, [Segment("memory/0", 0, 0, 1)], PassTally())
     reader.close()
     assert samples.sparse["s"].weights_N.tolist() == [0.5, 2.0]
 

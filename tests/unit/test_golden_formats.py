@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from dataset.source import Partition
-from trainer.commits import Commits
-from trainer.history import History
-from trainer.log import Kind, read
-from trainer.partitions import Known, present
-from trainer.plan import cut
-from trainer.records import PassClose
-from trainer.rewind import known_partitions, positions
+from dataset.stream.source import Partition
+from trainer.checkpoint.commits import Commits
+from trainer.checkpoint.rewind import known_partitions, positions
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import RecordKind, read
+from trainer.journal.partitions import KnownPartition, present_partitions
+from trainer.journal.pass_plan import cut
+from trainer.journal.records import PassClose
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1"
 GOLDEN_2 = GOLDEN.parent / "formats-2"
@@ -17,10 +17,20 @@ GOLDEN_2 = GOLDEN.parent / "formats-2"
 
 def test_the_log_of_format_1_is_readable():
     records = read(GOLDEN / "log")
-    kinds = [Kind.CLAIM, Kind.OPERATION, Kind.PLAN, Kind.PLAN, Kind.CLOSE, Kind.CLAIM, Kind.VOID, Kind.PLAN, Kind.CLOSE]
+    kinds = [
+        RecordKind.CLAIM,
+        RecordKind.OPERATION,
+        RecordKind.PLAN,
+        RecordKind.PLAN,
+        RecordKind.CLOSE,
+        RecordKind.CLAIM,
+        RecordKind.VOID,
+        RecordKind.PLAN,
+        RecordKind.CLOSE,
+    ]
     assert [record.kind for record in records] == kinds
     assert [record.number for record in records] == list(range(1, 10))
-    history = History.of(records)
+    history = JobHistory.of(records)
     assert (history.timeline, history.base, history.generation, history.closed) == ("t1", None, 2, 3)
     assert sorted(history.plans) == [1, 3] and sorted(history.voids) == [2] and sorted(history.closes) == [1, 3]
     assert history.spec == {"name": "golden"}
@@ -43,15 +53,15 @@ def test_the_manifest_of_format_1_is_readable():
 
 
 HOURS = {
-    "logs/9/a.txt": Known("logs/9/a.txt", 0, 0, 8, "1:0", "files", ("9",)),
-    "logs/10/a.txt": Known("logs/10/a.txt", 1, 0, 11, "1:1", "files", ("10",)),
-    "logs/8/a.txt": Known("logs/8/a.txt", 2, 0, 4, "1:2", "files", ("8",)),
+    "logs/9/a.txt": KnownPartition("logs/9/a.txt", 0, 0, 8, "1:0", "files", ("9",)),
+    "logs/10/a.txt": KnownPartition("logs/10/a.txt", 1, 0, 11, "1:1", "files", ("10",)),
+    "logs/8/a.txt": KnownPartition("logs/8/a.txt", 2, 0, 4, "1:2", "files", ("8",)),
 }
 """Two files in order; then one that is late, and more lines of the second."""
 
 
 def test_the_log_of_format_2_is_readable():
-    history = History.of(read(GOLDEN_2 / "log"))
+    history = JobHistory.of(read(GOLDEN_2 / "log"))
     assert known_partitions(history, None) == HOURS
     ranges = [
         [[(s.number, s.begin, s.end) for s in rank] for rank in history.plans[n].content.segments] for n in (1, 2, 3)
@@ -61,10 +71,10 @@ def test_the_log_of_format_2_is_readable():
 
 def test_the_manifest_of_format_2_is_readable_and_a_job_continues_in_the_same_order():
     (commit,) = Commits(GOLDEN_2).whole()
-    history = History.of([])
+    history = JobHistory.of([])
     known = known_partitions(history, commit)
     assert (commit.name, known) == ("t1-0000000003-g1", HOURS)
     now = [Partition(name, 9, 0, 0, each.end, True, each.identity) for name, each in reversed(HOURS.items())]
-    again = cut(1, present(known, now, {}, []), {}, 10, 1, learn=True)
+    again = cut(1, present_partitions(known, now, {}, []), {}, 10, 1, learn=True)
     assert [(s.number, s.begin, s.end) for s in again.segments[0]] == [(2, 0, 4), (0, 0, 6)]
     assert positions(history, commit) == {name: each.end for name, each in HOURS.items()}

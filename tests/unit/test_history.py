@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.records import close, operation
-from trainer.history import History, HistoryMissing
-from trainer.log import Place, Record
-from trainer.plan import Plan
-from trainer.records import Claim, Void
+from trainer.journal.job_history import HistoryMissing, JobHistory
+from trainer.journal.log import LogRecord, RecordPlace
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import Claim, Void
 
 SPEC, SHRINK = {"op": "spec", "spec": {"lr": 1}}, {"op": "shrink"}
 
@@ -18,7 +18,7 @@ def claim(generation, timeline="t1", base=None, **more):
 
 
 def plan(number):
-    return Plan(number, ())
+    return PassPlan(number, ())
 
 
 def void(number):
@@ -27,7 +27,7 @@ def void(number):
 
 def of(*told, begin=1):
     """The history of these records."""
-    return History.of([Record(begin + i, content, Place(Path("log"), i)) for i, content in enumerate(told)])
+    return JobHistory.of([LogRecord(begin + i, content, RecordPlace(Path("log"), i)) for i, content in enumerate(told)])
 
 
 def numbers(passes):

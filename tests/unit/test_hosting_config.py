@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import SpecError
-from service.access.confines import Confines
-from service.hosting.config import LimitsSection, load_service
+from service.auth.allowed_paths import AllowedPaths
+from service.jobs.config import LimitsSection, load_service
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "service.toml"
 
@@ -61,7 +61,7 @@ def test_a_mistake_is_named(tmp_path, text, words):
 
 def test_what_allows_things_and_what_remembers_them_is_reached_by_no_spec(tmp_path):
     config = loaded(tmp_path, f'root = "r"\ndatabase = "sqlite:///{tmp_path}/records.db"\n[allow]\nroots = ["."]')
-    confines = Confines.of(config.allow.roots, tmp_path / "r/jobs/news", config.private)
+    confines = AllowedPaths.of(config.allow.roots, tmp_path / "r/jobs/news", config.private)
     for name in ("service.toml", "records.db", "records.db-wal", "."):
         with pytest.raises(SpecError, match="service's own"):
             confines.check_folder(str(tmp_path / name), tmp_path, "store.path")

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 import pytest
 
 from millrace.deadline import Deadline
-from millrace.locks import locked
-from service.hosting import observing
-from service.hosting.desired import Observed
-from service.hosting.folder import Assignment, Broken, JobFolder, LauncherProcess
-from service.hosting.host import Desired, Ending
-from service.hosting.register import Entry
+from millrace.file_lock import locked
+from service.jobs import launcher_process
+from service.jobs.decisions import ObservedState
+from service.jobs.folder import Assignment, FolderDamaged, JobFolder, LauncherProcess
+from service.jobs.host import Desired, Ending
+from service.jobs.registry import JobRecord
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 ENDING = Ending(1, "no room", ("last", "words"), NOW)
@@ -30,7 +30,7 @@ def folder(tmp_path):
 def entry(folder):
     spec = {"name": "one", "store": {"path": "store"}}
     folder.write_job(spec, folder.path)
-    return Entry(
+    return JobRecord(
         name="one", spec=spec, folder=folder, base=folder.path, desired=Desired.RUNNING, asked_at=NOW,
         created_at=NOW, changed_at=NOW, created_by="ann",
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_an_outcome_counts_for_the_ask_that_it_is_of(folder):
 def test_damage_is_told_of_with_the_files_name(folder, name, content):
     (folder.path / name).write_bytes(content)
     read = {"job.json": folder.job, "launcher.json": folder.assigned, "launcher.pid": folder.process}[name]
-    with pytest.raises(Broken, match=f"{name} is damaged"):
+    with pytest.raises(FolderDamaged, match=f"{name} is damaged"):
         read()
 
 
@@ -96,30 +96,30 @@ def test_kill_ends_the_process_that_holds_the_lock_and_nobody_else(folder):
 
 
 def test_a_job_that_never_ran_is_seen_as_such(entry):
-    assert observing.observed(entry) == Observed()
+    assert launcher_process.observed(entry) == ObservedState()
 
 
 def test_a_store_that_went_away_is_not_begun_anew(entry):
     folder = entry.folder
     folder.assign(Assignment("a", 1, "s"))
     folder.report(LauncherProcess("a", os.getpid(), claimed=True))
-    assert "store is missing, though the job has run" in observing.observed(entry).broken
+    assert "store is missing, though the job has run" in launcher_process.observed(entry).broken
     (entry.store / "x").mkdir(parents=True)
-    assert "holds no run, though the job has run" in observing.observed(entry).broken
+    assert "holds no run, though the job has run" in launcher_process.observed(entry).broken
     (entry.store / "run.json").write_text("{}")
-    assert observing.observed(entry).broken == ""
+    assert launcher_process.observed(entry).broken == ""
 
 
 def test_a_spec_that_is_not_the_records_is_not_run(entry):
     entry.folder.write_job({**entry.spec, "seed": 2}, entry.base)
-    assert "job.json differs from the service's records" in observing.observed(entry).broken
+    assert "job.json differs from the service's records" in launcher_process.observed(entry).broken
     (entry.folder.path / "job.json").unlink()
-    assert "job.json is missing" in observing.observed(entry).broken
+    assert "job.json is missing" in launcher_process.observed(entry).broken
 
 
 def test_a_store_that_another_run_uses_is_left_to_it(entry):
     entry.store.mkdir()
     with locked(entry.store / "lock", Deadline.after(1)):
-        seen = observing.observed(entry)
+        seen = launcher_process.observed(entry)
         assert (seen.broken, seen.alive) == ("", False) and "outside of this service" in seen.foreign
-    assert observing.observed(entry).foreign == ""
+    assert launcher_process.observed(entry).foreign == ""

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.hosting.output import FILES, Output, files_of, lines
+from service.jobs.output_files import FILES, OutputWriter, files_of, read_lines
 
 
 def write(folder, *texts, worker="trainer-0", max_bytes=1 << 20):
-    output = Output(folder, max_bytes)
+    output = OutputWriter(folder, max_bytes)
     for text in texts:
         output.write(worker, text)
     output.close()
@@ -20,32 +20,32 @@ def texts(found):
 
 def test_lines_come_back_as_they_were_with_their_worker_and_time(tmp_path):
     write(tmp_path, "a: b", "  c", "", "ü\r")
-    found = lines(tmp_path, None, 0, 100)
+    found = read_lines(tmp_path, None, 0, 100)
     assert texts(found) == ["a: b", "  c", "", "ü\r"]
     assert {line.worker for line in found} == {"trainer-0"} and all(line.at.endswith("Z") for line in found)
 
 
 def test_read_on_from_the_last_line_only_new_ones_come(tmp_path):
     write(tmp_path, "1", "2")
-    first = lines(tmp_path, None, 0, 1)
+    first = read_lines(tmp_path, None, 0, 1)
     assert texts(first) == ["1"]
     write(tmp_path, "3")
-    assert texts(lines(tmp_path, None, first[-1].after, 100)) == ["2", "3"]
-    assert lines(tmp_path, None, lines(tmp_path, None, 0, 100)[-1].after, 100) == []
+    assert texts(read_lines(tmp_path, None, first[-1].after, 100)) == ["2", "3"]
+    assert read_lines(tmp_path, None, read_lines(tmp_path, None, 0, 100)[-1].after, 100) == []
 
 
 def test_lines_of_one_worker_and_the_last_ones(tmp_path):
     write(tmp_path, "1")
     write(tmp_path, "s", worker="shard-0")
     write(tmp_path, "2", "3")
-    assert texts(lines(tmp_path, "trainer-0", 0, 2)) == ["1", "2"]
-    assert texts(lines(tmp_path, "trainer-0", -1, 2)) == ["2", "3"]
-    assert texts(lines(tmp_path, "shard-0", -1, 100)) == ["s"]
-    assert lines(tmp_path, "shard-7", 0, 100) == []
+    assert texts(read_lines(tmp_path, "trainer-0", 0, 2)) == ["1", "2"]
+    assert texts(read_lines(tmp_path, "trainer-0", -1, 2)) == ["2", "3"]
+    assert texts(read_lines(tmp_path, "shard-0", -1, 100)) == ["s"]
+    assert read_lines(tmp_path, "shard-7", 0, 100) == []
 
 
 def test_a_folder_that_is_not_there_has_no_lines(tmp_path):
-    assert lines(tmp_path / "none", None, 0, 10) == lines(tmp_path / "none", None, -1, 10) == []
+    assert read_lines(tmp_path / "none", None, 0, 10) == read_lines(tmp_path / "none", None, -1, 10) == []
 
 
 def test_files_are_bounded_and_who_reads_behind_them_begins_at_the_oldest(tmp_path):
@@ -53,9 +53,9 @@ def test_files_are_bounded_and_who_reads_behind_them_begins_at_the_oldest(tmp_pa
     write(tmp_path, *numbers, max_bytes=8000)
     sizes = [path.stat().st_size for _, path in files_of(tmp_path)]
     assert len(sizes) == FILES and sum(sizes) <= 8000 + 100
-    found = texts(lines(tmp_path, None, 0, 1000))
+    found = texts(read_lines(tmp_path, None, 0, 1000))
     assert found == numbers[-len(found) :] and 100 < len(found) < 500
-    assert texts(lines(tmp_path, None, -1, 60)) == numbers[-60:]
+    assert texts(read_lines(tmp_path, None, -1, 60)) == numbers[-60:]
 
 
 def test_a_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path):
@@ -63,19 +63,19 @@ def test_a_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path):
     [(_, path)] = files_of(tmp_path)
     with path.open("ab") as file:
         file.write(b"2026-01-01T00:00:00.000Z trainer-0: hal")
-    assert texts(lines(tmp_path, None, 0, 10)) == ["1"]
+    assert texts(read_lines(tmp_path, None, 0, 10)) == ["1"]
     write(tmp_path, "2")
-    assert texts(lines(tmp_path, None, 0, 10)) == ["1", "hal", "2"]
+    assert texts(read_lines(tmp_path, None, 0, 10)) == ["1", "hal", "2"]
 
 
 def test_a_disk_that_takes_nothing_stops_nobody(tmp_path, monkeypatch):
-    output = Output(tmp_path, 1 << 20)
+    output = OutputWriter(tmp_path, 1 << 20)
     monkeypatch.setattr(output, "_append", lambda data: (_ for _ in ()).throw(OSError(28, "no room")))
     output.write("trainer-0", "lost")
     monkeypatch.undo()
     output.write("trainer-0", "kept")
     output.close()
-    assert texts(lines(tmp_path, None, 0, 10)) == ["kept"]
+    assert texts(read_lines(tmp_path, None, 0, 10)) == ["kept"]
 
 
 @given(
@@ -89,17 +89,17 @@ def test_read_in_steps_every_line_comes_once_and_any_place_is_answered(tmp_path_
     folder = tmp_path_factory.mktemp("output")
     write(folder, *written, max_bytes=1 << 20)
     found, after = [], 0
-    while part := lines(folder, None, after, step):
+    while part := read_lines(folder, None, after, step):
         found += part
         after = part[-1].after
     assert texts(found) == written
     behind = [
         line.text for line, begin in zip(found, [0, *(line.after for line in found)], strict=False) if begin >= place
     ]
-    assert texts(lines(folder, None, place, 1000)) == behind
+    assert texts(read_lines(folder, None, place, 1000)) == behind
 
 
 @pytest.mark.parametrize("limit", [0, 1])
 def test_no_more_lines_than_asked_for(tmp_path, limit):
     write(tmp_path, "1", "2")
-    assert len(lines(tmp_path, None, -1, limit)) == limit
+    assert len(read_lines(tmp_path, None, -1, limit)) == limit

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from millrace.errors import MillraceError
-from service.hosting.changing import UntilCancelled
-from service.hosting.errors import TooMany, UnknownOperation
-from service.hosting.work import Operation, State, Work
+from service.jobs.errors import LimitReached, UnknownOperation
+from service.jobs.hot_settings import UntilCancelled
+from service.jobs.operation_queue import Operation, OperationQueue, OperationState
 from service.records.database import KEEP_OPERATIONS, opened, utc_now
 
 WITHIN_S = 20
@@ -22,7 +22,7 @@ def records(tmp_path):
 
 @pytest.fixture
 def work(records):
-    work = Work(records, max_operations=3, threads=1)
+    work = OperationQueue(records, max_operations=3, threads=1)
     yield work
     work.close()
 
@@ -56,13 +56,13 @@ def over(work, id) -> Operation:
 def test_an_operation_is_told_of_from_its_beginning_to_its_end(work):
     step = Step({"name": "t0-1"})
     asked = work.start("commit", "clicks", "ann", step)
-    assert (asked.kind, asked.job, asked.who, asked.state) == ("commit", "clicks", "ann", State.WAITING)
+    assert (asked.kind, asked.job, asked.who, asked.state) == ("commit", "clicks", "ann", OperationState.WAITING)
     assert step.begun.wait(WITHIN_S)
     running = work.get(asked.id)
-    assert (running.state, running.progress, running.said, running.ended) == (State.RUNNING, 0.5, "half", None)
+    assert (running.state, running.progress, running.said, running.ended) == (OperationState.RUNNING, 0.5, "half", None)
     step.go.set()
     done = over(work, asked.id)
-    assert (done.state, done.result, done.problem, done.said) == (State.DONE, {"name": "t0-1"}, None, "nearly")
+    assert (done.state, done.result, done.problem, done.said) == (OperationState.DONE, {"name": "t0-1"}, None, "nearly")
     assert done.ended >= done.created
 
 
@@ -74,16 +74,16 @@ def test_one_that_fails_says_what_was_wrong_and_a_bug_that_it_is_one(work):
         step = Step(error=error)
         step.go.set()
         failed = over(work, work.start("export", None, "ann", step).id)
-        assert (failed.state, failed.result, failed.problem) == (State.FAILED, None, problem)
+        assert (failed.state, failed.result, failed.problem) == (OperationState.FAILED, None, problem)
 
 
 def test_what_waits_is_done_in_turn_and_beyond_the_limit_nothing_is_taken(work):
     steps = [Step(n) for n in range(3)]
     asked = [work.start("n", "clicks", "ann", step) for step in steps]
-    with pytest.raises(TooMany, match="3 operations wait or run, at most 3 may"):
+    with pytest.raises(LimitReached, match="3 operations wait or run, at most 3 may"):
         work.start("n", None, "ann", Step())
     assert work.going("clicks") and not work.going("news")
-    assert not steps[1].begun.is_set() and work.get(asked[1].id).state is State.WAITING
+    assert not steps[1].begun.is_set() and work.get(asked[1].id).state is OperationState.WAITING
     for step in steps:
         step.go.set()
     assert [over(work, each.id).result for each in asked] == [0, 1, 2]
@@ -95,11 +95,11 @@ def test_what_waits_is_done_in_turn_and_beyond_the_limit_nothing_is_taken(work):
 
 
 def test_the_operations_of_one_caller_leave_room_for_others(records):
-    work = Work(records, threads=1, max_operations=4)
+    work = OperationQueue(records, threads=1, max_operations=4)
     steps = [Step(n) for n in range(4)]
     for step in steps[:3]:
         work.start("n", "clicks", "ann", step)
-    with pytest.raises(TooMany, match="3 operations of 'ann' wait or run"):
+    with pytest.raises(LimitReached, match="3 operations of 'ann' wait or run"):
         work.start("n", "clicks", "ann", Step())
     work.start("n", "clicks", "bob", steps[3])
     for step in steps:
@@ -114,9 +114,9 @@ def test_one_that_is_cancelled_while_it_waits_never_begins_and_one_that_runs_end
     work.cancel(second.id)
     work.cancel(first.id)
     running.go.set()
-    assert over(work, first.id).state is State.CANCELLED
-    assert over(work, second.id).state is State.CANCELLED and not waiting.begun.is_set()
-    assert work.cancel(first.id).state is State.CANCELLED
+    assert over(work, first.id).state is OperationState.CANCELLED
+    assert over(work, second.id).state is OperationState.CANCELLED and not waiting.begun.is_set()
+    assert work.cancel(first.id).state is OperationState.CANCELLED
 
 
 def test_an_act_that_fails_because_it_was_cancelled_is_cancelled_and_says_how_far_it_came(work):
@@ -134,7 +134,7 @@ def test_an_act_that_fails_because_it_was_cancelled_is_cancelled_and_says_how_fa
     assert begun.wait(WITHIN_S)
     work.cancel(asked.id)
     told = over(work, asked.id)
-    assert (told.state, told.said, told.problem) == (State.CANCELLED, "it is logged, and acts later", None)
+    assert (told.state, told.said, told.problem) == (OperationState.CANCELLED, "it is logged, and acts later", None)
 
 
 def test_lists_have_the_newest_first_go_on_after_any_and_may_be_of_one_job(work):
@@ -154,13 +154,13 @@ def test_lists_have_the_newest_first_go_on_after_any_and_may_be_of_one_job(work)
 
 
 def test_what_ran_when_the_service_died_is_interrupted_after_its_restart(records):
-    dying = Work(records, threads=1)
+    dying = OperationQueue(records, threads=1)
     step = Step()
     asked = [dying.start("n", None, "ann", step), dying.start("n", None, "ann", Step())]
     assert step.begun.wait(WITHIN_S)
     # The process is gone here: nothing of `dying` acts any more.
-    again = Work(records, threads=1)
-    assert [again.get(each.id).state for each in asked] == [State.INTERRUPTED] * 2
+    again = OperationQueue(records, threads=1)
+    assert [again.get(each.id).state for each in asked] == [OperationState.INTERRUPTED] * 2
     assert all(again.get(each.id).ended for each in asked)
     step.go.set()
     dying.close()
@@ -168,7 +168,7 @@ def test_what_ran_when_the_service_died_is_interrupted_after_its_restart(records
 
 
 def test_at_the_services_end_what_runs_is_interrupted_and_nothing_more_is_taken(records):
-    work = Work(records, threads=1)
+    work = OperationQueue(records, threads=1)
 
     def act(progress, cancelled):
         assert cancelled.wait(WITHIN_S)
@@ -176,8 +176,8 @@ def test_at_the_services_end_what_runs_is_interrupted_and_nothing_more_is_taken(
 
     asked = work.start("n", None, "ann", act)
     work.close()
-    assert work.get(asked.id).state is State.INTERRUPTED
-    with pytest.raises(TooMany):
+    assert work.get(asked.id).state is OperationState.INTERRUPTED
+    with pytest.raises(LimitReached):
         work.start("n", None, "ann", act)
 
 

@@ -11,20 +11,20 @@ from millrace.deadline import Deadline
 from millrace.errors import BadInput, SpecError
 from millrace.keys import key_of_reference
 from pserver.config import TableSection
-from pserver.operations import Cut
-from pserver.row_words import HEAD
-from service.looking import importing
-from service.looking.importing import ImportRequest, import_into
-from service.looking.states import CommitState
-from service.spec import load_job
-from service.store import claimed
+from pserver.protocol.table_operations import ExportCut
+from pserver.rows.row_format import HEAD
+from service.cluster.store import claimed
+from service.exports import model_import
+from service.exports.model_import import ImportRequest, import_into
+from service.inspect.model_state import CommitState
+from service.spec.job import load_job
 from tests.fakes.exports import GROUPS, write_export
 from tests.integration.stream_job import write_job
-from trainer.commits import Commits, problems_of, read_commit
-from trainer.exports.outlet import ExportTooNew, ParentMissing
-from trainer.exports.rows import Selection, TableRows
-from trainer.importing import paddle, rows
-from trainer.importing.choice import choose_tensors, renamed
+from trainer.checkpoint.commits import Commits, problems_of, read_commit
+from trainer.exports.destination import ExportTooNew, ParentMissing
+from trainer.exports.row_selection import CommitTableRows, RowSelection
+from trainer.importing import initial_rows, paddle_source
+from trainer.importing.selection import choose_tensors, parse_slots
 
 SHAPES = {"mlp.0.weight": (8, 14), "mlp.0.bias": (8,), "out.weight": (1, 8)}
 ROWS = {("a", 1): [0.5, 1, 2, 3, 4], ("a", 2): [0, -1, -2, -3, -4], ("b", 1): [1, 0, 0, 0, 0]}
@@ -33,7 +33,7 @@ ROWS = {("a", 1): [0.5, 1, 2, 3, 4], ("a", 2): [0, -1, -2, -3, -4], ("b", 1): [1
 @pytest.fixture
 def job_of(tmp_path, monkeypatch):
     """The small job, with settings; its model is not built."""
-    monkeypatch.setattr(importing, "shapes_of", lambda job, folder: SHAPES)
+    monkeypatch.setattr(model_import, "shapes_of", lambda job, folder: SHAPES)
     path = write_job(tmp_path, num_parts=1, num_lines=1)
     return lambda *settings: load_job(path, settings)
 
@@ -66,8 +66,8 @@ def rows_of(job, tmp_path, table="default"):
 
 def words_of(job, tmp_path, table="default"):
     section = job.spec.tables[table]
-    with TableRows(commit_of(job), table, section, GROUPS, tmp_path / "words") as source:
-        (chunk,) = source.all(Selection(Cut(since=0), 1, is_base=True), Deadline.after(30))
+    with CommitTableRows(commit_of(job), table, section, GROUPS, tmp_path / "words") as source:
+        (chunk,) = source.all(RowSelection(ExportCut(since=0), 1, is_base=True), Deadline.after(30))
         return dict(zip(chunk.keys_U.tolist(), chunk.words_UW, strict=True))
 
 
@@ -119,7 +119,7 @@ def test_rows_get_a_fresh_state_and_a_version_that_no_pass_has(tmp_path, job_of)
     job = job_of("tables.default.optimizer.kind='adagrad'", "tables.default.optimizer.initial=0.25")
     import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, ROWS))))
     words = words_of(job, tmp_path)[key_of_reference(1, GROUPS["a"])]
-    assert words[:HEAD].tolist() == [GROUPS["a"], rows.VERSION, 0, 0, 0]
+    assert words[:HEAD].tolist() == [GROUPS["a"], initial_rows.VERSION, 0, 0, 0]
     assert words[HEAD:].view(np.float32).tolist() == [*ROWS["a", 1], 0.25, 0.25]
 
 
@@ -273,7 +273,7 @@ def test_a_save_of_paddle_is_read(tmp_path, job_of):
     weight, *rest = found["b", 12]
     assert weight == -0.5 and 0 < max(map(abs, rest)) <= 0.01, "a row without a vector begins with an initial one"
     words = words_of(job, tmp_path)[key_of_reference(11, GROUPS["a"])]
-    assert words[:2].tolist() == [GROUPS["a"], rows.VERSION]
+    assert words[:2].tolist() == [GROUPS["a"], initial_rows.VERSION]
     assert words[2:HEAD].view(np.float32).tolist() == [2.5, 1.25, 0.5]
 
 
@@ -282,7 +282,7 @@ def test_numbers_name_slots_and_gzip_is_read(tmp_path, job_of, monkeypatch):
     source.mkdir()
     with gzip.open(source / "part-000-00000.gz", "wt") as text:
         text.write(f"{FULL}\n{SHORT}\n")
-    monkeypatch.setattr(paddle, "BATCH_LINES", 1)
+    monkeypatch.setattr(paddle_source, "BATCH_LINES", 1)
     job = job_of()
     import_into(job, ImportRequest(str(source / "part-000-00000.gz"), slots="a=101"))
     assert rows_of(job, tmp_path).keys() == {("a", 11)}
@@ -316,7 +316,7 @@ def test_lines_of_another_layout_are_named(tmp_path, job_of, line, words):
 
 
 def test_a_duplicate_key_is_named_with_both_places(tmp_path, job_of, monkeypatch):
-    monkeypatch.setattr(paddle, "BATCH_LINES", 1)
+    monkeypatch.setattr(paddle_source, "BATCH_LINES", 1)
     source = save(tmp_path / "000", part_000_00000=[FULL, SHORT], part_001_00000=[FULL])
     with pytest.raises(BadInput, match=r"part-000-00000, line 1 \(slot '101'\) and part-001-00000, line 1"):
         import_into(job_of(), ImportRequest(str(source), slots="a=101,b=102"))
@@ -400,7 +400,7 @@ def test_an_address_without_a_source_is_refused(tmp_path, job_of):
 
 
 def test_names_of_slots_may_differ():
-    assert renamed("a, b=102 ,") == {"a": "a", "b": "102"}
+    assert parse_slots("a, b=102 ,") == {"a": "a", "b": "102"}
 
 
 def test_tensors_are_chosen_by_name_and_shape():
@@ -414,7 +414,7 @@ def test_tensors_are_chosen_by_name_and_shape():
 
 
 def test_the_maker_takes_rows_of_a_table_without_weights():
-    maker = rows.Maker("t", TableSection(dim=2, first_order=False), {}, 1)
+    maker = initial_rows.RowMaker("t", TableSection(dim=2, first_order=False), {}, 1)
     assert maker.num_words == HEAD + 2 + 2
 
 

@@ -6,16 +6,16 @@ import numpy as np
 import torch
 
 from millrace.deadline import Deadline
-from pserver.client import Gradients, Scale
-from pserver.embedded import EmbeddedShards
+from pserver.protocol.shards import Gradients, StepScale
+from pserver.server.embedded import EmbeddedShards
 from tests.unit.test_step import CTR, SCHEMA, TABLES, Sums, samples
-from trainer.batches import BatchMaker
 from trainer.config import MetricsSection, TrainSection
-from trainer.embedding import tables_of
-from trainer.infer_first import InferFirst, in_turn, num_bytes
-from trainer.pooling import KernelPooling
-from trainer.stalls import StepClock
-from trainer.step import Stepper
+from trainer.features.deduplication import tables_of
+from trainer.features.pooling import KernelPooling
+from trainer.features.training_batches import BatchMaker
+from trainer.status.step_clock import StepClock
+from trainer.train.infer_first import InferFirst, announced_ahead, num_bytes
+from trainer.train.step import Stepper
 
 SOON = Deadline.after(60)
 
@@ -59,7 +59,7 @@ class World:
         rows = self.shards.pull(batch.prepared, SOON)["default"]
         ones_U = np.ones(len(rows), np.float32)
         gradients = {"default": Gradients(np.ones_like(rows), ones_U, ones_U)}
-        self.shards.exchange(step, batch.prepared, gradients, None, Scale(3), SOON)
+        self.shards.exchange(step, batch.prepared, gradients, None, StepScale(3), SOON)
         return rows
 
 
@@ -88,7 +88,7 @@ def test_the_next_batch_sees_what_was_learnt_but_its_prediction_did_not():
         world.learn(batch, step)
     told = [said for what, *said in world.noted.heard if what == "infer"]
     assert told[0][1] == told[1][1] == told[2][1], "the same samples, and the same state"
-    again = in_turn(world.shards, iter(world.batches(1)), learn=False)
+    again = announced_ahead(world.shards, iter(world.batches(1)), learn=False)
     assert world.shards.pull(next(again).prepared, SOON)["default"].any()
 
 
@@ -118,9 +118,9 @@ def test_keys_are_announced_one_batch_ahead():
             taken.append(number)
             yield batch
 
-    turns = in_turn(world.shards, coming(), learn=True)
+    turns = announced_ahead(world.shards, coming(), learn=True)
     next(turns)
     assert taken == [0, 1]
     next(turns)
     assert taken == [0, 1, 2] and len(list(turns)) == 1
-    assert list(in_turn(world.shards, iter(()), learn=True)) == []
+    assert list(announced_ahead(world.shards, iter(()), learn=True)) == []

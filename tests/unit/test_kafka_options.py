@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.kafka_client import LastWarning, Wait, consumer_options
+from dataset.sources.kafka_client import BoundedWait, LastWarning, consumer_options
 from millrace.errors import SpecError
 from tests.kafka import cluster
 
@@ -65,7 +65,7 @@ def test_tls_and_sasl_pass_with_certificates_beside_the_spec():
 
 
 def test_a_wait_is_announced_once_and_so_is_its_end(caplog):
-    wait = Wait("reading t/0 from 7", 10.0)
+    wait = BoundedWait("reading t/0 from 7", 10.0)
     assert not any([wait.empty(1.0), wait.empty(1.5), wait.empty(1.0)])
     wait.progress()
     wait.progress()
@@ -77,7 +77,7 @@ def test_a_wait_is_announced_once_and_so_is_its_end(caplog):
 
 
 def test_patience_is_for_one_stretch_without_progress():
-    wait = Wait("x", 10.0)
+    wait = BoundedWait("x", 10.0)
     assert not wait.empty(9.0)
     wait.progress()
     assert not wait.empty(9.0)
@@ -85,7 +85,7 @@ def test_patience_is_for_one_stretch_without_progress():
 
 
 def test_listening_is_short_at_first_and_never_beyond_patience():
-    wait = Wait("x", 0.5)
+    wait = BoundedWait("x", 0.5)
     heard = [wait.poll_ms()]
     for _ in range(8):
         wait.empty(0.05)

@@ -6,9 +6,9 @@ import pytest
 
 from millrace.config import validate
 from pserver.config import ShardProcess
-from service.launcher.plan import PredictionFolders, plan_job, plan_prediction
-from service.launcher.running import next_plan
-from service.spec import load_job
+from service.cluster.job_run import next_plan
+from service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
+from service.spec.job import load_job
 from trainer.config import WorkerConfig
 from trainer.predict.config import PredictionRequest, PredictWorker
 
@@ -112,6 +112,6 @@ def test_predictors_and_shards_can_read_what_they_are_told(tmp_path, shards, bes
     assert {worker.secret for worker in (*told, *predictors)} == {planned.secret}
     assert {worker.max_message for worker in (*told, *predictors)} == {64 << 20}
     commands = {(spec.name[:5], spec.command[3:]) for spec in (*planned.shards, *planned.predictors)}
-    run = ("trainer.predict.beside",) if beside else ()
+    run = ("trainer.predict.background",) if beside else ()
     assert commands == {("predi", (*run, "trainer.predict")), *({("shard", (*run, "pserver"))} if shards else ())}
     assert planned.secret not in repr(planned)

@@ -15,11 +15,11 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
-from millrace.points import Fault, Point
-from millrace.role import RoleClient
-from service.launcher import restarts
-from service.launcher.process import MAX_LINE_CHARACTERS
-from service.launcher.runtime import TAIL_LINES
+from millrace.failpoints import ArmedFailpoint, Failpoint
+from millrace.rpc.role import RoleClient
+from service.cluster import restarts
+from service.cluster.local import MAX_LINE_CHARACTERS
+from service.cluster.runtime import TAIL_LINES
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
 ROOT = Path(__file__).parents[2]
@@ -365,7 +365,7 @@ def test_faults_reach_their_worker_in_their_generation(world):
 
     def faults(generation, worker):
         asked.append((generation, worker))
-        return [Fault(point=Point.CLOSED, hit=generation)]
+        return [ArmedFailpoint(point=Failpoint.CLOSED, hit=generation)]
 
     launcher._faults = faults
     launcher.run()
@@ -393,7 +393,7 @@ def forkserver_of(launcher_pid):
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == launcher_pid and b"millrace.nursery" in (path / "cmdline").read_bytes():
+            if parent == launcher_pid and b"millrace.forkserver" in (path / "cmdline").read_bytes():
                 return int(path.name)
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -427,7 +427,7 @@ def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped
 
 @pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
 def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch):
-    monkeypatch.setattr("service.launcher.nursery.TOLD_S", 0.2)
+    monkeypatch.setattr("service.cluster.forkserver.TOLD_S", 0.2)
     chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
     launcher = world.make([SHARD], [chief])
     forkserver = forkserver_of(os.getpid())

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset import line_file
-from dataset.byte_stream import open_bytes
-from dataset.errors import SourceGap
-from dataset.line_file import LineFile
+from dataset.sources import line_file
+from dataset.sources.byte_stream import open_bytes
+from dataset.sources.line_file import LineFile
+from dataset.stream.errors import SourceGap
 from millrace.errors import BadInput
 
 MAX_LINE = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded
-from millrace.locks import locked
+from millrace.file_lock import locked
 
 
 def test_a_held_lock_is_awaited_until_the_deadline_and_the_error_names_it(tmp_path):

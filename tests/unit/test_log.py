@@ -9,29 +9,29 @@ import zlib
 
 import pytest
 
-from dataset.source import Segment
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.durable import REAL
 from millrace.errors import DeadlineExceeded
 from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
 from tests.small_disk import small_disk
-from trainer import log as log_module
-from trainer.log import (
+from trainer.journal import log as log_module
+from trainer.journal.log import (
     RESERVE_BYTES,
-    Kind,
     Log,
     LogDamaged,
     LogFailed,
     LogFull,
     LogTooNew,
+    RecordKind,
     Superseded,
     UnknownRecord,
     newest_generation,
     read,
 )
-from trainer.plan import Plan
-from trainer.records import SpecOperation, UndecodableRecord, Void
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import SpecOperation, UndecodableRecord, Void
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def names(folder):
 
 def test_appended_records_are_read_in_order_with_their_places(claim, folder):
     log = claim(1, facts={"host": "here"})
-    plan = log.append(Plan(1, ((Segment("line\nfeed \u2028 é", 0, 0, 5),),)))
+    plan = log.append(PassPlan(1, ((Segment("line\nfeed \u2028 é", 0, 0, 5),),)))
     end = log.append(close(1, digests={"dense": "ab"}))
     first, *rest = read(folder)
     assert (first.number, first.kind, first.body) == (
         1,
-        Kind.CLAIM,
+        RecordKind.CLAIM,
         {"host": "here", "generation": 1, "sealed": {}, "closed": 0},
     )
     assert rest == [plan, end]
@@ -101,7 +101,7 @@ def test_content_that_is_not_json_is_refused_and_nothing_is_written(claim, folde
     for value in (float("nan"), object()):
         with pytest.raises((ValueError, TypeError)):
             log.append(SpecOperation(spec={"x": value}))
-    assert log.append(Plan(1, ())).number == 2
+    assert log.append(PassPlan(1, ())).number == 2
     assert len(read(folder)) == 2
 
 
@@ -118,7 +118,7 @@ def test_threads_append_whole_records_each_with_its_own_number(claim, folder):
 
 
 def test_the_control_plane_reads_a_log_without_torch():
-    code = "import sys, trainer.log, trainer.history; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.journal.log, trainer.journal.job_history; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -126,7 +126,7 @@ def test_the_control_plane_reads_a_log_without_torch():
 
 
 def test_a_claim_seals_the_file_before_it_and_numbers_continue(claim, folder):
-    claim(1).append(Plan(1, ()))
+    claim(1).append(PassPlan(1, ()))
     length = (folder / "00000001-0001.log").stat().st_size
     claim(2).append(close(1))
     assert told(folder) == [(1, "claim", None), (2, "plan", 1), (3, "claim", None), (4, "close", 1)]
@@ -166,10 +166,10 @@ def test_one_of_two_claims_of_a_generation_wins(folder):
 
 def test_a_generation_that_was_replaced_can_change_nothing(claim, folder, small_parts):
     old = claim(1)
-    old.append(Plan(1, ()))
+    old.append(PassPlan(1, ()))
     claim(2)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for attempt in (lambda: old.append(Plan(2, ())), old.roll, lambda: old.prune(99)):
+    for attempt in (lambda: old.append(PassPlan(2, ())), old.roll, lambda: old.prune(99)):
         with pytest.raises(Superseded):
             attempt()
     with pytest.raises(Superseded), old.exclusive():
@@ -180,7 +180,7 @@ def test_a_generation_that_was_replaced_can_change_nothing(claim, folder, small_
 @pytest.mark.parametrize("late", [b"1 00000000 {}\n", b"\0" * 50, b"whole"])
 def test_bytes_of_a_late_writer_behind_the_seal_are_ignored(claim, folder, late):
     old = claim(1)
-    old.append(Plan(1, ()))
+    old.append(PassPlan(1, ()))
     path = folder / "00000001-0001.log"
     claim(2).append(close(1))
     before = read(folder)
@@ -203,14 +203,14 @@ def test_the_holder_of_the_store_excludes_others_and_may_append(claim, folder, m
             refused.append(str(error))
 
     with log.exclusive():
-        log.append(Plan(1, ()))
+        log.append(PassPlan(1, ()))
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
         with pytest.raises(DeadlineExceeded, match="lock is locked by another"):
             Log.claim(folder, 2, Deadline.after(0))
     assert len(refused) == 1
-    assert [record.kind for record in read(folder)] == [Kind.CLAIM, Kind.PLAN]
+    assert [record.kind for record in read(folder)] == [RecordKind.CLAIM, RecordKind.PLAN]
     log.append(Void(number=2))
 
 
@@ -219,10 +219,10 @@ def test_the_holder_of_the_store_excludes_others_and_may_append(claim, folder, m
 
 def test_a_long_file_is_followed_by_one_that_seals_it_and_repeats_the_claim(claim, folder, small_parts):
     log = claim(1, timeline="t1")
-    log.append(Plan(1, ()))
+    log.append(PassPlan(1, ()))
     log.append(close(1))
     assert log.roll()
-    assert log.append(Plan(2, ())).number == 5
+    assert log.append(PassPlan(2, ())).number == 5
     first, second = log.files()
     assert (first.path.name, first.sealed, first.first) == ("00000001-0001.log", True, 1)
     assert (second.path.name, second.sealed, second.first) == ("00000001-0002.log", False, 4)
@@ -247,7 +247,7 @@ def test_a_short_file_is_continued(claim, folder):
 
 def closed(log, number):
     """Close a pass after the next one is planned, as rank 0 does; returns the close's record number."""
-    log.append(Plan(number + 1, ()))
+    log.append(PassPlan(number + 1, ()))
     record = log.append(close(number)).number
     assert log.roll()
     return record
@@ -255,10 +255,10 @@ def closed(log, number):
 
 def test_pruning_keeps_the_plan_after_the_commit_though_its_file_is_older_than_the_close(claim, folder, small_parts):
     log = claim(1)
-    log.append(Plan(1, ()))
+    log.append(PassPlan(1, ()))
     closes = [closed(log, number) for number in (1, 2, 3)]
     assert [path.name for path in log.prune(closes[1])] == ["00000001-0001.log"]
-    assert [number for _, kind, number in told(folder) if kind == Kind.PLAN][0] == 3
+    assert [number for _, kind, number in told(folder) if kind == RecordKind.PLAN][0] == 3
     claim(2).append(close(4))
     assert read(folder)[0].number > 1
 
@@ -275,7 +275,7 @@ def test_pruning_keeps_operations_that_did_not_act(claim, folder, small_parts):
 
 def test_open_plans_of_an_abandoned_timeline_are_pruned(claim, folder, small_parts):
     log = claim(1, timeline="t1")
-    log.append(Plan(1, ()))
+    log.append(PassPlan(1, ()))
     log = claim(2, timeline="t2")
     assert [path.name for path in log.prune(log.append(close(1)).number)] == ["00000001-0001.log"]
     assert names(folder) == ["00000002-0001.log", "lock"]
@@ -301,10 +301,10 @@ def test_a_reader_starts_over_when_files_are_pruned_meanwhile(claim, folder, sma
 
 
 def two_generations(claim):
-    claim(1).append(Plan(1, ()))
+    claim(1).append(PassPlan(1, ()))
     log = claim(2)
     log.append(close(1))
-    log.append(Plan(2, ()))
+    log.append(PassPlan(2, ()))
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(claim, folder):
@@ -371,7 +371,7 @@ def test_a_missing_file_is_damage(claim, folder, small_parts):
 
 
 def test_a_torn_tail_is_ignored_then_cut_by_the_next_claim(claim, folder):
-    claim(1).append(Plan(1, ()))
+    claim(1).append(PassPlan(1, ()))
     path = folder / "00000001-0001.log"
     whole = path.read_bytes()
     path.write_bytes(whole + b'1 0badc0de {"n":3,"ki')
@@ -411,7 +411,7 @@ def test_a_record_that_this_program_does_not_know_is_named_and_never_cut(claim, 
 
 
 def test_a_record_out_of_its_order_is_damage(claim, folder):
-    claim(1).append(Plan(1, ()))
+    claim(1).append(PassPlan(1, ()))
     path = folder / "00000001-0001.log"
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[1])
     with pytest.raises(LogDamaged, match="record 2: it comes after record 2"):
@@ -427,10 +427,10 @@ def test_an_append_on_a_full_disk_changes_nothing_and_may_be_tried_again(claim, 
     whole = (folder / "00000001-0001.log").read_bytes()
     disk.fails = {"append": errno.ENOSPC}
     with pytest.raises(LogFull, match="00000001-0001.log: append failed: .*make room"):
-        log.append(Plan(1, ()))
+        log.append(PassPlan(1, ()))
     assert (folder / "00000001-0001.log").read_bytes() == whole
     disk.fails = {}
-    assert log.append(Plan(1, ())).number == 2
+    assert log.append(PassPlan(1, ())).number == 2
     assert told(folder) == [(1, "claim", None), (2, "plan", 1)]
 
 
@@ -448,12 +448,12 @@ def test_a_write_that_may_be_lost_ends_the_log_in_this_process(claim, folder, fa
     log = claim(1, disk=disk)
     disk.fails = fails
     with pytest.raises(LogFailed):
-        log.append(Plan(1, ()))
+        log.append(PassPlan(1, ()))
     disk.fails = {}
     with pytest.raises(LogFailed, match="an earlier write or sync failed"):
-        log.append(Plan(1, ()))
+        log.append(PassPlan(1, ()))
     assert told(folder) == [(1, "claim", None)]  # nobody was told of the plan, and it is not there
-    claim(2).append(Plan(1, ()))
+    claim(2).append(PassPlan(1, ()))
     assert told(folder) == [(1, "claim", None), (2, "claim", None), (3, "plan", 1)]
 
 

@@ -9,24 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.source import Segment
-from trainer import records
-from trainer.log_file import Place, line_of, record_of
-from trainer.partitions import Known
-from trainer.plan import Plan
-from trainer.records import Claim, Kind, Operation, PartitionsOperation, UndecodableRecord, decode, encode, kind_of
+from dataset.stream.source import Segment
+from trainer.journal import records
+from trainer.journal.log_file import RecordPlace, line_of, record_of
+from trainer.journal.partitions import KnownPartition
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import (
+    Claim,
+    Operation,
+    PartitionsOperation,
+    RecordKind,
+    UndecodableRecord,
+    decode,
+    encode,
+    kind_of,
+)
 
 TEXT, COUNT = st.text(max_size=8), st.integers(0, 1 << 64)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 VALUE = st.none() | st.booleans() | COUNT | NUMBER | TEXT
 FACTS = st.dictionaries(TEXT, VALUE, max_size=3)
-KNOWN = st.builds(Known, TEXT, COUNT, COUNT, st.none() | COUNT, TEXT)
-IN_ORDER = st.builds(Known, TEXT, COUNT, COUNT, st.none() | COUNT, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple))
+KNOWN = st.builds(KnownPartition, TEXT, COUNT, COUNT, st.none() | COUNT, TEXT)
+IN_ORDER = st.builds(
+    KnownPartition, TEXT, COUNT, COUNT, st.none() | COUNT, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple)
+)
 BY_TYPE = {
     int: COUNT, str: TEXT, bool: st.booleans(), float: NUMBER, NoneType: st.none(), Mapping[str, Any]: FACTS,
     Mapping[str, int]: st.dictionaries(TEXT, COUNT, max_size=3),
     Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=3), Sequence[str]: st.lists(TEXT, max_size=3),
-    Sequence[Known]: st.lists(KNOWN | IN_ORDER, max_size=3),
+    Sequence[KnownPartition]: st.lists(KNOWN | IN_ORDER, max_size=3),
     Literal["base", "delta"]: st.sampled_from(["base", "delta"]),
 }  # fmt: skip
 
@@ -44,7 +55,11 @@ def values_of(hint):
 
 SEGMENT = st.builds(Segment, TEXT, COUNT, COUNT, COUNT, TEXT)
 PLAN = st.builds(
-    Plan, COUNT, st.lists(st.lists(SEGMENT, max_size=2).map(tuple), max_size=2).map(tuple), st.booleans(), st.booleans()
+    PassPlan,
+    COUNT,
+    st.lists(st.lists(SEGMENT, max_size=2).map(tuple), max_size=2).map(tuple),
+    st.booleans(),
+    st.booleans(),
 )
 CLAIM = st.builds(
     lambda timeline, base, facts, **more: Claim(
@@ -60,7 +75,7 @@ CONTENT = st.one_of(PLAN, CLAIM, *map(strategy, OTHERS))
 @given(CONTENT)
 def test_a_record_is_read_as_it_was_written(content):
     line = line_of(7, content)
-    record = record_of(line, Place(None, 0))
+    record = record_of(line, RecordPlace(None, 0))
     assert (record.number, record.content, record.kind) == (7, content, kind_of(content))
     assert line_of(7, record.content) == line
 
@@ -68,19 +83,21 @@ def test_a_record_is_read_as_it_was_written(content):
 @given(CONTENT)
 def test_the_json_form_begins_with_the_kind_of_operation(content):
     body = encode(content)
-    assert (next(iter(body)) == "op") == (kind_of(content) is Kind.OPERATION)
+    assert (next(iter(body)) == "op") == (kind_of(content) is RecordKind.OPERATION)
     assert not {"n", "kind"} & body.keys()
 
 
 def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
     contents = [
         Claim(generation=2, timeline="t1", facts={"host": "h"}, sealed={"a.log": 3}, closed=4),
-        Plan(1, ((Segment("t/0", 0, 0, 5),),), last=True),
+        PassPlan(1, ((Segment("t/0", 0, 0, 5),),), last=True),
         records.Void(number=1, reason="r"),
         records.PassClose(number=1, day=0, events=1, samples=2, rejected={}, digests={"dense": "d"}, window={"a": 1.5}),
         records.SpecOperation(spec={"seed": 3}),
         records.RestoreOperation(commit=None, passed_over={"a": "b"}),
-        PartitionsOperation(partitions=[Known("t/0", 0, 0, None, ""), Known("a", 1, 0, 9, "i", "files", ("9",))]),
+        PartitionsOperation(
+            partitions=[KnownPartition("t/0", 0, 0, None, ""), KnownPartition("a", 1, 0, 9, "i", "files", ("9",))]
+        ),
         records.GapOperation(partition="t/0", position=3, go_on=5),
         records.SkipOperation(partition="t/0", begin=3, end=5, reason="r"),
         records.SetOperation(id="i", keys={"a.b": 0.5}),

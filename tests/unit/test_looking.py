@@ -6,14 +6,14 @@ import sys
 import numpy as np
 import pytest
 
-from service import cli
-from service.looking import importing
-from service.looking.importing import ImportRequest, import_into
-from service.spec import load_job
+from service.cli import main
+from service.exports import model_import
+from service.exports.model_import import ImportRequest, import_into
+from service.spec.job import load_job
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import write_job
-from trainer.exports.chunks import Chunk
-from trainer.exports.reading import chain_of, open_export, state_at
+from trainer.exports.reader import chain_of, open_export, state_at
+from trainer.exports.row_chunks import RowChunk
 
 BASE = {("a", 1): [0.5, 1, 2, 3, 4], ("a", 2): [0, -1, -2, -3, -4], ("b", 1): [1, 0, 0, 0, 0]}
 LATER = {("a", 1): [0.5, 1, 2, 3, 7], ("b", 1): [1, 0, 0, 0, 1], ("b", 7): [1] * 5}
@@ -26,7 +26,7 @@ def says(monkeypatch, capfd):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            main.main()
         said = capfd.readouterr()
         return end.value.code, said.out + said.err
 
@@ -178,7 +178,7 @@ def test_tensors_that_came_went_or_changed_shape_are_told(tmp_path, says):
 
 
 def test_commits_of_a_job_are_compared_and_inspected(tmp_path, says, monkeypatch):
-    monkeypatch.setattr(importing, "shapes_of", lambda job, folder: {"w": (2,)})
+    monkeypatch.setattr(model_import, "shapes_of", lambda job, folder: {"w": (2,)})
     path = write_job(tmp_path, num_parts=1, num_lines=1)
     job = load_job(path)
     import_into(job, ImportRequest(str(write_export(tmp_path / "out", "base", 3, BASE, dense={"w": [3.0, 4.0]}))))
@@ -294,5 +294,5 @@ def test_a_chain_of_two_types_has_no_base(tmp_path, says):
 
 
 def test_a_chunk_without_columns_has_no_values():
-    empty = Chunk((), np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, np.uint64))
+    empty = RowChunk((), np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, np.uint64))
     assert empty.values.shape == (0, 0)

@@ -1,8 +1,8 @@
 import pytest
 
-from dataset.errors import SourceGap, SourceUnavailable
-from dataset.memory import BLOCK_EVENTS, Fault, Gap, MemorySource, Record
-from dataset.source import Segment
+from dataset.stream.errors import SourceGap, SourceUnavailable
+from dataset.stream.scripted_source import BLOCK_EVENTS, MemorySource, ScriptedFault, ScriptedGap, ScriptedRecord
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 
 
@@ -16,14 +16,14 @@ def partition(source, number=0):
 
 
 def test_gaps_take_positions_and_give_no_events():
-    source = MemorySource([[b"a", Gap(3), None, b"b", Gap(1)]])
+    source = MemorySource([[b"a", ScriptedGap(3), None, b"b", ScriptedGap(1)]])
     assert partition(source).end == 7
     assert read(source, 0, 7) == [(0, b"a"), (4, None), (5, b"b")]
     assert read(source, 1, 4) == []
 
 
 def test_a_record_carries_time_key_and_headers():
-    source = MemorySource([[Record(b"a", 17, b"k", (("h", b"v"),))]])
+    source = MemorySource([[ScriptedRecord(b"a", 17, b"k", (("h", b"v"),))]])
     (block,) = source.read(Segment("memory/0", 0, 0, 1), Deadline.after(1))
     assert block.timestamp_ms_E.tolist() == [17]
     assert block.keys == [b"k"] and block.headers == [(("h", b"v"),)]
@@ -49,7 +49,7 @@ def test_what_retention_took_is_a_gap():
 
 
 def test_a_fault_strikes_the_read_it_is_planned_for_and_no_other():
-    source = MemorySource([[b"%d" % n for n in range(2 * BLOCK_EVENTS)]], faults=[Fault(2, after_events=300)])
+    source = MemorySource([[b"%d" % n for n in range(2 * BLOCK_EVENTS)]], faults=[ScriptedFault(2, after_events=300)])
     whole = read(source, 0, 2 * BLOCK_EVENTS)
     seen = 0
     with pytest.raises(SourceUnavailable):

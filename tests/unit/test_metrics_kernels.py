@@ -18,7 +18,7 @@ from trainer.metrics.auc import (
 )
 from trainer.metrics.measures import measures
 from trainer.metrics.observed import ids_of
-from trainer.metrics.tensors import TensorTotal
+from trainer.metrics.tensor_totals import TensorTotal
 from trainer.metrics.totals import (
     CLAMPED,
     COUNT,

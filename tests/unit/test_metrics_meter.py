@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainer.config import MetricsSection, TaskSection
 from trainer.metrics.auc import exact_auc, sum_group_aucs_reference
 from trainer.metrics.meter import Meter
-from trainer.metrics.observed import Observed
+from trainer.metrics.observed import ObservedBatch
 from trainer.metrics.reduce import LocalReduce
 from trainer.metrics.totals import FRACTION_ONE
 
@@ -52,7 +52,7 @@ class _Rank:
 def batch(seed, size=64, step=0, day=0.0, tasks=("ctr",)):
     rng = np.random.default_rng(seed)
     prediction = {name: rng.random(size, dtype=np.float32) for name in tasks}
-    return Observed(
+    return ObservedBatch(
         step=step,
         prediction_B=prediction,
         label_B={name: (rng.random(size) < 0.4).astype(np.float32) for name in tasks},
@@ -103,7 +103,7 @@ def close(one, observed):
 
 
 def _at_step(observed, step):
-    return Observed(step, *(getattr(observed, name) for name in list(Observed.__dataclass_fields__)[1:]))
+    return ObservedBatch(step, *(getattr(observed, name) for name in list(ObservedBatch.__dataclass_fields__)[1:]))
 
 
 def test_the_measures_of_a_pass_are_those_of_its_samples(tmp_path):

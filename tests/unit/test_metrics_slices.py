@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trainer.config import MetricsSection, TaskSection
 from trainer.metrics.auc import exact_auc
 from trainer.metrics.meter import Meter
-from trainer.metrics.observed import Observed
+from trainer.metrics.observed import ObservedBatch
 from trainer.metrics.reduce import LocalReduce
 from trainer.metrics.slices import Candidates, SliceRows, choose, max_candidates
 from trainer.metrics.totals import COUNT
@@ -30,7 +30,7 @@ def metered(passes, max_values=2):
         timed=False,
     )
     for number, values in enumerate(passes):
-        meter.add(Observed(0, *columns(len(values), number), slices={"device": values}))
+        meter.add(ObservedBatch(0, *columns(len(values), number), slices={"device": values}))
         meter.close_pass(LocalReduce())
     return meter
 

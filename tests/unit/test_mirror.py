@@ -11,13 +11,13 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import SpecError, Unwritable
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
+from trainer.blob.address import StoreKind, parse
 from trainer.blob.errors import BlobUnavailable, BlobUnwritable
-from trainer.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
+from trainer.checkpoint.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
+from trainer.checkpoint.mirror import CommitPresent, Mirror, MirrorEmpty, MirrorSuperseded, read_catalog
+from trainer.checkpoint.mirror_catalog import read_manifest
+from trainer.checkpoint.mirror_fetch import fetch, repair
 from trainer.config import StoreSection
-from trainer.mirror.address import Kind, parse
-from trainer.mirror.catalog import read_manifest
-from trainer.mirror.content import CommitPresent, Mirror, MirrorEmpty, MirrorTaken, lookup
-from trainer.mirror.fetch import fetch, repair
 
 SOON = 30.0
 
@@ -43,7 +43,8 @@ def commit(tmp_path, version, files=None, **more) -> LocalCommit:
 
 
 def test_the_mirror_needs_no_torch():
-    program = "import sys, trainer.mirror.uploader, trainer.mirror.fetch; sys.exit('torch' in sys.modules)"
+    modules = "trainer.checkpoint.mirror_uploader, trainer.checkpoint.mirror_fetch"
+    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -52,7 +53,7 @@ def test_the_mirror_needs_no_torch():
 
 def test_an_address_is_s3_a_file_uri_or_a_folder(tmp_path):
     s3 = parse("s3://bucket/a/b/?region=eu-west-1&endpoint_override=localhost:9000")
-    assert (s3.kind, s3.root, s3.bucket) == (Kind.S3, "bucket/a/b", "bucket")
+    assert (s3.kind, s3.root, s3.bucket) == (StoreKind.S3, "bucket/a/b", "bucket")
     assert s3.options == {"region": "eu-west-1", "endpoint_override": "localhost:9000"}
     assert parse("file:///a%20b").root == "/a b"
     assert parse("mirror", tmp_path).root == str(tmp_path / "mirror")
@@ -340,7 +341,7 @@ def test_lookup_lists_commits_and_damage(tmp_path, uri, mirror):
     mirror.upload(commit(tmp_path, 3), [], soon())
     mirror.upload(commit(tmp_path, 5), [], soon())
     (tmp_path / "mirror" / "commits" / "t1-0000000009-g1.json").write_bytes(b"{half")
-    found = lookup(uri, soon())
+    found = read_catalog(uri, soon())
     assert [(c.name, c.version, c.timeline, c.job) for c in found.commits] == [
         ("t1-0000000005-g1", 5, "t1", "job"),
         ("t1-0000000003-g1", 3, "t1", "job"),
@@ -351,6 +352,6 @@ def test_lookup_lists_commits_and_damage(tmp_path, uri, mirror):
 def test_a_machine_that_returns_cannot_harm_its_successor(tmp_path, mirror):
     mirror.upload(commit(tmp_path, 3), [], soon())
     mirror.upload(commit(tmp_path / "other", 4, timeline="t2", generation=7), [], soon())
-    with pytest.raises(MirrorTaken, match="timeline t2, this job is on t1.*a prefix of its own"):
+    with pytest.raises(MirrorSuperseded, match="timeline t2, this job is on t1.*a prefix of its own"):
         mirror.upload(commit(tmp_path, 5), [], soon())
     assert [each.name for each in mirror.catalog(soon()).commits] == ["t2-0000000004-g7", "t1-0000000003-g1"]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataset.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.multislot import REASONS, MultiSlotParser, parse_line_reference
-from dataset.rejection import Reason
-from dataset.schema import Schema
+from dataset.formats.multislot_parser import REASONS, MultiSlotParser, parse_line_reference
+from dataset.samples.rejection import Reason
+from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from dataset.spec.schema import Schema
 from millrace.keys import sign_of_text
 
 SCHEMA = Schema.of(

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.fakes.past import SPEC, Past
-from trainer import commits
-from trainer.commits import MANIFEST, NewerFormat
-from trainer.records import SpecOperation
-from trainer.recovery import begin
+from trainer.checkpoint import commits
+from trainer.checkpoint.commits import MANIFEST, NewerFormat
+from trainer.journal.records import SpecOperation
+from trainer.rank0.recovery import claim_and_recover
 
 
 def test_a_job_does_not_continue_from_before_a_commit_that_it_cannot_read(tmp_path, monkeypatch):
@@ -20,5 +20,5 @@ def test_a_job_does_not_continue_from_before_a_commit_that_it_cannot_read(tmp_pa
         name = past.commit(2)
     past.end()
     with pytest.raises(NewerFormat, match=f"format {commits.FORMAT + 1}"):
-        begin(past.store, 2, SPEC, None, {})
+        claim_and_recover(past.store, 2, SPEC, None, {})
     assert (past.store / "commits" / name / MANIFEST).exists()

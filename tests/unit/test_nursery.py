@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from service.launcher.nursery import Nursery
-from service.launcher.plan import PYTHON
+from service.cluster.forkserver import ForkingStarter
+from service.cluster.worker_plan import PYTHON
 from tests.integration.running_job import runs
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def nursery(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "show_me.py").write_text(SHOW)
     (tmp_path / "end_me.py").write_text(END)
-    with Nursery(["json.tool"]) as nursery:
+    with ForkingStarter(["json.tool"]) as nursery:
         yield nursery
 
 
@@ -145,7 +145,7 @@ def test_orphans_in_other_sessions_end_with_the_last_worker(nursery, tmp_path):
 def test_nothing_in_other_sessions_outlives_the_forkserver(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "end_me.py").write_text(END)
-    with Nursery([]) as nursery:
+    with ForkingStarter([]) as nursery:
         child, left = away(nursery, tmp_path)
     assert finished(child)[0] == -signal.SIGKILL
     assert not any(Path(f"/proc/{pid}").exists() for pid in left)
@@ -184,7 +184,7 @@ def test_descriptors_are_given_back(nursery, tmp_path):
 
 def test_kernels_are_loaded_from_their_cache_and_none_is_compiled():
     code = (
-        "import pserver.kernels as module; from millrace.nursery import load_kernels; load_kernels();"
+        "import pserver.rows.kernels as module; from millrace.forkserver import load_kernels; load_kernels();"
         "kernels = [thing for thing in vars(module).values() if type(thing).__name__ == 'CPUDispatcher'];"
         "assert not any(sum(k.stats.cache_misses.values()) for k in kernels); print(len(kernels))"
     )
@@ -204,9 +204,9 @@ def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
 def test_what_workers_import_starts_no_thread_but_those_known_to_survive_a_fork():
     """A fork copies only the thread that forks. OpenBLAS and jemalloc restart theirs by pthread_atfork."""
     code = (
-        "import service.config, importlib, threading, pathlib\n"
-        "from service.launcher.running import preloaded\n"
-        "for m in preloaded(service.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
+        "import service.spec.config, importlib, threading, pathlib\n"
+        "from service.cluster.job_run import preloaded\n"
+        "for m in preloaded(service.spec.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
         "assert threading.active_count() == 1;"
         "print(*(p.read_text().strip() for p in pathlib.Path('/proc/self/task').glob('*/comm')))"
     )

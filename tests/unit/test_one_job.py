@@ -4,9 +4,9 @@ import tomllib
 
 import pytest
 
-from service.hosting.host import Phase
-from service.hosting.one_job import hosted
-from service.spec import job_of
+from service.jobs.foreground_host import foreground_host
+from service.jobs.host import Phase
+from service.spec.job import job_of
 from tests.integration.stream_job import SPEC
 
 
@@ -17,7 +17,7 @@ def told():
 
 @pytest.fixture
 def host(tmp_path, told):
-    with hosted(job_of(tomllib.loads(SPEC), tmp_path), lambda: told) as host:
+    with foreground_host(job_of(tomllib.loads(SPEC), tmp_path), lambda: told) as host:
         yield host
 
 

@@ -10,17 +10,17 @@ from typer.testing import CliRunner
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
-from millrace.job_client import JobClient, NotRunning, Unfinished
+from millrace.file_lock import locked
 from millrace.keys import sign_of_text
-from millrace.locks import locked
-from millrace.role import serve_role
-from service.alarms import Alarm, alarms
-from service.operating import explaining, tables
-from service.operating.commands import _counting_note, _pair, operating
-from service.operating.explaining import contains, drop_letters, remaining_copies, sign_of
-from service.operating.tables import current_day
-from service.spec import load_job
-from service.status import Status
+from millrace.rpc.job_client import JobClient, NotRunning, Unfinished
+from millrace.rpc.role import serve_role
+from service.cli.table_commands import _counting_note, _pair, operating
+from service.monitor.alarms import Alarm, alarms
+from service.monitor.status import Status
+from service.spec.job import load_job
+from service.tables import row, table_operations
+from service.tables.row import contains, drop_letters, remaining_copies, sign_of
+from service.tables.table_operations import current_day
 from tests.fakes.past import Past
 from tests.unit.test_spec import NEWS, load
 
@@ -257,14 +257,14 @@ def test_commits_from_before_are_named_and_exports(tmp_path):
 
 def test_tables_meant_are_the_one_named_or_those_with_a_rule():
     rules = {"a": False, "b": True}
-    assert tables.choose_tables(rules, None, ruled=False) == ["b"] and tables.choose_tables(
+    assert table_operations.choose_tables(rules, None, ruled=False) == ["b"] and table_operations.choose_tables(
         rules, "a", ruled=False
     ) == ["a"]
-    assert tables.choose_tables(rules, None, ruled=True) == ["a", "b"]
+    assert table_operations.choose_tables(rules, None, ruled=True) == ["a", "b"]
     with pytest.raises(SpecError, match="there is no table 'c'"):
-        tables.choose_tables(rules, "c", ruled=False)
+        table_operations.choose_tables(rules, "c", ruled=False)
     with pytest.raises(SpecError, match="no table has a rule that deletes rows"):
-        tables.choose_tables({"a": False}, None, ruled=False)
+        table_operations.choose_tables({"a": False}, None, ruled=False)
 
 
 def test_a_dry_run_in_words():
@@ -272,14 +272,14 @@ def test_a_dry_run_in_words():
         "table": "default", "rows": 1000, "going": 300, "fraction": 0.3, "max_fraction": 0.2,
         "below": {"user": 250}, "unseen": {"user": 20, "item": 30},
     }  # fmt: skip
-    assert tables.format_dry_run(answer) == [
+    assert table_operations.format_dry_run(answer) == [
         "table default: 300 of 1,000 rows would be deleted (30.0%; more than max_shrink_fraction = 20.0%: "
         "needs --allow)",
         "  slot   score below        unseen",
         "  user           250            20",
         "  item             0            30",
     ]
-    assert tables.format_dry_run({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
+    assert table_operations.format_dry_run({**answer, "going": 0, "fraction": 0.0, "below": {}, "unseen": {}}) == [
         "table default: 0 of 1,000 rows would be deleted (0.0%; within max_shrink_fraction = 20.0%)"
     ]
 
@@ -287,7 +287,7 @@ def test_a_dry_run_in_words():
 def test_a_shrink_says_how_many_rows_were_counted(chiefs):
     chiefs.run(1)
     chiefs.answers = [NotYet("the rows are being counted"), {"rows": 1000, "going": 300}]
-    [shrunk] = tables.shrink(chiefs, ["default"], {"delete_below": 0.5, "allow": True}, soon())
+    [shrunk] = table_operations.shrink(chiefs, ["default"], {"delete_below": 0.5, "allow": True}, soon())
     assert str(shrunk) == (
         "table default is shrunk from version 7 on; 300 of 1,000 rows met the rule when they were counted"
     )
@@ -317,7 +317,7 @@ ROW = {
 
 
 def test_what_is_known_of_a_key_in_words():
-    assert list(explaining.format_explanation(ROW)) == [
+    assert list(row.format_explanation(ROW)) == [
         "slot user, sign 5: table default, group 0",
         "key 99, bucket 3",
         "admission: admitted; it must be admitted again if its row is deleted",
@@ -328,18 +328,18 @@ def test_what_is_known_of_a_key_in_words():
         "if it is never seen again, a shrink deletes it in 28 days",
         "weights 0.25 -1",
     ]
-    assert "last seen on day 7, 1 day ago" in explaining.format_explanation({**ROW, "unseen_days": 1})
-    assert "the next shrink deletes it" in explaining.format_explanation({**ROW, "leaves_after_days": 0})
-    assert any("it stays" in line for line in explaining.format_explanation({**ROW, "leaves_after_days": None}))
+    assert "last seen on day 7, 1 day ago" in row.format_explanation({**ROW, "unseen_days": 1})
+    assert "the next shrink deletes it" in row.format_explanation({**ROW, "leaves_after_days": 0})
+    assert any("it stays" in line for line in row.format_explanation({**ROW, "leaves_after_days": None}))
 
 
 def test_what_is_known_of_a_key_without_a_row_in_words():
     without = {name: ROW[name] for name in ("slot", "sign", "table", "group", "key", "bucket", "day")} | {"row": False}
-    assert list(explaining.format_explanation({**without, "admission": [], "shard": 1}))[1:] == [
+    assert list(row.format_explanation({**without, "admission": [], "shard": 1}))[1:] == [
         "key 99, bucket 3, shard 1",
         "it has no row: it was never pushed, or its row was deleted",
     ]
-    assert list(explaining.format_explanation({**without, "admission": ROW["admission"]}))[-1] == "it has no row"
+    assert list(row.format_explanation({**without, "admission": ROW["admission"]}))[-1] == "it has no row"
 
 
 @pytest.mark.parametrize(
@@ -362,4 +362,4 @@ def test_what_is_known_of_a_key_without_a_row_in_words():
 )  # fmt: skip
 def test_what_an_entry_of_admission_says_is_a_sentence(entry, words):
     without = {**ROW, "row": False, "admission": [entry]}
-    assert list(explaining.format_explanation(without))[2:] == [f"admission: {words}", "it has no row"]
+    assert list(row.format_explanation(without))[2:] == [f"admission: {words}", "it has no row"]

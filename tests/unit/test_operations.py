@@ -5,23 +5,23 @@ from itertools import count
 
 import pytest
 
-from dataset.schema import Schema
+from dataset.spec.schema import Schema
 from millrace.config import load_toml, validate
 from millrace.deadline import Deadline
 from millrace.errors import NotYet, SpecError
 from millrace.keys import key_of_reference
-from pserver.client import TableStats
 from pserver.config import LAST_DAY
-from pserver.operations import Cut, DayTick, Forget, SetTables, Shrink
+from pserver.protocol.shards import TableStats
+from pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, SetTables, ShrinkRows
 from tests.fakes.records import close, operation
 from tests.unit.test_spec import NEWS, NO_TIME
-from trainer import operations
-from trainer.chronicle import Chronicle, LogJournal
 from trainer.config import TrainerJob
-from trainer.history import History, Logged
-from trainer.log import Kind, Log, LogFull, read
-from trainer.operations import Closing, Operator, Word, cut_of
-from trainer.plan import Plan
+from trainer.journal.job_history import JobHistory, ReplayedPass
+from trainer.journal.log import Log, LogFull, RecordKind, read
+from trainer.journal.pass_plan import PassPlan
+from trainer.rank0 import operations
+from trainer.rank0.operations import ClosingPass, OperationRunner, RankUpdate, cut_of
+from trainer.rank0.replay_log import LogPlanJournal, ReplayLog
 
 LR = "tables.default.optimizer.lr"
 SET = {"op": "set", "id": "a", "keys": {LR: 0.5}}
@@ -89,31 +89,31 @@ class World:
         if self.log is not None:
             self.log.close()
         self.log = Log.claim(self.folder, next(self.generations), Deadline.after(5), timeline="t1")
-        self.chronicle = Chronicle(self.log, LogJournal(self.log), replay, None, "fail", 0.0)
+        self.chronicle = ReplayLog(self.log, LogPlanJournal(self.log), replay, None, "fail", 0.0)
         self.shards, self.decider = Shards(), Decider()
-        self.operator = Operator(self.job, self.chronicle, self.shards, 5.0)
+        self.operator = OperationRunner(self.job, self.chronicle, self.shards, 5.0)
         self.operator.add(self.decider)
         return self.operator.begin(version, 0, state or {}, overrides or {}, waiting)
 
     def close(self, day=0, stats=None):
         self.number += 1
         self.chronicle.take(0)
-        closing = Closing(
+        closing = ClosingPass(
             version=self.number, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats or {},
             positions={}, metrics={}, num_samples=1, ended=False,
         )  # fmt: skip
         return self.operator.close(closing, close(self.number, day=day, events=1, samples=1))
 
     def logged(self):
-        return [record for record in read(self.folder) if record.kind is not Kind.CLAIM]
+        return [record for record in read(self.folder) if record.kind is not RecordKind.CLAIM]
 
     def restarted(self, state=None, version=0, overrides=None):
         """The next generation, from a commit of `version`."""
-        history = History.of(read(self.folder))
+        history = JobHistory.of(read(self.folder))
         by_version = history.operations_by_version()
         replay = [
-            Logged(
-                Plan(number, ()),
+            ReplayedPass(
+                PassPlan(number, ()),
                 1,
                 record.content,
                 record.number,
@@ -141,11 +141,11 @@ def test_a_request_is_logged_at_once_and_acts_at_the_next_close(world):
     word = world.close()
     [(version, [operation])] = world.shards.operated
     assert version == 1 and isinstance(operation, SetTables)
-    assert operation.tables["default"]["optimizer"]["lr"] == 0.5 and word == Word(None, True)
+    assert operation.tables["default"]["optimizer"]["lr"] == 0.5 and word == RankUpdate(None, True)
     assert world.operator.tables["default"].optimizer.lr == 0.5
-    assert [record.kind for record in world.logged()] == [Kind.OPERATION, Kind.CLOSE]
+    assert [record.kind for record in world.logged()] == [RecordKind.OPERATION, RecordKind.CLOSE]
     assert world.operator.ask(SET) == {"id": "a", "version": 1}, "asked for again"
-    assert world.close() == Word(None, False) and len(world.shards.operated) == 1
+    assert world.close() == RankUpdate(None, False) and len(world.shards.operated) == 1
 
 
 def test_an_export_of_a_pass_that_is_withdrawn_before_its_close_acts_at_no_other(world):
@@ -177,9 +177,9 @@ def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
     group = Schema.of(world.job.slots).by_name["user"].group
     [(_, operations)] = world.shards.operated
     assert operations == [
-        Forget(table="default", group=group, key=key_of_reference(7, group)),
-        DayTick(to=2),
-        Shrink(table="default", delete_after_days=3, at_once=True),
+        ForgetRow(table="default", group=group, key=key_of_reference(7, group)),
+        AdvanceDay(to=2),
+        ShrinkRows(table="default", delete_after_days=3, at_once=True),
     ]
     assert world.operator.day == 2
     acted = [("acted", 1, op, False) for op in ("forget", "day_tick", "shrink")]
@@ -195,7 +195,7 @@ def test_the_status_shows_waiting_operations_and_those_that_acted(world):
 
 def test_a_learning_rate_of_the_dense_part_is_sent_to_every_rank(world):
     world.operator.ask({"op": "set", "id": "a", "keys": {"train.dense_optimizer.lr": 0.25}})
-    assert world.close() == Word(0.25, True) and world.shards.operated == []
+    assert world.close() == RankUpdate(0.25, True) and world.shards.operated == []
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_an_id_requested_by_many_threads_is_logged_once(world):
 
 def test_after_a_crash_waiting_operations_act_at_the_first_new_close(world):
     world.operator.ask(SET)
-    assert world.restarted() == Word(world.job.train.dense_optimizer.lr, False)
+    assert world.restarted() == RankUpdate(world.job.train.dense_optimizer.lr, False)
     assert world.operator.ask(SET) == {"id": "a", "version": None} and world.operator.wants_pass()
     world.close()
     assert world.shards.operated[0][0] == 1 and len(world.logged()) == 2
@@ -321,7 +321,7 @@ def test_inert_operations_do_not_act_at_a_close(world):
     world.log.append(operation({"op": "gap", "partition": "t/0", "position": 0, "go_on": 5}))
     world.restarted()
     assert not world.operator.wants_pass()
-    assert world.close() == Word(None, False) and world.operator.status()["acted"] == []
+    assert world.close() == RankUpdate(None, False) and world.operator.status()["acted"] == []
 
 
 def test_an_empty_pass_is_wanted_for_a_waiting_operation_or_by_a_decider(world):
@@ -348,7 +348,7 @@ def test_a_log_without_room_refuses_and_forgets_the_request(world, monkeypatch):
 
 def test_an_export_clears_what_it_selects():
     delta = cut_of(operation(EXPORT))
-    assert delta == Cut(tables=("users",), since=4, base_threshold=0.1, delta_threshold=0.2, delta_keep_days=3)
+    assert delta == ExportCut(tables=("users",), since=4, base_threshold=0.1, delta_threshold=0.2, delta_keep_days=3)
     assert cut_of(operation({**EXPORT, "all": True})).delta_threshold == 0
     base = cut_of(operation({**EXPORT, "type": "base", "parent": None}))
-    assert base == Cut(tables=("users",), since=0, base_threshold=0.1)
+    assert base == ExportCut(tables=("users",), since=0, base_threshold=0.1)

@@ -8,7 +8,7 @@ from millrace.config import load_toml, validate
 from millrace.errors import SpecError
 from tests.unit.test_spec import NEWS
 from trainer.config import TrainerJob
-from trainer.respec import after_set, is_hot, remaining, with_overrides
+from trainer.spec.changes import after_set, is_hot, remaining, with_overrides
 
 LR = "tables.default.optimizer.lr"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from dataset import paddle as fleet
-from dataset.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
-from dataset.loader import Tally
-from dataset.memory import MemorySource
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.segment_reader import SegmentReader
 from dataset.pipe.command import PACKAGES
-from dataset.reader import SegmentReader
-from dataset.schema import Schema
-from dataset.source import Segment
+from dataset.spec.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.spec.schema import Schema
+from dataset.stream.scripted_source import MemorySource
+from dataset.stream.source import Segment
 
 DATA = Path(os.environ.get("MILLRACE_DATA", PACKAGES.parent / "shared" / "data"))
 READER, CRITEO = DATA.parent / "compat" / "paddle_reader.py", DATA / "criteo" / "criteo_80k.txt.gz"
@@ -153,7 +153,7 @@ def test_the_documented_generator_is_a_pipe_command(reader_script, protocol):
     pipe = PipeSection(command=("python", "reader.py"), protocol=protocol, tries=1)
     lines = criteo_lines()
     reader = SegmentReader(MemorySource([lines]), pipe, schema, SourceSection(), None, reader_script.parent)
-    tally = Tally()
+    tally = PassTally()
     blocks = list(reader.read(0, [Segment("memory/0", 0, 0, NUM_LINES)], tally))
     reader.close()
     assert (tally.num_samples, tally.rejected) == (NUM_LINES, {})

@@ -6,10 +6,10 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
-from millrace.job_client import JobClient, NotRunning
-from millrace.locks import locked
-from millrace.role import serve_role
-from service.past.asking import make_commit, request_commit
+from millrace.file_lock import locked
+from millrace.rpc.job_client import JobClient, NotRunning
+from millrace.rpc.role import serve_role
+from service.history.commit_request import make_commit, request_commit
 from tests.fakes.past import Past
 
 
@@ -90,7 +90,7 @@ def test_the_chief_that_follows_one_that_dies_is_asked_again(chiefs, monkeypatch
             chiefs.run(2)
             chiefs.commits = True
 
-    monkeypatch.setattr("service.past.asking.time.sleep", the_job_is_restarted)
+    monkeypatch.setattr("service.history.commit_request.time.sleep", the_job_is_restarted)
     assert make_commit(chiefs.store, soon()) == "t1-0000000002-g1"
     assert chiefs.asked == 2
 

@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from millrace.deadline import Deadline
-from service.past.closes import Closes, Moment
+from service.history.closes import Closes, TimelineVersion
 from tests.fakes.past import Past
-from trainer.log import Log
+from trainer.journal.log import Log
 
 
 @pytest.fixture
@@ -106,26 +106,28 @@ def test_a_log_that_was_begun_anew_is_told_from_its_begin(past, generation):
 
 
 def test_a_moment_is_read_as_it_is_written_and_later_ones_are_greater():
-    for moment in (Moment(2, 23), Moment(0, 23)):
-        assert Moment.of(str(moment)) == moment
-    assert str(Moment(2, 23)) == "t2-23" and Moment(1, 99) < Moment(2, 21) < Moment(2, 23)
+    for moment in (TimelineVersion(2, 23), TimelineVersion(0, 23)):
+        assert TimelineVersion.of(str(moment)) == moment
+    assert str(TimelineVersion(2, 23)) == "t2-23" and TimelineVersion(1, 99) < TimelineVersion(2, 21) < TimelineVersion(
+        2, 23
+    )
     for text in ("", "t2", "2-23", "t2-", "-1", "t2-23-g1", "\u0662", "9" * 16):
-        assert Moment.of(text) is None
+        assert TimelineVersion.of(text) is None
 
 
 def test_a_moment_of_a_timeline_that_was_left_is_where_the_present_one_left_it(past):
     closes = Closes(past.store / "log")
-    assert closes.placed(Moment(1, 7)) == Moment(1, 7)
+    assert closes.placed(TimelineVersion(1, 7)) == TimelineVersion(1, 7)
     close(past, 1, 2, 3, 4, 5)
     past.begin("t2", base="t1-0000000004-g1")
-    assert closes.placed(Moment(1, 5)) == closes.placed(Moment(2, 4)) == Moment(2, 4)
+    assert closes.placed(TimelineVersion(1, 5)) == closes.placed(TimelineVersion(2, 4)) == TimelineVersion(2, 4)
     close(past, 5, 6, 7)
     past.begin("t3", base="t2-0000000006-g2")
     close(past, 7)
     past.begin("t4", base="t2-0000000005-g2")
     for follower in (closes, Closes(past.store / "log")):
         placed = {
-            text: str(follower.placed(Moment.of(text)))
+            text: str(follower.placed(TimelineVersion.of(text)))
             for text in ("t1-2", "t1-5", "t2-5", "t2-7", "t3-7", "t4-9", "t9-9", "9")
         }
         assert placed == {

@@ -8,13 +8,14 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
-from millrace.locks import locked
-from service.past import choosing, commit_output
-from service.past import commits as work
-from service.past.choosing import chosen_name
+from millrace.file_lock import locked
+from service.cli import commit_output
+from service.history import commit_list as work
+from service.history import commit_lookup
+from service.history.commit_lookup import find_commit_name
 from tests.fakes.past import Past
-from trainer.commits import CommitDamaged, Commits
-from trainer.rewind import Lineage, rewind
+from trainer.checkpoint.commits import CommitDamaged, Commits
+from trainer.checkpoint.rewind import Lineage, rewind
 
 
 @pytest.fixture
@@ -108,10 +109,10 @@ def test_a_version_means_the_newest_commit_of_it_that_led_to_the_present_one(tex
     names = [f"t1-000000000{n}-g1" for n in (4, 5, 6)] + ["t2-0000000005-g3", "t2-0000000005-g4"]
     past = Lineage("t2", {"t1": None, "t2": "t1-0000000004-g1"})
     if answer in names:
-        assert chosen_name(names, text, past) == answer
+        assert find_commit_name(names, text, past) == answer
     else:
         with pytest.raises(SpecError) as caught:
-            chosen_name(names, text, past)
+            find_commit_name(names, text, past)
         assert str(caught.value).startswith(answer)
 
 
@@ -128,7 +129,7 @@ def test_sound_commits_are_told_with_what_was_read(past, said):
 def test_what_a_killed_command_held_is_let_go_by_the_next(past, said):
     killed = subprocess.Popen(["true"])
     killed.wait()
-    name, host = names(past)[0], choosing._HOST
+    name, host = names(past)[0], commit_lookup._HOST
     for who in (f"verify-{host}-{killed.pid}", f"rerun-{host}-{os.getpid()}", "rerun-elsewhere-1", "verify-1"):
         Commits(past.store).hold(name, who)
     left = past.store / "reruns" / f"verify-{host}-{killed.pid}"

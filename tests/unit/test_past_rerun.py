@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import SpecError
-from service.launcher.plan import plan_job
-from service.past.rerun import comparing, course_of, print_comparison, replace_store
-from service.spec import LoadedJob, load_job
+from service.cluster.worker_plan import plan_job
+from service.history.rerun import course_of, plan_rerun, print_comparison, replace_store
+from service.spec.job import LoadedJob, load_job
 from tests.fakes.past import Past
-from trainer.commits import Commits
-from trainer.records import SpecOperation, Void
-from trainer.rewind import NotPossible, rewind
+from trainer.checkpoint.commits import Commits
+from trainer.checkpoint.rewind import NotPossible, rewind
+from trainer.journal.records import SpecOperation, Void
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 
@@ -101,7 +101,7 @@ def test_a_timeline_of_a_rewind_is_trained_again_from_a_commit_of_its_past_not_f
 
 
 def test_trainers_are_told_which_log_to_compare_with(past, job):
-    plan = comparing(plan_job(job, past.store / "workers" / "g1", generation=1), past.store, commit(past, 1))
+    plan = plan_rerun(plan_job(job, past.store / "workers" / "g1", generation=1), past.store, commit(past, 1))
     assert [each.config["rerun"] for each in plan.trainers] == [
         {"store": str(past.store), "commit": "t1-0000000001-g1"}
     ] * len(plan.trainers)

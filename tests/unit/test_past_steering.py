@@ -7,14 +7,14 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
-from millrace.locks import locked
-from service.past.steering import format_rewound, format_skipped, rewind_job, skip_job
-from service.spec import LoadedJob, load_job
+from millrace.file_lock import locked
+from service.history.rewind import format_rewound, format_skipped, rewind_job, skip_job
+from service.spec.job import LoadedJob, load_job
 from tests.fakes.past import Past
-from trainer.commits import CommitDamaged, Commits
-from trainer.history import History
-from trainer.log import newest_generation, read
-from trainer.partitions import Skip
+from trainer.checkpoint.commits import CommitDamaged, Commits
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import newest_generation, read
+from trainer.journal.partitions import SkippedRange
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 
@@ -75,7 +75,7 @@ def test_a_job_with_a_damaged_log_is_rewound_with_a_log_begun_anew(past, job):
     said = next(format_rewound(rewind_job(job, "2")))
     aside = path.parent / "damaged-before-g2"
     assert f"the log is damaged (00000001-0001.log, byte {read_at(aside)})" in said
-    now = History.of(read(path.parent))
+    now = JobHistory.of(read(path.parent))
     assert (now.timeline, now.base, now.closed) == ("t2", "t1-0000000002-g1", 2)
 
 
@@ -92,7 +92,7 @@ def test_a_commit_that_is_damaged_is_not_rewound_to(past, job):
 
 
 def test_a_skip_says_what_is_gone_past_and_which_passes_are_withdrawn(past, job):
-    wanted = Skip("a", 250, 260)
+    wanted = SkippedRange("a", 250, 260)
     assert list(format_skipped(wanted, skip_job(job, wanted, "half a line"))) == [
         "a: 10 positions are skipped, 250-260; the next run continues after them",
         "void passes, to be planned again without them: 3",
@@ -101,13 +101,13 @@ def test_a_skip_says_what_is_gone_past_and_which_passes_are_withdrawn(past, job)
 
 def test_a_skip_without_a_reason_is_refused(past, job):
     with pytest.raises(MillraceError, match="--reason is empty"):
-        skip_job(job, Skip("a", 250, 260), " ")
+        skip_job(job, SkippedRange("a", 250, 260), " ")
     assert newest_generation(job.store / "log") == 1
 
 
 def test_a_job_that_runs_is_not_steered(past, job):
     with locked(job.store / "lock", Deadline.after(5)):
-        for steer in (lambda: rewind_job(job, "1"), lambda: skip_job(job, Skip("a", 250, 260), "x")):
+        for steer in (lambda: rewind_job(job, "1"), lambda: skip_job(job, SkippedRange("a", 250, 260), "x")):
             with pytest.raises(SpecError, match="is in use by a run that has not ended; this is possible only while"):
                 steer()
     assert newest_generation(job.store / "log") == 1

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from dataset.source import Segment
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
-from service.past.wording import MAX_NAMED, log_lines, print_log
+from service.history.log_text import MAX_NAMED, log_lines, print_log
 from tests.fakes.records import operation
-from trainer.log import Log, LogDamaged, read
-from trainer.plan import Plan
-from trainer.records import PassClose, SpecOperation, Void
+from trainer.journal.log import Log, LogDamaged, read
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import PassClose, SpecOperation, Void
 
 
 def segment(partition, number, begin, end):
@@ -19,7 +19,7 @@ def segment(partition, number, begin, end):
 
 
 def plan(number, *ranks, learn=True):
-    return Plan(number, tuple(map(tuple, ranks)), learn)
+    return PassPlan(number, tuple(map(tuple, ranks)), learn)
 
 
 def close(number, rejected=()):

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.columns import slots_of_job
-from dataset.config import EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
-from dataset.dead_letters import DeadLetters
-from dataset.errors import BadEvent, PipeFailed, SourceUnavailable
-from dataset.loader import Tally
-from dataset.memory import Fault, MemorySource
+from dataset.formats.generator_columns import slots_of_job
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.dead_letters import DeadLetters
+from dataset.loader.segment_reader import SegmentReader
 from dataset.pipe.command import check_command, encode_slots, prepare_command
-from dataset.reader import SegmentReader
-from dataset.rejection import Reason
-from dataset.schema import Schema
-from dataset.source import Segment
+from dataset.samples.rejection import Reason
+from dataset.spec.config import EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
+from dataset.spec.schema import Schema
+from dataset.stream.errors import BadEvent, PipeFailed, SourceUnavailable
+from dataset.stream.scripted_source import MemorySource, ScriptedFault
+from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 
@@ -39,7 +39,7 @@ def read(folder, command, *, lines=LINES, segments=None, source=None, config=Non
     reader = SegmentReader(
         source or MemorySource([lines]), pipe, SCHEMA, config or SourceSection(), dead_letters, folder
     )
-    tally = Tally()
+    tally = PassTally()
     try:
         blocks = list(reader.read(3, segments or [Segment("memory/0", 0, 0, len(lines))], tally))
     finally:
@@ -238,13 +238,13 @@ def test_a_command_that_does_not_read_all_events_is_found_out(tmp_path):
 
 
 def test_a_command_that_never_stops_printing_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataset.pipe.multislot.OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr("dataset.pipe.multislot_runner.OUTPUT_BYTES", 1 << 20)
     with pytest.raises(PipeFailed, match="printed far more than its events can explain"):
         read(tmp_path, ("yes", "1 1 1 1"))
 
 
 def test_a_line_without_end_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataset.pipe.multislot.MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr("dataset.pipe.multislot_runner.MAX_LINE_BYTES", 1 << 16)
     with pytest.raises(PipeFailed, match="printed a line longer than"):
         read(tmp_path, script(tmp_path, "sys.stdin.read(); print('1' * (1 << 22))"))
 
@@ -302,7 +302,7 @@ def test_dead_letters_hold_the_bytes(tmp_path):
     letters = DeadLetters(tmp_path / "dead", 0, PipeSection(command=("cat",)).dead_letters)
     pipe = PipeSection(command=("cat",))
     reader = SegmentReader(MemorySource([[b"oops", None]]), pipe, SCHEMA, SourceSection(), letters, tmp_path)
-    tally = Tally()
+    tally = PassTally()
     list(reader.read(3, [Segment("memory/0", 0, 0, 2)], tally))
     path = letters.publish(3)
     reader.close()
@@ -314,8 +314,8 @@ def test_dead_letters_hold_the_bytes(tmp_path):
 
 
 def test_a_source_that_goes_away_is_waited_for_and_read_on_where_it_stopped(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("dataset.reader.AWAY_WAIT_S", 0.01)
-    source = MemorySource([LINES], faults=[Fault(on_read=1, after_events=7), Fault(on_read=2)])
+    monkeypatch.setattr("dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
+    source = MemorySource([LINES], faults=[ScriptedFault(on_read=1, after_events=7), ScriptedFault(on_read=2)])
     blocks, tally = read(tmp_path, ("cat",), source=source)
     assert signs(blocks) == list(range(20))
     assert tally.num_events == 20
@@ -323,12 +323,12 @@ def test_a_source_that_goes_away_is_waited_for_and_read_on_where_it_stopped(tmp_
 
 
 def test_a_source_that_stays_away_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataset.reader.AWAY_WAIT_S", 0.01)
-    source = MemorySource([LINES], faults=[Fault(on_read=n) for n in range(1, 200)])
+    monkeypatch.setattr("dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
+    source = MemorySource([LINES], faults=[ScriptedFault(on_read=n) for n in range(1, 200)])
     pipe = PipeSection(command=("cat",))
     reader = SegmentReader(source, pipe, SCHEMA, SourceSection(), None, tmp_path, max_outage_s=0.05)
     with pytest.raises(SourceUnavailable):
-        list(reader.read(1, [ALL], Tally()))
+        list(reader.read(1, [ALL], PassTally()))
     reader.close()
 
 
@@ -340,7 +340,7 @@ def test_closing_ends_a_command_at_work_at_once(tmp_path):
 
     def work():
         with pytest.raises(PipeFailed) as failed:
-            list(reader.read(1, [ALL], Tally()))
+            list(reader.read(1, [ALL], PassTally()))
         ended.append(str(failed.value))
 
     thread = threading.Thread(target=work)

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.pipe.multislot import lines_of
-from dataset.pipe.work import bytes_of, find_line_feeds, joined, screen, take_events
-from dataset.rejection import Reason
-from dataset.source import Events, Segment
+from dataset.pipe.multislot_runner import lines_of
+from dataset.pipe.segment_work import bytes_of, concat_values, find_line_feeds, reject_early, take_events
+from dataset.samples.rejection import Reason
+from dataset.stream.source import Events, Segment
 
 VALUES = st.lists(st.binary(max_size=8), min_size=1, max_size=6)
 SEGMENT = Segment("topic/1", 1, 10, 99)
@@ -20,7 +20,7 @@ def block(values: list[bytes | None], first: int = 10) -> Events:
 @given(VALUES, st.sampled_from([-1, 10]))
 def test_values_are_joined_as_bytes_join(values, ending):
     expected = b"".join(value + (b"\n" if ending == 10 else b"") for value in values)
-    assert joined(block(list(values)), ending).tobytes() == expected
+    assert concat_values(block(list(values)), ending).tobytes() == expected
 
 
 @given(st.lists(st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=6), st.booleans())
@@ -47,7 +47,7 @@ def test_line_feeds_are_found_as_in_finds_them(values):
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=8)), max_size=8), st.booleans())
 def test_events_no_command_should_see_are_split_off(values, lines):
-    work = screen(SEGMENT, [block(values[:3], 10), block(values[3:], 13)], 5, lines=lines)
+    work = reject_early(SEGMENT, [block(values[:3], 10), block(values[3:], 13)], 5, lines=lines)
     wrong = {}
     for position, value in enumerate(values, 10):
         if value is None:

@@ -5,9 +5,19 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.source import Partition
-from trainer.partitions import Skip
-from trainer.plan import Gap, Plan, backlog, cut, drained, gaps, in_proportion, num_positions, streams
+from dataset.stream.source import Partition
+from trainer.journal.partitions import SkippedRange
+from trainer.journal.pass_plan import (
+    PassPlan,
+    RetentionGap,
+    backlog,
+    cut,
+    gaps,
+    is_drained,
+    num_positions,
+    proportional_shares,
+    streams,
+)
 
 
 def partition(number, end, begin=0, final=True, start=None, **order):
@@ -18,14 +28,16 @@ def partition(number, end, begin=0, final=True, start=None, **order):
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 200))
 def test_a_pass_takes_of_each_stream_in_proportion_to_its_backlog(counts, max_events):
-    taken = in_proportion(counts, max_events)
+    taken = proportional_shares(counts, max_events)
     total = sum(counts)
     assert sum(taken) == min(max_events, total)
     assert all(0 <= t <= c for t, c in zip(taken, counts, strict=True))
     assert all(abs(t - min(max_events, total) * c / max(1, total)) < 1 for t, c in zip(taken, counts, strict=True))
 
 
-skipped = st.lists(st.builds(Skip, st.sampled_from(["t/0", "t/1"]), st.integers(0, 60), st.integers(0, 70)), max_size=4)
+skipped = st.lists(
+    st.builds(SkippedRange, st.sampled_from(["t/0", "t/1"]), st.integers(0, 60), st.integers(0, 70)), max_size=4
+)
 
 
 @given(
@@ -39,7 +51,7 @@ def test_passes_cover_every_position_once_in_order_and_ranks_have_equal_parts(fi
     positions: dict[str, int] = {}
     seen: dict[str, list[tuple[str, int]]] = {p.stream_name: [] for p in partitions}
     number = 0
-    while not drained(partitions, positions, skips):
+    while not is_drained(partitions, positions, skips):
         number += 1
         waiting = sum(backlog(partitions, positions, skips))
         plan = cut(number, partitions, positions, max_events, num_ranks, learn=True, skips=skips)
@@ -59,7 +71,7 @@ def gone(name, position, skips):
 
 
 def test_a_segment_stops_at_a_skip_and_the_next_begins_after_it():
-    plan = cut(1, [partition(0, 100), partition(1, 100)], {"t/0": 5}, 40, 1, True, [Skip("t/0", 10, 60)])
+    plan = cut(1, [partition(0, 100), partition(1, 100)], {"t/0": 5}, 40, 1, True, [SkippedRange("t/0", 10, 60)])
     assert [(s.partition, s.begin, s.end) for s in plan.segments[0]] == [
         ("t/0", 5, 10),
         ("t/0", 60, 67),
@@ -103,7 +115,7 @@ def test_a_cap_limits_a_partition():
 
 def test_a_plan_survives_its_message():
     plan = cut(3, [partition(i, 7) for i in range(3)], {"t/1": 5}, 9, 2, learn=False)
-    assert Plan.of_message(plan.message()) == plan
+    assert PassPlan.of_message(plan.message()) == plan
 
 
 def test_a_position_before_the_first_retained_one_is_left_for_the_source_to_refuse():
@@ -117,5 +129,5 @@ def test_a_lone_partition_with_less_than_a_position_a_rank_leaves_ranks_without(
 
 def test_a_gap_is_a_position_before_the_first_retained_one_even_if_never_read():
     there = [partition(0, 80, begin=50, start=0), partition(1, 80, begin=50, start=60)]
-    assert gaps(there, {}, to_latest=False) == [Gap("t/0", 0, 50)]
-    assert gaps(there, {"t/0": 50, "t/1": 49}, to_latest=True) == [Gap("t/1", 49, 80)]
+    assert gaps(there, {}, to_latest=False) == [RetentionGap("t/0", 0, 50)]
+    assert gaps(there, {"t/0": 50, "t/1": 49}, to_latest=True) == [RetentionGap("t/1", 49, 80)]

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from dataset.config import SimulatedSource
-from dataset.errors import SourceGap, SourceUnavailable
-from dataset.memory import MemorySource, Record
-from dataset.simulated import Simulated
-from dataset.source import Partition
+from dataset.sources.simulated import SimulatedStream
+from dataset.spec.config import SimulatedSource
+from dataset.stream.errors import SourceGap, SourceUnavailable
+from dataset.stream.scripted_source import MemorySource, ScriptedRecord
+from dataset.stream.source import Partition
 from millrace import retry
 from millrace.deadline import Deadline
 from trainer.config import PassesSection
-from trainer.log import LogFull
-from trainer.partitions import Skip, meet
-from trainer.plan import Plan
-from trainer.planner import Drained, MemoryJournal, Planner
-from trainer.records import GapOperation
+from trainer.journal.log import LogFull
+from trainer.journal.partitions import SkippedRange, with_new_partitions
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import GapOperation
+from trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
 
 
 class Stream:
@@ -56,18 +56,18 @@ def first(stream, learn_until=None, positions=None, num_positions=0, **passes):
 
 def test_by_count_a_pass_waits_until_it_is_full():
     answer, lag = first(Stream((3, False), (7, False), (25, False)), cut="count", max_events=10)
-    assert isinstance(answer, Plan) and answer.num_positions == 10
+    assert isinstance(answer, PassPlan) and answer.num_positions == 10
     assert lag == {"t/0": 25}
 
 
 def test_by_count_the_last_pass_takes_what_is_left():
     answer, _ = first(Stream((7, True), bounded=True), max_events=10)
-    assert isinstance(answer, Plan) and answer.num_positions == 7
+    assert isinstance(answer, PassPlan) and answer.num_positions == 7
 
 
 def test_a_bounded_stream_at_its_end_is_drained():
     answer, _ = first(Stream((7, True), bounded=True), positions={"t/0": 7})
-    assert isinstance(answer, Drained)
+    assert isinstance(answer, StreamEnded)
 
 
 @pytest.mark.parametrize("cut", ["count", "arrival"])
@@ -80,7 +80,7 @@ def test_a_stream_without_an_end_is_never_drained_even_where_every_partition_is_
 
 def test_by_arrival_a_pass_needs_new_events():
     answer, _ = first(Stream((0, False), (0, False), (4, False)), max_events=10, wait="50ms")
-    assert isinstance(answer, Plan) and answer.num_positions == 4
+    assert isinstance(answer, PassPlan) and answer.num_positions == 4
 
 
 @pytest.mark.parametrize("cut", ["count", "arrival"])
@@ -90,7 +90,7 @@ def test_without_events_an_operation_that_waits_gets_an_empty_pass(cut):
     planner.request(1, {}, 0)
     assert planner.take(0.2) is None
     planner.wants_pass = lambda: True
-    assert planner.take(10.0) == Plan(1, ((), ()))
+    assert planner.take(10.0) == PassPlan(1, ((), ()))
     assert planner.lag({}) == {"t/0": came}
     planner.close()
 
@@ -105,7 +105,7 @@ def test_a_waiting_operation_does_not_shorten_a_pass():
 
 def test_by_arrival_a_full_pass_does_not_wait():
     answer, _ = first(Stream((40, False)), max_events=10, wait="1h")
-    assert isinstance(answer, Plan) and answer.num_positions == 10
+    assert isinstance(answer, PassPlan) and answer.num_positions == 10
 
 
 def test_learning_ends_exactly_at_learn_until():
@@ -174,7 +174,7 @@ def test_after_a_gap_the_job_continues_as_configured_and_counts_lost_positions(o
     if begin:
         assert [(s.begin, s.end) for s in answer.segments[0]] == [(50, 60)]
     else:
-        assert isinstance(answer, Drained)
+        assert isinstance(answer, StreamEnded)
     planner.close()
 
 
@@ -194,7 +194,7 @@ def plan_of(planner, number=1, positions=None):
         planner.close()
 
 
-class Listening(MemoryJournal):
+class Listening(MemoryPlanJournal):
     """Records the number of answers that the planner had given when it wrote."""
 
     def __init__(self):
@@ -228,7 +228,7 @@ def test_new_partitions_and_the_plan_are_logged_before_the_answer():
 def test_a_restart_with_the_registry_plans_what_the_first_start_planned():
     first = Planner(MemorySource([[b"a"] * 50, [b"b"] * 50]), PassesSection(max_events=20), 2, None)
     plan = plan_of(first)
-    journal = MemoryJournal()
+    journal = MemoryPlanJournal()
     grown = MemorySource([[b"a"] * 70, [b"b"] * 60, [b"c"] * 90])
     again = Planner(grown, PassesSection(max_events=20), 2, None, journal=journal, known=first.known)
     assert plan_of(again) == plan
@@ -243,7 +243,7 @@ HOURS = [range(0, 30), range(2, 9), [], range(0, 60, 7)]
 
 
 def hourly():
-    return MemorySource([[Record(b"e", 3_600_000 * hour) for hour in hours] for hours in HOURS])
+    return MemorySource([[ScriptedRecord(b"e", 3_600_000 * hour) for hour in hours] for hours in HOURS])
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -257,7 +257,7 @@ def test_parallel_partitions_are_planned_alike_whenever_the_job_is_restarted(num
         plan = running.take(10.0)
         restarted = Planner(hourly(), passes, num_ranks, None, known=known)
         again = plan_of(restarted, number, positions)
-        if isinstance(plan, Drained):
+        if isinstance(plan, StreamEnded):
             break
         assert again == plan
         plans.append(plan)
@@ -266,18 +266,18 @@ def test_parallel_partitions_are_planned_alike_whenever_the_job_is_restarted(num
         hours = [HOURS[s.number][at] for s in segments for at in range(s.begin, s.end)]
         assert len({s.number for s in segments}) == 1 or max(hours) - min(hours) < 4
     running.close()
-    assert isinstance(again, Drained)
+    assert isinstance(again, StreamEnded)
     assert positions == {"memory/0": 30, "memory/1": 7, "memory/3": 9}
 
 
 def test_streams_without_backlog_cause_no_queries_for_times():
-    source = MemorySource([[Record(b"e", 1)], [Record(b"e", 1)]], bounded=False)
+    source = MemorySource([[ScriptedRecord(b"e", 1)], [ScriptedRecord(b"e", 1)]], bounded=False)
     planner = Planner(source, PassesSection(wait="1ms"), 1, None)
     planner.request(1, {}, 0)
     assert planner.take(10.0).num_positions == 2
     asked = source.num_time_lookups
-    source.append(0, [Record(b"e", 10**12)])
-    source.append(1, [Record(b"e", 0)])
+    source.append(0, [ScriptedRecord(b"e", 10**12)])
+    source.append(1, [ScriptedRecord(b"e", 0)])
     planner.request(2, {"memory/0": 1, "memory/1": 1}, 2)
     assert planner.take(10.0).num_positions == 2
     planner.close()
@@ -285,15 +285,15 @@ def test_streams_without_backlog_cause_no_queries_for_times():
 
 
 def test_a_pause_makes_what_waited_meanwhile_a_backlog():
-    source = MemorySource([[Record(b"e", 1)], [Record(b"e", 1)]], bounded=False)
+    source = MemorySource([[ScriptedRecord(b"e", 1)], [ScriptedRecord(b"e", 1)]], bounded=False)
     planner = Planner(source, PassesSection(wait="1ms"), 1, None)
     planner.request(1, {}, 0)
     assert planner.take(10.0).num_positions == 2
     planner.held = lambda: True
     planner.request(2, {"memory/0": 1, "memory/1": 1}, 2)
     assert planner.take(0.2) is None
-    source.append(0, [Record(b"e", 10**12)])
-    source.append(1, [Record(b"e", 2)])
+    source.append(0, [ScriptedRecord(b"e", 10**12)])
+    source.append(1, [ScriptedRecord(b"e", 2)])
     planner.held = lambda: False
     assert planner.take(10.0).positions() == {"memory/1": 2}
     planner.close()
@@ -302,13 +302,13 @@ def test_a_pause_makes_what_waited_meanwhile_a_backlog():
 def test_a_stream_by_the_clock_continues_after_a_restart_at_the_jobs_position():
     config = SimulatedSource(kind="simulated", rate=1000.0, partitions=2)
     passes = PassesSection(max_events=50, wait="10ms")
-    first = Planner(Simulated(config, seed=1), passes, 1, None)
+    first = Planner(SimulatedStream(config, seed=1), passes, 1, None)
     plan = plan_of(first)
     positions = {name: position + 1_000_000 for name, position in plan.positions().items()}
-    again = plan_of(Planner(Simulated(config, seed=1), passes, 1, None, known=first.known), 2, positions)
+    again = plan_of(Planner(SimulatedStream(config, seed=1), passes, 1, None, known=first.known), 2, positions)
     assert {s.partition: s.begin for s in again.segments[0]}.items() <= positions.items()
     with pytest.raises(SourceGap, match="simulated/0 is not what it was"):
-        plan_of(Planner(Simulated(config, seed=2), passes, 1, None, known=first.known), 2, positions)
+        plan_of(Planner(SimulatedStream(config, seed=2), passes, 1, None, known=first.known), 2, positions)
 
 
 def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning():
@@ -318,7 +318,7 @@ def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning(
     assert plan_of(first).positions() == {"memory/0": 5}
     stream.add_partition([b"b"] * 4)
     stream.drop_before(1, 1)
-    journal = MemoryJournal()
+    journal = MemoryPlanJournal()
     again = Planner(stream, passes, 1, None, journal=journal, known=first.known)
     plan = plan_of(again, 2, {"memory/0": 5})
     assert [(s.number, s.begin, s.end) for s in plan.segments[0]] == [(1, 1, 4)]
@@ -331,7 +331,7 @@ def test_a_replaced_partition_stops_the_job_however_long_it_is(size):
     first = Planner(stream, PassesSection(wait="10ms"), 1, None)
     plan = plan_of(first)
     stream.recreate(0, [b"x"] * size)
-    journal = MemoryJournal()
+    journal = MemoryPlanJournal()
     with pytest.raises(SourceGap, match="memory/0 is not what it was"):
         plan_of(
             Planner(stream, PassesSection(wait="10ms"), 1, None, journal=journal, known=first.known), 2, {"memory/0": 5}
@@ -344,18 +344,20 @@ def test_a_replaced_partition_stops_the_job_however_long_it_is(size):
 def test_skipped_positions_are_in_no_plan():
     stream = MemorySource([[b"a"] * 30])
     passes = PassesSection(max_events=100)
-    planner = Planner(stream, passes, 1, None, skips=[Skip("memory/0", 10, 15), Skip("memory/0", 25, 99)])
+    planner = Planner(
+        stream, passes, 1, None, skips=[SkippedRange("memory/0", 10, 15), SkippedRange("memory/0", 25, 99)]
+    )
     assert [(s.begin, s.end) for s in plan_of(planner).segments[0]] == [(0, 10), (15, 25)]
     assert planner.lag({"memory/0": 12}) == {"memory/0": 10}
     over = Planner(stream, passes, 1, None, known=planner.known, skips=planner.skips)
-    assert isinstance(plan_of(over, 2, {"memory/0": 25}), Drained)
+    assert isinstance(plan_of(over, 2, {"memory/0": 25}), StreamEnded)
 
 
 def test_a_gap_is_logged_once_and_skipped_from_then_on_also_after_a_restart():
     stream = MemorySource([[b"a"] * 30], bounded=False)
     stream.drop_before(0, 20)
-    journal, passes = MemoryJournal(), PassesSection(wait="10ms")
-    known, _ = meet({}, stream.partitions(Deadline.after(1)), False)
+    journal, passes = MemoryPlanJournal(), PassesSection(wait="10ms")
+    known, _ = with_new_partitions({}, stream.partitions(Deadline.after(1)), False)
     planner = Planner(stream, passes, 1, None, "latest", journal=journal, known=known)
     planner.request(2, {"memory/0": 10}, 10)
     assert planner.take(0.3) is None
@@ -372,7 +374,7 @@ def test_a_gap_is_logged_once_and_skipped_from_then_on_also_after_a_restart():
     assert journal.operations == [gap]
 
 
-class Full(MemoryJournal):
+class Full(MemoryPlanJournal):
     """Has no room until `room` is set."""
 
     def __init__(self):

@@ -4,9 +4,9 @@ import threading
 
 from tests.unit.test_planner import Stream
 from trainer.config import PassesSection
-from trainer.plan import Plan
-from trainer.planner import PAUSED, Drained, Planner
-from trainer.progress import Progress
+from trainer.journal.pass_plan import PassPlan
+from trainer.rank0.planner import PAUSED, Planner, StreamEnded
+from trainer.status.progress import TrainerProgress
 
 
 def planner_of(stream, paused, wants_pass=lambda: False, **passes):
@@ -35,7 +35,7 @@ def test_paused_no_pass_is_planned_and_resumed_the_events_that_waited_are():
         assert planner.take(0.2) is None
         paused.clear()
         answer = planner.take(10.0)
-        assert isinstance(answer, Plan) and answer.num_positions == 10 and not planner.paused
+        assert isinstance(answer, PassPlan) and answer.num_positions == 10 and not planner.paused
     finally:
         planner.close()
 
@@ -49,7 +49,7 @@ def test_paused_at_its_end_a_bounded_stream_is_not_drained_until_it_is_resumed()
         until(lambda: planner.paused)
         assert planner.take(0.2) is None
         paused.clear()
-        assert isinstance(planner.take(10.0), Drained)
+        assert isinstance(planner.take(10.0), StreamEnded)
     finally:
         planner.close()
 
@@ -61,13 +61,13 @@ def test_paused_a_waiting_operation_gets_an_empty_pass():
     try:
         planner.request(1, {}, 0)
         answer = planner.take(10.0)
-        assert isinstance(answer, Plan) and answer.num_positions == 0
+        assert isinstance(answer, PassPlan) and answer.num_positions == 0
     finally:
         planner.close()
 
 
 def test_the_state_says_paused_while_no_pass_is_known_and_only_then():
-    progress = Progress("clicks")
+    progress = TrainerProgress("clicks")
     progress.idle(False)
     assert progress.status()["state"] == "starting"
     progress.idle(True)
@@ -77,6 +77,6 @@ def test_the_state_says_paused_while_no_pass_is_known_and_only_then():
 
 
 def test_the_file_is_the_one_that_the_service_makes():
-    from service import store
+    from service.cluster import store
 
     assert store.PAUSED == PAUSED and store.PAUSED in store.MADE_BY_A_RUN

@@ -11,33 +11,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.arrow import AnswerReader
-from dataset.batch import Ragged, Samples
-from dataset.config import DenseSlot, KafkaSource, MetaSlot, SparseSlot
-from dataset.multislot import MultiSlotParser, parse_line_reference
-from dataset.schema import Schema
-from dataset.source import Partition, Segment
+from dataset.formats.arrow_columns import AnswerReader
+from dataset.formats.multislot_parser import MultiSlotParser, parse_line_reference
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.config import DenseSlot, KafkaSource, MetaSlot, SparseSlot
+from dataset.spec.schema import Schema
+from dataset.stream.source import Partition, Segment
 from millrace.config import validate
 from millrace.errors import BadInput, SpecError
 from pserver.config import TableSection
-from service.predicting.commands import folder_of, input_of
-from service.predicting.crew import PredictionFailed, WorkerDied, error_of
-from service.predicting.running import predict
-from service.spec import Job
+from service.cli.prediction_commands import folder_of, input_of
+from service.predict.prediction import predict
+from service.predict.worker_group import PredictionFailed, WorkerDied, error_of
+from service.spec.job import Job
 from tests.integration.stream_job import SPEC
 from trainer.config import MetricsSection, TaskSection
-from trainer.embedding import tables_of
-from trainer.exports.tracing import Frozen
-from trainer.metrics.tensors import TensorTotal
-from trainer.predict import plan as planning
-from trainer.predict.batches import FixedBatches, filled_up, no_samples
-from trainer.predict.beside import ProcessPace
-from trainer.predict.columns import Columns, Numbering
+from trainer.features.deduplication import tables_of
+from trainer.metrics.tensor_totals import TensorTotal
+from trainer.predict import prediction_plan as planning
+from trainer.predict.background import CpuLimit
 from trainer.predict.config import PredictionRequest
-from trainer.predict.observing import measured, observed_table, targets_of
-from trainer.predict.parts import Output, writing_part
-from trainer.predict.plan import Plan, fingerprint_of, names_commit, segments_of, source_config
+from trainer.predict.fixed_batches import FixedBatches, filled_up, no_samples
+from trainer.predict.metric_inputs import compute_metrics, metric_table, targets_of
+from trainer.predict.output_columns import OutputColumns, SampleNumbers
+from trainer.predict.output_files import PredictionOutput, writing_part
+from trainer.predict.prediction_plan import PredictionPlan, fingerprint_of, names_commit, segments_of, source_config
 from trainer.predict.predictor import Predictor
+from trainer.train.tracing import FrozenModel
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = (
@@ -155,7 +155,7 @@ def numbers_reference(events):
 
 @given(st.lists(st.integers(0, 5)).map(sorted), st.lists(st.integers(0, 12)))
 def test_samples_are_numbered_within_their_events_however_blocks_are_cut(events, cuts):
-    numbering, found = Numbering(traced=True), []
+    numbering, found = SampleNumbers(traced=True), []
     bounds = sorted({0, len(events), *(cut for cut in cuts if cut < len(events))})
     for begin, end in zip(bounds, bounds[1:], strict=False):
         found += numbering.number(np.array(events[begin:end], np.int64)).tolist()
@@ -164,10 +164,10 @@ def test_samples_are_numbered_within_their_events_however_blocks_are_cut(events,
 
 def test_two_columns_of_one_name_are_refused():
     job = spec()
-    columns = Columns.of(request(columns=["a", "a"], outputs=["ctr", "slot.a"]), job, Schema.of(job.slots))
+    columns = OutputColumns.of(request(columns=["a", "a"], outputs=["ctr", "slot.a"]), job, Schema.of(job.slots))
     assert columns.names()[-3:] == ["a", "prediction.ctr", "slot.a"]
     with pytest.raises(SpecError, match="two columns would be named 'a'"):
-        Columns.of(request(columns=["a"], outputs=["ctr", "a"]), job, Schema.of(job.slots))
+        OutputColumns.of(request(columns=["a"], outputs=["ctr", "a"]), job, Schema.of(job.slots))
 
 
 def test_a_masked_or_absent_label_is_null_and_weighs_nothing():
@@ -177,7 +177,7 @@ def test_a_masked_or_absent_label_is_null_and_weighs_nothing():
     tasks = (TaskSection(name="ctr", label="click", mask="page"),)
     label_B, weight_B = targets_of(samples, tasks, None)
     assert label_B["ctr"].tolist() == [1, 0, 0, 1] and weight_B["ctr"].tolist() == [1, 0, 0, 1]
-    columns = Columns(SCHEMA, tasks, (), ("ctr",), True)
+    columns = OutputColumns(SCHEMA, tasks, (), ("ctr",), True)
     table = columns.table(Segment("f", 0, 0, 9), samples, np.zeros(4, np.int64), {"ctr": np.zeros(4, np.float32)})
     assert table["label.ctr"].to_pylist() == [1, None, None, 1]
 
@@ -207,15 +207,15 @@ def test_segments_are_cut_by_position_alone(tmp_path):
     assert [(each.partition, each.begin, each.end) for each in cut] == [
         ("a.txt", 0, 2), ("a.txt", 2, 4), ("a.txt", 4, 5), ("c.txt", 0, 2), ("c.txt", 2, 4)
     ]  # fmt: skip
-    plan = Plan("f", {"commit": "c"}, cut)
+    plan = PredictionPlan("f", {"commit": "c"}, cut)
     plan.write(tmp_path)
-    assert Plan.read(tmp_path) == plan
-    Plan.forget(tmp_path)
-    assert Plan.read(tmp_path) is None
+    assert PredictionPlan.read(tmp_path) == plan
+    PredictionPlan.forget(tmp_path)
+    assert PredictionPlan.read(tmp_path) is None
 
 
 def test_an_input_is_cut_into_no_more_parts_than_can_be_planned_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.predict.plan.MAX_PARTS", 4)
+    monkeypatch.setattr("trainer.predict.prediction_plan.MAX_PARTS", 4)
     (tmp_path / "a.txt").write_text("x\n" * 8)
     assert len(segments_of(request().input, spec(), tmp_path, 2)) == 4
     with pytest.raises(SpecError, match="^segment_events: 1 gives 8 parts of this input; the most is 4"):
@@ -280,7 +280,7 @@ FACTS = {"num_events": 3, "num_samples": 3, "num_judged": 3}
 
 
 def test_a_part_counts_once_its_mark_is_there(tmp_path):
-    output = Output(tmp_path)
+    output = PredictionOutput(tmp_path)
     output.work.mkdir()
     written = a_part(output, 0, [1, 2, 3])
     assert output.mark(0) is None and not (tmp_path / "part-000000.parquet").exists()
@@ -291,7 +291,7 @@ def test_a_part_counts_once_its_mark_is_there(tmp_path):
 
 
 def test_a_part_that_failed_leaves_nothing(tmp_path):
-    output = Output(tmp_path)
+    output = PredictionOutput(tmp_path)
     output.work.mkdir()
     schema = pa.schema({"x": pa.int64()})
     with pytest.raises(KeyError), writing_part(output, 0, schema, schema):
@@ -300,7 +300,7 @@ def test_a_part_that_failed_leaves_nothing(tmp_path):
 
 
 def test_done_is_last_and_the_work_goes(tmp_path):
-    output = Output(tmp_path)
+    output = PredictionOutput(tmp_path)
     output.work.mkdir()
     assert output.manifest() is None
     output.put("_manifest.json", {"half": True})
@@ -311,7 +311,7 @@ def test_done_is_last_and_the_work_goes(tmp_path):
 
 
 def test_an_output_of_an_older_millrace_is_read(tmp_path):
-    output = Output(tmp_path)
+    output = PredictionOutput(tmp_path)
     (tmp_path / "manifest.json").write_text('{"whole": true}')
     (tmp_path / "metrics.json").write_text('{"tasks": {}}')
     assert output.manifest() is None, "without DONE there is nothing"
@@ -320,7 +320,7 @@ def test_an_output_of_an_older_millrace_is_read(tmp_path):
 
 
 def test_an_output_that_an_older_millrace_began_goes_on_under_the_new_names(tmp_path):
-    output = Output(tmp_path)
+    output = PredictionOutput(tmp_path)
     output.work.mkdir()
     (tmp_path / "dead_letters").mkdir()
     (tmp_path / "dead_letters" / "letter").touch()
@@ -347,7 +347,7 @@ def test_metrics_do_not_depend_on_how_samples_are_cut_into_parts(tmp_path_factor
         for number, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
             cut = slice(begin, end)
             weight = np.ones(end - begin, np.float32)
-            table = observed_table(
+            table = metric_table(
                 tasks, {"ctr": prediction[cut]}, {"ctr": label[cut]}, {"ctr": weight}, group[cut], {"s": slices[cut]}
             )
             files.append(folder / str(number))
@@ -356,7 +356,7 @@ def test_metrics_do_not_depend_on_how_samples_are_cut_into_parts(tmp_path_factor
             total = TensorTotal()
             total.add(prediction[cut])
             totals.append(json.loads(json.dumps({"p": total.to_json()})))
-        return measured(config, tasks, files, totals, lambda: None)
+        return compute_metrics(config, tasks, files, totals, lambda: None)
 
     whole = over([0, 30])
     assert over(sorted([0, *cuts, 30])) == whole
@@ -376,7 +376,7 @@ def test_a_process_rests_for_what_it_worked_beyond_its_share():
         slept.append(seconds)
         clock["now"] += seconds
 
-    pace = ProcessPace(0.5, lambda: clock["worked"], lambda: clock["now"], sleep)
+    pace = CpuLimit(0.5, lambda: clock["worked"], lambda: clock["now"], sleep)
     clock["worked"], clock["now"] = 1.0, 1.0
     pace.rest()
     assert slept == [1.0], "one second of work is half a core's for two"
@@ -481,7 +481,7 @@ def test_predictions_are_those_of_the_frozen_model_that_exports_have(towers):
     predictor = Predictor(job, schema, folder, ())
     model = predictor._model  # noqa: SLF001
     inputs = predictor._inputs(batch, rows)  # noqa: SLF001
-    wanted = Frozen(model, job.tasks).predict(inputs)["ctr"][:7]
+    wanted = FrozenModel(model, job.tasks).predict(inputs)["ctr"][:7]
     assert np.array_equal(predictor.predict(batch, rows).prediction_B["ctr"], wanted)
 
 

@@ -9,16 +9,16 @@ import pytest
 
 from millrace.errors import SpecError
 from millrace.lifecycle import ExitCode
-from service.access.allowed import Allowed
-from service.access.config import AllowSection
-from service.launcher.supervision import Outcome
-from service.predicting import after
-from service.predicting.after import ThenPredict, check_before, request_of
-from service.predicting.crew import PredictionCancelled, PredictionFailed
-from service.spec import LoadedJob, load_job
+from service.auth.config import AllowSection
+from service.auth.spec_rules import SpecRules
+from service.cluster.supervision import RunOutcome
+from service.predict import after_training
+from service.predict.after_training import RunThenPredict, check_before, request_of
+from service.predict.worker_group import PredictionCancelled, PredictionFailed
+from service.spec.job import LoadedJob, load_job
 from tests.integration.stream_job import SPEC
-from trainer.predict.plan import fingerprint_of
-from trainer.respec import significant
+from trainer.predict.prediction_plan import fingerprint_of
+from trainer.spec.changes import significant_keys
 
 PREDICT = '[predict]\ninput = { paths = ["later.txt"] }\noutput = "predicted"\n'
 
@@ -51,13 +51,13 @@ def test_a_prediction_that_cannot_be_is_refused_with_its_key(tmp_path, override,
 
 
 def test_what_is_predicted_at_the_end_is_no_part_of_what_passes_give(tmp_path):
-    assert significant(job(tmp_path).raw, job(tmp_path, 'predict.output="elsewhere"').raw) == []
+    assert significant_keys(job(tmp_path).raw, job(tmp_path, 'predict.output="elsewhere"').raw) == []
 
 
 def test_through_the_service_its_places_are_confined(tmp_path):
     loaded = job(tmp_path, 'predict.output="/etc/predicted"')
     with pytest.raises(SpecError, match="predict.output"):
-        Allowed(AllowSection(pipe_commands=(("cat",),)), tmp_path).check(loaded.spec, loaded.folder)
+        SpecRules(AllowSection(pipe_commands=(("cat",),)), tmp_path).check(loaded.spec, loaded.folder)
 
 
 def test_a_folder_that_holds_something_else_is_refused_before_anything_starts(tmp_path):
@@ -88,9 +88,9 @@ class Ran:
 
     def __init__(self, store: Path, code: int = 0, stopped: bool = False) -> None:
         self.launcher = SimpleNamespace(stopped=stopped, drain=lambda: None)
-        self.store, self.report, self._outcome = store, {"events": 5}, Outcome(code, "the stream is drained")
+        self.store, self.report, self._outcome = store, {"events": 5}, RunOutcome(code, "the stream is drained")
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         return self._outcome
 
     def status(self):
@@ -106,7 +106,7 @@ def predicts(tmp_path, monkeypatch):
 
     def run(act, **ended):
         ran, lines, statuses = Ran(tmp_path, **ended), [], []
-        both = ThenPredict(ran, job(tmp_path), lambda worker, text: lines.append(text))
+        both = RunThenPredict(ran, job(tmp_path), lambda worker, text: lines.append(text))
 
         def predict(job, request, progress, cancelled, on_line, *, alone):
             progress(0.5, "1 of 2 parts")
@@ -114,7 +114,7 @@ def predicts(tmp_path, monkeypatch):
             assert alone and isinstance(cancelled, threading.Event)
             return act(both, cancelled)
 
-        monkeypatch.setattr(after, "predict", predict)
+        monkeypatch.setattr(after_training, "predict", predict)
         return both, both.run(), lines, statuses
 
     return run

@@ -2,16 +2,16 @@
 
 import pytest
 
-from dataset.kafka_client import consumer_options
+from dataset.sources.kafka_client import consumer_options
 from millrace.config import validate
 from millrace.errors import SpecError
-from service.access.asked_predictions import check_brokers, check_workers
-from service.access.config import AllowSection
-from service.hosting.config import LimitsSection
-from service.spec import job_of
+from service.auth.config import AllowSection
+from service.jobs.config import LimitsSection
+from service.jobs.prediction_rules import check_brokers, check_workers
+from service.spec.job import job_of
 from tests.unit.test_secrecy import PASSWORD, SPEC
 from trainer.predict.config import PredictionRequest
-from trainer.predict.plan import merged, servers_of, source_config
+from trainer.predict.prediction_plan import merge_options, servers_of, source_config
 
 
 @pytest.fixture
@@ -71,7 +71,9 @@ def test_brokers_are_the_same_however_they_are_written():
     for written in ("b1:9092,b2:9092", "b2:9092, b1:9092", ["b1:9092", "b2:9092"], ["b1:9092,b2:9092"]):
         assert servers_of({"bootstrap_servers": written}) == {"b1:9092", "b2:9092"}
     assert servers_of({}) == frozenset()
-    assert merged({"bootstrap_servers": ["b1:9092", "b2:9092"], "ssl_password": "p"}, {"bootstrap_servers": "b1:9092"})
+    assert merge_options(
+        {"bootstrap_servers": ["b1:9092", "b2:9092"], "ssl_password": "p"}, {"bootstrap_servers": "b1:9092"}
+    )
 
 
 def test_without_a_list_of_brokers_a_request_names_its_jobs_and_no_others(job):

@@ -14,15 +14,15 @@ from rich.console import Console
 from millrace import logs
 from millrace.errors import MillraceError
 from millrace.lifecycle import exit_code_of
-from millrace.printable import printable, say
+from millrace.printable import print_printable, printable
 from millrace.stderr import StderrLog
-from service.alarms import alarms
-from service.display import LiveShow, render
-from service.launcher.process import LocalWorker
-from service.lines import news
-from service.remote import commands
-from service.shows import PlainShow
-from service.status import Status
+from service.cli import service_commands
+from service.cluster.local import LocalWorker
+from service.monitor.alarms import alarms
+from service.monitor.display import LiveShow, render
+from service.monitor.lines import status_changes
+from service.monitor.shows import PlainShow
+from service.monitor.status import Status
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -48,7 +48,7 @@ def test_every_character_that_moves_a_cursor_or_turns_text_is_written_out():
 
 
 def test_say_is_print_for_words_of_others(capsys):
-    say(EVIL, 7, sep="|", file=sys.stderr)
+    print_printable(EVIL, 7, sep="|", file=sys.stderr)
     assert capsys.readouterr().err == f"{SHOWN}|7\n"
 
 
@@ -106,7 +106,7 @@ def test_the_error_that_ends_a_process_is_harmless(capsys, error):
 def test_what_a_chief_says_is_harmless_in_every_display(capsys):
     told = {"job": "j", "state": EVIL, "trouble": EVIL, "last_death": EVIL, "restarts": 1, "passed_over": {EVIL: EVIL}}
     status = Status({**told, "operations": {"exporting": {"main": {"name": EVIL, "failing": EVIL}}}})
-    assert all(map(harmless, [*alarms(status).values(), *news(status, None)]))
+    assert all(map(harmless, [*alarms(status).values(), *status_changes(status, None)]))
     console = Console(file=io.StringIO(), width=200, color_system=None)
     live = LiveShow(console)
     live.on_line("trainer-0", EVIL)
@@ -119,6 +119,6 @@ def test_what_a_chief_says_is_harmless_in_every_display(capsys):
 def test_kept_output_is_harmless_as_the_command_line_shows_it(capsys, monkeypatch):
     page = {"items": [{"worker": "trainer-0", "text": EVIL}], "next": None}
     client = SimpleNamespace(get=lambda *path, **words: page)
-    monkeypatch.setattr(commands, "service_at", lambda url, token: nullcontext(client))
-    commands.logs("clicks", last=1)
+    monkeypatch.setattr(service_commands, "service_at", lambda url, token: nullcontext(client))
+    service_commands.logs("clicks", last=1)
     assert capsys.readouterr().out == f"trainer-0: {SHOWN}\n"

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from millrace import priority
-from millrace.priority import AHEAD, AUTOGROUP, Pace, Yielding, ahead_of_others, can_yield
+from millrace.priority import AHEAD, AUTOGROUP, Pace, ThreadPriority, can_lower_priority, prioritized
 
 
 def policy_after(*steps):
     """Policy of a thread after steps called on it from here."""
-    yielding, ready, done, found = Yielding(), threading.Event(), threading.Event(), []
+    yielding, ready, done, found = ThreadPriority(), threading.Event(), threading.Event(), []
 
     def work():
         yielding.begin()
@@ -30,7 +30,7 @@ def policy_after(*steps):
     return found[0]
 
 
-@pytest.mark.skipif(not can_yield(), reason="this process may not lower and raise a thread's priority")
+@pytest.mark.skipif(not can_lower_priority(), reason="this process may not lower and raise a thread's priority")
 def test_a_thread_ahead_of_need_goes_last_and_an_awaited_one_is_as_urgent_as_any():
     assert policy_after("ahead") == os.SCHED_IDLE
     assert policy_after("ahead", "awaited") == os.SCHED_OTHER
@@ -43,7 +43,7 @@ def test_where_the_process_may_not_nothing_happens(monkeypatch):
 
 
 def test_a_thread_that_has_ended_is_left_alone():
-    yielding = Yielding()
+    yielding = ThreadPriority()
     yielding.begin()
     yielding.end()
     yielding.ahead()
@@ -62,7 +62,7 @@ def test_long_work_rests_for_its_share_of_the_time_worked():
     assert time.thread_time() - before_s < 0.01, "what was rested for is not rested for again"
 
 
-@pytest.mark.skipif(not can_yield(), reason="this process may not lower and raise a thread's priority")
+@pytest.mark.skipif(not can_lower_priority(), reason="this process may not lower and raise a thread's priority")
 def test_a_thread_that_answers_goes_first_with_the_threads_it_starts_and_no_other_does(monkeypatch, tmp_path):
     found, go, over = {}, threading.Event(), threading.Event()
 
@@ -71,7 +71,7 @@ def test_a_thread_that_answers_goes_first_with_the_threads_it_starts_and_no_othe
         found[name] = os.getpriority(os.PRIO_PROCESS, 0)
 
     def answer():
-        with ahead_of_others():
+        with prioritized():
             inner = threading.Thread(target=nice, args=["answers"])
             inner.start()
             found["session"] = session.read_text()
@@ -96,7 +96,7 @@ def test_a_thread_that_answers_goes_first_with_the_threads_it_starts_and_no_othe
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="sessions share nothing out here")
 def test_a_session_is_as_it_was_afterwards():
     before = AUTOGROUP.read_text()
-    with ahead_of_others():
+    with prioritized():
         pass
     assert AUTOGROUP.read_text() == before
 
@@ -107,5 +107,5 @@ def test_without_permission_to_go_first_nothing_happens(monkeypatch):
 
     monkeypatch.setattr(os, "setpriority", refused)
     before = AUTOGROUP.read_text() if AUTOGROUP.exists() else ""
-    with ahead_of_others():
+    with prioritized():
         assert (AUTOGROUP.read_text() if AUTOGROUP.exists() else "") == before

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from millrace.keys import NUM_BUCKETS, bucket_of, mix_reference
 from pserver.admission import Admission
-from pserver.admission.amounts import Measure
-from pserver.admission.deciding import lot_of
-from pserver.admission.exact import Exact, ExactReference
-from pserver.admission.sketch import Sketch, SketchReference
+from pserver.admission.counting import CountingUnit
+from pserver.admission.entries import draw_of
+from pserver.admission.exact_counts import ExactCounter, ExactCounterReference
+from pserver.admission.sketch import SketchCounter, SketchCounterReference
 from pserver.config import MIN_COUNTS_BYTES as MIN_MEMORY
 from pserver.config import CountEntry, ProbabilityEntry, ShowClickEntry
-from pserver.digest import add
-from pserver.placement import Placement
+from pserver.protocol.placement import Placement
+from pserver.rows.digest import add
 
 SEED, NONCLK, CLK = 7, 0.1, 1.0
 ALL = (0, NUM_BUCKETS)
@@ -55,22 +55,27 @@ class Reference:
         if bucket not in self.buckets:
             self.buckets[bucket] = made = []
             for entry in self.counting:
-                measure, size = Measure.of(entry, NONCLK, CLK), entry.memory // NUM_BUCKETS
+                measure, size = CountingUnit.of(entry, NONCLK, CLK), entry.memory // NUM_BUCKETS
                 item = measure.dtype.itemsize
                 slots = size // (8 + item) if entry.exact else size // 8 * 8 // item // 4
-                made.append((measure.rates, (ExactReference if entry.exact else SketchReference)(slots, measure.most)))
+                made.append(
+                    (
+                        measure.rates,
+                        (ExactCounterReference if entry.exact else SketchCounterReference)(slots, measure.most),
+                    )
+                )
         return self.buckets[bucket]
 
     def admit(self, keys, show, click, day):
         admitted = []
         for key, s, c in zip(keys, show, click, strict=True):
-            said = [lot_of(key, SEED) < self.p]
+            said = [draw_of(key, SEED) < self.p]
             if said[0]:
                 said += [t.record(key, s, c, rates, day) for rates, t in self._tallies(bucket_of(key))]
             admitted.append(all(said))
         for key, yes in zip(keys, admitted, strict=True):
             for _, tally in self._tallies(bucket_of(key)) if yes else ():
-                if isinstance(tally, ExactReference):
+                if isinstance(tally, ExactCounterReference):
                     tally.forget(key)
         return admitted
 
@@ -169,7 +174,7 @@ def test_each_entry_counts_what_the_others_still_refuse():
 def test_a_key_whose_lot_refuses_it_costs_no_counter():
     ours = admission(count(2), lot(0.5))
     keys = [mix_reference(i) for i in range(4000)]
-    refused = [key for key in keys if lot_of(key, SEED) >= 0.5]
+    refused = [key for key in keys if draw_of(key, SEED) >= 0.5]
     empty = ours.digest()
     assert not any(admit(ours, refused)) and ours.digest() == empty
     assert abs(len(refused) / len(keys) - 0.5) < 0.05
@@ -179,7 +184,7 @@ def test_lots_differ_by_seed_and_stay():
     keys = [mix_reference(i) for i in range(2000)]
     first, again, other = (admission(lot(0.5), seed=seed) for seed in (1, 1, 2))
     assert admit(first, keys) == admit(again, keys) == admit(first, keys) != admit(other, keys)
-    assert [lot_of(key, 42).hex() for key in (0, 1, keys[9])] == GOLDEN_LOTS
+    assert [draw_of(key, 42).hex() for key in (0, 1, keys[9])] == GOLDEN_LOTS
 
 
 GOLDEN_LOTS = ["0x1.653db2a0f0debp-1", "0x1.8d3e6ab10335ep-1", "0x1.39fdb7be39ab4p-3"]
@@ -266,7 +271,7 @@ def test_what_is_told_of_a_key_is_json():
     counted, scored, drawn = json.loads(json.dumps(ours.explain(5, 0)))
     assert (counted["estimate"], counted["agrees"], counted["n"]) == (1, False, 3)
     assert scored["estimate"] == pytest.approx(0.1, abs=1e-4) and scored["score"] == 0.3
-    assert drawn["agrees"] and drawn["lot"] == lot_of(5, SEED)
+    assert drawn["agrees"] and drawn["lot"] == draw_of(5, SEED)
 
 
 def test_memory_is_what_was_asked_for_and_too_little_is_refused():
@@ -289,11 +294,16 @@ def test_kernels_keep_the_state_that_their_twins_keep():
         assert admit(ours, keys, show, 0.0, day) == plain.admit(keys, show, [0.0] * 80, day)
     for bucket in (0, 1):
         (_, sketch), (_, exact) = plain.buckets[bucket]
-        kept = {kind: tally for (_, _, tally) in ours._counting for kind in (Sketch, Exact) if isinstance(tally, kind)}
-        cells = kept[Sketch].arrays["cells"][bucket]
+        kept = {
+            kind: tally
+            for (_, _, tally) in ours._counting
+            for kind in (SketchCounter, ExactCounter)
+            if isinstance(tally, kind)
+        }
+        cells = kept[SketchCounter].arrays["cells"][bucket]
         assert cells[: len(sketch.cells)].tolist() == sketch.cells
-        assert (sketch.day, sketch.mass) == (3, int(kept[Sketch].arrays["mass"][bucket]))
-        table = {name: kept[Exact].arrays[name][bucket] for name in ("keys", "counts", "dropped", "used")}
+        assert (sketch.day, sketch.mass) == (3, int(kept[SketchCounter].arrays["mass"][bucket]))
+        table = {name: kept[ExactCounter].arrays[name][bucket] for name in ("keys", "counts", "dropped", "used")}
         used = table["counts"] > 0
         assert dict(zip(table["keys"][used].tolist(), table["counts"][used].tolist(), strict=True)) == exact.counts
         assert (int(table["dropped"]), int(table["used"])) == (exact.dropped, len(exact.counts))

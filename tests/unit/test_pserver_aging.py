@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.aging import Life
 from pserver.config import SlotLife, TableSection
-from pserver.operations import Cut, Shrink
+from pserver.lifecycle.aging import TableAging
+from pserver.protocol.table_operations import ExportCut, ShrinkRows
 
 GROUPS = {"a": 3, "b": 4}
 SECTION = TableSection(decay=0.5, delete_below=0.3, delete_after_days=4, slots={"a": SlotLife(decay=0.9)})
@@ -24,21 +24,21 @@ def act(life, number, version):
         case 0:
             life.tick(life.day + 1 + number // 5)
         case 1:
-            life.shrink(Shrink(table="t"), version)
+            life.shrink(ShrinkRows(table="t"), version)
         case 2:
-            life.shrink(Shrink(table="t", delete_below=0.1), version)
+            life.shrink(ShrinkRows(table="t", delete_below=0.1), version)
         case 3:
-            life.cut(Cut(since=version // 2, base_threshold=0.2, delta_threshold=0.4, delta_keep_days=3), version)
+            life.cut(ExportCut(since=version // 2, base_threshold=0.2, delta_threshold=0.4, delta_keep_days=3), version)
         case _:
             life.set(SECTION.model_copy(update={"decay": 0.7}), GROUPS)
 
 
 @given(st.lists(st.integers(0, 9)), st.sampled_from([3, 4]), st.floats(0, 9), st.integers(1, 9))
 def test_what_a_commit_says_of_a_life_is_that_life(history, group, show, changed):
-    life = Life(SECTION, GROUPS)
+    life = TableAging(SECTION, GROUPS)
     for version, number in enumerate(history, 1):
         act(life, number, version)
-    again = Life.of(SECTION, GROUPS, life.message())
+    again = TableAging.of(SECTION, GROUPS, life.message())
     row = words(show=show, delta=show, group=group, changed=changed)
     assert again.message() == life.message() and again.day == life.day
     for ask in ("score", "absent", "delta_score", "unseen"):
@@ -47,20 +47,20 @@ def test_what_a_commit_says_of_a_life_is_that_life(history, group, show, changed
 
 @given(st.floats(0, 50), st.floats(0, 50), st.sampled_from([3, 4]), st.integers(0, 3))
 def test_a_row_leaves_on_the_day_it_was_foretold(show, click, group, today):
-    life, row = Life(SECTION, GROUPS), words(show=show, click=click, group=group)
+    life, row = TableAging(SECTION, GROUPS), words(show=show, click=click, group=group)
     life.tick(today)
     days = life.leaves_after(row[0])
     assert days is not None  # it is unseen for too long one day
     for later in range(days + 1):
         life.tick(today + later)
-        gone = Life.of(SECTION, GROUPS, life.message())
-        gone.shrink(Shrink(table="t"), 1)
+        gone = TableAging.of(SECTION, GROUPS, life.message())
+        gone.shrink(ShrinkRows(table="t"), 1)
         assert gone.absent(row)[0] == (later == days)
 
 
 def test_a_cut_clears_what_it_selects_and_nothing_that_changed_later():
-    life = Life(SECTION, GROUPS)
-    life.cut(Cut(since=2, delta_threshold=1.0), 5)
+    life = TableAging(SECTION, GROUPS)
+    life.cut(ExportCut(since=2, delta_threshold=1.0), 5)
     told = {
         "selected": words(delta=2.0, changed=5),
         "too little": words(delta=0.5, changed=5),
@@ -77,8 +77,8 @@ def test_a_cut_clears_what_it_selects_and_nothing_that_changed_later():
 
 
 def test_a_threshold_of_zero_keeps_nothing_back():
-    life, below_zero = Life(SECTION, GROUPS), words(click=-5.0, delta=-5.0)
-    assert life.selected(below_zero, Cut(since=0), 1)[0]
-    assert not life.selected(below_zero, Cut(since=0, base_threshold=0.1), 1)[0]
-    life.cut(Cut(since=0), 1)
+    life, below_zero = TableAging(SECTION, GROUPS), words(click=-5.0, delta=-5.0)
+    assert life.selected(below_zero, ExportCut(since=0), 1)[0]
+    assert not life.selected(below_zero, ExportCut(since=0, base_threshold=0.1), 1)[0]
+    life.cut(ExportCut(since=0), 1)
     assert life.delta_score(below_zero)[0] == 0.0

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver import changes as module
-from pserver.changes import FOLDER, ChangeFiles, Changes, read_changes
-from pserver.client import ShardPart
+from pserver.commit import change_files as module
+from pserver.commit.change_files import FOLDER, ChangedKeys, ChangeFiles, read_changes
 from pserver.errors import StoreDamaged, StoreFailed
-from pserver.store.base import order_of
+from pserver.protocol.shards import ShardCommitPart
+from pserver.store.row_store import sort_order_of
 
 TABLE = "default"
 ALL = (0, 4096)
@@ -21,13 +21,13 @@ ALL = (0, 4096)
 
 def some(changed=(), gone=(), group=3):
     keys_U, gone_G = np.array(list(changed), np.uint64), np.array(list(gone), np.uint64)
-    return Changes.of(keys_U, gone_G, np.full(len(gone_G), group, np.uint16))
+    return ChangedKeys.of(keys_U, gone_G, np.full(len(gone_G), group, np.uint16))
 
 
 def told(changes):
     """As sets; checks the order."""
     for keys_U in (changes.changed_U, changes.gone_G):
-        places_U = order_of(keys_U)
+        places_U = sort_order_of(keys_U)
         assert (places_U[1:] > places_U[:-1]).all()
     assert len(changes.gone_G) == len(changes.gone_group_G)
     return set(changes.changed_U.tolist()), set(changes.gone_G.tolist())
@@ -45,7 +45,7 @@ class OneShard:
         (folder / self.name).mkdir(parents=True, exist_ok=True)
         made = self.files.write(version, changes.of_buckets(*self.buckets), since, folder / below)
         facts = {TABLE: {"changes": [each.message(below) for each in made]}}
-        return ShardPart(self.name, self.buckets, facts, {f"{below}/{each.name}": each.stored for each in made})
+        return ShardCommitPart(self.name, self.buckets, facts, {f"{below}/{each.name}": each.stored for each in made})
 
     def commit(self, folder, version, changes, since):
         part = self.write(folder, version, changes, since)
@@ -64,14 +64,14 @@ def read(folder, part, since, upto):
 
 
 def test_keys_come_once_and_in_the_order_of_stores():
-    changes = Changes.of(
+    changes = ChangedKeys.of(
         np.array([4096, 1, 4096, 2], np.uint64), np.array([7, 4099, 7], np.uint64), np.array([5, 6, 9], np.uint16)
     )
     assert changes.changed_U.tolist() == [4096, 1, 2] and changes.gone_G.tolist() == [4099, 7]
     assert changes.gone_group_G.tolist() == [6, 5] and len(changes) == 5
     only = changes.of_buckets(2, 4)
     assert (only.changed_U.tolist(), only.gone_G.tolist(), only.gone_group_G.tolist()) == ([2], [4099], [6])
-    assert len(Changes.joined([])) == 0
+    assert len(ChangedKeys.joined([])) == 0
 
 
 def test_a_commit_tells_what_happened_since_any_commit_of_the_oldest_parent_on(shard, tmp_path):
@@ -120,7 +120,7 @@ def test_where_nobody_asks_nothing_is_written_and_a_later_request_is_not_covered
 
 def test_a_part_of_a_commit_that_tells_nothing_gives_nothing(tmp_path):
     for facts in ({}, {TABLE: {"rows": 1, "rows_by_group": {"1": 1}}}):
-        assert read_changes(tmp_path, [ShardPart("shard-0", ALL, facts, {})], TABLE, 3, 3) is None
+        assert read_changes(tmp_path, [ShardCommitPart("shard-0", ALL, facts, {})], TABLE, 3, 3) is None
 
 
 def test_after_a_failed_commit_the_next_tells_of_all_since_the_last_that_was_made(shard, tmp_path):
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_fails_the_write_and_another_try_succeeds(shard, tmp_p
 
     for place in ("write_whole", "REAL.sync_folder"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"pserver.changes.{place}", full)
+            patch.setattr(f"pserver.commit.change_files.{place}", full)
             with pytest.raises(StoreFailed, match="No space left"):
                 shard.write(tmp_path / place, 2, some({2}), 0)
     part = shard.commit(tmp_path / "c2", 2, some({2}), 0)
@@ -230,7 +230,7 @@ def test_increments_of_the_same_buckets_are_linked_and_known(shard, tmp_path):
 
 def test_a_commit_that_tells_nothing_is_followed_by_one_that_tells(tmp_path):
     for count in (1, 2):
-        old = [ShardPart(f"shard-{n}", buckets, {TABLE: {"rows": 0}}, {}) for n, buckets in enumerate(layout(2))]
+        old = [ShardCommitPart(f"shard-{n}", buckets, {TABLE: {"rows": 0}}, {}) for n, buckets in enumerate(layout(2))]
         shards = restored(tmp_path / f"of-{count}", tmp_path, old, count, 5)
         parts = [shard.commit(tmp_path / f"c6-{count}", 6, some({1, 4000}), 5) for shard in shards]
         assert told(read_changes(tmp_path / f"c6-{count}", parts, TABLE, 5, 6)) == ({1, 4000}, set())
@@ -272,7 +272,7 @@ def test_any_history_is_told_whole_over_failures_and_restores(commits, max_incre
         version, waiting, happened, since, made = 0, some(), [], 0, [0]
         for number, (passes, changed, gone, back, succeeds, count) in enumerate(commits):
             version += passes
-            waiting = Changes.joined([waiting, some(changed if passes else (), gone)])
+            waiting = ChangedKeys.joined([waiting, some(changed if passes else (), gone)])
             since = max(since, version - back)
             folder = home / f"c{number}"
             parts = [shard.write(folder, version, waiting, since) for shard in shards]
@@ -286,8 +286,8 @@ def test_any_history_is_told_whole_over_failures_and_restores(commits, max_incre
                 exact = [changes for at, changes in happened if at > parent]
                 found = read_changes(folder, parts, TABLE, parent, version)
                 if parent == since and max_increments == 64:
-                    assert told(found) == told(Changes.joined(exact))
+                    assert told(found) == told(ChangedKeys.joined(exact))
                 changed_U, gone_G = told(found)
-                assert changed_U >= told(Changes.joined(exact))[0] and gone_G >= told(Changes.joined(exact))[1]
+                assert changed_U >= told(ChangedKeys.joined(exact))[0] and gone_G >= told(ChangedKeys.joined(exact))[1]
             if count:
                 shards = restored(home / f"again-{number}", folder, parts, count, version)

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from pserver.config import TableSection
-from pserver.operations import SetTables
-from pserver.table import Table
+from pserver.protocol.table_operations import SetTables
+from pserver.tables.table import ShardTable
 
 
 def section(n):
@@ -15,7 +15,7 @@ def section(n):
 
 @pytest.mark.parametrize(("n", "anew"), [(4, False), (3000, True)])
 def test_counts_that_begin_anew_are_told_of(caplog, n, anew):
-    table = Table("t", section(3), seed=1)
+    table = ShardTable("t", section(3), seed=1)
     with caplog.at_level(logging.WARNING):
         table.operate(SetTables(tables={"t": section(n).model_dump(mode="json")}), 1)
     assert ("counts differently now and starts anew" in caplog.text) == anew

@@ -6,26 +6,27 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from pserver import departures, residency
-from pserver.client import Gradients, Keys
 from pserver.config import Adagrad, CountEntry, TableSection
-from pserver.kernels import EMPTY
-from pserver.operations import Forget, Shrink
-from pserver.residency import Bound
-from pserver.rows import frozen
-from pserver.shard import Push, Shard
-from pserver.store.memory import MemoryRows
-from pserver.sweeping import run
-from pserver.table import Table
+from pserver.lifecycle import deletions
+from pserver.protocol.shards import Gradients, Keys
+from pserver.protocol.table_operations import ForgetRow, ShrinkRows
+from pserver.rows import row_cache
+from pserver.rows.kernels import EMPTY
+from pserver.rows.row_cache import CacheBound
+from pserver.rows.table_rows import frozen
+from pserver.server.shard import Push, Shard
+from pserver.store.memory_store import MemoryRowStore
+from pserver.tables.sweeping import run
+from pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5), decay=0.5)
 ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 64).astype(np.uint64))
-EVERYTHING = Shrink(table="t", delete_below=1e9)
+EVERYTHING = ShrinkRows(table="t", delete_below=1e9)
 
 
 @pytest.fixture(params=["whole", "bounded"])
 def world(request, monkeypatch):
-    monkeypatch.setattr(residency, "ROOM_WAIT_S", 0.0)
+    monkeypatch.setattr(row_cache, "ROOM_WAIT_S", 0.0)
     return World(bounded=request.param == "bounded")
 
 
@@ -34,14 +35,14 @@ class World:
 
     def __init__(self, bounded):
         self.bounded, self.version = bounded, 0
-        self.store = MemoryRows(Table("t", SECTION, 1).num_words)
+        self.store = MemoryRowStore(ShardTable("t", SECTION, 1).num_words)
         self.table = self.made()
         self.table.attach(self.store, {})
 
     def made(self):
         section = SECTION.model_copy(update={"memory": 8 << 20}) if self.bounded else SECTION
-        with patch.object(Bound, "of", lambda memory_bytes, width: Bound(24, 1000)):
-            return Table("t", section, 1)
+        with patch.object(CacheBound, "of", lambda memory_bytes, width: CacheBound(24, 1000)):
+            return ShardTable("t", section, 1)
 
     def reserve(self, keys_U):
         return frozen(self.table.reserve(frozen(keys_U), np.zeros(len(keys_U), np.uint16)))
@@ -61,7 +62,7 @@ class World:
 
     def forget(self, *keys):
         for key in keys:
-            self.table.operate(Forget(table="t", group=0, key=int(key)), self.version)
+            self.table.operate(ForgetRow(table="t", group=0, key=int(key)), self.version)
 
     def shrink(self, operation=EVERYTHING):
         self.version += 1
@@ -161,7 +162,7 @@ def test_a_deletion_whose_commit_fails_is_in_the_next(world):
 def test_rows_of_a_shrink_are_absent_at_once_and_come_back_as_new(world):
     world.learn(ALL_KEYS[:20])
     world.commit()
-    born_UD = Table("t", SECTION, 1)
+    born_UD = ShardTable("t", SECTION, 1)
     born_UD = born_UD.gather(frozen(born_UD.reserve(ALL_KEYS[:5], np.zeros(5, np.uint16))))
     world.shrink()
     assert world.table.sweeping and world.present() == [] and world.table.digest() == 0
@@ -193,7 +194,7 @@ def test_stored_rows_deleted_by_a_shrink_leave_with_the_next_commit_without_bein
 
 
 def test_a_restart_in_the_middle_of_a_sweep_goes_on_with_it(world, monkeypatch):
-    monkeypatch.setattr(departures, "PIECE_ROWS", 4)
+    monkeypatch.setattr(deletions, "PIECE_ROWS", 4)
     world.learn(ALL_KEYS[:20])
     world.commit()
     world.shrink()
@@ -219,11 +220,11 @@ def test_a_survey_counts_the_rows_that_the_shrink_then_deletes(world):
     world.commit()
     world.learn(ALL_KEYS[20:40], day=3)
     world.commit()
-    rule = Shrink(table="t", delete_below=0.3, delete_after_days=2)
+    rule = ShrinkRows(table="t", delete_below=0.3, delete_after_days=2)
     survey = world.table.survey(rule)
     assert (survey.rows, survey.below, survey.unseen) == (40, {0: 40}, {}) == (40, {0: survey.going}, {})
-    assert world.table.survey(Shrink(table="t", delete_after_days=2)).unseen == {0: 20}
-    world.shrink(Shrink(table="t", delete_after_days=2))
+    assert world.table.survey(ShrinkRows(table="t", delete_after_days=2)).unseen == {0: 20}
+    world.shrink(ShrinkRows(table="t", delete_after_days=2))
     assert world.present() == [*ALL_KEYS[20:40]]
 
 
@@ -241,11 +242,11 @@ def test_a_sweep_beside_steps_and_a_loader_changes_nothing_and_counts_every_row_
         sweeper = threading.Thread(target=sweep)
         if threads:
             sweeper.start()
-        with patch.object(departures, "PIECE_ROWS", 2):
+        with patch.object(deletions, "PIECE_ROWS", 2):
             for number, keys_U in enumerate(batches):
                 world.learn(keys_U, day=number // 10)
                 if number % 7 == 6:
-                    world.shrink(Shrink(table="t", delete_below=0.6))
+                    world.shrink(ShrinkRows(table="t", delete_below=0.6))
                 if number % 2:
                     world.table.settle(True) if world.table._dirty.in_flight_U is not None else None
                     taken = world.table.snapshot()
@@ -278,7 +279,7 @@ def test_a_selective_table_deletes_and_admits_again_with_the_digest_of_a_new_one
         return read_UD.any(axis=1).tolist()
 
     assert [step(shards[0], version) for version in (1, 2, 3)] == [[False] * 6, [False] * 6, [True] * 6]
-    shards[0].operate([Forget(table="t", group=0, key=int(key)) for key in keys_U], 3)
+    shards[0].operate([ForgetRow(table="t", group=0, key=int(key)) for key in keys_U], 3)
     assert shards[0].digest() == shards[1].digest()
     for shard in shards:
         assert [step(shard, version) for version in (4, 5, 6)] == [[False] * 6, [False] * 6, [True] * 6]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.gone import START_KEYS, Gone
+from pserver.lifecycle.tombstones import START_KEYS, Tombstones
 
 
 def added(gone, *keys, group=1):
@@ -25,7 +25,7 @@ def taken(gone):
 
 
 def test_a_tombstone_stays_until_its_commit_is_settled():
-    gone = Gone()
+    gone = Tombstones()
     assert len(gone) == 0 and has(gone, 1) == [False] and has(gone) == []
     added(gone, 1, 2, 1, group=7)
     added(gone, 2, 3, group=7)
@@ -39,7 +39,7 @@ def test_a_tombstone_stays_until_its_commit_is_settled():
 
 
 def test_keys_of_a_failed_commit_are_in_the_next_one():
-    gone = Gone()
+    gone = Tombstones()
     added(gone, 1, 2)
     taken(gone)
     added(gone, 2, 3)
@@ -49,7 +49,7 @@ def test_keys_of_a_failed_commit_are_in_the_next_one():
 
 
 def test_a_key_deleted_again_while_in_flight_keeps_its_tombstone():
-    gone = Gone()
+    gone = Tombstones()
     added(gone, 1, 2)
     taken(gone)
     added(gone, 1)
@@ -59,7 +59,7 @@ def test_a_key_deleted_again_while_in_flight_keeps_its_tombstone():
 
 
 def test_taken_keys_do_not_change():
-    gone = Gone()
+    gone = Tombstones()
     added(gone, *range(100))
     keys_U, group_U = gone.take()
     with pytest.raises(ValueError, match="read-only"):
@@ -70,7 +70,7 @@ def test_taken_keys_do_not_change():
 
 
 def test_one_snapshot_at_a_time():
-    gone = Gone()
+    gone = Tombstones()
     with pytest.raises(AssertionError):
         gone.settle(True)
     gone.take()
@@ -79,7 +79,7 @@ def test_one_snapshot_at_a_time():
 
 
 def test_it_grows_to_any_number_of_keys():
-    gone, keys_U = Gone(), np.random.default_rng(1).integers(0, 1 << 64, 50 * START_KEYS, dtype=np.uint64)
+    gone, keys_U = Tombstones(), np.random.default_rng(1).integers(0, 1 << 64, 50 * START_KEYS, dtype=np.uint64)
     for begin in range(0, len(keys_U), 130):
         part_U = keys_U[begin : begin + 130]
         gone.add(part_U, (part_U % np.uint64(5)).astype(np.uint16))
@@ -96,7 +96,7 @@ ACTS = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(acts=st.lists(ACTS, max_size=20))
 def test_any_sequence_of_calls_equals_two_sets(acts):
-    gone, waiting, in_flight = Gone(), set(), None
+    gone, waiting, in_flight = Tombstones(), set(), None
     for act, value in acts:
         if act == "add":
             added(gone, *value)
@@ -112,7 +112,7 @@ def test_any_sequence_of_calls_equals_two_sets(acts):
 
 
 def test_threads_may_add_while_others_read_and_commit():
-    gone, wrong, committed = Gone(), [], set()
+    gone, wrong, committed = Tombstones(), [], set()
     all_U = np.arange(40_000, dtype=np.uint64)
 
     def sweep(part_U):
@@ -137,7 +137,7 @@ def test_threads_may_add_while_others_read_and_commit():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["add", "room", "take", "fail", "settle"]), st.integers(1, 5 * START_KEYS))))
 def test_room_made_ahead_changes_nothing(acts):
-    ahead, plain, in_flight = Gone(), Gone(), False
+    ahead, plain, in_flight = Tombstones(), Tombstones(), False
     for what, number in acts:
         if what == "add":
             for gone in (ahead, plain):

@@ -8,15 +8,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from pserver import residency
-from pserver.aging import Life
-from pserver.client import Gradients, Keys
 from pserver.config import CountEntry, TableSection
-from pserver.overview import Overview
-from pserver.residency import Bound
-from pserver.shard import Push, Shard
-from pserver.store.memory import MemoryRows
-from pserver.sweeping import run
+from pserver.lifecycle.aging import TableAging
+from pserver.protocol.shards import Gradients, Keys
+from pserver.rows import row_cache
+from pserver.rows.row_cache import CacheBound
+from pserver.server.shard import Push, Shard
+from pserver.store.memory_store import MemoryRowStore
+from pserver.tables.sweeping import run
+from pserver.tables.table_overview import TableOverview
 from tests.unit.test_pserver_departures import ALL_KEYS, World
 
 
@@ -109,7 +109,7 @@ def test_a_row_that_came_back_was_committed_and_left_since_the_store_was_read_st
 
 
 def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
-    world, arrange, sweepers = World(bounded=False), Life._arrange, []
+    world, arrange, sweepers = World(bounded=False), TableAging._arrange, []
     world.learn(ALL_KEYS[:8])
 
     def swept_before(life, *args):
@@ -119,7 +119,7 @@ def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
             sweepers[0].join(0.2)
         arrange(life, *args)
 
-    monkeypatch.setattr(Life, "_arrange", swept_before)
+    monkeypatch.setattr(TableAging, "_arrange", swept_before)
     world.shrink()
     sweepers[0].join()
     run(world.table.sweep())
@@ -127,7 +127,7 @@ def test_a_sweep_that_still_runs_takes_what_the_next_shrink_takes(monkeypatch):
 
 
 def test_a_digest_has_no_row_that_a_sweep_removes_meanwhile(monkeypatch):
-    world, present = World(bounded=False), Overview._present
+    world, present = World(bounded=False), TableOverview._present
     world.learn(ALL_KEYS[:8])
     world.shrink()
 
@@ -136,17 +136,17 @@ def test_a_digest_has_no_row_that_a_sweep_removes_meanwhile(monkeypatch):
         run(world.table.sweep())
         return there_R
 
-    monkeypatch.setattr(Overview, "_present", swept_after)
+    monkeypatch.setattr(TableOverview, "_present", swept_after)
     assert world.table.digest() == World(bounded=False).table.digest()
 
 
 @pytest.mark.parametrize("admission", [(), (CountEntry(kind="count", n=1, exact=True),)])
 def test_batches_that_are_ahead_leave_room_for_the_rows_that_a_step_admits(admission, monkeypatch):
-    monkeypatch.setattr(residency, "ROOM_WAIT_S", 60.0)
-    with patch.object(Bound, "of", lambda memory_bytes, width: Bound(60, 1000)):
+    monkeypatch.setattr(row_cache, "ROOM_WAIT_S", 60.0)
+    with patch.object(CacheBound, "of", lambda memory_bytes, width: CacheBound(60, 1000)):
         shard = Shard({"t": TableSection(dim=2, memory=8 << 20, admission=admission)}, 1)
     table, draw, ready = shard.tables["t"], np.random.default_rng(1), SimpleQueue()
-    table.attach(store := MemoryRows(table.num_words), {})
+    table.attach(store := MemoryRowStore(table.num_words), {})
     batches = [Keys(draw.choice(ALL_KEYS, 8, replace=False), np.zeros(8, np.uint16)) for _ in range(60)]
 
     def load():

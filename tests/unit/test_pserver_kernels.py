@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.keys import GOLDEN, MASK, mix_reference
-from pserver import kernels
-from pserver.client import ABSENT_BITS
-from pserver.rows import frozen
+from pserver.protocol.shards import ABSENT_BITS
+from pserver.rows import kernels
+from pserver.rows.table_rows import frozen
 
 # Keys that share their top bits, so that probing runs into its neighbours and around the end of the index.
 KEYS = st.one_of(

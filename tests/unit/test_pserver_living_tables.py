@@ -10,15 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pserver import departures, residency
-from pserver.client import Gradients
 from pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, SlotLife, TableSection
 from pserver.errors import OutOfMemory
-from pserver.operations import DayTick, Forget, SetTables, Shrink
-from pserver.residency import Bound
-from pserver.rows import frozen
-from pserver.store.memory import MemoryRows
-from pserver.table import Table
+from pserver.lifecycle import deletions
+from pserver.protocol.shards import Gradients
+from pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from pserver.rows import row_cache
+from pserver.rows.row_cache import CacheBound
+from pserver.rows.table_rows import frozen
+from pserver.store.memory_store import MemoryRowStore
+from pserver.tables.table import ShardTable
 from tests.fakes.plain_rows import PlainTable
 
 ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 48).astype(np.uint64))
@@ -43,7 +44,7 @@ ITEMS_LATER = PLAIN.model_copy(
 @pytest.fixture(autouse=True)
 def at_once():
     """Nobody waits for room, and a sweep takes many pieces."""
-    with patch.object(residency, "ROOM_WAIT_S", 0.0), patch.object(departures, "PIECE_ROWS", 4):
+    with patch.object(row_cache, "ROOM_WAIT_S", 0.0), patch.object(deletions, "PIECE_ROWS", 4):
         yield
 
 
@@ -53,9 +54,9 @@ def groups_of(keys_U):
 
 def table_of(section, store=None):
     if store is None:
-        return Table("t", section, 1, groups=GROUPS)
-    with patch.object(Bound, "of", lambda memory_bytes, width: Bound(24, 1000)):
-        return Table("t", section.model_copy(update={"memory": 8 << 20}), 1, groups=GROUPS)
+        return ShardTable("t", section, 1, groups=GROUPS)
+    with patch.object(CacheBound, "of", lambda memory_bytes, width: CacheBound(24, 1000)):
+        return ShardTable("t", section.model_copy(update={"memory": 8 << 20}), 1, groups=GROUPS)
 
 
 class Histories:
@@ -63,8 +64,8 @@ class Histories:
 
     def __init__(self, section):
         self.section, self.version = section, 0
-        num_words = Table("t", section, 1, groups=GROUPS).num_words
-        self.stores = MemoryRows(num_words), MemoryRows(num_words)
+        num_words = ShardTable("t", section, 1, groups=GROUPS).num_words
+        self.stores = MemoryRowStore(num_words), MemoryRowStore(num_words)
         self.tables = [table_of(section), table_of(section, self.stores[1])]
         self.tables[1].attach(self.stores[1], {})
         self.plain = PlainTable(section, GROUPS, self.tables[0]._rows.seed)
@@ -100,7 +101,7 @@ class Histories:
 
     def tick(self, days):
         self.plain.tick(self.plain.day + days)
-        self.operate(DayTick(to=self.plain.day))
+        self.operate(AdvanceDay(to=self.plain.day))
 
     def operate(self, operation):
         for table in self.tables:
@@ -109,7 +110,7 @@ class Histories:
     def shrink(self, below, after, pieces):
         self.version += 1
         self.plain.shrink(below, after)
-        self.operate(Shrink(table="t", delete_below=below, delete_after_days=after))
+        self.operate(ShrinkRows(table="t", delete_below=below, delete_after_days=after))
         self.sweep(pieces)
 
     def sweep(self, pieces):
@@ -124,7 +125,7 @@ class Histories:
 
     def forget(self, key):
         self.plain.forget(int(key))
-        self.operate(Forget(table="t", group=int(key % 3), key=int(key)))
+        self.operate(ForgetRow(table="t", group=int(key % 3), key=int(key)))
 
     def set(self, decay, lr):
         optimizer = self.section.optimizer.model_copy(update={"lr": lr})

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from millrace.errors import SpecError
 from pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, TableSection
-from pserver.optim import ftrl_start, optimizer_of
-from pserver.rows import frozen
+from pserver.rows.optimizers import ftrl_start, optimizer_of
+from pserver.rows.table_rows import frozen
 
 OPTIMIZERS = [
     Sgd(kind="sgd", lr=0.25),

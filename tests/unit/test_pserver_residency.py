@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from millrace.config import validate
 from millrace.errors import SpecError
-from pserver import residency
-from pserver.client import Gradients
 from pserver.config import Adagrad, TableSection
 from pserver.errors import OutOfMemory
-from pserver.kernels import EMPTY
-from pserver.residency import Bound
-from pserver.rows import frozen, row_bytes_of
-from pserver.store.memory import MemoryRows
-from pserver.table import Table
+from pserver.protocol.shards import Gradients
+from pserver.rows import row_cache
+from pserver.rows.kernels import EMPTY
+from pserver.rows.row_cache import CacheBound
+from pserver.rows.table_rows import frozen, row_bytes_of
+from pserver.store.memory_store import MemoryRowStore
+from pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 BOUNDED = SECTION.model_copy(update={"memory": 8 << 20})
-NUM_WORDS = Table("t", SECTION, 1).num_words
+NUM_WORDS = ShardTable("t", SECTION, 1).num_words
 ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 64).astype(np.uint64))
 
 
@@ -33,16 +33,16 @@ def changed(table):
 
 
 def bounded(max_rows=24, max_dirty=1000, store=None, rows_by_group=None):
-    with patch.object(Bound, "of", lambda memory_bytes, width: Bound(max_rows, max_dirty)):
-        table = Table("t", BOUNDED, 1)
-    table.attach(MemoryRows(NUM_WORDS) if store is None else store, rows_by_group or {})
+    with patch.object(CacheBound, "of", lambda memory_bytes, width: CacheBound(max_rows, max_dirty)):
+        table = ShardTable("t", BOUNDED, 1)
+    table.attach(MemoryRowStore(NUM_WORDS) if store is None else store, rows_by_group or {})
     return table
 
 
 @pytest.fixture
 def impatient(monkeypatch):
     """Nobody waits for room."""
-    monkeypatch.setattr(residency, "ROOM_WAIT_S", 0.0)
+    monkeypatch.setattr(row_cache, "ROOM_WAIT_S", 0.0)
 
 
 def reserve(table, keys_U):
@@ -84,8 +84,8 @@ class Pair:
     """A bounded table and an unbounded one, which must behave equally."""
 
     def __init__(self):
-        self.store, self.version, self.in_flight = MemoryRows(NUM_WORDS), 0, False
-        self.small, self.whole = bounded(store=self.store), Table("t", SECTION, 1)
+        self.store, self.version, self.in_flight = MemoryRowStore(NUM_WORDS), 0, False
+        self.small, self.whole = bounded(store=self.store), ShardTable("t", SECTION, 1)
 
     def learn(self, keys_U, value):
         self.version += 1
@@ -154,7 +154,7 @@ ACTS = st.lists(
 @settings(deadline=None)
 @given(ACTS)
 def test_residency_does_not_affect_reads_updates_commits_or_counts(acts):
-    with patch.object(residency, "ROOM_WAIT_S", 0.0):
+    with patch.object(row_cache, "ROOM_WAIT_S", 0.0):
         pair = Pair()
         for name, *args in acts:
             getattr(pair, name)(*args)
@@ -164,15 +164,15 @@ def test_residency_does_not_affect_reads_updates_commits_or_counts(acts):
 def test_memory_stays_within_its_bound_however_many_rows_there_are():
     for width in (2, 18, 49_000):
         for memory in (8 << 20, 512 << 20):
-            bound = Bound.of(memory, width)
+            bound = CacheBound.of(memory, width)
             index_bytes = 4 * 2 ** int(np.ceil(np.log2(bound.max_rows / 0.65)))
-            row_bytes = row_bytes_of(width) + residency.BOOKKEEPING_BYTES
+            row_bytes = row_bytes_of(width) + row_cache.BOOKKEEPING_BYTES
             used = index_bytes + bound.max_rows * row_bytes + bound.max_dirty * (4 * (5 + width) + 8)
             assert 0.7 * memory < used <= memory
 
 
 def test_cold_clean_rows_are_evicted_and_hot_ones_stay():
-    store, asked = MemoryRows(NUM_WORDS), []
+    store, asked = MemoryRowStore(NUM_WORDS), []
     table = bounded(max_rows=24, store=store)
     hot_U, cold = ALL_KEYS[:6], deque(np.split(ALL_KEYS[6:60], 9))
     store_get = store.get
@@ -197,7 +197,7 @@ def test_reserved_rows_are_evicted_and_start_anew():
 
 
 def test_a_table_with_all_rows_in_memory_never_reads_its_store():
-    store = MemoryRows(NUM_WORDS)
+    store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=64, store=store)
     store.get = None
     for version in range(1, 4):
@@ -208,7 +208,7 @@ def test_a_table_with_all_rows_in_memory_never_reads_its_store():
 
 
 def test_steps_go_on_while_the_store_is_read():
-    store, asking, answer = MemoryRows(NUM_WORDS), threading.Event(), threading.Event()
+    store, asking, answer = MemoryRowStore(NUM_WORDS), threading.Event(), threading.Event()
     table = bounded(max_rows=24, store=store)
     for version, begin in enumerate((0, 20, 40), 1):
         learn(table, ALL_KEYS[begin : begin + 20], version)
@@ -238,7 +238,7 @@ def test_steps_go_on_while_the_store_is_read():
 
 @pytest.mark.parametrize("freed", ["release", "settle"])
 def test_a_batch_waits_for_room_until_rows_are_released_or_committed(freed):
-    store = MemoryRows(NUM_WORDS)
+    store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     learn(table, ALL_KEYS[:20], 1)
     store.write(*changed(table))
@@ -264,7 +264,7 @@ def test_a_memory_full_of_uncommitted_rows_is_an_error_with_advice(impatient):
 
 
 def test_a_batch_without_room_holds_no_rows(impatient):
-    store = MemoryRows(NUM_WORDS)
+    store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     learn(table, ALL_KEYS[:20], 1)
     with pytest.raises(OutOfMemory):
@@ -274,7 +274,7 @@ def test_a_batch_without_room_holds_no_rows(impatient):
 
 
 def test_dirty_rows_are_bounded_by_the_memory_for_their_copies(impatient):
-    store = MemoryRows(NUM_WORDS)
+    store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=60, max_dirty=16, store=store)
     learn(table, ALL_KEYS[:16], 1)
     assert (table.stats().dirty_rows, table.stats().max_dirty_rows) == (16, 16)
@@ -290,7 +290,7 @@ def test_dirty_rows_are_bounded_by_the_memory_for_their_copies(impatient):
 
 
 def test_a_pass_waits_for_the_commit_in_flight_and_goes_on():
-    store = MemoryRows(NUM_WORDS)
+    store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=60, max_dirty=16, store=store)
     learn(table, ALL_KEYS[:10], 1)
     store.write(*changed(table))
@@ -308,7 +308,7 @@ def test_a_batch_that_could_never_fit_is_refused_at_once():
 
 
 def test_rows_of_the_open_pass_stay_when_an_earlier_commit_succeeds(impatient):
-    store = MemoryRows(NUM_WORDS)
+    store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     learn(table, ALL_KEYS[:20], 1)
     store.write(*changed(table))
@@ -325,7 +325,7 @@ def test_rows_of_the_open_pass_stay_when_an_earlier_commit_succeeds(impatient):
 
 
 def test_a_row_made_after_a_lookup_is_read_even_if_it_was_evicted_meanwhile():
-    store = MemoryRows(NUM_WORDS)
+    store = MemoryRowStore(NUM_WORDS)
     table = bounded(max_rows=24, store=store)
     rows_U = frozen(table.find(ALL_KEYS[:20]))
     assert (rows_U == EMPTY).all()
@@ -333,14 +333,14 @@ def test_a_row_made_after_a_lookup_is_read_even_if_it_was_evicted_meanwhile():
         learn(table, ALL_KEYS[begin : begin + 20], version)
         commit(table, store)
     assert (table.find(ALL_KEYS[40:60]) != EMPTY).all()
-    read_UD, whole = table.gather_present(rows_U, ALL_KEYS[:20]), Table("t", SECTION, 1)
+    read_UD, whole = table.gather_present(rows_U, ALL_KEYS[:20]), ShardTable("t", SECTION, 1)
     learn(whole, ALL_KEYS[:20], 1)
     assert read_UD.any(axis=1).all() and read_UD.tolist() == predict(whole, ALL_KEYS[:20])
 
 
 def test_a_loader_ahead_of_steps_and_commits_gives_the_rows_of_an_unbounded_table():
-    store, draw = MemoryRows(NUM_WORDS), np.random.default_rng(3)
-    table, whole = bounded(max_rows=40, store=store), Table("t", SECTION, 1)
+    store, draw = MemoryRowStore(NUM_WORDS), np.random.default_rng(3)
+    table, whole = bounded(max_rows=40, store=store), ShardTable("t", SECTION, 1)
     batches = [draw.choice(ALL_KEYS, 8, replace=False) for _ in range(300)]
     ready, spare = deque(), threading.Semaphore(2)
 

@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.keys import MASK, NUM_BUCKETS
-from pserver import digest, merge, placement
-from pserver.client import Gradients
-from pserver.digest import add, digest_row_reference, digest_rows, join, multipliers_of
-from pserver.placement import Placement
-from pserver.rows import frozen
+from pserver.protocol import placement
+from pserver.protocol.placement import Placement
+from pserver.protocol.shards import Gradients
+from pserver.rows import digest, gradient_merge
+from pserver.rows.digest import add, digest_row_reference, digest_rows, join, multipliers_of
+from pserver.rows.table_rows import frozen
 
 SEEDS = st.integers(0, 2**32)
 
@@ -85,7 +86,7 @@ def test_merged_pushes_equal_those_of_the_twin(rows_by_rank, dim, seed):
         return frozen(np.array(rows, np.int32)), Gradients(*map(frozen, floats))
 
     pushes = [push(rows) for rows in rows_by_rank]
-    (rows_M, got), (expected_M, expected) = merge.merge(pushes), merge.merge_reference(pushes)
+    (rows_M, got), (expected_M, expected) = gradient_merge.merge(pushes), gradient_merge.merge_reference(pushes)
     assert rows_M.tolist() == expected_M.tolist()
     for mine, twin in (
         (got.grads_UD, expected.grads_UD),
@@ -97,7 +98,7 @@ def test_merged_pushes_equal_those_of_the_twin(rows_by_rank, dim, seed):
 
 def test_a_single_push_is_left_as_it_is():
     rows, push = np.zeros(0, np.int32), Gradients(*(np.zeros((0, 2), np.float32) for _ in range(3)))
-    assert merge.merge([(rows, push)])[1] is push
+    assert gradient_merge.merge([(rows, push)])[1] is push
 
 
 @given(st.lists(st.integers(0, MASK)), st.integers(1, 5))

@@ -3,9 +3,9 @@
 import numpy as np
 
 from millrace.keys import NUM_BUCKETS
+from pserver.admission.slot_admission import SlotAdmission
 from pserver.config import TableSection
-from pserver.selection import Selection
-from pserver.slot_classes import classes_of
+from pserver.rows.slot_classes import classes_of
 
 GROUPS = {"a": 3, "b": 5, "c": 7}
 COUNT = {"kind": "count", "n": 3, "exact": True}
@@ -16,7 +16,7 @@ def classes(**slots):
 
 
 def selection(**slots):
-    return Selection(classes(**slots), 1, (0, NUM_BUCKETS))
+    return SlotAdmission(classes(**slots), 1, (0, NUM_BUCKETS))
 
 
 def shown(chosen, group, shows, key=11):

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver import row_words, split_slab
-from pserver.client import Gradients
 from pserver.config import Adagrad, Adam, Ftrl, Sgd, SlotLife, TableSection
-from pserver.kernels import EMPTY
-from pserver.operations import Forget, SetTables
-from pserver.optim import optimizer_of, parts_of
-from pserver.rows import frozen
-from pserver.table import Table
+from pserver.protocol.shards import Gradients
+from pserver.protocol.table_operations import ForgetRow, SetTables
+from pserver.rows import row_format, split_slab
+from pserver.rows.kernels import EMPTY
+from pserver.rows.optimizers import optimizer_of, parts_of
+from pserver.rows.table_rows import frozen
+from pserver.tables.table import ShardTable
 
 PLAIN = TableSection(dim=3, init_range=0.5, optimizer=Adagrad(per="element", lr=0.5))
 LATER = PLAIN.model_copy(update={"extend_at": 1.0})
@@ -111,7 +111,7 @@ def test_parts_cover_every_float_of_a_row(optimizer):
 def test_rows_born_whole_in_a_split_table_have_the_bits_of_a_plain_one(optimizer, pushes):
     plain = PLAIN.model_copy(update={"optimizer": optimizer})
     split = plain.model_copy(update={"slots": {"other": SlotLife(extend_at=1.0)}})
-    tables = [Table("t", section, 1, groups={"other": 9}) for section in (plain, split)]
+    tables = [ShardTable("t", section, 1, groups={"other": 9}) for section in (plain, split)]
     for version, (chosen, seed) in enumerate(pushes, 1):
         keys_U, grads_UD = keys(30)[chosen], frozen(drawn(seed, len(chosen), 4))
         one_U = frozen(np.ones(len(chosen), np.float32))
@@ -132,7 +132,7 @@ def test_rows_born_whole_in_a_split_table_have_the_bits_of_a_plain_one(optimizer
 
 
 def test_the_push_that_crosses_adds_the_initial_vector_and_its_gradient_is_dropped():
-    table, whole, keys_U = Table("t", LATER, 1), Table("t", PLAIN, 1), keys(5)
+    table, whole, keys_U = ShardTable("t", LATER, 1), ShardTable("t", PLAIN, 1), keys(5)
     rows_U, born_UD = reserve(table, keys_U), whole.gather(reserve(whole, keys_U))
     assert not table.gather(rows_U).any()
     push(table, rows_U, 1, show=9.0)  # scores 0.9
@@ -148,7 +148,7 @@ def test_the_push_that_crosses_adds_the_initial_vector_and_its_gradient_is_dropp
 
 
 def test_a_threshold_of_nothing_is_crossed_by_the_first_push():
-    table, keys_U = Table("t", PLAIN.model_copy(update={"extend_at": 0.0}), 1), keys(5)
+    table, keys_U = ShardTable("t", PLAIN.model_copy(update={"extend_at": 0.0}), 1), keys(5)
     rows_U = reserve(table, keys_U)
     assert not table.gather(rows_U).any()
     push(table, rows_U, 1, show=0.0)
@@ -156,7 +156,7 @@ def test_a_threshold_of_nothing_is_crossed_by_the_first_push():
 
 
 def test_a_vector_stays_when_the_score_decays_and_joins_where_the_threshold_is_lowered():
-    table, keys_U = Table("t", LATER, 1), keys(6)
+    table, keys_U = ShardTable("t", LATER, 1), keys(6)
     rows_U = reserve(table, keys_U)
     push(table, rows_U, 1, show=4.0)
     push(table, frozen(rows_U[:2]), 1, show=10.0)
@@ -169,21 +169,21 @@ def test_a_vector_stays_when_the_score_decays_and_joins_where_the_threshold_is_l
 
 
 def test_rows_of_a_commit_tell_whether_they_have_a_vector():
-    table, keys_U = Table("t", LATER, 1), keys(4)
+    table, keys_U = ShardTable("t", LATER, 1), keys(4)
     rows_U = reserve(table, keys_U)
     push(table, rows_U, 1)
     push(table, frozen(rows_U[:1]), 1, click=1.0)
     table.close_pass(0)
     taken = table.snapshot()
-    floats_UW = taken.words_UW[:, row_words.HEAD :].view(np.float32)
-    assert row_words.FORMAT == 1 and floats_UW.shape == (4, 4 + 4 + 1) and table.num_words == row_words.HEAD + 9
+    floats_UW = taken.words_UW[:, row_format.HEAD :].view(np.float32)
+    assert row_format.FORMAT == 1 and floats_UW.shape == (4, 4 + 4 + 1) and table.num_words == row_format.HEAD + 9
     with_vector = taken.keys_U == keys_U[0]
     assert (floats_UW[:, -1] == with_vector).all() and (floats_UW[:, 1:4].any(axis=1) == with_vector).all()
     assert not floats_UW[~with_vector, 5:8].any() and floats_UW[:, 0].all() and floats_UW[:, 4].all()
 
 
 def test_numbers_of_vectors_are_used_again():
-    table, keys_U = Table("t", LATER, 1), keys(50)
+    table, keys_U = ShardTable("t", LATER, 1), keys(50)
     for version in range(1, 9):
         rows_U = reserve(table, keys_U)
         push(table, rows_U, version, click=1.0)
@@ -191,7 +191,7 @@ def test_numbers_of_vectors_are_used_again():
         table.close_pass(0)
         assert table._rows.floats.num_vectors == len(keys_U)
         for key in keys_U.tolist():
-            table.operate(Forget(table="t", group=0, key=key), version)
+            table.operate(ForgetRow(table="t", group=0, key=key), version)
         assert table._rows.floats.num_vectors == table.num_rows == 0
     assert table._rows.floats.more_bytes == 50 * 4 * 6
 
@@ -203,7 +203,7 @@ def test_rows_without_vectors_take_less_than_half_of_the_memory():
         (TableSection(extend_at=1.0), 0.0),
         (TableSection(extend_at=1.0), 1.0),
     ):
-        table = Table("t", section, 1)
+        table = ShardTable("t", section, 1)
         rows_U = reserve(table, keys_U)
         push(table, rows_U, 1, click=click)
         num_bytes.append(table.stats().num_bytes - table._rows.index_I.nbytes)
@@ -213,7 +213,7 @@ def test_rows_without_vectors_take_less_than_half_of_the_memory():
 
 def test_two_threads_give_the_bits_of_one():
     with ThreadPoolExecutor(1) as pool:
-        tables = [Table("t", LATER, 1), Table("t", LATER, 1, pool)]
+        tables = [ShardTable("t", LATER, 1), ShardTable("t", LATER, 1, pool)]
         keys_U = keys(20_000)
         for table in tables:
             rows_U = reserve(table, keys_U)
@@ -226,7 +226,7 @@ def test_two_threads_give_the_bits_of_one():
 def test_vectors_that_move_in_one_thread_while_others_come_in_another_are_not_lost(monkeypatch):
     monkeypatch.setattr(split_slab, "START_VECTORS", 2)
     section = PLAIN.model_copy(update={"slots": {"other": SlotLife(extend_at=3.0, lr=0.25)}})
-    tables = [Table("t", section, 1, groups={"other": 1}) for _ in range(2)]
+    tables = [ShardTable("t", section, 1, groups={"other": 1}) for _ in range(2)]
 
     def learn(table, version):
         rows_U = reserve(table, keys(60, version % 40), group=version % 2)
@@ -242,5 +242,5 @@ def test_vectors_that_move_in_one_thread_while_others_come_in_another_are_not_lo
     for version in range(1, 120):
         learn(tables[1], version)
     assert tables[0].digest() == tables[1].digest()
-    born, alone = Table("t", PLAIN, 1), ahead[7]
+    born, alone = ShardTable("t", PLAIN, 1), ahead[7]
     assert tables[0].gather(reserve(tables[0], alone)).tolist() == born.gather(reserve(born, alone)).tolist()

@@ -6,12 +6,12 @@ from time import monotonic
 import pytest
 
 from millrace.errors import Unavailable
-from pserver import sweeping
 from pserver.errors import PserverError
-from pserver.operations import Shrink, Survey
-from pserver.sweeping import Sweeper
+from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from pserver.tables import sweeping
+from pserver.tables.sweeping import Sweeper
 
-SHRINK = Shrink(table="t", delete_below=1.0)
+SHRINK = ShrinkRows(table="t", delete_below=1.0)
 
 
 class Counted:
@@ -25,7 +25,7 @@ class Counted:
         while not self.going_on.wait(0.001):
             if stopping() and not self.going_on.is_set():
                 raise Unavailable("the shard is stopping")
-        return Survey(self.times, {}, {})
+        return ShrinkSurvey(self.times, {}, {})
 
 
 def told(sweeper, table):

@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from pserver import rows as rows_module
-from pserver.client import Gradients, Keys
 from pserver.config import Adagrad, Ftrl, TableSection
-from pserver.kernels import EMPTY
-from pserver.rows import frozen
-from pserver.table import Table
+from pserver.protocol.shards import Gradients, Keys
+from pserver.rows import table_rows as rows_module
+from pserver.rows.kernels import EMPTY
+from pserver.rows.table_rows import frozen
+from pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 
@@ -37,7 +37,7 @@ def reserve(table, some):
 
 
 def test_a_row_number_stays_with_its_key_through_growth(small):
-    table, some = Table("t", SECTION, 1), keys(3000)
+    table, some = ShardTable("t", SECTION, 1), keys(3000)
     first = reserve(table, Keys(some.keys_U[:100], some.group_U[:100]))
     before = table.gather(first)
     assert sorted(reserve(table, some).tolist()) == list(range(len(some.keys_U)))
@@ -46,7 +46,7 @@ def test_a_row_number_stays_with_its_key_through_growth(small):
 
 
 def test_growth_keeps_learnt_rows(small):
-    table, some = Table("t", SECTION, 1), keys(5)
+    table, some = ShardTable("t", SECTION, 1), keys(5)
     rows = reserve(table, some)
     table.apply(rows, ones(rows), 1, 1)
     weights, digest = table.gather(rows), table.digest()
@@ -55,7 +55,7 @@ def test_growth_keeps_learnt_rows(small):
 
 
 def test_a_reserved_row_is_absent_until_its_first_push():
-    table, some = Table("t", SECTION, 1), keys(50)
+    table, some = ShardTable("t", SECTION, 1), keys(50)
     rows = reserve(table, some)
     assert table.num_rows == 0 and table.digest() == 0
     assert table.gather(rows)[:, 1:].any() and not table.gather_present(rows).any()
@@ -64,20 +64,20 @@ def test_a_reserved_row_is_absent_until_its_first_push():
 
 
 def test_finding_reserves_nothing():
-    table, some = Table("t", SECTION, 1), keys(50)
+    table, some = ShardTable("t", SECTION, 1), keys(50)
     assert (table.find(some.keys_U) == EMPTY).all() and (table.find(some.keys_U) == EMPTY).all()
     assert not table.gather_present(frozen(np.full(3, EMPTY, np.int32))).any()
 
 
 def test_tables_and_seeds_draw_differently():
-    tables = [Table(name, SECTION, seed) for name, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2))]
+    tables = [ShardTable(name, SECTION, seed) for name, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2))]
     values = [table.gather(reserve(table, keys(9))) for table in tables]
     assert (values[0] == values[1]).all()
     assert (values[0][:, 1:] != values[2][:, 1:]).all() and (values[0][:, 1:] != values[3][:, 1:]).all()
 
 
 def test_initial_ftrl_rows_match_their_state():
-    table = Table("t", TableSection(dim=3, optimizer=Ftrl(kind="ftrl", lr=0.5)), 1)
+    table = ShardTable("t", TableSection(dim=3, optimizer=Ftrl(kind="ftrl", lr=0.5)), 1)
     rows = reserve(table, keys(9))
     before = table.gather(rows)
     table.apply(rows, ones(rows, value=0.0), 1, 1)
@@ -90,7 +90,7 @@ def test_two_threads_give_the_bits_of_one(optimizer):
 
     section = TableSection(dim=5, optimizer=optimizer)
     with ThreadPoolExecutor(1) as pool:
-        tables = [Table("t", section, 1), Table("t", section, 1, pool)]
+        tables = [ShardTable("t", section, 1), ShardTable("t", section, 1, pool)]
         some = keys(20_000)
         grads = np.random.default_rng(0).normal(size=(len(some.keys_U), 6)).astype(np.float32)
         for table in tables:
@@ -101,7 +101,7 @@ def test_two_threads_give_the_bits_of_one(optimizer):
 
 
 def test_growing_in_one_thread_while_learning_in_another_loses_nothing(small):
-    table, learnt = Table("t", SECTION, 1), keys(64)
+    table, learnt = ShardTable("t", SECTION, 1), keys(64)
     rows = reserve(table, learnt)
     stop = threading.Event()
 
@@ -117,7 +117,7 @@ def test_growing_in_one_thread_while_learning_in_another_loses_nothing(small):
         table.apply(rows, ones(rows), 1, version)
     stop.set()
     reader.join()
-    alone = Table("t", SECTION, 1)
+    alone = ShardTable("t", SECTION, 1)
     rows = reserve(alone, learnt)
     for version in range(1, 400):
         alone.apply(rows, ones(rows), 1, version)
@@ -126,7 +126,7 @@ def test_growing_in_one_thread_while_learning_in_another_loses_nothing(small):
 
 def test_scaling_by_shows():
     tables = [
-        Table("t", TableSection(dim=3, init_range=0.0, optimizer={"kind": "sgd", "lr": 1.0}, grad_scale=scale), 1)
+        ShardTable("t", TableSection(dim=3, init_range=0.0, optimizer={"kind": "sgd", "lr": 1.0}, grad_scale=scale), 1)
         for scale in ("mean", "show")
     ]
     values = []
@@ -139,7 +139,7 @@ def test_scaling_by_shows():
 
 
 def test_rows_and_new_rows_are_counted_by_group():
-    table, some = Table("t", SECTION, 1), keys(100)
+    table, some = ShardTable("t", SECTION, 1), keys(100)
     rows = reserve(table, some)
     table.open_pass()
     table.apply(frozen(rows[:60]), ones(rows[:60]), 1, 1)
@@ -154,7 +154,7 @@ def test_rows_and_new_rows_are_counted_by_group():
 
 
 def test_the_digest_of_a_close_is_that_of_the_rows_touched():
-    table, some = Table("t", SECTION, 1), keys(40)
+    table, some = ShardTable("t", SECTION, 1), keys(40)
     rows = reserve(table, some)
     table.open_pass()
     table.apply(rows, ones(rows), 1, 1)
@@ -169,8 +169,8 @@ def test_the_digest_of_a_close_is_that_of_the_rows_touched():
 
 
 def test_a_full_table_is_an_error_with_advice(monkeypatch, small):
-    from pserver.errors import BadRequest
+    from pserver.errors import InvalidShardCall
 
     monkeypatch.setattr(rows_module, "MAX_ROWS", 16)
-    with pytest.raises(BadRequest, match="16 rows on one shard; use more shards"):
-        reserve(Table("t", SECTION, 1), keys(40))
+    with pytest.raises(InvalidShardCall, match="16 rows on one shard; use more shards"):
+        reserve(ShardTable("t", SECTION, 1), keys(40))

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pserver import rows as rows_module
-from pserver.client import Gradients, Keys
 from pserver.config import Adagrad, TableSection
 from pserver.errors import StoreDamaged
-from pserver.rows import frozen
-from pserver.store.memory import MemoryRows
-from pserver.table import Table
+from pserver.protocol.shards import Gradients, Keys
+from pserver.rows import table_rows as rows_module
+from pserver.rows.table_rows import frozen
+from pserver.store.memory_store import MemoryRowStore
+from pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 
@@ -43,7 +43,7 @@ def commit(table, store, committed=True):
 
 
 def test_rows_wait_for_a_commit_from_the_close_of_their_pass_and_are_copied_once():
-    table, some = Table("t", SECTION, 1), keys(60)
+    table, some = ShardTable("t", SECTION, 1), keys(60)
     learn(table, part(some, 0, 40), 1)
     learn(table, part(some, 30, 50), 2)
     assert table.num_dirty == table.stats().dirty_rows == 50
@@ -55,7 +55,7 @@ def test_rows_wait_for_a_commit_from_the_close_of_their_pass_and_are_copied_once
 
 
 def test_a_snapshot_stays_what_it_was_while_training_goes_on():
-    table, some = Table("t", SECTION, 1), keys(60)
+    table, some = ShardTable("t", SECTION, 1), keys(60)
     learn(table, some, 1)
     keys_U, words_UW = changed(table)
     before = words_UW.copy()
@@ -64,14 +64,14 @@ def test_a_snapshot_stays_what_it_was_while_training_goes_on():
 
 
 def test_rows_of_a_failed_commit_are_in_the_next_at_their_newest_value():
-    table, some, store = Table("t", SECTION, 1), keys(60), MemoryRows(13)
+    table, some, store = ShardTable("t", SECTION, 1), keys(60), MemoryRowStore(13)
     learn(table, some, 1)
     table.snapshot()
     learn(table, part(some, 0, 9), 2)
     table.settle(False)
     assert table.num_dirty == 60
     commit(table, store)
-    other = Table("t", SECTION, 1)
+    other = ShardTable("t", SECTION, 1)
     other.attach(store, table.rows_by_group)
     assert other.digest() == table.digest()
 
@@ -79,13 +79,13 @@ def test_rows_of_a_failed_commit_are_in_the_next_at_their_newest_value():
 @pytest.mark.parametrize("start_rows", [4, 1 << 16])
 def test_a_table_restored_from_its_commits_is_the_table(monkeypatch, start_rows):
     monkeypatch.setattr(rows_module, "START_ROWS", start_rows)
-    table, store = Table("t", SECTION, 1), MemoryRows(13)
+    table, store = ShardTable("t", SECTION, 1), MemoryRowStore(13)
     for version in range(1, 5):
         learn(table, keys(300, seed=version // 2), version, value=0.25 * version)
         commit(table, store)
     life = table.snapshot().life
     table.settle(committed=True)
-    other = Table("t", SECTION, 1)
+    other = ShardTable("t", SECTION, 1)
     other.attach(store, table.rows_by_group, [life])
     assert (other.digest(), other.num_rows, other.rows_by_group) == (
         table.digest(),
@@ -100,8 +100,8 @@ def test_a_table_restored_from_its_commits_is_the_table(monkeypatch, start_rows)
 
 
 def test_a_store_with_other_rows_than_its_commit_counted_is_refused():
-    table, store = Table("t", SECTION, 1), MemoryRows(13)
+    table, store = ShardTable("t", SECTION, 1), MemoryRowStore(13)
     learn(table, keys(60), 1)
     commit(table, store)
     with pytest.raises(StoreDamaged, match="table 't': the store holds 60 rows"):
-        Table("t", SECTION, 1).attach(store, {0: 61})
+        ShardTable("t", SECTION, 1).attach(store, {0: 61})

@@ -23,7 +23,7 @@ MODULES = {
     "millrace.proto.generate": (0, "usage"),
     "pserver": (0, "usage"),
     "service": (0, "usage"),
-    "service.hosting.launching": (0, "usage"),
+    "service.jobs.launcher": (0, "usage"),
     "trainer": (0, "usage"),
     "trainer.exports": (0, ""),  # it reads requests from stdin, which ends at once here
     "trainer.predict": (0, "usage"),

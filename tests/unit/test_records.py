@@ -12,10 +12,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, select, text
 
 from millrace.errors import SpecError, Unavailable
-from service.hosting.register import Register
+from service.jobs.registry import JobRegistry
 from service.records import database
 from service.records.database import KEEP_AUDIT, KEEP_OPERATIONS, KEEP_REPEATS, Records, RecordsUnusable, opened
-from service.records.tables import AuditRow, Base, Instant, JobRow, OperationRow, RepeatRow
+from service.records.schema import AuditRow, Base, Instant, JobRow, OperationRow, RepeatRow
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
@@ -170,7 +170,7 @@ def test_a_record_that_was_changed_from_outside_is_refused_by_name(url, tmp_path
         session.flush()
         session.execute(text(f"UPDATE jobs SET {column} = {FLIPPED[column]}"))
     with opened(url) as records, pytest.raises(RecordsUnusable) as refused:
-        Register(records)
+        JobRegistry(records)
     assert str(refused.value).startswith(f"{path} is damaged")
     assert "restore a backup" in str(refused.value)
     assert refused.value.exit_code == 1

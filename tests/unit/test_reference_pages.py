@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millrace.config import parse_duration, parse_size
-from service.hosting.config import ServiceConfig
-from service.spec import Job
+from service.jobs.config import ServiceConfig
+from service.spec.job import Job
 from tests.goldens import GOLDEN, commands
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,9 +8,9 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, SpecError, Unavailable
-from service.remote import client as module
-from service.remote.client import Client, NotThere, parsed_events
-from service.remote.paths import path_of
+from service.client import rest_client as module
+from service.client.paths import path_of
+from service.client.rest_client import NotFound, ServiceClient, parsed_events
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def service(naps):
     class Service:
         def __init__(self):
             self.answers, self.asked = [], []
-            self.client = Client("http://127.0.0.1:8080", "mlr_x_y", httpx.MockTransport(self.handle))
+            self.client = ServiceClient("http://127.0.0.1:8080", "mlr_x_y", httpx.MockTransport(self.handle))
 
         def handle(self, request):
             self.asked.append(request)
@@ -75,7 +75,7 @@ def test_a_redirect_is_not_followed_so_that_the_token_goes_nowhere_else(service)
     [
         (401, Refused),
         (403, Refused),
-        (404, NotThere),
+        (404, NotFound),
         (409, Refused),
         (412, Refused),
         (422, SpecError),
@@ -191,14 +191,14 @@ def test_what_answers_in_between_is_no_answer(service):
 )
 def test_what_is_no_address_or_holds_a_secret_is_refused_without_repeating_it(url):
     with pytest.raises(SpecError) as caught:
-        Client(url)
+        ServiceClient(url)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("token", ["a b", "a\r\nX: y", "ä", "a\0"])
 def test_a_token_cannot_smuggle_a_header(token):
     with pytest.raises(SpecError, match="--token"):
-        Client("http://localhost", token)
+        ServiceClient("http://localhost", token)
 
 
 def test_a_name_leads_to_no_other_address():
@@ -224,7 +224,7 @@ def test_a_stream_that_breaks_is_gone_on_with_behind_the_last_event(naps):
             raise httpx.ReadError("broken")
         return httpx.Response(200, text=f"id: {number}\nevent: close\ndata: {number}\n\n")
 
-    with Client("http://localhost", transport=httpx.MockTransport(handle)) as client:
+    with ServiceClient("http://localhost", transport=httpx.MockTransport(handle)) as client:
         events = client.events("/v1/jobs/a/metrics/stream")
         assert [next(events) for _ in range(2)] == [("close", 1), ("close", 3)]
     assert asked == [None, "1", "1"]
@@ -232,14 +232,14 @@ def test_a_stream_that_breaks_is_gone_on_with_behind_the_last_event(naps):
 
 def test_a_stream_that_is_refused_or_never_comes_back_is_an_error(naps):
     answer = httpx.Response(404, json={"detail": "no such job"})
-    with Client("http://localhost", transport=httpx.MockTransport(lambda request: answer)) as client:
-        with pytest.raises(NotThere):
+    with ServiceClient("http://localhost", transport=httpx.MockTransport(lambda request: answer)) as client:
+        with pytest.raises(NotFound):
             next(client.events("/v1/jobs/a/metrics/stream"))
 
     def broken(request):
         raise httpx.ConnectError("refused")
 
-    with Client("http://localhost", transport=httpx.MockTransport(broken)) as client:
+    with ServiceClient("http://localhost", transport=httpx.MockTransport(broken)) as client:
         with pytest.raises(Unavailable, match="does not answer"):
             next(client.events("/v1/jobs/a/metrics/stream"))
     assert naps.now_s <= module.REOPEN_S + 1

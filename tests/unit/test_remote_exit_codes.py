@@ -7,10 +7,10 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from service.exports.commands import the_stream
-from service.remote import acting
-from service.remote.client import Client, NotThere
-from service.spec import load_job
+from service.cli.export_commands import choose_stream
+from service.client import job_actions
+from service.client.rest_client import NotFound, ServiceClient
+from service.spec.job import load_job
 from tests.integration.stream_job import write_job
 
 
@@ -20,13 +20,16 @@ def no_stream(_request):
 
 def test_an_unknown_stream_ends_the_command_as_it_does_here(tmp_path):
     with pytest.raises(SpecError) as here:
-        the_stream(load_job(write_job(tmp_path, num_parts=1)), "nope")
-    with Client("http://there", transport=httpx.MockTransport(no_stream)) as client, pytest.raises(NotThere) as there:
-        acting.export(client, "small", "nope", None, Deadline.after(1))
+        choose_stream(load_job(write_job(tmp_path, num_parts=1)), "nope")
+    with (
+        ServiceClient("http://there", transport=httpx.MockTransport(no_stream)) as client,
+        pytest.raises(NotFound) as there,
+    ):
+        job_actions.export(client, "small", "nope", None, Deadline.after(1))
     assert there.value.exit_code == here.value.exit_code == 2
 
 
 def test_an_unknown_job_ends_the_command_as_a_job_file_that_is_not_there(tmp_path):
     with pytest.raises(SpecError) as here:
         load_job(tmp_path / "nothing.toml")
-    assert NotThere.exit_code == here.value.exit_code
+    assert NotFound.exit_code == here.value.exit_code

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import SpecError
-from service.remote.asking import remote_name
-from service.remote.showing import job_lines, phase_line, status_lines, table_lines, watched
+from service.cli.service_output import job_lines, phase_line, progress_lines, status_lines, table_lines
+from service.cli.targets import remote_name
 
 JOB = {"name": "news", "phase": "training", "desired": "running", "trouble": "", "outcome": None}
 ENDED = {"code": 1, "reason": "trainer-0 ended first", "lines": ["error: no"], "at": ""}
@@ -64,7 +64,7 @@ def test_a_job_is_watched_to_its_end():
             yield "end", {"phase": "ended"}
             raise AssertionError("it reads on")
 
-    first, last = watched(Told(), "news")
+    first, last = progress_lines(Told(), "news")
     assert first.startswith("training  pass -  events 10") and last == "news: ended"
 
 

@@ -2,19 +2,19 @@
 
 from millrace.deadline import Deadline
 from tests.bench import serving
-from trainer.replica.answering import Answering
-from trainer.replica.figures import Figures
-from trainer.replica.state import State
+from trainer.replica.inference_handler import InferenceHandler
+from trainer.replica.replica_metrics import ReplicaMetrics
+from trainer.replica.replica_state import ReplicaState
 
 
 def test_the_recorded_feed_is_served_and_the_requests_are_answered(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "CHANGED", 50)
     monkeypatch.setattr(serving, "EVERY_S", 0.0)
     serving.record(tmp_path, 1000, 2)
-    state, feed = State(5, 1 << 30), serving.Recorded(tmp_path)
+    state, feed = ReplicaState(5, 1 << 30), serving.Recorded(tmp_path)
     for version in (1, 2, 3):
         assert state.apply(feed.next(Deadline.after(5))).version.number == version
-    answering = Answering(state, Figures(state), 1)
+    answering = InferenceHandler(state, ReplicaMetrics(state), 1)
     for request in serving.bodies(1000, 3):
         status, body = answering.infer("bench", None, request.partition(b"\r\n\r\n")[2])
         assert status == 200 and b'"model_version": "3"' in body

@@ -12,16 +12,16 @@ from millrace.errors import Unavailable
 from millrace.retry import Backoff
 from tests.fakes.served import Job
 from tests.s3_server import s3  # noqa: F401
-from trainer.blob.store import open_blobs, whole
-from trainer.exports.outlet import ExportUnusable
-from trainer.mirror.address import parse
-from trainer.replica import following, keeping
-from trainer.replica.figures import Figures
-from trainer.replica.following import Current, ExportUpdates, Plan, parsed, plan
-from trainer.replica.history import Version
-from trainer.replica.inference import golden_inputs
-from trainer.replica.keeping import Keeper
-from trainer.replica.state import State
+from trainer.blob.address import parse
+from trainer.blob.blob_store import open_blobs, whole
+from trainer.exports.destination import ExportUnusable
+from trainer.replica import export_updates, update_loop
+from trainer.replica.export_updates import ChainPlan, CurrentExport, ExportUpdates, parsed, plan
+from trainer.replica.kept_versions import ServedVersion
+from trainer.replica.replica_metrics import ReplicaMetrics
+from trainer.replica.replica_state import ReplicaState
+from trainer.replica.serving_model import golden_inputs
+from trainer.replica.update_loop import UpdateLoop
 
 NOW = 0.05
 CHAIN = ("t1/1-base", "t1/2-delta", "t1/3-delta")
@@ -42,13 +42,13 @@ def next_of(updates):
 
 
 def test_what_is_read_of_a_chain():
-    current = Current("t1", 3, CHAIN)
-    assert plan(current, None, None) == Plan(whole=True, paths=CHAIN)
-    assert plan(current, Version("j", "t1", 2), "t1/2-delta") == Plan(whole=False, paths=CHAIN[2:])
-    assert plan(current, Version("j", "t1", 1), "t1/1-base") == Plan(whole=False, paths=CHAIN[1:])
-    assert plan(current, Version("j", "t1", 3), "t1/3-delta") is None
-    assert plan(current, Version("j", "t1", 2), "t1/2-base") == Plan(whole=True, paths=CHAIN)
-    assert plan(current, Version("j", "t2", 2), "t1/2-delta") == Plan(whole=True, paths=CHAIN)
+    current = CurrentExport("t1", 3, CHAIN)
+    assert plan(current, None, None) == ChainPlan(whole=True, paths=CHAIN)
+    assert plan(current, ServedVersion("j", "t1", 2), "t1/2-delta") == ChainPlan(whole=False, paths=CHAIN[2:])
+    assert plan(current, ServedVersion("j", "t1", 1), "t1/1-base") == ChainPlan(whole=False, paths=CHAIN[1:])
+    assert plan(current, ServedVersion("j", "t1", 3), "t1/3-delta") is None
+    assert plan(current, ServedVersion("j", "t1", 2), "t1/2-base") == ChainPlan(whole=True, paths=CHAIN)
+    assert plan(current, ServedVersion("j", "t2", 2), "t1/2-delta") == ChainPlan(whole=True, paths=CHAIN)
 
 
 @pytest.mark.parametrize("chain", [["../x"], ["/etc"], ["s3://other/x"], []])
@@ -84,7 +84,7 @@ def applied(state, update, job):
 
 
 def test_the_base_then_deltas_then_a_new_base(job, updates):
-    state = State(10, 1 << 30)
+    state = ReplicaState(10, 1 << 30)
     with pytest.raises(Unavailable, match=r"has no current\.json"):
         next_of(updates)
     job.export(1)
@@ -106,11 +106,11 @@ def test_the_base_then_deltas_then_a_new_base(job, updates):
 def test_a_chain_is_read_at_once_by_who_comes_later(job, updates):
     for version in range(1, 5):
         job.export(version, forget=3 if version > 1 else 0)
-    assert applied(State(10, 1 << 30), next_of(updates), job) == (True, 4)
+    assert applied(ReplicaState(10, 1 << 30), next_of(updates), job) == (True, 4)
 
 
 def test_exports_of_half_precision_and_of_both_in_one_chain_are_read(job, updates):
-    state = State(10, 1 << 30)
+    state = ReplicaState(10, 1 << 30)
     job.export(1, dtype="float16")
     assert applied(state, next_of(updates), job) == (True, 1)
     job.export(2, dtype="float32", forget=3)
@@ -155,7 +155,7 @@ def test_what_was_refused_is_not_built_upon(job, updates):
     first = next_of(updates)
     job.export(2)
     assert next_of(updates).version == 2
-    updates.resume(Version(first.job, first.timeline, first.version))
+    updates.resume(ServedVersion(first.job, first.timeline, first.version))
     job.export(3)
     update = next_of(updates)
     assert (update.version, update.whole) == (3, False)
@@ -166,7 +166,7 @@ def test_what_was_refused_is_not_built_upon(job, updates):
 
 
 def test_a_refused_export_is_tried_again_after_a_while(job, updates, monkeypatch):
-    monkeypatch.setattr(following, "AGAIN_S", 0.0)
+    monkeypatch.setattr(export_updates, "AGAIN_S", 0.0)
     path = job.export(1)
     (path / "_DONE").rename(path / "away")
     with pytest.raises(ExportUnusable):
@@ -184,11 +184,11 @@ def test_who_waits_is_let_go(updates):
 @pytest.fixture
 def kept(job, updates, monkeypatch):
     """A keeper at work: state, keeper, figures."""
-    monkeypatch.setattr(keeping, "BACKOFF", Backoff((0.01,), endless=True))
-    monkeypatch.setattr(keeping, "TURN_S", 0.05)
-    state = State(10, 1 << 30)
-    figures = Figures(state)
-    keeper, stopping = Keeper(updates, state, figures), threading.Event()
+    monkeypatch.setattr(update_loop, "BACKOFF", Backoff((0.01,), endless=True))
+    monkeypatch.setattr(update_loop, "TURN_S", 0.05)
+    state = ReplicaState(10, 1 << 30)
+    figures = ReplicaMetrics(state)
+    keeper, stopping = UpdateLoop(updates, state, figures), threading.Event()
     thread = threading.Thread(target=keeper.run, args=(stopping,))
     thread.start()
     yield state, keeper, figures
@@ -284,10 +284,10 @@ class Failing:
 
 
 def test_a_bug_in_an_update_is_told_and_does_not_end_it(job, caplog, monkeypatch):
-    monkeypatch.setattr(keeping, "BACKOFF", Backoff((0.01,), endless=True))
-    state = State(1, 1 << 20)
+    monkeypatch.setattr(update_loop, "BACKOFF", Backoff((0.01,), endless=True))
+    state = ReplicaState(1, 1 << 20)
     source, stopping = Failing(job.update(1, whole=True)), threading.Event()
-    thread = threading.Thread(target=Keeper(source, state, Figures(state)).run, args=(stopping,))
+    thread = threading.Thread(target=UpdateLoop(source, state, ReplicaMetrics(state)).run, args=(stopping,))
     thread.start()
     until(lambda: state.served)
     stopping.set()
@@ -299,7 +299,7 @@ def test_exports_in_an_object_store_are_followed_alike(job, s3, tmp_path):  # no
     uri = s3.uri("bucket", "followed")
     blobs = open_blobs(parse(uri), "exports at", Deadline.after(30))
     updates = ExportUpdates(uri, tmp_path / "scratch", poll_s=0.01)
-    state = State(10, 1 << 30)
+    state = ReplicaState(10, 1 << 30)
     for version, base in ((1, True), (2, False), (3, True)):
         job.export(version, base=base, forget=0 if base else 3)
         for path in sorted(job.folder.rglob("*")):

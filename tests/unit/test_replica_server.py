@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from millrace.config import validate
 from millrace.errors import SpecError
 from tests.fakes.served import Job, asked
-from trainer.replica import answering, gate, requests
-from trainer.replica.answering import Answering
+from trainer.replica import access, inference_handler, inference_messages
+from trainer.replica.access import RequestGate
 from trainer.replica.config import ReplicaConfig
-from trainer.replica.figures import Figures
-from trainer.replica.gate import Gate
-from trainer.replica.server import gated
-from trainer.replica.state import State
+from trainer.replica.http_api import gated
+from trainer.replica.inference_handler import InferenceHandler
+from trainer.replica.replica_metrics import ReplicaMetrics
+from trainer.replica.replica_state import ReplicaState
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INFER = "/v2/models/small/infer"
@@ -42,8 +42,8 @@ class Served:
 
     def __init__(self, folder, **config):
         self.job = Job(folder)
-        self.state = State(5, 1 << 30)
-        self.figures = Figures(self.state)
+        self.state = ReplicaState(5, 1 << 30)
+        self.figures = ReplicaMetrics(self.state)
         told = {"exports": "x"} | config
         self.config = validate(ReplicaConfig, told)
         self.app = gated(self.state, QUIET, self.figures, self.config)
@@ -181,7 +181,7 @@ INPUT = st.fixed_dictionaries({"name": JUNK, "datatype": JUNK, "shape": JUNK, "d
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     served = Served(tmp_path_factory.mktemp("served")).serve(1)
-    return Answering(served.state, served.figures, 10)
+    return InferenceHandler(served.state, served.figures, 10)
 
 
 REQUESTS = st.dictionaries(st.sampled_from(["inputs", "outputs", "id"]), JUNK | st.lists(INPUT, max_size=3))
@@ -294,10 +294,12 @@ def batch(num_samples):
 
 
 def test_outputs_and_samples_together_are_bounded(served, monkeypatch):
-    monkeypatch.setattr(requests, "MAX_VALUES", 20)
+    monkeypatch.setattr(inference_messages, "MAX_VALUES", 20)
     assert served.infer(batch(10) | {"outputs": [{"name": "ctr"}]}).status_code == 200
-    reader = requests.Reader(served.state.model(), 100)
-    with pytest.raises(requests.BadRequest, match="1 outputs of 21 samples are more than 20 numbers; send fewer"):
+    reader = inference_messages.RequestReader(served.state.model(), 100)
+    with pytest.raises(
+        inference_messages.InvalidInference, match="1 outputs of 21 samples are more than 20 numbers; send fewer"
+    ):
         reader.outputs({}, 21)
 
 
@@ -313,7 +315,7 @@ def test_what_costs_much_is_not_answered_where_others_wait_however_short_it_is(s
 
     monkeypatch.setattr(served.state, "predict", slowly)
     short, long = json.dumps(ONE).encode(), json.dumps(batch(1000)).encode()
-    assert len(short) < len(long) < answering.INLINE_BYTES
+    assert len(short) < len(long) < inference_handler.INLINE_BYTES
 
     async def go_on():
         transport = httpx.ASGITransport(served.app)
@@ -333,11 +335,11 @@ def test_what_costs_much_is_not_answered_where_others_wait_however_short_it_is(s
     "told", [None, [], {}, {"inputs": 3}, {"inputs": [3]}, {"inputs": [{"shape": []}]}, {"inputs": [{"shape": ["x"]}]}]
 )
 def test_a_request_that_is_none_costs_nothing(served, told):
-    assert requests.Reader(served.state.model(), 100).cost(told) == 0
+    assert inference_messages.RequestReader(served.state.model(), 100).cost(told) == 0
 
 
 def test_the_cost_of_a_request_grows_with_its_samples_up_to_a_batch(served):
-    reader = requests.Reader(served.state.model(), 100)
+    reader = inference_messages.RequestReader(served.state.model(), 100)
     each = reader.cost(batch(1))
     assert each > 0 and reader.cost(batch(7)) == 7 * each and reader.cost(batch(101)) == 100 * each
 
@@ -366,7 +368,7 @@ def test_more_requests_at_once_than_allowed_are_told_to_come_again():
         async def slow(scope, receive, send):
             await waiting.wait()
 
-        door = Gate(slow, None, 100, 2, local=False)
+        door = RequestGate(slow, None, 100, 2, local=False)
         scope = {"type": "http", "path": "/x", "headers": []}
 
         async def send(message):
@@ -386,7 +388,7 @@ def test_more_requests_at_once_than_allowed_are_told_to_come_again():
 
 
 def test_who_is_slow_to_send_keeps_no_place(served, monkeypatch):
-    monkeypatch.setattr(gate, "BODY_S", 0.01)
+    monkeypatch.setattr(access, "BODY_S", 0.01)
 
     async def never():
         yield b"{"

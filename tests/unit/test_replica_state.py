@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.keys import key_of_reference
-from pserver.kernels import EMPTY, enter
+from pserver.rows.kernels import EMPTY, enter
 from tests.fakes.served import Job, model_json
-from trainer.replica import kernels
-from trainer.replica.inference import golden_inputs
-from trainer.replica.kernels import MEAN, SEQUENCE, SQRTN, SUM
-from trainer.replica.state import HeldBack, NotKept, State, UpdateRefused
-from trainer.replica.table import Table
-from trainer.replica.updates import Rows, TableUpdate
+from trainer.replica import pooling_kernels
+from trainer.replica.pooling_kernels import MEAN, SEQUENCE, SQRTN, SUM
+from trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused, VersionNotKept
+from trainer.replica.replica_table import ReplicaTable
+from trainer.replica.serving_model import golden_inputs
+from trainer.replica.updates import ReplicaRows, TableUpdate
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def job(tmp_path):
 
 
 def state_of(max_versions=10, max_bytes=1 << 30):
-    return State(max_versions, max_bytes)
+    return ReplicaState(max_versions, max_bytes)
 
 
 def answers(state, job):
@@ -70,7 +70,7 @@ def test_a_version_that_two_timelines_have_is_gone_back_to_on_either(job):
     for version, named, timeline in ((25, "t1", "t1"), (25, "t2", "t2"), (24, None, "t1"), (25, None, "t2")):
         assert state.go_to(version, named).version.timeline == timeline
         assert np.array_equal(answers(state, job)[1], were[version, timeline])
-    with pytest.raises(NotKept, match="version 24 of timeline t2 is not kept; .* 24@t1, 25@t1, 25$"):
+    with pytest.raises(VersionNotKept, match="version 24 of timeline t2 is not kept; .* 24@t1, 25@t1, 25$"):
         state.go_to(24, "t2")
 
 
@@ -80,7 +80,7 @@ def test_nothing_newer_is_served_while_an_older_version_was_chosen(job):
     state.apply(job.update(2))
     state.go_to(1)
     update = job.update(3)
-    with pytest.raises(HeldBack):
+    with pytest.raises(RollbackInForce):
         state.apply(update)
     assert answers(state, job)[0] == 1
     state.go_to_newest()
@@ -95,7 +95,7 @@ def test_what_is_kept_is_bounded_in_number_and_memory(job):
     assert [each.version.number for each in state.versions()] == [36, 37, 38, 39]
     table = state.served.epoch.tables["default"]
     assert table._used < 50 + 5 * 25  # rows of versions let go are used again
-    with pytest.raises(NotKept, match=r"version 35 is not kept; .* 36, 37, 38, 39"):
+    with pytest.raises(VersionNotKept, match=r"version 35 is not kept; .* 36, 37, 38, 39"):
         state.go_to(35)
     none = state_of(max_bytes=0)
     for version in range(1, 4):
@@ -172,8 +172,8 @@ def test_another_timeline_may_begin_with_an_older_number(job):
 
 
 def test_a_key_that_comes_twice_in_a_whole_update_counts_as_it_comes_last():
-    table, keys_U = Table(1), np.array([5, 6, 7], np.uint64)
-    chunks = [Rows(keys_U, np.zeros(3, np.uint16), np.full((3, 1), value, np.float32)) for value in (1, 2)]
+    table, keys_U = ReplicaTable(1), np.array([5, 6, 7], np.uint64)
+    chunks = [ReplicaRows(keys_U, np.zeros(3, np.uint16), np.full((3, 1), value, np.float32)) for value in (1, 2)]
     table.load(chunks)
     assert table.num_rows == 3
     for side in (0, 1):
@@ -188,7 +188,7 @@ def test_a_request_sees_one_version_never_two(job):
     keys_U = np.array([key_of_reference(sign, 0) for sign in range(30)], np.uint64)
 
     def version(number, whole=False):
-        chunk = Rows(keys_U, np.zeros(30, np.uint16), np.full((30, 5), number, np.float32))
+        chunk = ReplicaRows(keys_U, np.zeros(30, np.uint16), np.full((30, 5), number, np.float32))
         update = job.update(number, whole=whole)
         return replace(update, tables={"default": TableUpdate([chunk], np.empty(0, np.uint64))})
 
@@ -237,14 +237,14 @@ def test_pooling_is_as_its_twin(signs, pooling, max_len, tail, padding, present)
     size = max_len * 2 if pooling == SEQUENCE else 2
     out, mask = np.zeros(len(signs) * size, np.float32), np.zeros(len(signs) * max(max_len, 1), np.bool_)
     slot_S7 = np.array([[4, pooling, max_len, tail, padding is not None, 0, 0]], np.int64)
-    kernels.pool(
+    pooling_kernels.pool(
         index_I, keys_R, rows_RW, default_W, np.array([sign for sign, _ in flat], np.uint64),
         np.array([weight for _, weight in flat], np.float32), offset_SB1, slot_S7,
         np.array([padding or 0], np.uint64), out, mask,
     )  # fmt: skip
     as_float = [[(sign, np.float32(weight)) for sign, weight in sample] for sample in signs]
     slot = {"group": 4, "pooling": pooling, "max_len": max_len, "tail": tail}
-    wanted, marks = kernels.pool_reference(rows, default_W, as_float, slot, padding)
+    wanted, marks = pooling_kernels.pool_reference(rows, default_W, as_float, slot, padding)
     assert np.array_equal(out, wanted.reshape(-1))
     if pooling == SEQUENCE:
         assert mask.reshape(len(signs), max_len).tolist() == marks
@@ -252,12 +252,12 @@ def test_pooling_is_as_its_twin(signs, pooling, max_len, tail, padding, present)
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40))), max_size=6))
 def test_a_table_is_a_dictionary_at_every_step_and_back(steps):
-    table, state, taken, were = Table(1), {}, [], []
+    table, state, taken, were = ReplicaTable(1), {}, [], []
     for number, (changed, gone) in enumerate(steps):
         were.append(dict(state))
         gone = gone - changed
         keys = [key_of_reference(sign, 0) for sign in sorted(changed)]
-        chunk = Rows(
+        chunk = ReplicaRows(
             np.array(keys, np.uint64), np.zeros(len(keys), np.uint16), np.full((len(keys), 1), number, np.float32)
         )
         gone_U = np.array([key_of_reference(sign, 0) for sign in sorted(gone)], np.uint64)
@@ -297,7 +297,7 @@ def test_replacing_is_as_its_twin(signs, data):
     enter(index_I, keys_R, np.arange(len(keys), dtype=np.int32))
     row_of = {key: row for row, key in enumerate(keys)}
     new = np.arange(len(keys), len(keys_R), dtype=np.int32)
-    kernels.replace(index_I, keys_R, np.array(chosen, np.int32), new)
-    kernels.replace_reference(row_of, [keys[at] for at in chosen], new.tolist())
+    pooling_kernels.replace(index_I, keys_R, np.array(chosen, np.int32), new)
+    pooling_kernels.replace_reference(row_of, [keys[at] for at in chosen], new.tolist())
     rows = index_I[index_I != EMPTY]
     assert dict(zip(keys_R[rows].tolist(), rows.tolist(), strict=True)) == row_of

@@ -9,12 +9,12 @@ import pytest
 
 from millrace.config import validate
 from millrace.errors import SpecError
-from millrace.listening import Room, listen
+from millrace.http.listening import ConnectionBounds, listen
 from tests.unit.test_access_exposure import write_pair
 from trainer.replica.config import ReplicaConfig
-from trainer.replica.figures import Figures
-from trainer.replica.server import gated, serving
-from trainer.replica.state import State
+from trainer.replica.http_api import gated, serving
+from trainer.replica.replica_metrics import ReplicaMetrics
+from trainer.replica.replica_state import ReplicaState
 
 QUIET = SimpleNamespace(refused="", trouble="")
 
@@ -25,10 +25,10 @@ def config(**more):
 
 def test_who_trusts_the_certificate_is_answered_and_nobody_in_the_clear(tmp_path):
     cert, key = write_pair(tmp_path, "ours")
-    told, state = config(tls_cert=str(cert), tls_key=str(key)), State(5, 1 << 30)
+    told, state = config(tls_cert=str(cert), tls_key=str(key)), ReplicaState(5, 1 << 30)
     listener = listen(*told.address, "--listen")
     port = listener.getsockname()[1]
-    with serving(gated(state, QUIET, Figures(state), told), listener, told.tls()):
+    with serving(gated(state, QUIET, ReplicaMetrics(state), told), listener, told.tls()):
         trusting = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/v2/health/live", verify=trusting).json() == {"live": True}
         with pytest.raises(httpx.TransportError):
@@ -37,10 +37,10 @@ def test_who_trusts_the_certificate_is_answered_and_nobody_in_the_clear(tmp_path
 
 def test_connections_that_begin_no_handshake_take_places_too(tmp_path):
     cert, key = write_pair(tmp_path, "ours")
-    told, state = config(tls_cert=str(cert), tls_key=str(key)), State(5, 1 << 30)
+    told, state = config(tls_cert=str(cert), tls_key=str(key)), ReplicaState(5, 1 << 30)
     listener = listen(*told.address, "--listen")
-    listener.room = Room(answered=9, open=2)
-    with serving(gated(state, QUIET, Figures(state), told), listener, told.tls()):
+    listener.room = ConnectionBounds(answered=9, open=2)
+    with serving(gated(state, QUIET, ReplicaMetrics(state), told), listener, told.tls()):
         silent = [socket.create_connection(listener.getsockname(), 10) for _ in range(3)]
         assert silent[2].recv(1) == b""
         for each in silent:

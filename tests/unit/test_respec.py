@@ -6,7 +6,7 @@ import pytest
 
 from millrace.errors import SpecError
 from tests.integration import stream_job
-from trainer.respec import changed, significant
+from trainer.spec.changes import changed_keys, significant_keys
 
 SPEC = {
     "name": "j",
@@ -32,7 +32,7 @@ def altered(path, value):
 
 
 def test_the_same_spec_in_another_order_has_not_changed():
-    assert changed(SPEC, dict(reversed(SPEC.items()))) == []
+    assert changed_keys(SPEC, dict(reversed(SPEC.items()))) == []
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_same_spec_in_another_order_has_not_changed():
     ],
 )
 def test_keys_without_effect_on_a_pass_change_at_once(path, value):
-    assert changed(SPEC, altered(path, value)) == [path] and significant(SPEC, altered(path, value)) == []
+    assert changed_keys(SPEC, altered(path, value)) == [path] and significant_keys(SPEC, altered(path, value)) == []
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,17 @@ def test_keys_without_effect_on_a_pass_change_at_once(path, value):
     ],
 )
 def test_keys_with_effect_on_a_pass_are_named(path, value):
-    assert significant(SPEC, altered(path, value)) == [path]
+    assert significant_keys(SPEC, altered(path, value)) == [path]
 
 
 def test_when_vectors_join_may_change_but_not_whether_any_does_later():
     later, other = altered("tables.default.extend_at", 2), altered("tables.default.extend_at", 3)
-    assert significant(later, other) == ["tables.default.extend_at"]
+    assert significant_keys(later, other) == ["tables.default.extend_at"]
     of_slot = altered("tables.default.slots.a.extend_at", 1)
-    assert significant(of_slot, later) == ["tables.default.extend_at", "tables.default.slots.a.extend_at"]
+    assert significant_keys(of_slot, later) == ["tables.default.extend_at", "tables.default.slots.a.extend_at"]
     for old, new in ((SPEC, later), (of_slot, SPEC)):
         with pytest.raises(SpecError, match="extend_at: cannot change"):
-            significant(old, new)
+            significant_keys(old, new)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_when_vectors_join_may_change_but_not_whether_any_does_later():
 )
 def test_a_key_that_stored_rows_depend_on_is_refused_by_name(path, value):
     with pytest.raises(SpecError, match=f"^{path}: cannot change .*--fresh"):
-        significant(SPEC, altered(path, value))
+        significant_keys(SPEC, altered(path, value))
 
 
 WHOLE = tomllib.loads(stream_job.SPEC)
@@ -97,11 +97,11 @@ def whole(**default):
 
 def test_a_default_that_is_written_out_is_no_change_and_a_rate_may_be_written_where_none_was():
     rate = {"kind": "adagrad", "lr": 0.1}
-    assert "tables.default.optimizer.lr" in significant(whole(), whole(optimizer=rate))
-    significant(whole(), whole(first_order=True, default_row="zeros"))
-    significant(whole(first_order=True), whole())
-    significant(WHOLE, WHOLE | {"slots": [{"kind": "sparse"} | slot for slot in WHOLE["slots"]]})
+    assert "tables.default.optimizer.lr" in significant_keys(whole(), whole(optimizer=rate))
+    significant_keys(whole(), whole(first_order=True, default_row="zeros"))
+    significant_keys(whole(first_order=True), whole())
+    significant_keys(WHOLE, WHOLE | {"slots": [{"kind": "sparse"} | slot for slot in WHOLE["slots"]]})
     with pytest.raises(SpecError, match=r'optimizer.kind: cannot change from "adagrad" to "adam"'):
-        significant(whole(), whole(optimizer={"kind": "adam"}))
+        significant_keys(whole(), whole(optimizer={"kind": "adam"}))
     with pytest.raises(SpecError, match=r"first_order: cannot change from true to false"):
-        significant(whole(), whole(first_order=False))
+        significant_keys(whole(), whole(first_order=False))

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.launcher.restarts import MAX_PAUSE_S, Death, End, Restart, RestartLimits, decide
-from service.launcher.supervision import Outcome, death
+from service.cluster.restarts import MAX_PAUSE_S, Death, End, Restart, RestartLimits, decide
+from service.cluster.supervision import RunOutcome, outcome_of_death
 
 LIMITS = RestartLimits(max_restarts=3, window_s=100)
-KILLED = death("shard-0", -9)
+KILLED = outcome_of_death("shard-0", -9)
 REASON = "shard-0 ended first: killed by SIGKILL"
 
 
@@ -47,7 +47,7 @@ def test_deaths_before_the_window_do_not_count():
 def test_at_the_limit_the_job_ends_and_every_death_is_listed():
     deaths = [*past(1, 2), Death(3, "trainer-0 ended first: exit code 70 (a bug)")]
     assert decide(KILLED, deaths, 4, LIMITS) == End(
-        Outcome(
+        RunOutcome(
             70,
             "the workers died 4 times within 100 s, more than cluster.max_restarts = 3 allows: "
             "shard-0 ended first: killed by SIGKILL (3 x); trainer-0 ended first: exit code 70 (a bug) (1 x)",
@@ -62,18 +62,18 @@ def test_max_restarts_0_is_never():
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_what_would_come_again_is_never_restarted(code):
-    outcome = death("trainer-1", code)
+    outcome = outcome_of_death("trainer-1", code)
     assert decide(outcome, [], 5, LIMITS) == End(outcome)
 
 
 def test_a_good_end_is_the_end():
-    drained = Outcome(0, "the stream is drained")
+    drained = RunOutcome(0, "the stream is drained")
     assert decide(drained, [], 5, LIMITS) == End(drained)
 
 
 def test_a_death_while_the_job_was_asked_to_stop_ends_it():
     decision = decide(KILLED, [], 5, LIMITS, stop_asked=True)
-    assert decision == End(Outcome(70, f"{REASON}; not restarted, for the job was asked to stop", "shard-0"))
+    assert decision == End(RunOutcome(70, f"{REASON}; not restarted, for the job was asked to stop", "shard-0"))
 
 
 @given(st.lists(st.floats(0.01, 50), max_size=40), st.integers(0, 5))

@@ -7,13 +7,13 @@ import pytest
 
 from millrace.errors import MillraceError, SpecError
 from tests.fakes.past import Past
-from trainer.commits import Commits
-from trainer.history import History
-from trainer.log import Kind, LogDamaged, newest_generation, read
-from trainer.log_file import listed
-from trainer.partitions import Skip
-from trainer.records import SkipOperation
-from trainer.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
+from trainer.checkpoint.commits import Commits
+from trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import LogDamaged, RecordKind, newest_generation, read
+from trainer.journal.log_file import listed
+from trainer.journal.partitions import SkippedRange
+from trainer.journal.records import SkipOperation
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def past(tmp_path):
 
 
 def history(past):
-    return History.of(read(past.store / "log"))
+    return JobHistory.of(read(past.store / "log"))
 
 
 def commit(past):
@@ -41,7 +41,7 @@ def commit(past):
 
 def go_past(past, *wanted, reason="broken"):
     past.end()
-    return skip(past.store, commit(past), Skip(*wanted), reason)
+    return skip(past.store, commit(past), SkippedRange(*wanted), reason)
 
 
 # A new timeline
@@ -176,7 +176,7 @@ def test_a_skip_withdraws_the_plans_from_the_first_one_on_that_touches_it(past):
 
 def test_later_plans_are_withdrawn_first(past):
     assert go_past(past, "a", 399, 420) == [4, 5]
-    voids = [record.content.number for record in read(past.store / "log") if record.kind is Kind.VOID]
+    voids = [record.content.number for record in read(past.store / "log") if record.kind is RecordKind.VOID]
     assert voids == [5, 4]
     assert not history(past).unclosed()
 
@@ -218,5 +218,5 @@ def test_a_partition_that_only_the_commit_knows_counts(past):
     found.manifest["state"]["partitions"].append(partition)
     found.manifest["positions"]["c"] = 30
     with pytest.raises(MillraceError, match="c: the job is at position 30"):
-        skip(past.store, found, Skip("c", 29, 40), "broken")
-    assert skip(past.store, found, Skip("c", 30, 40), "broken") == []
+        skip(past.store, found, SkippedRange("c", 29, 40), "broken")
+    assert skip(past.store, found, SkippedRange("c", 30, 40), "broken") == []

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from millrace import rpc
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Refused, SpecError, Unavailable
-from millrace.role import RoleClient, serve_role
+from millrace.rpc import channels
+from millrace.rpc.role import RoleClient, serve_role
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_closing_gives_the_socket_back(world):
 
 
 def test_a_status_above_the_bound_fails_the_call_only(world):
-    world.status = {"text": "x" * (rpc.MAX_MESSAGE_BYTES + 1)}
+    world.status = {"text": "x" * (channels.MAX_MESSAGE_BYTES + 1)}
     with pytest.raises(Exception, match="RESOURCE_EXHAUSTED"):
         world.client.status(soon())
     world.status = {"text": "short"}
@@ -160,15 +160,15 @@ def test_awaiting_an_address_ends_with_the_process_that_should_write_it(tmp_path
         raise Gone
 
     with pytest.raises(Gone):
-        rpc.await_address(tmp_path / "none", soon(), alive)
+        channels.await_address(tmp_path / "none", soon(), alive)
 
 
 def test_awaiting_an_address_ends_at_the_deadline(tmp_path):
     with pytest.raises(DeadlineExceeded, match="waiting for an address in"):
-        rpc.await_address(tmp_path / "none", Deadline.after(0.05), lambda: None)
+        channels.await_address(tmp_path / "none", Deadline.after(0.05), lambda: None)
 
 
 def test_an_address_is_read_back(tmp_path):
-    rpc.write_address(tmp_path / "a", "127.0.0.1:1")
-    assert rpc.await_address(tmp_path / "a", soon(), lambda: None) == "127.0.0.1:1"
+    channels.write_address(tmp_path / "a", "127.0.0.1:1")
+    assert channels.await_address(tmp_path / "a", soon(), lambda: None) == "127.0.0.1:1"
     assert json.dumps((tmp_path / "a").read_text()) == '"127.0.0.1:1"'

@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
-from millrace.durable import Linked
+from millrace.durable import SymbolicLinkFound
 from millrace.errors import SpecError
-from service.launcher.run_folder import run_folder, worker_folder, write_private
-from service.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, WORKERS, check_run, claimed
+from service.cluster.run_folder import run_folder, worker_folder, write_private
+from service.cluster.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, WORKERS, check_run, claimed
 
 
 def names(folder):
@@ -71,7 +71,7 @@ def test_a_clearing_that_was_cut_short_is_no_run(tmp_path, monkeypatch):
     claim(tmp_path)
     for name in ("log", "commits"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr("service.store.shutil.rmtree", cut_short)
+    monkeypatch.setattr("service.cluster.store.shutil.rmtree", cut_short)
     with pytest.raises(KeyboardInterrupt):
         claim(tmp_path, fresh=True)
     monkeypatch.undo()
@@ -130,7 +130,9 @@ def test_what_a_store_holds_is_no_link_to_somewhere_else(tmp_path, name, act):
         path.rename(elsewhere / "its")
     path.symlink_to(elsewhere / "its" if (elsewhere / "its").exists() else elsewhere)
     before = {each.name: each.read_bytes() for each in elsewhere.iterdir()}
-    with pytest.raises(Linked, match=f"{path} is a symbolic link, .* move what it names to this place") as refused:
+    with pytest.raises(
+        SymbolicLinkFound, match=f"{path} is a symbolic link, .* move what it names to this place"
+    ) as refused:
         claim(store) if act == "run" else check_run(store, "news")
     assert refused.value.exit_code == 2
     assert {each.name: each.read_bytes() for each in elsewhere.iterdir()} == before

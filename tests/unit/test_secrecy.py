@@ -5,27 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from dataset.config import KafkaSource
-from dataset.kafka_client import consumer_options
+from dataset.sources.kafka_client import consumer_options
+from dataset.spec.config import KafkaSource
 from millrace.config import validate
 from millrace.errors import SpecError
-from millrace.secrecy import (
+from millrace.secrets import (
     HIDDEN,
     check_shown,
-    resolved,
-    revealed,
+    dump_with_secrets,
+    resolve_secret,
     secrets_of,
     with_secrets,
     with_secrets_of,
     without_keys,
     without_secrets,
 )
-from service.past.wording import log_lines
-from service.spec import Job, job_of
-from trainer import respec
-from trainer.log_file import Place, Record
+from service.history.log_text import log_lines
+from service.spec.job import Job, job_of
+from trainer.journal.log_file import LogRecord, RecordPlace
+from trainer.journal.records import SpecOperation
 from trainer.predict.config import PredictionRequest
-from trainer.records import SpecOperation
+from trainer.spec import changes
 
 PASSWORD = "hunter2"
 SPEC = {
@@ -112,7 +112,7 @@ def test_a_secret_that_cannot_be_read_is_told_by_its_key_and_not_by_its_content(
     (tmp_path / "large").write_text("hunter2" * 10_000)
     (tmp_path / "binary").write_bytes(b"hunter2\xff")
     with pytest.raises(SpecError, match="^a.key: ") as caught:
-        resolved(value, tmp_path, "a.key")
+        resolve_secret(value, tmp_path, "a.key")
     assert told in str(caught.value) and PASSWORD not in str(caught.value)
 
 
@@ -156,8 +156,8 @@ OTHERS = [{"sasl_plain_password": "rotated"}, {"sasl_plain_password": {"env": "N
 def test_another_secret_is_no_change_of_the_job_be_it_logged_with_it_or_without(tmp_path, options):
     now = job_of(spec(**options), tmp_path).raw
     for logged in (SPEC, job_of(SPEC, tmp_path).raw):
-        assert respec.changed(logged, now) == [] and respec.significant(logged, now) == []
-    assert respec.changed(SPEC, job_of(spec(client_id="x"), tmp_path).raw) == ["sources.main.options.client_id"]
+        assert changes.changed_keys(logged, now) == [] and changes.significant_keys(logged, now) == []
+    assert changes.changed_keys(SPEC, job_of(spec(client_id="x"), tmp_path).raw) == ["sources.main.options.client_id"]
 
 
 def test_a_logged_spec_is_trained_again_with_the_secrets_of_now(tmp_path):
@@ -178,7 +178,7 @@ def test_a_logged_secret_that_the_job_file_lacks_stays_as_it_was_logged():
 
 def test_the_lines_of_a_log_that_holds_a_secret_from_before_do_not_tell_it():
     specs = [SPEC, spec(sasl_plain_password="rotated", client_id="x")]
-    records = [Record(n, SpecOperation(spec=each), Place(Path("log"), 0)) for n, each in enumerate(specs, 1)]
+    records = [LogRecord(n, SpecOperation(spec=each), RecordPlace(Path("log"), 0)) for n, each in enumerate(specs, 1)]
     lines = "\n".join(map(str, log_lines(records)))
     assert "client_id" in lines and PASSWORD not in lines and "rotated" not in lines
 
@@ -192,11 +192,11 @@ def test_a_request_shows_no_secret_but_to_its_own_workers():
         "sasl_plain_password": HIDDEN,
         "sasl_plain_username": {"env": "U"},
     }
-    assert revealed(request)["input"]["kafka"]["options"] == kafka["options"]
+    assert dump_with_secrets(request)["input"]["kafka"]["options"] == kafka["options"]
 
 
 def test_a_worker_is_told_secrets_and_the_spec_without_them_for_its_log(tmp_path):
-    from service.launcher.plan import plan_job
+    from service.cluster.worker_plan import plan_job
 
     trainer = plan_job(job_of(SPEC, tmp_path), tmp_path / "run", generation=1).trainers[0].config
     assert PASSWORD not in json.dumps(trainer["job"])

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dataset.schema import Schema
+from dataset.spec.schema import Schema
 from millrace.keys import key_of_reference, sign_of_text
-from pserver.client import Keys, absent
 from pserver.config import CountEntry
+from pserver.protocol.shards import Keys, absent
 from tests.unit.test_exports_golden import SCHEMA, TABLES, World, samples
-from trainer.exports.config import ExportSection
-from trainer.exports.golden import rounded
-from trainer.exports.onnx import filled
-from trainer.exports.values import written
+from trainer.config import ExportSection
+from trainer.exports.golden import as_exported
+from trainer.exports.onnx_model import with_weights
+from trainer.exports.value_encoding import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ROOT / "deploy" / "examples" / "serving" / "serve.py"
@@ -35,7 +35,7 @@ def groups_of(schema: Schema, table):
 
 
 def write_rows(folder, table, keys, weights_UW, dtype, number):
-    section, values = TABLES[table], written(weights_UW, TABLES[table].first_order, dtype)
+    section, values = TABLES[table], encode(weights_UW, TABLES[table].first_order, dtype)
     columns = {"slot": pa.array(["x"] * len(keys)), "sign": pa.array(keys), "key": pa.array(keys)}
     if section.first_order:
         columns["weight"] = pa.array(values.weight_R)
@@ -59,7 +59,7 @@ def exported(world, dtype, job):
     stage = world.stage()
     weights = {name: value.numpy() for name, value in world.model.state_dict().items()}
     content = {name: (stage / name).read_bytes() for name in ("model.json", "golden.parquet")}
-    content["dense.onnx"] = filled((stage / "onnx-template.onnx").read_bytes(), weights)
+    content["dense.onnx"] = with_weights((stage / "onnx-template.onnx").read_bytes(), weights)
     base, delta = (folder_of(job, name, content) for name in ("0000000001-base", "0000000002-delta"))
     for table in TABLES:
         pairs = [(sign, group) for group in groups_of(SCHEMA, table) for sign in range(40)]
@@ -112,7 +112,7 @@ class LearntWorld(World):
         rows_UW = self.look({table: Keys(keys_U, np.zeros(len(keys_U), np.uint16))})[table]
         absent_U = absent(rows_UW)
         rows_UW = np.where(absent_U[:, None], np.float32(99), rows_UW)
-        return ~absent_U, rounded(rows_UW, TABLES[table].first_order, self.section.dtype)
+        return ~absent_U, as_exported(rows_UW, TABLES[table].first_order, self.section.dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])

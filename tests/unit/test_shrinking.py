@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from dataset.config import SparseSlot
-from dataset.schema import Schema
+from dataset.spec.config import SparseSlot
+from dataset.spec.schema import Schema
 from millrace.errors import NotYet, SpecError
-from pserver.client import TableStats
 from pserver.config import SlotLife, TableSection
-from pserver.operations import Shrink, Survey
-from trainer.operations import Closing
-from trainer.records import DayTickOperation, HoldOperation, SetOperation, ShrinkOperation
-from trainer.shrink_guard import rule_of
-from trainer.shrinking import SMALL_ROWS, Shrinking, TooMany
+from pserver.protocol.shards import TableStats
+from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from trainer.journal.records import DayTickOperation, HoldOperation, SetOperation, ShrinkOperation
+from trainer.rank0.operations import ClosingPass
+from trainer.rank0.shrink_guard import rule_of
+from trainer.rank0.shrinks import SMALL_ROWS, Shrinks, ShrinkTooLarge
 
 SCHEMA = Schema.of([SparseSlot(name="user"), SparseSlot(name="item"), SparseSlot(name="seen", share="item")])
 RULED = TableSection(delete_below=1.0, delete_after_days=9)
@@ -28,7 +28,7 @@ class Shards:
     """Has a scripted count; a survey in the background is ready once `counted`."""
 
     def __init__(self):
-        self.survey_is, self.counted, self.asked = Survey(100, {0: 5}, {1: 6}), True, []
+        self.survey_is, self.counted, self.asked = ShrinkSurvey(100, {0: 5}, {1: 6}), True, []
 
     def survey(self, shrink, deadline):
         self.asked.append(shrink)
@@ -40,7 +40,7 @@ class World:
         """`imported`: the tables have rows before the first close."""
         self.tables, self.imported = {"default": RULED, "bare": TableSection()}, imported
         self.shards, self.version, self.rows, self.sweeping = Shards(), 0, 100, False
-        self.shrinking = Shrinking(lambda: self.tables, SCHEMA, self.shards, learn=learn)
+        self.shrinking = Shrinks(lambda: self.tables, SCHEMA, self.shards, learn=learn)
 
     def close(self, day, *, ordered=(), replayed=False, ended=False, days=None, signals=()):
         """A pass closes on this day; returns the due operations. In a replay `ordered` has those that act.
@@ -50,7 +50,7 @@ class World:
         self.version += 1
         new = self.rows if self.version == 1 and not self.imported else 0
         stats = {name: TableStats(self.rows, 0, new, {}, sweeping=self.sweeping) for name in self.tables}
-        close = Closing(
+        close = ClosingPass(
             version=self.version, day=day, ticks=0, event_time_s=None, pass_times_s=None, wall_s=0.0, stats=stats,
             positions={}, metrics={}, num_samples=1, ended=ended, days=range(day + 1) if days is None else days,
             signals=signals,
@@ -70,7 +70,7 @@ def world():
 def test_a_small_table_shrinks_at_the_close_in_which_a_day_begins(world):
     assert world.close(0) == []
     assert world.close(1) == [DAILY]
-    assert world.shards.asked == [Shrink(table="default", at_once=True)]
+    assert world.shards.asked == [ShrinkRows(table="default", at_once=True)]
     assert world.close(1) == [] and not world.shrinking.wants_pass(False)
     assert len(world.close(3)) == 1, "several days are one shrink"
 
@@ -112,7 +112,7 @@ def test_rows_of_the_shrink_before_are_not_counted_again(world):
 
 
 def test_a_shrink_without_rows_is_not_logged(world):
-    world.shards.survey_is = Survey(100, {}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {})
     assert world.close(1) == [] and not world.shrinking.wants_pass(False)
 
 
@@ -125,42 +125,42 @@ def held(world):
 
 def test_steady_ageing_is_never_held_however_many_rows_go(world):
     for day in range(1, 6):
-        world.shards.survey_is = Survey(100, {0: 30 * (day % 3)}, {1: 31})
+        world.shards.survey_is = ShrinkSurvey(100, {0: 30 * (day % 3)}, {1: 31})
         assert world.close(day) == [DAILY] and held(world) is None
 
 
 def test_a_shrink_by_a_changed_rule_waits_and_is_counted_again_each_day(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_below=1.0, delete_after_days=3)
-    world.shards.survey_is = Survey(100, {0: 21}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {0: 21}, {})
     [hold] = world.close(2)
     why = "the table has not been shrunk by this rule before"
     assert hold == HoldOperation(table="default", rows=100, going=21, fraction=0.21, why=why)
     assert held(world)["since"] == 2 and held(world)["why"] == why and not world.shrinking.wants_pass(False)
     assert held(world)["command"] == "millrace shrink JOB.TOML --table default --allow"
     assert world.close(2) == []
-    world.shards.survey_is = Survey(100, {0: 40}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {0: 40}, {})
     [again] = world.close(3)
     assert again.op == "hold" and held(world)["going"] == 40 and held(world)["since"] == 2
-    world.shards.survey_is = Survey(100, {0: 20}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {0: 20}, {})
     assert [body.op for body in world.close(4)] == ["shrink"] and held(world) is None
-    world.shards.survey_is = Survey(100, {0: 50}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {0: 50}, {})
     assert [body.op for body in world.close(5)] == ["shrink"], "by now it is the table's rule"
 
 
 def test_a_changed_rule_that_takes_nothing_is_the_rule_from_then_on(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_after_days=30)
-    world.shards.survey_is = Survey(100, {}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {})
     assert [body.op for body in world.close(2)] == ["shrink"] and world.close(3) == []
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     assert [body.op for body in world.close(4)] == ["shrink"]
 
 
 def test_a_restored_rule_is_the_old_rule(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_after_days=1)
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     assert world.close(2)[0].op == "hold"
     world.tables["default"] = RULED
     assert world.close(3)[0].op == "shrink" and held(world) is None
@@ -169,7 +169,7 @@ def test_a_restored_rule_is_the_old_rule(world):
 def test_a_table_without_a_rule_any_more_holds_nothing(world):
     world.close(1)
     world.tables["default"] = TableSection(delete_after_days=1)
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     assert world.close(2)[0].op == "hold"
     world.tables["default"] = TableSection()
     assert world.close(3) == [] and held(world) is None
@@ -177,7 +177,7 @@ def test_a_table_without_a_rule_any_more_holds_nothing(world):
 
 def test_imported_rows_wait_for_permission():
     world = World(imported=True)
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     assert world.close(1)[0].op == "hold"
     allowed = world.shrinking.asked(ALLOWED)
     assert world.close(1, ordered=[allowed]) == [] and held(world) is None
@@ -188,12 +188,12 @@ def test_rows_are_counted_after_a_set_under_its_values(world):
     setting = SetOperation(id="s", keys={"tables.default.delete_after_days": 1})
     assert world.close(1, ordered=[setting]) == [] and world.shards.asked == [] and world.shrinking.wants_pass(True)
     world.tables["default"] = TableSection(delete_after_days=1)
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     assert world.close(1)[0].op == "hold"
 
 
 def test_a_day_that_jumped_waits_until_the_next_one(world):
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     world.close(1)
     [hold] = world.close(5, days=[5])
     assert hold.why == "the day jumped from 1 to 5, and 3 days between had no samples"
@@ -201,13 +201,13 @@ def test_a_day_that_jumped_waits_until_the_next_one(world):
 
 
 def test_days_that_a_pass_has_samples_of_are_no_jump(world):
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     world.close(1)
     assert world.close(4, days=[2, 3, 4])[0].op == "shrink"
 
 
 def test_days_that_an_earlier_pass_had_samples_of_are_no_jump(world):
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     world.close(1, days=[1, 2])
     again = World()
     again.shrinking.load_state(json.loads(json.dumps(world.shrinking.state())))
@@ -217,7 +217,7 @@ def test_days_that_an_earlier_pass_had_samples_of_are_no_jump(world):
 
 
 def test_a_stream_with_as_many_days_missing_each_time_is_steady(world):
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     ops = [body.op for day in (3, 6, 9, 12) for body in world.close(day, days=[day])]
     assert ops == ["hold", "shrink", "shrink", "shrink"]
 
@@ -229,7 +229,7 @@ USER, ITEM = (SCHEMA.by_name[name].group for name in ("user", "item"))
 def test_rows_of_a_slot_whose_values_stopped_wait_until_they_come_again(world):
     world.close(1, signals=ALL)
     rest = [name for name in ALL if name != "slot.user"]
-    world.shards.survey_is = Survey(100, {}, {USER: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {USER: 60})
     assert world.close(2, signals=rest)[0].op == "shrink", "it came on the day that ended"
     [hold] = world.close(3, signals=rest)
     assert hold.why == "statistics broke: slot user had no value since day 1"
@@ -239,13 +239,13 @@ def test_rows_of_a_slot_whose_values_stopped_wait_until_they_come_again(world):
 def test_a_slot_without_values_that_has_few_rows_holds_nothing(world):
     rest = [name for name in ALL if name != "slot.user"]
     world.close(1, signals=ALL)
-    world.shards.survey_is = Survey(100, {}, {USER: 20, ITEM: 40})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {USER: 20, ITEM: 40})
     assert [world.close(day, signals=rest)[0].op for day in (2, 3, 4)] == ["shrink"] * 3
 
 
 def test_slots_that_share_rows_are_broken_where_all_are(world):
     world.close(1, signals=ALL)
-    world.shards.survey_is = Survey(100, {}, {ITEM: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {ITEM: 60})
     one, both = ("slot.user", "slot.item", "click.default"), ("slot.user", "click.default")
     assert [world.close(day, signals=one)[0].op for day in (2, 3)] == ["shrink"] * 2
     assert [world.close(day, signals=both)[0].op for day in (4, 5)] == ["shrink", "hold"]
@@ -254,9 +254,9 @@ def test_slots_that_share_rows_are_broken_where_all_are(world):
 def test_rows_that_go_for_their_score_wait_while_no_clicks_come(world):
     world.close(1, signals=ALL)
     rest = [name for name in ALL if name != "click.default"]
-    world.shards.survey_is = Survey(100, {}, {ITEM: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {ITEM: 60})
     assert [world.close(day, signals=rest)[0].op for day in (2, 3)] == ["shrink"] * 2, "not for their score"
-    world.shards.survey_is = Survey(100, {ITEM: 30}, {ITEM: 30})
+    world.shards.survey_is = ShrinkSurvey(100, {ITEM: 30}, {ITEM: 30})
     assert world.close(4, signals=rest)[0].why == "statistics broke: table default had no click since day 1"
 
 
@@ -264,7 +264,7 @@ def test_a_broken_signal_that_an_operator_accepts_is_no_longer_watched(world):
     rest = [name for name in ALL if name != "slot.user"]
     world.close(1, signals=ALL)
     world.close(2, signals=rest)
-    world.shards.survey_is = Survey(100, {}, {USER: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {USER: 60})
     assert world.close(3, signals=rest)[0].op == "hold"
     world.close(3, signals=rest, ordered=[world.shrinking.asked(ALLOWED)])
     assert held(world) is None and world.close(4, signals=rest)[0].op == "shrink"
@@ -274,7 +274,7 @@ def test_a_broken_signal_that_an_operator_accepts_is_no_longer_watched(world):
 
 def test_a_shrink_that_an_operator_allows_no_longer_waits():
     world = World(imported=True)
-    world.shards.survey_is = Survey(100, {0: 90}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {0: 90}, {})
     world.close(1)
     body = world.shrinking.asked(ALLOWED)
     assert body == replace(DAILY, id="x")
@@ -287,7 +287,7 @@ def test_a_replay_comes_to_the_same_state_as_the_run_that_logged(world):
     passes = [(0, [0], ALL), (1, [1], ALL), (5, [5], ALL), (6, [6], rest), (7, [7], rest), (8, [8], rest)]
     for number, (day, days, signals) in enumerate(passes):
         for each in (world, again):
-            each.shards.survey_is = Survey(100, {}, {USER: 30 + number})
+            each.shards.survey_is = ShrinkSurvey(100, {}, {USER: 30 + number})
             if number == 4:
                 each.tables["default"] = TableSection(delete_after_days=2)
         logged = world.close(day, days=days, signals=signals)
@@ -300,7 +300,7 @@ def test_the_state_of_an_older_release_is_loaded(world):
     old = {"day": 3, "wanted": {}, "held": {"default": {"rows": 9, "going": 5, "fraction": 0.5, "since": 2}}}
     world = World(imported=True)
     world.shrinking.load_state(old)
-    world.shards.survey_is = Survey(100, {}, {0: 60})
+    world.shards.survey_is = ShrinkSurvey(100, {}, {0: 60})
     assert world.close(4)[0].op == "hold" and held(world)["since"] == 2
 
 
@@ -332,7 +332,7 @@ def test_tables_without_a_rule_or_that_shrink_when_asked_do_not_shrink_daily(wor
 
 def test_a_commit_has_due_and_held_shrinks():
     world = World(imported=True)
-    world.shards.survey_is = Survey(100, {0: 90}, {})
+    world.shards.survey_is = ShrinkSurvey(100, {0: 90}, {})
     world.close(1, signals=ALL)
     world.rows, world.shards.counted = SMALL_ROWS, False
     world.close(2)
@@ -356,8 +356,10 @@ def test_a_shrink_with_a_rule_of_its_own_leaves_the_daily_one_to_come(world):
 
 
 def test_asking_for_too_many_rows_is_refused_with_what_to_do(world):
-    world.shards.survey_is = Survey(1000, {0: 300}, {})
-    with pytest.raises(TooMany, match=r"300 of 1,000 rows, 30\.0% and more than max_shrink_fraction = 0\.2.*--allow"):
+    world.shards.survey_is = ShrinkSurvey(1000, {0: 300}, {})
+    with pytest.raises(
+        ShrinkTooLarge, match=r"300 of 1,000 rows, 30\.0% and more than max_shrink_fraction = 0\.2.*--allow"
+    ):
         world.shrinking.asked({"op": "shrink", "id": "x", "table": "default"})
 
 

@@ -4,12 +4,12 @@ import time
 import numpy as np
 import pytest
 
-from dataset import simulated
-from dataset.config import SimulatedSource
-from dataset.errors import SourceGap
-from dataset.simulated import CHUNK_EVENTS, START_S, Simulated
-from dataset.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
-from dataset.source import Segment
+from dataset.sources import simulated
+from dataset.sources.simulated import CHUNK_EVENTS, START_S, SimulatedStream
+from dataset.sources.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
+from dataset.spec.config import SimulatedSource
+from dataset.stream.errors import SourceGap
+from dataset.stream.source import Segment
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
@@ -42,7 +42,7 @@ def auc(labels, scores) -> float:
 
 
 def test_an_event_is_one_line_of_json_as_promised():
-    for line in lines(Simulated(config(shown=3), 1)):
+    for line in lines(SimulatedStream(config(shown=3), 1)):
         assert b"\n" not in line and b" " not in line
         event = json.loads(line)
         assert list(event) == ["ts", "user", "device", "hour", "shown", "topics", "clicked"]
@@ -56,30 +56,30 @@ def test_the_first_event_never_changes():
         b'{"ts":1704067200.000,"user":1672,"device":0,"hour":0,'
         b'"shown":[48,1,1620,5,1110],"topics":[14,18,5,13,6],"clicked":[1,0,1,0,0]}'
     )
-    assert lines(Simulated(config(), 1), end=1) == [golden]
+    assert lines(SimulatedStream(config(), 1), end=1) == [golden]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
-    assert lines(Simulated(config(), 7)) == lines(Simulated(config(), 7))
-    assert lines(Simulated(config(), 7)) != lines(Simulated(config(), 8))
-    assert lines(Simulated(config(), 7), 0) != lines(Simulated(config(), 7), 1)
+    assert lines(SimulatedStream(config(), 7)) == lines(SimulatedStream(config(), 7))
+    assert lines(SimulatedStream(config(), 7)) != lines(SimulatedStream(config(), 8))
+    assert lines(SimulatedStream(config(), 7), 0) != lines(SimulatedStream(config(), 7), 1)
 
 
 def test_chunks_that_were_dropped_are_made_again_alike(monkeypatch):
     monkeypatch.setattr(simulated, "MAX_CHUNKS_KEPT", 1)
-    source = Simulated(config(), 1)
+    source = SimulatedStream(config(), 1)
     whole = lines(source, 0, 0, 5 * CHUNK_EVENTS)
     assert lines(source, 0, 500, 3500) == whole[500:3500]
     assert len(source._chunks) == 1
 
 
 def test_events_are_shared_out_over_partitions_and_none_is_lost():
-    parts = Simulated(config(events=10, partitions=4), 1).partitions(Deadline.after(1))
+    parts = SimulatedStream(config(events=10, partitions=4), 1).partitions(Deadline.after(1))
     assert [part.end for part in parts] == [3, 3, 2, 2] and all(part.final for part in parts)
 
 
 def test_event_time_goes_on_evenly_a_day_in_so_many_events():
-    source = Simulated(config(events=2 * EVENTS_A_DAY, partitions=2), 1)
+    source = SimulatedStream(config(events=2 * EVENTS_A_DAY, partitions=2), 1)
     times = [json.loads(lines(source, 1, n, n + 1)[0])["ts"] for n in (0, 1, EVENTS_A_DAY // 2)]
     assert times[0] == START_S + 0.864
     assert times[1] - times[0] == pytest.approx(2 * DAY_S / EVENTS_A_DAY, abs=0.002)
@@ -96,19 +96,19 @@ def test_a_users_events_are_in_one_partition():
 def test_without_an_end_events_arrive_at_their_rate_whatever_they_are(monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    source = Simulated(config(events=None, rate=50.0, partitions=2), 1)
+    source = SimulatedStream(config(events=None, rate=50.0, partitions=2), 1)
     deadline = Deadline(1e9)
     assert not source.bounded
     assert [part.end for part in source.partitions(deadline)] == [0, 0]
     now_s += 3.0
     assert [(part.end, part.final) for part in source.partitions(deadline)] == [(75, False)] * 2
-    assert lines(source, 0, 0, 75) == lines(Simulated(config(partitions=2), 1), 0, 0, 75)
+    assert lines(source, 0, 0, 75) == lines(SimulatedStream(config(partitions=2), 1), 0, 0, 75)
 
 
 def test_a_bounded_stream_with_a_rate_is_final_once_all_has_arrived(monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    source = Simulated(config(events=100, rate=50.0, partitions=1), 1)
+    source = SimulatedStream(config(events=100, rate=50.0, partitions=1), 1)
     now_s += 1.0
     assert [(part.end, part.final) for part in source.partitions(Deadline(1e9))] == [(50, False)]
     now_s += 9.0
@@ -118,7 +118,7 @@ def test_a_bounded_stream_with_a_rate_is_final_once_all_has_arrived(monkeypatch)
 def test_arrival_goes_on_behind_what_an_earlier_run_saw(monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    source = Simulated(config(events=None, rate=50.0, partitions=2), 1)
+    source = SimulatedStream(config(events=None, rate=50.0, partitions=2), 1)
     source.commit({"simulated/0": 500, "simulated/1": 490}, Deadline(1e9))
     assert source.partitions(Deadline(1e9))[0].end == 500
     now_s += 1.0
@@ -132,7 +132,7 @@ def test_a_stream_without_end_or_rate_is_refused():
 
 def test_a_negative_position_is_a_gap():
     with pytest.raises(SourceGap):
-        blocks(Simulated(config(), 1), 0, -1, 5)
+        blocks(SimulatedStream(config(), 1), 0, -1, 5)
 
 
 def test_clicks_follow_what_a_model_can_learn():
@@ -181,7 +181,7 @@ def test_jobs_that_know_since_when_a_stream_flows_see_it_alike_whenever_they_ope
     monkeypatch.setattr(time, "time", lambda: 1_000.0)
 
     def end(since):
-        source = Simulated(config(events=None, rate=50.0, partitions=1, since=since), 1)
+        source = SimulatedStream(config(events=None, rate=50.0, partitions=1, since=since), 1)
         return source.partitions(Deadline(1e9))[0].end
 
     assert (end(940.0), end(998.0), end(2_000.0)) == (3_000, 100, 0)

@@ -5,10 +5,10 @@ from bisect import bisect_left, bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.source import Partition
-from trainer.partitions import Skip
-from trainer.plan import cut, drained
-from trainer.skew import caps_by_period, caps_by_time, first_cells, heads
+from dataset.stream.source import Partition
+from trainer.journal.partitions import SkippedRange
+from trainer.journal.pass_plan import cut, is_drained
+from trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads
 
 SKEW_MS = 1_000
 START_MS = 1_700_000_000_000
@@ -30,7 +30,7 @@ class Topic:
     def passes(self, max_events, num_ranks=1, skew_ms=SKEW_MS, *, remembers=True):
         """The time stamps of each pass, by partition."""
         positions, number, lowest, found = {}, 0, {}, []
-        while not drained(self.partitions, positions):
+        while not is_drained(self.partitions, positions):
             number += 1
             waiting = heads(self.partitions, positions)
             caps = caps_by_time(waiting, waiting, skew_ms, self.ask, lowest) if len(waiting) > 1 else {}
@@ -139,5 +139,5 @@ def test_a_shard_that_is_alone_is_read_up_to_the_others():
 
 def test_skipped_positions_are_no_backlog():
     parts = shards(("a", "1"), ("a", "2"), ("b", "1"))
-    found = heads(parts, {"b/1": 10}, [Skip("a/1", 0, 10), Skip("a/2", 0, 4)])
+    found = heads(parts, {"b/1": 10}, [SkippedRange("a/1", 0, 10), SkippedRange("a/2", 0, 4)])
     assert {name: (head.partition.name, head.position) for name, head in found.items()} == {"shard=a": ("a/2", 4)}

@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.batch import Ragged, Samples
-from dataset.config import MetaSlot, SparseSlot
-from dataset.schema import Schema
-from dataset.slot_counters import (
+from dataset.samples.batch import Ragged, Samples
+from dataset.samples.slot_counters import (
     NUM_REGISTERS,
     SlotCounters,
-    Sum,
+    SlotSum,
     distinct_of,
     observe_signs,
     observe_signs_reference,
 )
-from dataset.trim import keep_samples, keep_signs, trim
+from dataset.samples.trim import keep_samples, keep_signs, trim
+from dataset.spec.config import MetaSlot, SparseSlot
+from dataset.spec.schema import Schema
 
 ROWS = st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=8)
 
@@ -84,8 +84,8 @@ def test_trimming_drops_padding_then_cuts_to_length(rows, max_len, keep, padding
     kept = [[value for value in row if value != padding] for row in rows]
     cut = [row[:max_len] if keep == "head" else row[-max_len:] for row in kept]
     assert rows_of(trimmed.sparse["s"]) == cut
-    assert counters.sums_SK[0, Sum.PADDING] == sum(map(len, rows)) - sum(map(len, kept))
-    assert counters.sums_SK[0, Sum.CUT] == sum(map(len, kept)) - sum(map(len, cut))
+    assert counters.sums_SK[0, SlotSum.PADDING] == sum(map(len, rows)) - sum(map(len, kept))
+    assert counters.sums_SK[0, SlotSum.CUT] == sum(map(len, kept)) - sum(map(len, cut))
 
 
 @given(ROWS, st.data())

@@ -5,9 +5,9 @@ import pytest
 from millrace.errors import MillraceError, SpecError
 from tests.fakes.past import SPEC, Past
 from tests.fakes.records import operation
-from trainer.commits import MANIFEST
-from trainer.records import RequestedOperation, SpecOperation
-from trainer.recovery import begin, overrides_of, replay_first
+from trainer.checkpoint.commits import MANIFEST
+from trainer.journal.records import RequestedOperation, SpecOperation
+from trainer.rank0.recovery import claim_and_recover, overrides_of, replay_first
 
 LATER = {**SPEC, "train": {"batch_size": 7}}
 
@@ -43,22 +43,22 @@ def test_passes_of_two_specs_are_replayed_each_under_its_own(past):
     (past.store / "commits" / past.newer / "dense.safetensors").write_bytes(b"other bytes")
     assert replay_first(past.store, LATER) is None  # nobody has read the commit's files
     with pytest.raises(MillraceError, match=r"passes must be replayed .*train\.batch_size"):
-        begin(past.store, 3, LATER, None, {})
+        claim_and_recover(past.store, 3, LATER, None, {})
     assert not (past.store / "commits" / past.newer / MANIFEST).exists()
 
     assert replay_first(past.store, LATER) == SPEC
-    assert numbers(begin(past.store, 4, SPEC, None, {}, logged_only=True)) == [2, 3]
+    assert numbers(claim_and_recover(past.store, 4, SPEC, None, {}, logged_only=True)) == [2, 3]
     past.generation = 4
     past.begin().commit(3)
     past.end()
     assert replay_first(past.store, LATER) is None
-    assert numbers(begin(past.store, 6, LATER, None, {})) == [4, 5]
+    assert numbers(claim_and_recover(past.store, 6, LATER, None, {})) == [4, 5]
 
 
 def test_a_spec_that_is_changed_back_waits_for_the_passes_of_the_one_between(past):
     assert replay_first(past.store, SPEC) == LATER
     with pytest.raises(MillraceError, match="passes must be replayed"):
-        begin(past.store, 3, SPEC, None, {})
+        claim_and_recover(past.store, 3, SPEC, None, {})
 
 
 def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_meanwhile(tmp_path):
@@ -69,7 +69,7 @@ def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_mea
     past.plan(2, a=(100, 200))
     past.end()
     assert replay_first(past.store, SPEC) is None
-    found = begin(past.store, 2, SPEC, None, {})
+    found = claim_and_recover(past.store, 2, SPEC, None, {})
     assert (numbers(found), found.last_number) == ([1], 2)
 
 
@@ -102,7 +102,7 @@ def setting(tmp_path):
 
 
 def test_a_set_is_replayed_at_its_close_and_a_waiting_one_acts_at_the_first_new_close(setting):
-    found = begin(setting.store, 2, SPEC, None, {})
+    found = claim_and_recover(setting.store, 2, SPEC, None, {})
     found.joblog.close()
     assert [list(each.operations) for each in found.replay] == [[operation(SET)]]
     assert [each.id for each in found.waiting if isinstance(each, RequestedOperation)] == ["b", "c"]
@@ -115,7 +115,7 @@ def test_a_changed_job_file_wins_over_a_waiting_set(setting):
     past.end()
     for _ in range(2):  # and again after a crash
         past.generation += 1
-        found = begin(setting.store, past.generation, FASTER, None, {})
+        found = claim_and_recover(setting.store, past.generation, FASTER, None, {})
         found.joblog.close()
         waits = {each.id: each for each in found.waiting if isinstance(each, RequestedOperation)}
         assert waits["c"].keys == {DECAY: 0.9} and waits["b"].to == 1
@@ -140,11 +140,11 @@ def test_a_job_that_never_closed_a_pass_takes_any_spec(tmp_path):
     past.end()
     mended = {**SPEC, "seed": 4}
     assert replay_first(past.store, mended) is None
-    assert numbers(begin(past.store, 2, mended, None, {})) == []
+    assert numbers(claim_and_recover(past.store, 2, mended, None, {})) == []
     past.generation = 2
     past.begin().close(2, a=(0, 100))
     past.end()
     with pytest.raises(SpecError, match="seed: cannot change"):
         replay_first(past.store, SPEC)
     with pytest.raises(SpecError, match="seed: cannot change"):
-        begin(past.store, 4, SPEC, None, {})
+        claim_and_recover(past.store, 4, SPEC, None, {})

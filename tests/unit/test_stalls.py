@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from millrace.role import serve_role
-from service.alarms import Alarm, alarms
-from service.launcher.chief import ChiefLine, address_in
-from service.lines import news
-from service.status import Status
-from trainer.progress import Progress
-from trainer.stalls import StepClock, WaitsFor
+from millrace.rpc.role import serve_role
+from service.cluster.chief import ChiefConnection, address_in
+from service.monitor.alarms import Alarm, alarms
+from service.monitor.lines import status_changes
+from service.monitor.status import Status
+from trainer.status.progress import TrainerProgress
+from trainer.status.step_clock import StepClock, WaitsFor
 
 WORDS = {
     "pipe": ({}, "no samples come from the source or the pipe command"),
@@ -54,7 +54,7 @@ def test_an_idle_trainer_is_not_stalled():
 
 
 def test_the_status_of_a_trainer_has_a_stalled_step():
-    progress = Progress("job", max_step_s=0.0)
+    progress = TrainerProgress("job", max_step_s=0.0)
     assert progress.status()["stalled"] is None
     progress.step.begin(WaitsFor.PIPE)
     time.sleep(0.001)
@@ -72,10 +72,12 @@ def test_the_alarm_names_what_is_waited_for(waits_for):
 def test_the_alarm_is_logged_once_and_again_when_it_is_over():
     still = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 31.0, "max_s": 30.0}}
     later = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 61.0, "max_s": 30.0}}
-    first = [line for line in news(Status(still), Status({"pass": 7})) if "ALARM" in line]
+    first = [line for line in status_changes(Status(still), Status({"pass": 7})) if "ALARM" in line]
     assert first == ["ALARM pass 7 stands still, for more than 30 s: " + WORDS["pipe"][1]]
-    assert list(news(Status(later), Status(still))) == []
-    assert next(news(Status({"pass": 7, "stalled": None}), Status(later))).startswith("alarm over: pass 7 stands still")
+    assert list(status_changes(Status(later), Status(still))) == []
+    assert next(status_changes(Status({"pass": 7, "stalled": None}), Status(later))).startswith(
+        "alarm over: pass 7 stands still"
+    )
 
 
 def test_a_log_that_cannot_be_written_is_the_alarm_and_not_the_waiting_close():
@@ -92,7 +94,9 @@ def test_a_rank_0_that_does_not_answer_is_stalled_until_it_does(tmp_path):
         return {"pass": 3, "state": "training"}
 
     with serve_role(status, lambda: None, "s", address):
-        line = ChiefLine({"state": "starting"}, address_in(address), "s", 0.01, worker="trainer-0", max_silent_s=0.3)
+        line = ChiefConnection(
+            {"state": "starting"}, address_in(address), "s", 0.01, worker="trainer-0", max_silent_s=0.3
+        )
         line.start()
         try:
             until(lambda: line.status == {"pass": 3, "state": "training"})

@@ -5,19 +5,19 @@ import pytest
 import torch
 from torch import nn
 
-from dataset.batch import Ragged, Samples
-from dataset.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.schema import Schema
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from pserver.config import TableSection
-from pserver.embedded import EmbeddedShards
-from trainer.batches import BatchMaker, targets
+from pserver.server.embedded import EmbeddedShards
+from trainer.collectives.ranks import SingleRank
 from trainer.config import TaskSection, TrainSection
-from trainer.dense import DensePart
-from trainer.embedding import tables_of
-from trainer.pooling import KernelPooling
-from trainer.ranks import Alone
-from trainer.step import LossScale, Stepper
+from trainer.dense.all_reduce import AllReduceDense
+from trainer.features.deduplication import tables_of
+from trainer.features.pooling import KernelPooling
+from trainer.features.training_batches import BatchMaker, targets
+from trainer.train.step import LossScale, Stepper
 
 SCHEMA = Schema.of(
     [
@@ -131,7 +131,7 @@ WEIGHTLESS = {"masked": {"bought": (0, 0, 0)}, "zeros": {"weight": (0, 0, 0)}, "
 def test_a_step_without_weight_is_not_learnt_and_its_keys_are_still_counted(how, amp):
     model = WithOwnLoss()
     train = TrainSection(amp=amp)
-    dense = DensePart(model, train, Alone())
+    dense = AllReduceDense(model, train, SingleRank())
     dense.clear()
     *_, (gradients, finite) = step(samples(**WEIGHTLESS[how]), [BUY], model=model, train=train)
     assert finite and not gradients["default"].grads_UD.any() and not dense.gradient.any()

@@ -3,7 +3,7 @@
 import pytest
 
 from millrace.errors import SpecError
-from service.store import MARKER, check_run, claimed, remove
+from service.cluster.store import MARKER, check_run, claimed, remove
 
 WRONG = {
     b"\x00\xffgarbage": "is not JSON: ",

@@ -4,22 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.launcher.supervision import (
-    Drain,
+from service.cluster.supervision import (
+    DrainChief,
+    EndingLimits,
     Exited,
-    Kill,
-    Limits,
-    Outcome,
+    KillWorkers,
+    RunOutcome,
     Started,
     StartFailed,
-    StopAsked,
+    StopRequested,
     Supervision,
-    Terminate,
+    TerminateWorkers,
     Tick,
-    how_it_ended,
+    format_exit,
 )
 
-LIMITS = Limits(drain_s=100, finish_s=50, end_s=10, settle_s=2)
+LIMITS = EndingLimits(drain_s=100, finish_s=50, end_s=10, settle_s=2)
 ALL = ("shard-0", "trainer-0", "trainer-1")
 
 
@@ -36,10 +36,10 @@ def exit_all(job, *workers, at=1.0, code=0):
 
 
 def test_a_stream_drained_by_all_trainers_ends_the_shards_and_the_job(job):
-    assert exit_all(job, "trainer-1", "trainer-0") == [Terminate(("shard-0",), "the stream is drained")]
+    assert exit_all(job, "trainer-1", "trainer-0") == [TerminateWorkers(("shard-0",), "the stream is drained")]
     assert job.outcome is None
     exit_all(job, "shard-0", code=-15)
-    assert job.outcome == Outcome(0, "the stream is drained")
+    assert job.outcome == RunOutcome(0, "the stream is drained")
 
 
 @pytest.mark.parametrize("worker", ALL)
@@ -47,9 +47,9 @@ def test_a_stream_drained_by_all_trainers_ends_the_shards_and_the_job(job):
 def test_an_error_that_would_come_again_ends_everything_orderly(job, worker, code, words):
     others = tuple(name for name in ALL if name != worker)
     reason = f"{worker} ended first: {words}"
-    assert job.step(Exited(worker, code), 1) == [Terminate(others, reason)]
+    assert job.step(Exited(worker, code), 1) == [TerminateWorkers(others, reason)]
     assert exit_all(job, *others, code=75) == []
-    assert job.outcome == Outcome(code, reason, worker)
+    assert job.outcome == RunOutcome(code, reason, worker)
     assert not job.outcome.may_pass
 
 
@@ -57,9 +57,9 @@ def test_an_error_that_would_come_again_ends_everything_orderly(job, worker, cod
 def test_a_death_by_a_signal_kills_the_others_at_once(job, worker):
     others = tuple(name for name in ALL if name != worker)
     reason = f"{worker} ended first: killed by SIGKILL"
-    assert job.step(Exited(worker, -9), 1) == [Kill(others, reason)]
+    assert job.step(Exited(worker, -9), 1) == [KillWorkers(others, reason)]
     assert exit_all(job, *others, code=1) == []
-    assert job.outcome == Outcome(70, reason, worker)
+    assert job.outcome == RunOutcome(70, reason, worker)
     assert job.outcome.may_pass
 
 
@@ -72,9 +72,9 @@ def test_an_exit_that_may_pass_is_given_time_to_settle(job, code, exit_code, wor
     assert job.step(Exited("trainer-0", code), 1) == []
     assert job.ending
     assert job.step(Tick(), 2.9) == []
-    assert job.step(Tick(), 3) == [Kill(("shard-0", "trainer-1"), f"still running: {reason}")]
+    assert job.step(Tick(), 3) == [KillWorkers(("shard-0", "trainer-1"), f"still running: {reason}")]
     exit_all(job, "shard-0", "trainer-1", code=-9)
-    assert job.outcome == Outcome(exit_code, reason, "trainer-0")
+    assert job.outcome == RunOutcome(exit_code, reason, "trainer-0")
     assert job.outcome.may_pass
 
 
@@ -82,7 +82,7 @@ def test_who_is_to_blame_may_be_seen_after_who_answered_it(job):
     job.step(Exited("trainer-0", 75), 1)
     job.step(Exited("trainer-1", 1), 2)
     job.step(Exited("shard-0", 2), 2)
-    assert job.outcome == Outcome(1, "trainer-1 ended first: exit code 1", "trainer-1")
+    assert job.outcome == RunOutcome(1, "trainer-1 ended first: exit code 1", "trainer-1")
 
 
 def test_what_answers_a_death_by_a_signal_is_not_to_blame(job):
@@ -93,38 +93,38 @@ def test_what_answers_a_death_by_a_signal_is_not_to_blame(job):
 
 def test_a_shard_that_ends_orderly_before_the_trainers_is_a_death_too(job):
     reason = "shard-0 ended first: exit code 0"
-    assert job.step(Exited("shard-0", 0), 1) == [Kill(("trainer-0", "trainer-1"), reason)]
+    assert job.step(Exited("shard-0", 0), 1) == [KillWorkers(("trainer-0", "trainer-1"), reason)]
     exit_all(job, "trainer-0", "trainer-1")
-    assert job.outcome == Outcome(70, reason, "shard-0")
+    assert job.outcome == RunOutcome(70, reason, "shard-0")
 
 
 def test_who_is_still_there_after_sigterm_is_killed_at_the_deadline(job):
     job.step(Exited("trainer-0", 1), 1)
     job.step(Exited("shard-0", -15), 1)
     assert job.step(Tick(), 10.9) == []
-    assert job.step(Tick(), 11) == [Kill(("trainer-1",), "still running: trainer-0 ended first: exit code 1")]
+    assert job.step(Tick(), 11) == [KillWorkers(("trainer-1",), "still running: trainer-0 ended first: exit code 1")]
     assert job.step(Tick(), 11.1) == []
     exit_all(job, "trainer-1", code=-9)
     assert job.outcome.first_dead == "trainer-0"
 
 
 def test_a_request_to_stop_drains_and_ends_well(job):
-    assert job.step(StopAsked(), 1) == [Drain("asked to stop")]
+    assert job.step(StopRequested(), 1) == [DrainChief("asked to stop")]
     exit_all(job, "trainer-0", "trainer-1", "shard-0")
-    assert job.outcome == Outcome(0, "stopped after the pass in training")
+    assert job.outcome == RunOutcome(0, "stopped after the pass in training")
 
 
 def test_a_second_request_kills_at_once(job):
-    job.step(StopAsked(), 1)
-    assert job.step(StopAsked(), 2) == [Kill(ALL, "asked to stop a second time")]
+    job.step(StopRequested(), 1)
+    assert job.step(StopRequested(), 2) == [KillWorkers(ALL, "asked to stop a second time")]
     exit_all(job, *ALL, code=-9)
-    assert job.outcome == Outcome(1, "stopped at the second request, in the middle of a pass")
+    assert job.outcome == RunOutcome(1, "stopped at the second request, in the middle of a pass")
 
 
 def test_draining_is_bounded(job):
-    job.step(StopAsked(), 1)
+    job.step(StopRequested(), 1)
     assert job.step(Tick(), 100.9) == []
-    assert job.step(Tick(), 101) == [Terminate(ALL, "asked to stop, not ended after 100 s")]
+    assert job.step(Tick(), 101) == [TerminateWorkers(ALL, "asked to stop, not ended after 100 s")]
     exit_all(job, *ALL)
     assert job.outcome.code == 1
     assert job.stop_asked
@@ -132,28 +132,30 @@ def test_draining_is_bounded(job):
 
 def test_a_trainer_that_does_not_finish_with_the_others_is_killed(job):
     assert exit_all(job, "trainer-0", at=5) == []
-    assert job.step(Tick(), 55) == [Kill(("shard-0", "trainer-1"), "trainer-0 has finished, trainer-1 has not")]
+    assert job.step(Tick(), 55) == [KillWorkers(("shard-0", "trainer-1"), "trainer-0 has finished, trainer-1 has not")]
 
 
 def test_a_request_before_training_began_ends_well():
     job = Supervision(["shard-0"], ["trainer-0"], LIMITS)
     job.step(Started("shard-0"), 0)
-    assert job.step(StopAsked(), 1) == [Terminate(("shard-0",), "stopped before training began")]
+    assert job.step(StopRequested(), 1) == [TerminateWorkers(("shard-0",), "stopped before training began")]
     assert job.ending
     job.step(Exited("shard-0", -15), 2)
-    assert job.outcome == Outcome(0, "stopped before training began")
+    assert job.outcome == RunOutcome(0, "stopped before training began")
 
 
 def test_a_worker_that_cannot_start_ends_those_that_have():
     job = Supervision(["shard-0"], ["trainer-0"], LIMITS)
     job.step(Started("shard-0"), 0)
-    assert job.step(StartFailed("trainer-0", "no such file"), 1) == [Kill(("shard-0",), "trainer-0: no such file")]
+    assert job.step(StartFailed("trainer-0", "no such file"), 1) == [
+        KillWorkers(("shard-0",), "trainer-0: no such file")
+    ]
     job.step(Exited("shard-0", -9), 2)
-    assert job.outcome == Outcome(75, "trainer-0: no such file", "trainer-0")
+    assert job.outcome == RunOutcome(75, "trainer-0: no such file", "trainer-0")
 
 
 def test_a_signal_python_does_not_know_is_still_named():
-    assert how_it_ended(-250) == "killed by signal 250"
+    assert format_exit(-250) == "killed by signal 250"
 
 
 exits = st.sampled_from(ALL).flatmap(
@@ -161,7 +163,7 @@ exits = st.sampled_from(ALL).flatmap(
 )
 
 
-@given(st.lists(exits | st.just(StopAsked()) | st.just(Tick()), max_size=12))
+@given(st.lists(exits | st.just(StopRequested()) | st.just(Tick()), max_size=12))
 def test_the_job_always_ends_and_no_dead_worker_is_signalled(events):
     job = Supervision(["shard-0"], ["trainer-0", "trainer-1"], LIMITS)
     alive = dict.fromkeys(ALL)
@@ -175,13 +177,13 @@ def test_the_job_always_ends_and_no_dead_worker_is_signalled(events):
                 continue
             del alive[event.worker]
         for effect in job.step(event, now_s):
-            if isinstance(effect, Terminate | Kill):
+            if isinstance(effect, TerminateWorkers | KillWorkers):
                 assert set(effect.workers) <= set(alive)
-            if isinstance(effect, Kill):
+            if isinstance(effect, KillWorkers):
                 for worker in effect.workers:
                     alive.pop(worker, None)
                     job.step(Exited(worker, -9), now_s)
     if not alive:
         assert job.outcome is not None
-    elif any(isinstance(event, Exited | StopAsked) for event in events):
+    elif any(isinstance(event, Exited | StopRequested) for event in events):
         assert job.ending

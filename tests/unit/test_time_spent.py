@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.stalls import StepClock, WaitsFor
-from trainer.time_spent import ADVICE, PARTS, Part, TimeSpent, advice
+from trainer.status.step_clock import StepClock, WaitsFor
+from trainer.status.time_spent import ADVICE, PARTS, LoopPart, TimeSpent, advice
 
 
 class Clock:
@@ -17,19 +17,19 @@ def test_every_second_is_counted_to_the_current_part():
     clock = Clock()
     spent = TimeSpent(clock)
     clock.now_s += 1
-    with spent.part(Part.FORWARD):
+    with spent.part(LoopPart.FORWARD):
         clock.now_s += 2
-        with spent.part(Part.LOADER):
+        with spent.part(LoopPart.LOADER):
             clock.now_s += 4
         clock.now_s += 8
     clock.now_s += 16
-    with pytest.raises(ValueError), spent.part(Part.CLOSE):
+    with pytest.raises(ValueError), spent.part(LoopPart.CLOSE):
         clock.now_s += 32
         assert spent.seconds()["close"] == 32, "also while it goes on"
         raise ValueError
     told = {part: seconds for part, seconds in spent.seconds().items() if seconds}
     assert told == {"other": 17, "forward": 10, "loader": 4, "close": 32}
-    assert set(spent.seconds()) == {part.value for part in Part}
+    assert set(spent.seconds()) == {part.value for part in LoopPart}
 
 
 def test_waiting_for_the_pipe_does_not_count_to_the_loader():
@@ -57,7 +57,7 @@ def test_what_a_step_waits_for_is_its_part_unless_another_one_is_within():
     clock.now_s += 1
     step.at(WaitsFor.MODEL)
     clock.now_s += 2
-    with spent.part(Part.BACKWARD):
+    with spent.part(LoopPart.BACKWARD):
         clock.now_s += 4
     clock.now_s += 8
     step.at(WaitsFor.SHARDS)

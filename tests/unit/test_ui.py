@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.access.roles import Role
-from service.api.app import Terms, app
-from service.status import Status
-from service.ui import acts, job_learning, job_past, job_stream, job_tables, overview, wording
-from service.ui.asking import routes_of
-from service.ui.charts import Line, Mark, lines_chart, marks_chart
+from service.api.app import ApiSettings, app
+from service.auth.roles import Role
+from service.monitor.status import Status
+from service.ui import action_catalog, format, job_history, job_learning, job_stream, job_tables, overview
+from service.ui.api_client import routes_of
+from service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart
 from service.ui.job_learning import learning_lines, twin_of
 from service.ui.job_output import output_text
-from service.ui.recording import moment_of
-from service.ui.series import MAX_CLOSES, MAX_POINTS, common, halved, joined, metric_line, thinned
+from service.ui.recorder import moment_of
+from service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
 from service.ui.sessions import IDLE_S, MAX_EACH, Sessions
-from service.ui.signing_in import place_of
-from trainer.respec import hot_keys
+from service.ui.sign_in import place_of
+from trainer.spec.changes import hot_keys
 
 
 def close(version, auc=0.5, timeline="t1", minutes=None, task="ctr"):
@@ -60,10 +60,10 @@ def test_a_list_beyond_its_bound_loses_every_other_one_of_the_older_half():
 
 
 def test_closes_that_a_rewind_undid_are_gone_from_a_line():
-    ours = joined([close(1), close(2), close(3)], [close(2, 0.9, "t2")])
+    ours = append_closes([close(1), close(2), close(3)], [close(2, 0.9, "t2")])
     assert [(each["version"], each["timeline"]) for each in ours] == [(1, "t1"), (2, "t2")]
-    assert joined(ours, []) == ours
-    assert len(joined([close(n) for n in range(MAX_CLOSES)], [close(MAX_CLOSES)])) < MAX_CLOSES
+    assert append_closes(ours, []) == ours
+    assert len(append_closes([close(n) for n in range(MAX_CLOSES)], [close(MAX_CLOSES)])) < MAX_CLOSES
 
 
 def test_a_metric_is_over_event_time_where_there_is_any_else_over_versions():
@@ -80,7 +80,7 @@ def test_another_job_is_laid_beside_as_far_as_ours_goes():
     assert (mine.name, other.name, other.dashed) == ("news", "news-frozen", True)
     assert [x for x, _ in other.points] == [2, 3, 4, 5, 6]
     assert [line.name for line in learning_lines(ours, [], ("news", ""), "auc")] == ["news"]
-    assert common([(1.0, 1.0)], [(5.0, 1.0), (6.0, 1.0)]) == []
+    assert within_range([(1.0, 1.0)], [(5.0, 1.0), (6.0, 1.0)]) == []
 
 
 def test_the_frozen_twin_is_the_one_of_that_name():
@@ -89,10 +89,10 @@ def test_the_frozen_twin_is_the_one_of_that_name():
 
 
 def test_charts_are_plain_data_within_bounds():
-    line = Line("auc", [(float(x), x / 9_999) for x in range(10_000)])
+    line = ChartLine("auc", [(float(x), x / 9_999) for x in range(10_000)])
     for options in (
         lines_chart([line, line], by_time=True),
-        marks_chart([Mark(1.0, "commits", "t1-1")], ["commits"]),
+        marks_chart([ChartMark(1.0, "commits", "t1-1")], ["commits"]),
         lines_chart([], by_time=False),
     ):
         text = json.dumps(options)
@@ -101,13 +101,26 @@ def test_charts_are_plain_data_within_bounds():
 
 
 def test_numbers_are_written_alike_and_none_is_a_dash():
-    words = [wording.number, wording.rate, wording.measure, wording.share, wording.ago, wording.size, wording.moment]
+    words = [
+        format.format_count,
+        format.format_rate,
+        format.format_metric,
+        format.format_percentage,
+        format.format_duration,
+        format.format_bytes,
+        format.format_time,
+    ]
     assert [each(None) for each in words] == ["–"] * len(words)
-    assert wording.number(1234567) == "1,234,567"
-    assert (wording.rate(1234.4), wording.rate(3.14)) == ("1,234", "3.1")
-    assert (wording.measure(0.76543), wording.share(0.125)) == ("0.7654", "12.5%")
-    assert [wording.size(each) for each in (12, 2048, 3 << 20, 5 << 30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
-    assert wording.moment("2026-11-21T17:38:26.808414Z") == "2026-11-21 17:38:26"
+    assert format.format_count(1234567) == "1,234,567"
+    assert (format.format_rate(1234.4), format.format_rate(3.14)) == ("1,234", "3.1")
+    assert (format.format_metric(0.76543), format.format_percentage(0.125)) == ("0.7654", "12.5%")
+    assert [format.format_bytes(each) for each in (12, 2048, 3 << 20, 5 << 30)] == [
+        "12 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5.0 GiB",
+    ]
+    assert format.format_time("2026-11-21T17:38:26.808414Z") == "2026-11-21 17:38:26"
 
 
 def job(phase="training", desired="running", **more):
@@ -115,7 +128,7 @@ def job(phase="training", desired="running", **more):
 
 
 def sensible(found):
-    return {act.label for act in acts.ACTS if act.sense(found)}
+    return {act.label for act in action_catalog.ACTS if act.sense(found)}
 
 
 def test_what_makes_sense_follows_the_job():
@@ -130,11 +143,11 @@ def test_what_makes_sense_follows_the_job():
 @pytest.fixture(scope="module")
 def routes():
     host = SimpleNamespace(records=None, work=SimpleNamespace())
-    return routes_of(app(host, Terms.of_a_run()).openapi())
+    return routes_of(app(host, ApiSettings.of_a_run()).openapi())
 
 
 def test_every_act_is_an_operation_of_the_api_and_none_is_a_viewers(routes):
-    for act in acts.ACTS:
+    for act in action_catalog.ACTS:
         assert routes[act.operation].role >= Role.OPERATOR, act.label
         assert set(act.in_path) <= {each.name for each in act.fields}
         assert all(f"{{{name}}}" in routes[act.operation].path for name in act.in_path)
@@ -142,29 +155,32 @@ def test_every_act_is_an_operation_of_the_api_and_none_is_a_viewers(routes):
 
 def test_a_role_is_offered_what_the_api_says_it_may(routes):
     def offered(role):
-        return {act.label for act in acts.offered(lambda operation: routes[operation].role <= role)}
+        return {act.label for act in action_catalog.permitted_actions(lambda operation: routes[operation].role <= role)}
 
     assert offered(Role.VIEWER) == set()
-    assert offered(Role.OPERATOR) == offered(Role.ADMIN) == {act.label for act in acts.ACTS}
+    assert offered(Role.OPERATOR) == offered(Role.ADMIN) == {act.label for act in action_catalog.ACTS}
 
 
 def test_what_was_filled_in_is_sent_as_the_api_takes_it():
     filled = {"table": "default", "delete_below": 0.5, "delete_after_days": 3.0, "dry_run": True, "allow": False}
-    names, body = acts.request_of(acts.SHRINK, filled)
+    names, body = action_catalog.request_of(action_catalog.SHRINK, filled)
     assert names == {"table": "default"}
     assert body == {"delete_below": 0.5, "delete_after_days": 3, "dry_run": True, "allow": False}
-    assert acts.request_of(acts.TICK, {"to": None}) == ({}, {})
-    assert acts.request_of(acts.REWIND, {"name": "t1-5"}) == ({"name": "t1-5"}, None)
-    assert acts.request_of(acts.PAUSE, {}) == ({}, None)
+    assert action_catalog.request_of(action_catalog.TICK, {"to": None}) == ({}, {})
+    assert action_catalog.request_of(action_catalog.REWIND, {"name": "t1-5"}) == ({"name": "t1-5"}, None)
+    assert action_catalog.request_of(action_catalog.PAUSE, {}) == ({}, None)
     with pytest.raises(ValueError, match="Key: must be filled in"):
-        acts.request_of(acts.SET, {"key": "", "value": "1"})
+        action_catalog.request_of(action_catalog.SET, {"key": "", "value": "1"})
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("0.02", 0.02), ("none", None), (" 3 ", 3), ("true", True), ("a b", "a b")]
 )
 def test_a_setting_is_what_its_text_means(text, value):
-    assert acts.request_of(acts.SET, {"key": " train.x ", "value": text}) == ({}, {"keys": {"train.x": value}})
+    assert action_catalog.request_of(action_catalog.SET, {"key": " train.x ", "value": text}) == (
+        {},
+        {"keys": {"train.x": value}},
+    )
 
 
 def test_hot_keys_are_suggested_of_the_tables_there_are():
@@ -175,7 +191,7 @@ def test_hot_keys_are_suggested_of_the_tables_there_are():
 
 def test_an_operation_tells_what_came_of_it():
     def told(result=None, problem=None):
-        return acts.outcome_lines({"result": result, "problem": problem})
+        return action_catalog.outcome_lines({"result": result, "problem": problem})
 
     assert told({"name": "t1-12", "rows": 12345}) == ["name: t1-12", "rows: 12,345"]
     assert told({"said": "export made", "name": "x"}) == ["export made"]
@@ -194,7 +210,7 @@ def test_an_operation_tells_what_came_of_it():
 
 
 def test_nothing_loads_nicegui_before_somebody_asks_for_a_page():
-    folder = Path(acts.__file__).parent
+    folder = Path(action_catalog.__file__).parent
     loads = {path.stem for path in folder.glob("*.py") if re.search("^(import|from) nicegui", path.read_text(), re.M)}
     asked_for, met = ["mounting"], set()
     while asked_for:
@@ -207,8 +223,8 @@ def test_nothing_loads_nicegui_before_somebody_asks_for_a_page():
 
 def test_how_a_job_failed_is_told_with_its_code():
     outcome = {"code": 1, "reason": "trainer-0 died", "lines": ["boom"], "at": "2026-11-21T17:38:26Z"}
-    assert "trainer-0 died" in wording.outcome_words(job("failed", outcome=outcome))
-    assert wording.outcome_words(job("ended", outcome={**outcome, "code": 0})) == ""
+    assert "trainer-0 died" in format.outcome_words(job("failed", outcome=outcome))
+    assert format.outcome_words(job("ended", outcome={**outcome, "code": 0})) == ""
 
 
 def test_a_moment_of_many_partitions_keeps_the_sum_of_their_lag():
@@ -239,9 +255,11 @@ def test_slices_slots_and_shards_are_rows_of_what_the_api_says():
 def test_what_failed_is_red_on_the_timeline():
     commit = {"name": "t1-1", "made_at": "2026-11-21T17:38:26Z", "rows": 5, "damaged": None}
     export = {"stream": "s", "name": "2-base", "made_at": "2026-11-21T17:38:27Z", "kind": "base", "damaged": None}
-    marks, rows = job_past.marks_of([commit], [{**export, "failed_gates": ["auc"]}, {**export, "failed_gates": []}])
+    marks, rows = job_history.timeline_marks(
+        [commit], [{**export, "failed_gates": ["auc"]}, {**export, "failed_gates": []}]
+    )
     assert rows == ["commits", "s"]
-    assert [mark.color == job_past.RED for mark in marks] == [False, True, False]
+    assert [mark.color == job_history.RED for mark in marks] == [False, True, False]
 
 
 def test_of_many_jobs_each_has_its_turn():

@@ -8,16 +8,16 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.websockets import WebSocket
 
-from service.access.config import AccessSection
-from service.access.guard import Guard
-from service.access.roles import Caller, Role
-from service.api.app import Terms, app
-from service.hosting.memory import MemoryHost
-from service.hosting.work import Work
+from service.api.app import ApiSettings, app
+from service.auth.config import AccessSection
+from service.auth.guard import Guard
+from service.auth.roles import Caller, Role
+from service.jobs.memory_host import MemoryHost
+from service.jobs.operation_queue import OperationQueue
 from service.records.database import opened
-from service.ui import mounting
-from service.ui.asking import Refused, Visitor, listed
-from service.ui.gate import VISIT, Door, Gate, Visit
+from service.ui import mount
+from service.ui.api_client import RequestRefused, Visitor, list_all
+from service.ui.page_access import VISIT, BrowserAuth, PageGate, Visit
 from service.ui.sessions import COOKIE, Sessions
 
 TOKENS = {f"mlr_{role.word}": Caller(role.word, role) for role in Role}
@@ -41,10 +41,10 @@ class World:
     def __init__(self, host, anonymous="none", max_pages=4, max_each=2):
         self.known = Known()
         guard = Guard(AccessSection(anonymous=anonymous, max_failures=3), self.known)
-        self.api = app(host, Terms(guard=guard, names=("trains.example.org",)))
+        self.api = app(host, ApiSettings(guard=guard, names=("trains.example.org",)))
         self.open = []
-        mounting.mount(self.api, max_pages, max_each)
-        self.gate = next(each.app for each in self.api.routes if isinstance(getattr(each, "app", None), Gate))
+        mount.mount(self.api, max_pages, max_each)
+        self.gate = next(each.app for each in self.api.routes if isinstance(getattr(each, "app", None), PageGate))
         self.gate._pages, self.gate._open_pages = self._page, lambda: self.open
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.api), base_url="http://127.0.0.1")
 
@@ -87,7 +87,7 @@ class World:
 def host(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
     records = opened(f"sqlite:///{folder / 'records.db'}")
-    work = Work(records, threads=1)
+    work = OperationQueue(records, threads=1)
     yield MemoryHost(records, work, folder)
     work.close()
     records.close()
@@ -227,8 +227,8 @@ def test_the_first_address_leads_to_the_pages_and_the_document_has_none_of_them(
 
 def test_without_the_extra_the_first_address_says_how_to_have_it(monkeypatch, host):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    api = app(host, Terms.of_a_run())
-    mounting.mount(api, 4, 2)
+    api = app(host, ApiSettings.of_a_run())
+    mount.mount(api, 4, 2)
     http = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://127.0.0.1")
     answer = asyncio.run(http.get("/"))
     assert answer.status_code == 200 and "pip install 'millrace[ui]'" in answer.text and answer.text.count("\n") == 1
@@ -240,8 +240,8 @@ def test_a_page_asks_as_its_reader_and_is_told_what_they_are(world):
         visit = Visit(lambda: token, "127.0.0.1", world.known.tokens.get(token))
         visitor = Visitor(world.api, visit)
         try:
-            jobs = await listed(visitor, "/jobs")
-            with pytest.raises(Refused) as refused:
+            jobs = await list_all(visitor, "/jobs")
+            with pytest.raises(RequestRefused) as refused:
                 await visitor.call("pauseJob", {"job": "news"})
             return jobs, visitor.may("pauseJob"), visitor.may("listJobs"), refused.value.status
         finally:
@@ -253,7 +253,7 @@ def test_a_page_asks_as_its_reader_and_is_told_what_they_are(world):
 
 
 def test_a_door_counts_failures_by_address(world):
-    door = Door(world.api, Sessions())
+    door = BrowserAuth(world.api, Sessions())
 
     async def fail(address):
         with pytest.raises(Exception, match="token") as refused:

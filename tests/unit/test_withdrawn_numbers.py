@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 
 from tests.fakes.past import SPEC, Past
-from trainer.job import restore
-from trainer.partitions import Skip
-from trainer.progress import Progress
-from trainer.ranks import Alone
-from trainer.records import SpecOperation
-from trainer.recovery import begin
-from trainer.rewind import skip
+from trainer.checkpoint.rewind import skip
+from trainer.collectives.ranks import SingleRank
+from trainer.journal.partitions import SkippedRange
+from trainer.journal.records import SpecOperation
+from trainer.rank0.recovery import claim_and_recover
+from trainer.status.progress import TrainerProgress
+from trainer.train.assembly import restore
 
 
 def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):
@@ -22,13 +22,13 @@ def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):
     past.plan(3, a=(200, 300))
     past.plan(4, a=(300, 400))
     past.end()
-    assert skip(past.store, None, Skip("a", 250, 300), "bad bytes") == [3, 4]
+    assert skip(past.store, None, SkippedRange("a", 250, 300), "bad bytes") == [3, 4]
 
-    found = begin(past.store, 3, SPEC, None, {})
+    found = claim_and_recover(past.store, 3, SPEC, None, {})
     found.joblog.close()
-    progress = Progress("job")
+    progress = TrainerProgress("job")
     shards = SimpleNamespace(restore=lambda *_: None)
-    restore(Alone(), found, shards, SimpleNamespace(progress=progress))
+    restore(SingleRank(), found, shards, SimpleNamespace(progress=progress))
     assert [each.plan.number for each in found.replay] == [1, 2]
     for each in found.replay:
         progress.planned(each.plan)

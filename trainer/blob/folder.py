@@ -10,11 +10,11 @@ from pathlib import Path
 
 from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
+from trainer.blob.address import StoreAddress
+from trainer.blob.blob_store import CHUNK_BYTES, UNFINISHED, Chunks, torn_bytes
+from trainer.blob.blob_writer import BlobWriter, open_writer
 from trainer.blob.errors import BlobUnwritable
 from trainer.blob.retry import Retries
-from trainer.blob.store import CHUNK_BYTES, UNFINISHED, Chunks, torn_bytes
-from trainer.blob.writer import BlobWriter, open_writer
-from trainer.mirror.address import Address
 
 MAX_LINE_BYTES = 64 << 10
 """Longer than any line that is appended."""
@@ -24,12 +24,12 @@ ABSENT = (FileNotFoundError, NotADirectoryError)
 class FolderBlobs:
     """See BlobStore. Reads that fail are repeated; a write that fails is BlobUnwritable at once."""
 
-    def __init__(self, address: Address, role: str = "files in") -> None:
+    def __init__(self, address: StoreAddress, role: str = "files in") -> None:
         self._address, self._root, self._name = address, Path(address.root), f"{role} {address.text}"
         self._retries = Retries(self._name, (OSError,), str)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> StoreAddress:
         """See BlobStore."""
         return self._address
 

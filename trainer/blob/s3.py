@@ -25,11 +25,11 @@ from obstore.store import S3Store
 
 from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
+from trainer.blob.address import StoreAddress
+from trainer.blob.blob_store import CHUNK_BYTES, MAX_APPENDED_BYTES, Chunks, checked_file, whole, whole_lines
+from trainer.blob.blob_writer import BlobWriter, open_writer
 from trainer.blob.errors import BlobUnavailable
 from trainer.blob.retry import Retries
-from trainer.blob.store import CHUNK_BYTES, MAX_APPENDED_BYTES, Chunks, checked_file, whole, whole_lines
-from trainer.blob.writer import BlobWriter, open_writer
-from trainer.mirror.address import Address
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig
@@ -55,14 +55,14 @@ FAILURES = (BaseError, OSError, ValueError, botocore.exceptions.BotoCoreError)
 class S3Blobs:
     """See BlobStore. A call that fails is repeated. Not usable in a process forked after the first call."""
 
-    def __init__(self, address: Address, role: str, region: str | None) -> None:
+    def __init__(self, address: StoreAddress, role: str, region: str | None) -> None:
         self._address, self._name = address, f"{role} {address.text}"
         self._prefix = address.root.removeprefix(address.bucket).strip("/")
         self._retries = Retries(self._name, FAILURES, _explained)
         self._reader, self._sender = (_client(address, region, silence_s) for silence_s in (SILENCE_S, SEND_S))
 
     @classmethod
-    def open(cls, address: Address, role: str, deadline: Deadline) -> "S3Blobs":
+    def open(cls, address: StoreAddress, role: str, deadline: Deadline) -> "S3Blobs":
         """Connect. Raises BlobUnavailable where the bucket cannot be seen."""
         name = f"{role} {address.text}"
         try:
@@ -77,7 +77,7 @@ class S3Blobs:
         return blobs
 
     @property
-    def address(self) -> Address:
+    def address(self) -> StoreAddress:
         """See BlobStore."""
         return self._address
 
@@ -218,7 +218,7 @@ class S3Blobs:
             yield piece
 
 
-def _client(address: Address, region: str | None, silence_s: float) -> S3Store:
+def _client(address: StoreAddress, region: str | None, silence_s: float) -> S3Store:
     endpoint = _endpoint(address, region)
     virtual = "endpoint_override" not in address.options and "." not in address.bucket
     options: ClientConfig = {
@@ -251,7 +251,7 @@ def _client(address: Address, region: str | None, silence_s: float) -> S3Store:
     )
 
 
-def _endpoint(address: Address, region: str | None) -> str:
+def _endpoint(address: StoreAddress, region: str | None) -> str:
     """Where requests go: always said, or the environment would say it."""
     scheme, named = address.options.get("scheme", "https"), address.options.get("endpoint_override")
     if named is not None:
@@ -260,7 +260,7 @@ def _endpoint(address: Address, region: str | None) -> str:
     return f"{scheme}://{host}" if "." in address.bucket else f"{scheme}://{address.bucket}.{host}"
 
 
-def _region_of(address: Address) -> str | None:
+def _region_of(address: StoreAddress) -> str | None:
     """As the address says it, or else as Amazon does; None where nothing says it."""
     options = address.options
     if "region" in options or "endpoint_override" in options:

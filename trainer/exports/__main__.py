@@ -23,18 +23,18 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import MillraceError, SpecError
+from millrace.failpoints import Failpoint, arm
+from millrace.file_lock import locked
 from millrace.lifecycle import exit_code_of
-from millrace.locks import locked
-from millrace.points import Point, arm
-from trainer.exports.ordering import STAGES
+from trainer.exports.export_settings import STAGES
+from trainer.exports.exporter import export
 from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
-from trainer.exports.writing import export
-from trainer.log import Superseded
-from trainer.log_file import newest_generation
+from trainer.journal.log import Superseded
+from trainer.journal.log_file import newest_generation
 
 NICENESS = 19
 """Lowest priority: an exporter uses the CPU time that rank 0 leaves."""
-POINTS = (Point.EXPORT_BEGUN, Point.EXPORT_ROWS, Point.EXPORT_MANIFEST, Point.EXPORT_DONE)
+POINTS = (Failpoint.EXPORT_BEGUN, Failpoint.EXPORT_ROWS, Failpoint.EXPORT_MANIFEST, Failpoint.EXPORT_DONE)
 """The failpoints of this process; the others in its configuration belong to rank 0."""
 TURN_S = 600.0
 """Longest wait at the start for an exporter of another generation to end its last export."""
@@ -60,22 +60,22 @@ def run() -> None:
         return
     config = validate(ExporterConfig, _json(first))
     arm(tuple(fault for fault in config.faults if fault.point in POINTS))
-    with turn(config, Deadline.after(TURN_S)):
-        clear(config.store)
+    with exclusive_turn(config, Deadline.after(TURN_S)):
+        remove_leftovers(config.store)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), name="requests", daemon=True).start()
     while True:
-        answer = answered(requests.get(), config)
+        answer = answer_request(requests.get(), config)
         os.write(1, answer.model_dump_json().encode() + b"\n")
 
 
-def answered(line: str, config: ExporterConfig) -> ExportAnswer:
+def answer_request(line: str, config: ExporterConfig) -> ExportAnswer:
     """The answer to one request; any failure becomes an answer, too."""
     name = ""
     try:
         request = ExportRequest.model_validate_json(line)
         name = request.name
-        with turn(config, Deadline.after(request.section.deadline)):
+        with exclusive_turn(config, Deadline.after(request.section.deadline)):
             return export(request, config.store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}")
     except MillraceError as error:
         return ExportAnswer(name=name, outcome="failed", error=str(error))
@@ -85,7 +85,7 @@ def answered(line: str, config: ExporterConfig) -> ExportAnswer:
 
 
 @contextmanager
-def turn(config: ExporterConfig, deadline: Deadline) -> Iterator[None]:
+def exclusive_turn(config: ExporterConfig, deadline: Deadline) -> Iterator[None]:
     """Lock the job's exports against exporters of other generations. Raises Superseded, DeadlineExceeded, Unwritable.
 
     A rank 0 that was taken for dead may continue for a while, with its exporter. Both exporters write to one folder.
@@ -100,7 +100,7 @@ def turn(config: ExporterConfig, deadline: Deadline) -> Iterator[None]:
         yield
 
 
-def clear(store: Path) -> None:
+def remove_leftovers(store: Path) -> None:
     """Remove what earlier processes left behind when they were killed."""
     for path in (store / LIVE).glob(f"{SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
@@ -118,7 +118,7 @@ def _read(requests: "queue.SimpleQueue[str]") -> None:
 def _json(line: str) -> dict[str, object]:
     try:
         return documents.parse_object(line, "the first line of the exporter's input")
-    except documents.NotReadable as error:
+    except documents.InvalidDocument as error:
         raise SpecError(str(error)) from error
 
 

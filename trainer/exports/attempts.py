@@ -1,6 +1,7 @@
 """Makes the exports whose commits exist, one after the other, and tries again those that fail.
 
-trainer.exports.exporting decides which exports to make; trainer.exports.process runs the process that makes them.
+trainer.exports.coordinator decides which exports to make; trainer.exports.exporter_process runs the process that makes
+them.
 """
 
 import logging
@@ -37,7 +38,7 @@ class Exporter(Protocol):
 
 
 @dataclass
-class Attempt:
+class ExportAttempt:
     """An export to make."""
 
     request: ExportRequest
@@ -45,19 +46,19 @@ class Attempt:
     not_before_s: float = 0.0
 
 
-class Attempts:
+class ExportAttempts:
     """See module docstring. One thread, except for `failing`."""
 
     def __init__(self, exporter: Exporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._exporter, self._clock = exporter, clock
-        self._waiting: deque[Attempt] = deque()
-        self._flying: Attempt | None = None
+        self._waiting: deque[ExportAttempt] = deque()
+        self._flying: ExportAttempt | None = None
         self.failing: dict[str, tuple[float, str]] = {}
         """By stream: since when an export fails that is tried again, and its last error. Replaced, never changed."""
 
     def add(self, request: ExportRequest) -> None:
         """Make this export after those that wait."""
-        self._waiting.append(Attempt(request))
+        self._waiting.append(ExportAttempt(request))
 
     def __iter__(self) -> Iterator[ExportRequest]:
         """The requests that have not ended."""
@@ -83,7 +84,7 @@ class Attempts:
         """End the exporter. The next run makes what was not complete."""
         self._exporter.close()
 
-    def _ended(self, attempt: Attempt, answer: ExportAnswer) -> bool:
+    def _ended(self, attempt: ExportAttempt, answer: ExportAnswer) -> bool:
         """Whether the export ended for good."""
         request, failing = attempt.request, dict(self.failing)
         since_s, _ = failing.pop(request.stream, (self._clock(), ""))
@@ -102,7 +103,7 @@ class Attempts:
         return over
 
 
-def log_end(request: ExportRequest, answer: ExportAnswer) -> None:
+def log_export_end(request: ExportRequest, answer: ExportAnswer) -> None:
     """Log how an export ended for good."""
     what = f"export {request.name} of {request.stream}"
     if answer.outcome == "failed":

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.exports.config import GatesSection
+from trainer.config import GatesSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class GateFacts:
     """The facts that gates compare with limits."""
 
     window: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateResult:
     """One comparison."""
 
     passed: bool
@@ -46,7 +46,7 @@ class Gate:
         return content if self.passed else content | {"why": self.why}
 
 
-def passed(section: GatesSection, facts: Facts) -> dict[str, Gate]:
+def check_gates(section: GatesSection, facts: GateFacts) -> dict[str, GateResult]:
     """Every gate that is set, by name. The gate for finite weights is always set."""
     gates = {"finite": _gate(facts.not_finite == 0, facts.not_finite, 0, "exported weights are no finite numbers")}
     if section.min_auc is not None:
@@ -63,30 +63,30 @@ def passed(section: GatesSection, facts: Facts) -> dict[str, Gate]:
         gates["max_norm"] = _gate(not high, dict(facts.norms), most, said)
     if section.golden and facts.golden is not None:
         ok, why = facts.golden
-        gates["golden"] = Gate(ok, why, True, f"golden: {why}")
+        gates["golden"] = GateResult(ok, why, True, f"golden: {why}")
     return gates
 
 
-def _of_tasks(window: Mapping[str, Mapping[str, Any]], measure: str, low: float, high: float) -> Gate:
+def _of_tasks(window: Mapping[str, Mapping[str, Any]], measure: str, low: float, high: float) -> GateResult:
     """Every task that has the metric must be within the limits. Where no task has it, the gate fails."""
     values = {task: row[measure] for task, row in window.items() if row.get(measure) is not None}
     wrong = {task: value for task, value in values.items() if not low <= value <= high}
     limit = low if math.isinf(high) else [low, high]
     if not values:
-        return Gate(False, None, limit, f"{measure} of the window: no task has one yet")
+        return GateResult(False, None, limit, f"{measure} of the window: no task has one yet")
     text = ", ".join(f"{value:.6g} ({task})" for task, value in wrong.items())
     beyond = f"is below {low:g}" if math.isinf(high) else f"is not within {low:g} and {high:g}"
-    return Gate(not wrong, values, limit, f"{measure} of the window {beyond}: {text}")
+    return GateResult(not wrong, values, limit, f"{measure} of the window {beyond}: {text}")
 
 
-def _row_change(facts: Facts, limit: float) -> Gate:
+def _row_change(facts: GateFacts, limit: float) -> GateResult:
     if facts.current_rows is None:
-        return Gate(True, None, limit, "")
+        return GateResult(True, None, limit, "")
     change = abs(facts.model_rows - facts.current_rows) / max(facts.current_rows, 1)
     why = f"rows went from {facts.current_rows:,} to {facts.model_rows:,}: by more than {limit:g} of them"
-    return Gate(change <= limit, change, limit, why)
+    return GateResult(change <= limit, change, limit, why)
 
 
-def _gate(passed: bool, value: Any, limit: Any, said: str) -> Gate:
+def _gate(passed: bool, value: Any, limit: Any, said: str) -> GateResult:
     text = f"{value:,} {said}" if isinstance(value, int) else said
-    return Gate(passed, value, limit, f"{text} {limit:,}" if limit else text)
+    return GateResult(passed, value, limit, f"{text} {limit:,}" if limit else text)

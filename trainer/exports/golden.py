@@ -2,7 +2,7 @@
 
 golden.parquet has a row a sample: for each sparse slot its signs (list<uint64>; texts are hashed, padding dropped,
 max_len kept) and, where it is weighted, "<slot>.weight" (list<float32>); for each dense slot its values
-(list<float32>); for each task "prediction.<task>" (float32). Rank 0 writes it (trainer.exports.staging). The
+(list<float32>); for each task "prediction.<task>" (float32). Rank 0 writes it (trainer.train.export_stage). The
 exporter process predicts the samples again from the rows it exported and the ONNX model. Any server can do so, too:
 deploy/examples/serving does it without Millrace.
 
@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dataset.batch import F32, U64, Ragged, Samples
-from dataset.schema import Schema
+from dataset.samples.batch import F32, U64, Ragged, Samples
+from dataset.spec.schema import Schema
 from millrace.errors import BadInput
 from millrace.keys import keys_of
-from trainer.exports.onnx import Dense
-from trainer.exports.values import Dtype, written
+from trainer.exports.onnx_model import OnnxModel
+from trainer.exports.value_encoding import Dtype, encode
 
 PREDICTION = "prediction."
 """Before a task's name."""
@@ -35,7 +35,7 @@ FindRows = Callable[[str, U64], tuple[NDArray[np.bool_], F32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class GoldenReplay:
     """The predictions of an export for the golden samples."""
 
     predictions: Mapping[str, F32]
@@ -44,11 +44,11 @@ class Replayed:
     """Largest difference from the written predictions, relative for those above 1; infinite where one is NaN."""
 
 
-def rounded(rows_UW: F32, first_order: bool, dtype: Dtype) -> F32:
+def as_exported(rows_UW: F32, first_order: bool, dtype: Dtype) -> F32:
     """Rows as a reader of an export of type `dtype` gets them."""
     if dtype == "float32":
         return rows_UW
-    values, parts = written(rows_UW, first_order, dtype), []
+    values, parts = encode(rows_UW, first_order, dtype), []
     if values.weight_R is not None:
         parts.append(values.weight_R.astype(np.float32)[:, None])
     if values.vector_RD is not None:
@@ -101,15 +101,15 @@ def from_bytes(content: bytes) -> pa.Table:
         raise BadInput(f"golden.parquet cannot be read: {error}") from error
 
 
-def replay(golden: pa.Table, onnx: bytes, rows: FindRows, model: Mapping[str, Any]) -> Replayed:
+def replay(golden: pa.Table, onnx: bytes, rows: FindRows, model: Mapping[str, Any]) -> GoldenReplay:
     """Predict the golden samples again; `model` is model.json. Raises BadInput."""
-    found = Dense(onnx).run(feeds_of(golden, rows, model))
+    found = OnnxModel(onnx).run(feeds_of(golden, rows, model))
     difference = 0.0
     for task in model["tasks"]:
         wanted_B = golden.column(PREDICTION + task["name"]).to_numpy()
         differs_B = np.abs(found[task["output"]].astype(np.float64) - wanted_B) / np.maximum(1, np.abs(wanted_B))
         difference = max(difference, float(np.nan_to_num(differs_B, nan=np.inf).max(initial=0.0)))
-    return Replayed({task["name"]: found[task["output"]] for task in model["tasks"]}, difference)
+    return GoldenReplay({task["name"]: found[task["output"]] for task in model["tasks"]}, difference)
 
 
 def feeds_of(golden: pa.Table, rows: FindRows, model: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,6 @@
 """Content of manifest.json, which describes an export, and of current.json beside the exports. Pure.
 
-trainer.exports.reading opens exports by them.
+trainer.exports.reader opens exports by them.
 """
 
 import json
@@ -12,9 +12,9 @@ from typing import Any
 import millrace
 from millrace import documents
 from millrace.errors import MillraceError
-from trainer.exports.gates import Gate
-from trainer.exports.outlet import ExportUnusable
-from trainer.exports.reading import FORMAT, check_fields, object_of
+from trainer.exports.destination import ExportUnusable
+from trainer.exports.gates import GateResult
+from trainer.exports.reader import FORMAT, check_fields, object_of
 from trainer.exports.request import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
@@ -56,10 +56,10 @@ def identity(request: ExportRequest) -> dict[str, Any]:
     }
 
 
-def whole(
+def build_manifest(
     request: ExportRequest,
     tables: Mapping[str, Mapping[str, Any]],
-    gates: Mapping[str, Gate],
+    gates: Mapping[str, GateResult],
     files: Mapping[str, Mapping[str, Any]],
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _finite(value: Any) -> Any:
     return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def parsed(text: bytes, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
+def parse_manifest(text: bytes, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
     """A manifest, or current.json, with at least these fields. Raises ManifestUnusable."""
     try:
         found = object_of(text, what)
@@ -117,7 +117,7 @@ def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:
     return None
 
 
-def current(manifest: Mapping[str, Any], chain: Sequence[str]) -> dict[str, Any]:
+def build_current(manifest: Mapping[str, Any], chain: Sequence[str]) -> dict[str, Any]:
     """current.json for an export."""
     return {
         "format": FORMAT,

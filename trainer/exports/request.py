@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millrace.config import Count, Section, SlotGroup
-from millrace.points import Fault
+from millrace.failpoints import ArmedFailpoint
 from pserver.config import NotNegative, TableSection
-from trainer.exports.config import ExportSection
+from trainer.config import ExportSection
 
 
-class Parent(Section):
+class ParentExport(Section):
     """The export that a delta builds on."""
 
     name: str
@@ -35,7 +35,7 @@ class ExportRequest(Section):
     """Of the version."""
     version: Count
     """Version to export."""
-    parent: Parent | None
+    parent: ParentExport | None
     """Parent of a delta; None for a base."""
     all: bool = False
     """Whether to ignore delta_threshold, after an export that failed."""
@@ -44,7 +44,7 @@ class ExportRequest(Section):
     commit: Path
     """Folder of the commit of this version, leased."""
     address: str
-    """Destination of the stream, as trainer.mirror.address gives it: exports are in <address>/<job>/<timeline>/."""
+    """Destination of the stream, as trainer.blob.address gives it: exports are in <address>/<job>/<timeline>/."""
     stage: Path
     """Folder of what rank 0 prepared: model.json, golden.parquet and onnx-template.onnx, as far as it could."""
     tables: dict[str, TableSection]
@@ -104,5 +104,5 @@ class ExporterConfig(Section):
     """The job's store; its folder `live` takes the row stores that are open during an export."""
     generation: Count | None = None
     """Generation of rank 0: once a newer one has claimed the job, requests are refused. None: not checked."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ArmedFailpoint, ...] = ()
     """Failpoints where the process dies, for fault tests."""

@@ -1,6 +1,6 @@
 """What is kept for exports: which exports at a destination; commits and prepared files in the store.
 
-`superfluous` is pure; trainer.exports.pointing removes exports.
+`exports_to_remove` is pure; trainer.exports.pointers removes exports.
 """
 
 import re
@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.commits import Commits, order_of
-from trainer.exports.chain import Link
-from trainer.exports.ordering import STAGES
+from trainer.checkpoint.commits import Commits, order_of
+from trainer.exports.export_settings import STAGES
+from trainer.exports.stream_state import LoggedExport
 
 NAME = re.compile(r"(t\d+)/(\d{10,})-(base|delta)")
 _STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")
@@ -20,7 +20,7 @@ HOLDER = "export-"
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class StoredExport:
     """An export at a destination."""
 
     path: str
@@ -46,7 +46,7 @@ def is_export(path: str) -> bool:
     return NAME.fullmatch(path) is not None
 
 
-def superfluous(present: Iterable[Present], keep: int, needed: Collection[str], newest: str) -> list[str]:
+def exports_to_remove(present: Iterable[StoredExport], keep: int, needed: Collection[str], newest: str) -> list[str]:
     """Paths of the exports to remove, newest first, so that the rest can be replayed at any moment.
 
     Exports older than the `keep` newest complete bases are removed, and incomplete ones older than `newest`. `needed`
@@ -55,7 +55,7 @@ def superfluous(present: Iterable[Present], keep: int, needed: Collection[str], 
     found = sorted(present, key=lambda each: each.order, reverse=True)
     bases = [each for each in found if each.is_base and each.complete]
     oldest = bases[keep - 1].order if len(bases) >= keep else (0, 0)
-    last = Present(newest, True).order
+    last = StoredExport(newest, True).order
     return [
         each.path
         for each in found
@@ -63,7 +63,7 @@ def superfluous(present: Iterable[Present], keep: int, needed: Collection[str], 
     ]
 
 
-def commit_of(commits: Commits, stream: str, flight: Link) -> str | None:
+def held_commit(commits: Commits, stream: str, flight: LoggedExport) -> str | None:
     """The commit of an export's version: the one held for it, or else the newest; None where there is none."""
     holders = commits.holders()
     found = [
@@ -74,7 +74,7 @@ def commit_of(commits: Commits, stream: str, flight: Link) -> str | None:
     return max(found)[2] if found else None
 
 
-def release_others(commits: Commits, ours: Collection[tuple[str, str]]) -> None:
+def release_other_commits(commits: Commits, ours: Collection[tuple[str, str]]) -> None:
     """Release commits held for exports that ended or were never made; keep those in `ours` (commit and stream)."""
     held = {(name, HOLDER + stream) for name, stream in ours}
     for name, holders in commits.holders().items():

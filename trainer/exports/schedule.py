@@ -1,6 +1,6 @@
 """Decides whether an export of a stream is due at a close: its kind, its parent, and the reason in words.
 
-Pure. The job's log keeps each decision, so none is made twice. trainer.exports.chain is the state of a stream.
+Pure. The job's log keeps each decision, so none is made twice. trainer.exports.stream_state is the state of a stream.
 """
 
 import math
@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.exports.chain import Chain, Kind, Link
-from trainer.exports.config import ExportSection
+from trainer.config import ExportSection
+from trainer.exports.stream_state import ExportStreamState, Kind, LoggedExport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class ScheduleInput:
     """Input of a decision beside settings and chain."""
 
     time_s: float | None
@@ -22,7 +22,7 @@ class Now:
     arithmetic: str
     """Hash of the fingerprint."""
     shared: Mapping[str, Any]
-    """Values of trainer.exports.chain.SHARED."""
+    """Values of trainer.exports.stream_state.SHARED."""
     ended: bool = False
     """Whether the stream of events is at its end."""
     requested: Kind | None = None
@@ -34,18 +34,18 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueExport:
     """The export to cut."""
 
     kind: Kind
-    parent: Link | None
+    parent: LoggedExport | None
     """Parent of a delta."""
     all: bool
     """Whether to ignore delta_threshold, since the export before failed."""
     why: str
 
 
-def decide(section: ExportSection, chain: Chain, now: Now) -> Due | None:
+def decide(section: ExportSection, chain: ExportStreamState, now: ScheduleInput) -> DueExport | None:
     """The export that is due now, if any. None while another one is in progress or a table is swept."""
     if chain.flight is not None or set(now.shared["tables"]) & set(now.sweeping):
         return None
@@ -54,30 +54,30 @@ def decide(section: ExportSection, chain: Chain, now: Now) -> Due | None:
         return None
     kind, occasion = called
     if kind == "base":
-        return Due("base", None, False, occasion)
-    hindrance = hinders(section, chain, now)
+        return DueExport("base", None, False, occasion)
+    hindrance = delta_hindrance(section, chain, now)
     if hindrance:
-        return Due("base", None, False, f"{occasion}; a base, for {hindrance}")
-    return Due("delta", chain.newest, bool(chain.failed), occasion)
+        return DueExport("base", None, False, f"{occasion}; a base, for {hindrance}")
+    return DueExport("delta", chain.newest, bool(chain.failed), occasion)
 
 
-def _called(section: ExportSection, chain: Chain, now: Now) -> tuple[Kind, str] | None:
+def _called(section: ExportSection, chain: ExportStreamState, now: ScheduleInput) -> tuple[Kind, str] | None:
     """The kind of export that is due, and the reason."""
     if now.requested is not None:
         return now.requested, "asked for"
     if chain.redo:
         return "base", f"at once, for {chain.failed}"
     something = chain.fresh or bool(chain.failed)
-    if something and entered(section.base, chain.last_base_s, chain.begun_s, now.time_s):
+    if something and interval_began(section.base, chain.last_base_s, chain.begun_s, now.time_s):
         return "base", f"each {_length(section.base)}"
-    if something and entered(section.delta, chain.last_s, chain.begun_s, now.time_s):
+    if something and interval_began(section.delta, chain.last_s, chain.begun_s, now.time_s):
         return "delta", f"each {_length(section.delta)}"
     if at_end(section, chain, ended=now.ended):
-        return usual(section), "the end of the stream"
+        return default_kind(section), "the end of the stream"
     return None
 
 
-def entered(interval_s: float | None, last_s: float | None, begun_s: float | None, now_s: float | None) -> bool:
+def interval_began(interval_s: float | None, last_s: float | None, begun_s: float | None, now_s: float | None) -> bool:
     """Whether another interval began since the last export. Intervals are counted from the epoch, UTC.
 
     True also where the clock was set back by more than an interval, so that exports do not stop until it has caught up.
@@ -90,17 +90,17 @@ def entered(interval_s: float | None, last_s: float | None, begun_s: float | Non
     return math.floor(now_s / interval_s) > math.floor(since_s / interval_s)
 
 
-def at_end(section: ExportSection, chain: Chain, *, ended: bool) -> bool:
+def at_end(section: ExportSection, chain: ExportStreamState, *, ended: bool) -> bool:
     """Whether the end of the stream makes one more export."""
     return ended and section.at_end and (chain.fresh or chain.redo)
 
 
-def usual(section: ExportSection) -> Kind:
+def default_kind(section: ExportSection) -> Kind:
     """The kind of an export where nothing else decides it."""
     return "base" if section.delta is None else "delta"
 
 
-def hinders(section: ExportSection, chain: Chain, now: Now) -> str:
+def delta_hindrance(section: ExportSection, chain: ExportStreamState, now: ScheduleInput) -> str:
     """Why the next export cannot be a delta; "" where it can."""
     newest = chain.newest
     if chain.failed_base:

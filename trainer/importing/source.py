@@ -1,7 +1,7 @@
 """Sources of an import, as one narrow protocol: rows by slot and sign, in batches, and dense tensors.
 
-Implementations: trainer.importing.exported, .paddle, .columns. The rows to import are chosen by
-trainer.importing.choice.
+Implementations: trainer.importing.export_source, .paddle, .columns. The rows to import are chosen by
+trainer.importing.selection.
 
 Shapes: R rows of a batch, D length of the vector.
 """
@@ -18,7 +18,7 @@ U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class SourceRows:
     """A batch of rows of a source."""
 
     slots: tuple[str, ...]
@@ -42,7 +42,7 @@ class Brought:
     def __len__(self) -> int:
         return len(self.slot_R)
 
-    def select(self, rows: Any) -> "Brought":
+    def select(self, rows: Any) -> "SourceRows":
         """The rows that an index selects."""
 
         def chosen(array: Any) -> Any:
@@ -50,7 +50,7 @@ class Brought:
 
         numbers = np.arange(len(self))[rows]
         statistics = {name: values[rows] for name, values in self.statistics.items()}
-        return Brought(
+        return SourceRows(
             self.slots,
             self.slot_R[rows],
             chosen(self.sign_R),
@@ -63,10 +63,10 @@ class Brought:
         )
 
 
-class Source(Protocol):
+class ImportSource(Protocol):
     """A source of an import. Its rows may be read more than once, always in the same order."""
 
-    def batches(self) -> Iterator[Brought]:
+    def batches(self) -> Iterator[SourceRows]:
         """All rows. Raises BadInput, which names the place."""
         ...
 

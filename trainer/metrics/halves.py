@@ -32,7 +32,7 @@ Exclusive = Callable[[], AbstractContextManager[None]]
 log = logging.getLogger(__name__)
 
 
-class Halves:
+class StreamHalves:
     """See module docstring. One writer."""
 
     def __init__(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millrace import documents
 from trainer.metrics.samples import Columns
 from trainer.metrics.slices import Candidates
-from trainer.metrics.tensors import TensorTotal
+from trainer.metrics.tensor_totals import TensorTotal
 
 
 def columns_of(

@@ -23,15 +23,15 @@ from trainer.config import MetricsSection, TaskSection
 from trainer.metrics import messages
 from trainer.metrics.auc import sum_group_aucs
 from trainer.metrics.custom import METRICS, Metric
-from trainer.metrics.halves import Exclusive, Halves, countable
+from trainer.metrics.halves import Exclusive, StreamHalves, countable
 from trainer.metrics.measures import Measures, measures, set_gauc
-from trainer.metrics.observed import Observed
+from trainer.metrics.observed import ObservedBatch
 from trainer.metrics.reduce import Reduce
 from trainer.metrics.samples import Columns, SampleBuffer
-from trainer.metrics.scope import Packed, Scope
+from trainer.metrics.scope import PackedScope, Scope
 from trainer.metrics.slices import NUM_BUCKETS as SLICE_BUCKETS
 from trainer.metrics.slices import SliceRows, choose
-from trainer.metrics.tensors import TensorTotal
+from trainer.metrics.tensor_totals import TensorTotal
 from trainer.metrics.totals import I64, add_samples, empty
 from trainer.metrics.window import TimeCounts, Window, median_part
 
@@ -76,7 +76,9 @@ class Meter:
         self._texts: dict[str, dict[int, str]] = {slot: {} for slot in config.slices}
         keeps = self._grouped or halves_folder is not None
         self._samples = SampleBuffer([name for name, _ in self._tasks], self._grouped) if keeps else None
-        self._halves = None if halves_folder is None else Halves(halves_folder, self._tasks, self._grouped, exclusive)
+        self._halves = (
+            None if halves_folder is None else StreamHalves(halves_folder, self._tasks, self._grouped, exclusive)
+        )
         self._pass = self._new_scope()
         """Totals of the current pass on this rank; after its close, those of all ranks."""
         self._life, self._window = Scope.like(self._pass), Window()
@@ -94,7 +96,7 @@ class Meter:
 
     # -- batches
 
-    def add(self, observed: Observed) -> None:
+    def add(self, observed: ObservedBatch) -> None:
         """Add a batch. Must be called before the batch is learnt."""
         self._open()
         num_samples = len(observed.prediction_B[self._tasks[0][0]])
@@ -238,7 +240,7 @@ class Meter:
     def state(self) -> MeterState:
         """The state of window and life, on rank 0 between passes."""
         assert self._closed, "a pass is open"
-        packed = {"life": Packed.of(self._life)}
+        packed = {"life": PackedScope.of(self._life)}
         packed |= {f"window/{number}": part for number, part in self._window.parts.items()}
         arrays: dict[str, I64] = {}
         for scope, part in packed.items():
@@ -291,13 +293,13 @@ class Meter:
                 n: (arrays[f"{scope}/{n}/at"], arrays[f"{scope}/{n}/values"]) if n in kept else (nothing, nothing)
                 for n in self._pass.totals
             }
-            part = Packed(entries, {name: TensorTotal.of_json(row) for name, row in tensors.items()})
+            part = PackedScope(entries, {name: TensorTotal.of_json(row) for name, row in tensors.items()})
             if scope == "life":
                 part.add_to(self._life)
             elif same_parts:
                 self._window.parts[int(scope.removeprefix("window/"))] = part
 
-    def _load_halves(self, halves: Halves, facts: Mapping[str, Any]) -> None:
+    def _load_halves(self, halves: StreamHalves, facts: Mapping[str, Any]) -> None:
         before = halves.layout if facts["sizes"] == self._sizes() else []  # older states lack it
         if facts["halves"] and facts.get("halves_of", before) != halves.layout:
             halves.lose()

@@ -18,7 +18,7 @@ U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedBatch:
     """One batch of one rank."""
 
     step: int

@@ -1,4 +1,5 @@
-"""The collectives that metrics need. `trainer.ranks.Ranks` has them; `LocalReduce` is the version for one rank."""
+"""The collectives that metrics need. `trainer.collectives.ranks.Ranks` has them; `LocalReduce` is the version for one
+rank."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.metrics.observed import Observed
+from trainer.metrics.observed import ObservedBatch
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -33,7 +33,7 @@ class SampleBuffer:
         self._batches: list[NDArray[Any]] = []
         self._steps: list[tuple[int, int]] = []
 
-    def add(self, observed: Observed) -> None:
+    def add(self, observed: ObservedBatch) -> None:
         """Add a batch. Its arrays are copied."""
         num_samples = len(observed.prediction_B[self._tasks[0]])
         rows_B = np.empty(num_samples, self._type)

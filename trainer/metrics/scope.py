@@ -1,7 +1,7 @@
 """Totals of one stretch of the stream: a pass, a part of the window, or the life of the job.
 
 A scope holds vectors of integers by name (see `trainer.metrics.totals`) and totals of tensors. Scopes are merged by
-addition. `Packed` is the compact form for storage: only the numbers that are not 0.
+addition. `PackedScope` is the compact form for storage: only the numbers that are not 0.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.metrics.tensors import TensorTotal
+from trainer.metrics.tensor_totals import TensorTotal
 from trainer.metrics.totals import I64, carry
 
 
@@ -53,7 +53,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedScope:
     """A scope without its zeros."""
 
     entries: Mapping[str, tuple[I64, I64]]
@@ -61,7 +61,7 @@ class Packed:
     tensors: Mapping[str, TensorTotal]
 
     @classmethod
-    def of(cls, scope: Scope) -> "Packed":
+    def of(cls, scope: Scope) -> "PackedScope":
         """Pack a copy of `scope`."""
         entries = {}
         for name, rows_RW in scope.totals.items():

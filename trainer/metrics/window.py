@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.metrics.scope import Packed, Scope
+from trainer.metrics.scope import PackedScope, Scope
 
 NUM_PARTS = 24
 MAX_PARTS_COUNTED = 65_536
@@ -58,7 +58,7 @@ class Window:
     """Packed parts by number."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, Packed] = {}
+        self.parts: dict[int, PackedScope] = {}
 
     def add(self, part: int | None, scope: Scope) -> None:
         """Add a pass to `part`; a pass without a time (None) joins the newest part. A too old pass is ignored."""
@@ -72,7 +72,7 @@ class Window:
             self.parts[part].add_to(joined)
             joined.merge(scope)
             scope = joined
-        self.parts[part] = Packed.of(scope)
+        self.parts[part] = PackedScope.of(scope)
         for old in [number for number in self.parts if number <= newest - NUM_PARTS]:
             del self.parts[old]
 

@@ -5,7 +5,7 @@ Each check raises SpecError, which names the slot or key and what to change.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dataset.schema import Schema, Slot
+from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from pserver.config import TableSection
 from trainer.models.contract import Shape, SlotShape

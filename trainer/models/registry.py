@@ -18,7 +18,7 @@ from millrace.config import Section, validate
 from millrace.errors import SpecError
 from trainer.config import ModelSection
 from trainer.models import needs, settings
-from trainer.models.finding import split_class
+from trainer.models.class_check import split_class
 from trainer.models.needs import Need
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegisteredModel:
     """One of Millrace's own models."""
 
     target: str
@@ -39,15 +39,19 @@ class Entry:
 
 
 VECTORS, VALUES = needs.vectors_of_one_length, needs.some_values
-MODELS: Mapping[str, Entry] = {
-    "lr": Entry("trainer.models.lr:LogisticRegression", settings.LrSettings, (needs.some_slot, needs.first_order)),
-    "fm": Entry("trainer.models.fm:FactorizationMachine", settings.FmSettings, (needs.first_order, VECTORS)),
-    "deepfm": Entry("trainer.models.deepfm:DeepFm", settings.DeepFmSettings, (VECTORS,)),
-    "wide_deep": Entry("trainer.models.wide_deep:WideDeep", settings.WideDeepSettings, (VALUES,)),
-    "deep_crossing": Entry("trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings, (VALUES,)),
-    "dcn": Entry("trainer.models.dcn:Dcn", settings.DcnSettings, (VALUES,)),
-    "dcn_v2": Entry("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings, (VALUES,)),
-    "dlrm": Entry("trainer.models.dlrm:Dlrm", settings.DlrmSettings, (VECTORS,)),
+MODELS: Mapping[str, RegisteredModel] = {
+    "lr": RegisteredModel(
+        "trainer.models.lr:LogisticRegression", settings.LrSettings, (needs.some_slot, needs.first_order)
+    ),
+    "fm": RegisteredModel("trainer.models.fm:FactorizationMachine", settings.FmSettings, (needs.first_order, VECTORS)),
+    "deepfm": RegisteredModel("trainer.models.deepfm:DeepFm", settings.DeepFmSettings, (VECTORS,)),
+    "wide_deep": RegisteredModel("trainer.models.wide_deep:WideDeep", settings.WideDeepSettings, (VALUES,)),
+    "deep_crossing": RegisteredModel(
+        "trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings, (VALUES,)
+    ),
+    "dcn": RegisteredModel("trainer.models.dcn:Dcn", settings.DcnSettings, (VALUES,)),
+    "dcn_v2": RegisteredModel("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings, (VALUES,)),
+    "dlrm": RegisteredModel("trainer.models.dlrm:Dlrm", settings.DlrmSettings, (VECTORS,)),
 }
 
 
@@ -78,7 +82,7 @@ def load_model(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Modul
     return _users(section, shape, folder)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> RegisteredModel:
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -1,25 +1,25 @@
-"""The process of a prediction worker: `python -m trainer.predict --config FILE`, started by service.predicting.
+"""The process of a prediction worker: `python -m trainer.predict --config FILE`, started by service.predict.
 
 FILE is a PredictWorker as JSON. The process leads a process group of its own and ends with its parent.
 """
 
 from pathlib import Path
 
-from millrace import worker
+from millrace import worker_process
 from trainer.predict.config import PredictWorker
 from trainer.predict.worker import run
 
 
 def start(path: Path) -> None:
     """Read the configuration and run."""
-    config = worker.config_of(path, PredictWorker)
-    worker.begin(f"predictor-{config.rank}")
+    config = worker_process.config_of(path, PredictWorker)
+    worker_process.begin(f"predictor-{config.rank}")
     run(config)
 
 
 def main() -> None:
     """See module docstring."""
-    worker.main(__doc__, start)
+    worker_process.main(__doc__, start)
 
 
 if __name__ == "__main__":

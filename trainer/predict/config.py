@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from dataset.paths import PathPattern
+from dataset.spec.path_pattern import PathPattern
 from millrace.config import Count, FolderPath, PositiveSize, Section
-from millrace.secrecy import Options
+from millrace.secrets import Options
 
 LIVE = "live"
 """Version name of the newest commit."""

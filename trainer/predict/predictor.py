@@ -20,29 +20,29 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dataset.batch import F32, Samples
-from dataset.schema import Schema
+from dataset.samples.batch import F32, Samples
+from dataset.spec.schema import Schema
 from millrace.errors import BadInput, SpecError
-from millrace.mistakes import nearest
+from millrace.validation import nearest
+from trainer.collectives.ranks import SingleRank
 from trainer.config import TaskSection, TrainerJob
-from trainer.default_rows import DefaultRows, widths_of
-from trainer.dense import DensePart
-from trainer.inputs import inputs_of
-from trainer.job import build_model
+from trainer.dense.all_reduce import AllReduceDense
+from trainer.features.default_rows import DefaultRows, widths_of
+from trainer.features.model_inputs import inputs_of
+from trainer.features.pooling import KernelPooling
 from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
-from trainer.pooling import KernelPooling
-from trainer.predict.batches import FixedBatch, FixedBatches, filled_up, no_samples
-from trainer.predict.observing import targets_of
-from trainer.ranks import Alone
-from trainer.saved import DENSE
+from trainer.predict.fixed_batches import FixedBatch, FixedBatches, filled_up, no_samples
+from trainer.predict.metric_inputs import targets_of
+from trainer.train.assembly import build_model
+from trainer.train.saved_state import DENSE
 
 SLOT = "slot."
 """Prefix of a slot's name for its pooled vector."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class BatchOutputs:
     """Outputs of the model for a batch, (n, ...) each, without the padding."""
 
     prediction_B: Mapping[str, F32]
@@ -62,7 +62,7 @@ class Predictor:
         self._device = torch.device("cpu")
         self._model = build_model(job, schema, folder, self._device)
         self._default_rows = DefaultRows(widths_of(schema, job.tables), self._device)
-        self._dense = DensePart(self._model, job.train, Alone(), self._default_rows.parameters)
+        self._dense = AllReduceDense(self._model, job.train, SingleRank(), self._default_rows.parameters)
         self._model.eval()
         self._pooling = KernelPooling(1)
         tasks = [task.name for task in job.tasks]
@@ -75,7 +75,7 @@ class Predictor:
         except (OSError, SafetensorError) as error:
             raise BadInput(f"{commit / DENSE}: cannot be read: {error}") from error
 
-    def predict(self, batch: FixedBatch, rows: Mapping[str, F32]) -> Told:
+    def predict(self, batch: FixedBatch, rows: Mapping[str, F32]) -> BatchOutputs:
         """The outputs for a batch, given the (U, D) rows of its keys. Raises SpecError."""
         modules = [name for name in self._outputs if name in self._modules]
         inputs = self._inputs(batch, rows)
@@ -86,14 +86,14 @@ class Predictor:
         measured = {name: value.float().numpy() for name, value in given.items()}
         measured["loss"] = self._losses(logits, batch.samples)
         n, size = batch.num_samples, len(batch.samples)
-        return Told(
+        return BatchOutputs(
             {task.name: predicted(task, logits[task.name])[:n] for task in self._tasks},
             {name: value[:n] for name, value in tensors.items()},
             {name: value[:n] if value.shape[:1] == (size,) else value for name, value in measured.items()},
         )
 
     def _losses(self, logits: Mapping[str, Tensor], samples: Samples) -> F32:
-        """(P,) losses, as in trainer.step."""
+        """(P,) losses, as in trainer.train.step."""
         label_P, weight_P = targets_of(samples, self._tasks, self._weight)
         total_P = torch.zeros(len(samples))
         for task in self._tasks:

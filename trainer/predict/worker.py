@@ -1,7 +1,7 @@
 """A prediction worker: reads, predicts and writes its segments one after another, each as a part.
 
-trainer.predict.plan fixes the segments; worker r of W does the numbers r, r + W, ... that have no part yet. Rows are
-only read: nothing is learnt, no row is made, no key is counted.
+trainer.predict.prediction_plan fixes the segments; worker r of W does the numbers r, r + W, ... that have no part yet.
+Rows are only read: nothing is learnt, no row is made, no key is counted.
 """
 
 import logging
@@ -15,33 +15,33 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from dataset.batch import F32, Samples
-from dataset.config import SlotKind
-from dataset.dead_letters import DeadLetters
-from dataset.loader import Loader, Tally
-from dataset.reader import SegmentReader
-from dataset.schema import Schema
-from dataset.source import Segment
+from dataset.loader.batch_loader import Loader, PassTally
+from dataset.loader.dead_letters import DeadLetters
+from dataset.loader.segment_reader import SegmentReader
+from dataset.samples.batch import F32, Samples
+from dataset.spec.config import SlotKind
+from dataset.spec.schema import Schema
+from dataset.stream.source import Segment
 from millrace.config import validate
 from millrace.deadline import Deadline
-from pserver.client import Prepared, Shards
-from pserver.embedded import EmbeddedShards
-from pserver.remote import RemoteShards
-from trainer.commits import read_commit
+from pserver.client.remote import RemoteShards
+from pserver.protocol.shards import Prepared, Shards
+from pserver.server.embedded import EmbeddedShards
+from trainer.checkpoint.commits import read_commit
 from trainer.config import TrainerJob
-from trainer.embedding import tables_of
-from trainer.job import set_up_torch
+from trainer.features.deduplication import tables_of
 from trainer.metrics.observed import ids_of
-from trainer.metrics.tensors import TensorTotal
-from trainer.observe import first_signs
-from trainer.predict.batches import Block, FixedBatch, FixedBatches, no_samples
-from trainer.predict.beside import ProcessPace
-from trainer.predict.columns import Columns, Numbering
+from trainer.metrics.tensor_totals import TensorTotal
+from trainer.predict.background import CpuLimit
 from trainer.predict.config import PredictWorker
-from trainer.predict.observing import observed_table, targets_of
-from trainer.predict.parts import DEAD_LETTERS, Output, writing_part
-from trainer.predict.plan import Plan, open_input
-from trainer.predict.predictor import Predictor, Told
+from trainer.predict.fixed_batches import Block, FixedBatch, FixedBatches, no_samples
+from trainer.predict.metric_inputs import metric_table, targets_of
+from trainer.predict.output_columns import OutputColumns, SampleNumbers
+from trainer.predict.output_files import DEAD_LETTERS, PredictionOutput, writing_part
+from trainer.predict.prediction_plan import PredictionPlan, open_input
+from trainer.predict.predictor import BatchOutputs, Predictor
+from trainer.train.assembly import set_up_torch
+from trainer.train.observer import first_ids
 
 BLOCK_BATCHES = 16
 """Full batches in a block, the unit of cutting and writing. Smaller blocks would need more padding."""
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
+class WorkerParts:
     """The parts of a worker."""
 
     job: TrainerJob
@@ -63,16 +63,16 @@ class Parts:
     shards: Shards
     predictor: Predictor
     loader: Loader[Block]
-    columns: Columns
-    output: Output
+    columns: OutputColumns
+    output: PredictionOutput
     dead_letters: DeadLetters
-    pace: ProcessPace
-    nothing: "Predicted"
+    pace: CpuLimit
+    nothing: "BlockPredictions"
     """Zero samples: they define the columns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class BlockPredictions:
     """The predictions of one block."""
 
     samples: Samples
@@ -83,7 +83,7 @@ class Predicted:
 def run(config: PredictWorker) -> None:
     """Predict all segments of this worker that have no part yet."""
     pa.set_cpu_count(1)
-    plan = Plan.read(Output(config.output).work)
+    plan = PredictionPlan.read(PredictionOutput(config.output).work)
     assert plan is not None, "the launcher wrote it"
     with opened(config) as parts:
         numbers = range(config.rank, len(plan.segments), config.request.trainers)
@@ -97,19 +97,23 @@ def run(config: PredictWorker) -> None:
 
 
 @contextmanager
-def opened(config: PredictWorker) -> Iterator[Parts]:
+def opened(config: PredictWorker) -> Iterator[WorkerParts]:
     """Everything that a worker needs, with the version's rows and weights; closed in reverse order."""
-    job, request, output = validate(TrainerJob, config.job, only_known=True), config.request, Output(config.output)
+    job, request, output = (
+        validate(TrainerJob, config.job, only_known=True),
+        config.request,
+        PredictionOutput(config.output),
+    )
     schema = Schema.of(job.slots)
     # One thread, whatever the spec says: the number of threads changes how sums are rounded.
     set_up_torch(job.train.model_copy(update={"threads": 1, "amp": "off"}), 1, torch.device("cpu"))
-    columns = Columns.of(request, job, schema)
+    columns = OutputColumns.of(request, job, schema)
     predictor = Predictor(job, schema, config.folder, columns.outputs)
     batches = FixedBatches(tables_of(schema, job.tables, None), request.batch_size)
     shapes = predictor.try_out(batches, request.batch_size)
     predictor.load(config.commit)
     none = {task.name: np.zeros(0, np.float32) for task in job.tasks}
-    nothing = Predicted(no_samples(schema), none, {name: values[:0] for name, values in shapes.items()})
+    nothing = BlockPredictions(no_samples(schema), none, {name: values[:0] for name, values in shapes.items()})
     with ExitStack() as held:
         shards = open_shards(config, job, schema)
         held.callback(shards.close)
@@ -118,8 +122,8 @@ def opened(config: PredictWorker) -> Iterator[Parts]:
         cut = BLOCK_BATCHES * request.batch_size
         loader = Loader(open_reader(config, job, schema, letters), lambda _, s: batches.block(s), cut, BLOCKS_AHEAD)
         held.callback(lambda: loader.close(Deadline.after(CLOSE_S)))
-        pace = ProcessPace(config.cores)
-        yield Parts(job, schema, shards, predictor, loader, columns, output, letters, pace, nothing)
+        pace = CpuLimit(config.cores)
+        yield WorkerParts(job, schema, shards, predictor, loader, columns, output, letters, pace, nothing)
 
 
 def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shards:
@@ -163,9 +167,9 @@ def masks_of(job: TrainerJob, schema: Schema) -> dict[str, str]:
     return {**masks, **dict.fromkeys(floats, "")}
 
 
-def predict_segment(parts: Parts, number: int, segment: Segment) -> None:
+def predict_segment(parts: WorkerParts, number: int, segment: Segment) -> None:
     """Make one part. Passes on the errors of reading."""
-    numbering = Numbering(parts.columns.traced)
+    numbering = SampleNumbers(parts.columns.traced)
     totals: dict[str, TensorTotal] = {}
     empty = _tables(parts, segment, parts.nothing, numbering)
     with writing_part(parts.output, number, *(table.schema for table in empty)) as written:
@@ -176,7 +180,7 @@ def predict_segment(parts: Parts, number: int, segment: Segment) -> None:
     log.info("part %d is complete: %s, %d to %d", number, segment.partition, segment.begin, segment.end)
 
 
-def facts_of(tally: Tally, totals: Mapping[str, TensorTotal]) -> dict[str, Any]:
+def facts_of(tally: PassTally, totals: Mapping[str, TensorTotal]) -> dict[str, Any]:
     """Facts for a part's mark."""
     return {
         "num_events": tally.num_events,
@@ -187,16 +191,18 @@ def facts_of(tally: Tally, totals: Mapping[str, TensorTotal]) -> dict[str, Any]:
     }
 
 
-def _predicted(parts: Parts, blocks: Iterator[Block], totals: dict[str, TensorTotal]) -> Iterator[Predicted]:
+def _predicted(
+    parts: WorkerParts, blocks: Iterator[Block], totals: dict[str, TensorTotal]
+) -> Iterator[BlockPredictions]:
     """Predictions of blocks, in order; adds the model's tensors to `totals`."""
     for block in blocks:
-        outputs: list[Told] = []
+        outputs: list[BatchOutputs] = []
         for batch, rows in _with_rows(parts.shards, block.batches):
             outputs.append(parts.predictor.predict(batch, rows))
             for name, values in outputs[-1].measured.items():
                 totals.setdefault(name, TensorTotal()).add(values)
             parts.pace.rest()
-        yield Predicted(
+        yield BlockPredictions(
             block.samples,
             {name: np.concatenate([each.prediction_B[name] for each in outputs]) for name in outputs[0].prediction_B},
             {name: np.concatenate([each.tensors[name] for each in outputs]) for name in outputs[0].tensors},
@@ -214,7 +220,9 @@ def _with_rows(shards: Shards, batches: Sequence[FixedBatch]) -> Iterator[tuple[
         yield batch, rows
 
 
-def _tables(parts: Parts, segment: Segment, predicted: Predicted, numbering: Numbering) -> tuple[pa.Table, pa.Table]:
+def _tables(
+    parts: WorkerParts, segment: Segment, predicted: BlockPredictions, numbering: SampleNumbers
+) -> tuple[pa.Table, pa.Table]:
     """Rows of a block for the part, and inputs of metrics."""
     samples, job = predicted.samples, parts.job
     values = {**predicted.prediction_B, **predicted.tensors}
@@ -223,11 +231,11 @@ def _tables(parts: Parts, segment: Segment, predicted: Predicted, numbering: Num
     by, slices = job.metrics.gauc_by, job.metrics.slices
     group_B = None if by is None else ids_of(column_of(parts.schema, samples, by))
     slice_values = {slot: column_of(parts.schema, samples, slot) for slot in slices}
-    return table, observed_table(job.tasks, predicted.prediction_B, label_B, weight_B, group_B, slice_values)
+    return table, metric_table(job.tasks, predicted.prediction_B, label_B, weight_B, group_B, slice_values)
 
 
 def column_of(schema: Schema, samples: Samples, slot: str) -> NDArray[Any]:
-    """One value per sample of a meta or sparse slot, as in trainer.observe."""
+    """One value per sample of a meta or sparse slot, as in trainer.train.observer."""
     if schema.by_name[slot].kind is SlotKind.META:
         return samples.meta[slot]
-    return first_signs(samples.sparse[slot])
+    return first_ids(samples.sparse[slot])

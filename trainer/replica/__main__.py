@@ -7,7 +7,7 @@ from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.lifecycle import exit_code_of
 from trainer.replica.config import ReplicaConfig
-from trainer.replica.running import run
+from trainer.replica.replica import run
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
         raise SpecError("needs one argument: a ReplicaConfig as JSON")
     try:
         content = documents.parse_object(sys.argv[1], "the argument")
-    except documents.NotReadable as error:
+    except documents.InvalidDocument as error:
         raise SpecError(str(error)) from error
     logs.setup("replica")
     run(validate(ReplicaConfig, content))

@@ -7,7 +7,7 @@ from pydantic import field_validator, model_validator
 from millrace.address import is_loopback, parse_address
 from millrace.config import Count, Duration, PositiveCount, PositiveSize, Section, Size
 from millrace.errors import SpecError
-from millrace.tls import check_tls
+from millrace.http.tls import check_tls
 
 
 class ReplicaConfig(Section):

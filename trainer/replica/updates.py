@@ -1,7 +1,7 @@
 """Updates of a replica: one version after another, each a difference to the one before, or whole.
 
-Their sources are the live feed of a running job (trainer.replica.feeding) and exports (trainer.replica.following).
-trainer.replica.state applies them.
+Their sources are the live feed of a running job (trainer.replica.feed_updates) and exports
+(trainer.replica.export_updates). trainer.replica.replica_state applies them.
 
 Shapes: U unique keys of one table, D floats that inference reads of a row.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
-from trainer.freshness import EventTimes
+from trainer.status.freshness import EventTimes
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -22,7 +22,7 @@ U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ReplicaRows:
     """Rows of one table as inference reads them. Arrays may be read-only views."""
 
     keys_U: U64
@@ -36,7 +36,7 @@ class Rows:
 class TableUpdate:
     """The changes of one table. A key is never both in a chunk and in `gone`."""
 
-    rows: Sequence[Rows]
+    rows: Sequence[ReplicaRows]
     """Chunks, none of them empty, in order. In a whole update a key may repeat; its last row counts."""
     gone: U64
     """Deleted keys; empty in a whole update. The replica may never have had some of them."""
@@ -51,7 +51,7 @@ class TableUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ReplicaUpdate:
     """One version of a job, complete: rows, tensors and model belong together."""
 
     job: str
@@ -66,9 +66,9 @@ class Update:
     event_time_s: float | None
     """Time of the newest event learnt, if events have times."""
     model: Mapping[str, Any] | None
-    """model.json (trainer.exports.describe), if `whole` or changed; else None."""
+    """model.json (trainer.exports.model_document), if `whole` or changed; else None."""
     onnx: bytes | None
-    """The dense part with named inputs (trainer.exports.onnx), to be run with the weights `dense`, if `whole` or
+    """The dense part with named inputs (trainer.exports.onnx_model), to be run with the weights `dense`, if `whole` or
     changed; None also where the model could not be traced."""
     golden: bytes | None = None
     """golden.parquet (trainer.exports.golden): predictions that this version must give, if its source has them."""
@@ -76,10 +76,10 @@ class Update:
     """Event times since the update before; None where the source does not know them, or if `whole`."""
 
 
-class Updates(Protocol):
+class ReplicaUpdates(Protocol):
     """Versions of one job, in order. One thread calls `next`; any may call `close`."""
 
-    def next(self, deadline: Deadline) -> Update | None:
+    def next(self, deadline: Deadline) -> ReplicaUpdate | None:
         """The next version; several waiting versions come as one. None where there is none by the deadline, or by a
         bound of the source while it looks for its peer.
 

@@ -1,0 +1,1 @@
+"""Formats of events and answers: MultiSlot text, Arrow columns, and what generators write."""

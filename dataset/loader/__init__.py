@@ -1,0 +1,1 @@
+"""Reads segments ahead of training and cuts their samples into batches."""

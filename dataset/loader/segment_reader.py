@@ -1,0 +1,170 @@
+"""Combines a source and a pipe command: takes the segments of a pass, yields blocks of samples.
+
+`dataset.stream.source` gives events, `dataset.pipe` makes samples of them. This module handles rejected events as the
+spec says, and counts everything. The trainer decides which segments make a pass.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.dead_letters import DeadLetters
+from dataset.pipe.arrow_runner import ArrowRunner
+from dataset.pipe.command import Command, prepare_command
+from dataset.pipe.event_time import check_event_time
+from dataset.pipe.multislot_runner import MultiSlotRunner
+from dataset.pipe.pool import PipePool
+from dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
+from dataset.samples.batch import Samples
+from dataset.samples.rejection import Rejection
+from dataset.samples.slot_counters import SlotCounters
+from dataset.spec.config import EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
+from dataset.spec.schema import Schema
+from dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
+from dataset.stream.source import Events, Segment, Source
+from millrace.deadline import Deadline
+
+READ_S = 30.0
+"""Longest silence of a source before it counts as unavailable."""
+AWAY_WAIT_S = 1.0
+"""Pause before an unavailable source is tried again."""
+
+log = logging.getLogger(__name__)
+
+
+def make_runner(
+    command: Command, pipe: PipeSection, schema: Schema, event_time: EventTime, masks: Mapping[str, str]
+) -> PipeRunner:
+    """A runner of the protocol that the spec names."""
+    match pipe.protocol:
+        case Protocol.MULTISLOT:
+            return MultiSlotRunner(command, pipe.deadline, schema, event_time, masks)
+        case Protocol.ARROW:
+            extra = pipe.extra == "drop"
+            return ArrowRunner(command, pipe.deadline, schema, event_time, masks, pipe.batch_events, extra)
+        case _:
+            assert_never(pipe.protocol)
+
+
+class SegmentReader:
+    """Reads segments through the pipe; a `dataset.loader.batch_loader.PassReader`. It owns the source and closes it.
+
+    `masks` maps a label that may be absent to the meta slot that is 0 then, or to "" if it may always be absent.
+    Raises SpecError if the pipe command cannot be started or there is no event time.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        pipe: PipeSection,
+        schema: Schema,
+        source_config: SourceSection,
+        dead_letters: DeadLetters | None,
+        folder: Path,
+        *,
+        spec: Path | None = None,
+        masks: Mapping[str, str] | None = None,
+        max_outage_s: float = 600.0,
+    ) -> None:
+        check_event_time(source_config.event_time, pipe.protocol, schema, "event_time")
+        self._source, self._pipe, self._schema, self._config = source, pipe, schema, source_config
+        self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
+        self._stopping = threading.Event()
+        command = prepare_command(pipe, schema, folder, spec)
+        event_time, known_masks = source_config.event_time, dict(masks or {})
+        self._pool = PipePool(
+            command,
+            lambda: make_runner(command, pipe, schema, event_time, known_masks),
+            pipe.processes,
+            pipe.tries,
+        )
+
+    def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
+        """Samples of the segments in order. Raises PipeFailed, BadEvent, and what the source raises."""
+        tally.slots = SlotCounters(self._schema)
+        if self._dead_letters is not None:
+            self._dead_letters.begin(pass_number)
+        num_lines = 0
+        for work, outcome in self._pool.run(self._works(pass_number, segments, tally)):
+            self._count(pass_number, work, outcome, tally)
+            for samples in outcome.blocks:
+                if self._pipe.protocol is Protocol.MULTISLOT:  # from line numbers in the segment to numbers in the pass
+                    samples = replace(samples, event_B=samples.event_B + num_lines)
+                yield samples
+            num_lines += outcome.num_judged
+
+    def close(self) -> None:
+        """End the processes, the source, and a `read` in progress. May be called twice."""
+        self._stopping.set()
+        self._pool.close()
+        self._source.close()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+
+    def _works(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[PipeInput]:
+        lines = self._pipe.protocol is Protocol.MULTISLOT
+        for segment in segments:
+            for part in split_segment(segment, self._pipe.processes):
+                begin_s = time.monotonic()
+                work = reject_early(part, self._events(pass_number, part), self._config.max_event_bytes, lines=lines)
+                tally.source_s += time.monotonic() - begin_s
+                yield work
+
+    def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
+        """The events of a segment. Waits while the source is unavailable, and logs it."""
+        away_since_s: float | None = None
+        while segment.begin < segment.end:
+            try:
+                for events in self._source.read(segment, Deadline.after(READ_S)):
+                    if away_since_s is not None:
+                        log.info("%s is back after %.0f s", segment.partition, time.monotonic() - away_since_s)
+                        away_since_s = None
+                    if len(events):
+                        segment = replace(segment, begin=int(events.position_E[-1]) + 1)
+                    yield events
+                return
+            except SourceGap as error:
+                raise SourceGap(
+                    f"pass {pass_number} is planned with positions {segment.begin} to {segment.end} of "
+                    f"{segment.partition}, and they cannot be read: {error}. If they are lost, skip them with "
+                    f"`millrace skip`"
+                ) from error
+            except SourceUnavailable as error:
+                now_s = time.monotonic()
+                away_since_s = now_s if away_since_s is None else away_since_s
+                if now_s - away_since_s >= self._max_outage_s or self._stopping.wait(AWAY_WAIT_S):
+                    raise
+                log.warning("waiting for %s: %s", segment.partition, error)
+
+    def _count(self, pass_number: int, work: PipeInput, outcome: PipeOutput, tally: PassTally) -> None:
+        tally.num_events += work.num_events
+        tally.num_samples += outcome.num_samples
+        tally.num_judged += outcome.num_judged
+        tally.pipe_s += outcome.pipe_s
+        tally.parse_s += outcome.parse_s
+        assert tally.slots is not None
+        tally.slots.merge(outcome.counters)
+        for rejection in outcome.rejections:
+            tally.reject(rejection.reason, str(rejection))
+        self._handle_rejections(pass_number, outcome.rejections, tally)
+
+    def _handle_rejections(self, pass_number: int, rejections: Iterable[Rejection], tally: PassTally) -> None:
+        match self._pipe.on_bad_event:
+            case OnBadEvent.SKIP:
+                pass
+            case OnBadEvent.DEAD_LETTER:
+                if self._dead_letters is not None:
+                    tally.num_dead_letters += self._dead_letters.add(pass_number, rejections)
+            case OnBadEvent.FAIL:
+                for rejection in rejections:
+                    raise BadEvent(
+                        f'{rejection}; pipe.on_bad_event = "fail" stops here: repair the stream or the pipe command, '
+                        'or set it to "dead_letter"'
+                    )
+            case _:
+                assert_never(self._pipe.on_bad_event)

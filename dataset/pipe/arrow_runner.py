@@ -1,0 +1,207 @@
+"""Runs the Arrow protocol: a persistent process; one IPC stream per segment each way, one answer batch per request."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from dataset.formats.arrow_columns import REQUEST, AnswerReader, BadAnswer, BadRow, check_answer_schema, request_batch
+from dataset.pipe.command import Command
+from dataset.pipe.event_time import event_times, slot_times
+from dataset.pipe.process import PipeProcess
+from dataset.pipe.segment_work import PipeInput, PipeOutput, concat_values, take_events
+from dataset.samples.batch import Samples
+from dataset.samples.rejection import Reason, Rejection
+from dataset.samples.slot_counters import SlotCounters, SlotSum
+from dataset.samples.trim import trim
+from dataset.spec.config import EventTime
+from dataset.spec.schema import Schema
+from dataset.stream.source import Events
+from millrace.stderr import RepeatedLines
+
+CONTINUATION = b"\xff\xff\xff\xff"
+"""First bytes of every message in an IPC stream."""
+LAST_WORDS_S = 0.5
+"""Time for a command that ends its answers too early to print the reason on stderr."""
+OUTPUT_BYTES, OUTPUT_FACTOR = 256 << 20, 1024
+"""Largest answers of a segment: bytes, plus a factor times the bytes of its events; beyond it, the try fails."""
+
+
+class AnswerStream:
+    """A child's output as a file from which pyarrow reads an IPC stream."""
+
+    closed = False
+
+    def __init__(self, child: PipeProcess) -> None:
+        self.child, self._held, self._at = child, b"", 0
+        self._begun = False
+
+    def read(self, num_bytes: int) -> bytes:
+        """Exactly `num_bytes`. Raises ChildFailed if the output ends before."""
+        parts, num = [], 0
+        while num < num_bytes:
+            if self._at == len(self._held):
+                self._held, self._at = self.child.read(), 0
+                if not self._held:
+                    self.child.finish()
+                    raise self.child.failure("ended in the middle of a segment")
+            part = self._held[self._at : self._at + num_bytes - num]
+            self._at += len(part)
+            parts.append(part)
+            num += len(part)
+            self._look(part)
+        return b"".join(parts)
+
+    def _look(self, part: bytes) -> None:
+        if not self._begun and not part.startswith(CONTINUATION[: len(part)]):
+            shown = (part + self._held[self._at : self._at + 80])[:80]
+            raise self.child.failure(f"printed something that is not an Arrow stream: {shown!r}")
+        self._begun = True
+
+    def rest(self) -> bytes:
+        """Bytes read and not used yet."""
+        return self._held[self._at :]
+
+    def close(self) -> None:
+        """Do nothing: the child belongs to the runner."""
+
+
+class ArrowRunner:
+    """A `pipe.work.Runner` of the Arrow protocol."""
+
+    def __init__(
+        self,
+        command: Command,
+        idle_s: float,
+        schema: Schema,
+        event_time: EventTime,
+        masks: Mapping[str, str],
+        batch_events: int,
+        drop_extra: bool = False,
+    ) -> None:
+        self._command, self._idle_s, self._schema, self._event_time = command, idle_s, schema, event_time
+        self._batch_events, self._drop_extra = batch_events, drop_extra
+        self._reader = AnswerReader(schema, masks)
+        self._child: PipeProcess | None = None
+        self._closed = False
+        self._repeats = RepeatedLines()
+
+    def run(self, work: PipeInput) -> PipeOutput:
+        """Run one segment."""
+        outcome = PipeOutput(SlotCounters(self._schema), rejections=list(work.rejections))
+        outcome.num_judged = work.num_events
+        requests = rebatch(work.blocks, self._batch_events)
+        if not requests:
+            return outcome
+        if self._child is None:
+            self._child = PipeProcess(self._command, self._idle_s, self._repeats)
+            if self._closed:  # closed meanwhile
+                self._child.kill()
+        child = self._child
+        before_s = child.waited_s
+        limit = OUTPUT_BYTES + OUTPUT_FACTOR * work.num_bytes
+        child.send([memoryview(request_stream(work, requests))], max_output_bytes=limit, close=False)
+        try:
+            self._converse(AnswerStream(child), work, requests, outcome)
+        except BadAnswer as error:
+            raise child.failure(str(error)) from error
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # of bytes that are not a message or a name
+            raise child.failure(f"printed a broken Arrow stream: {error}") from error
+        outcome.pipe_s = child.waited_s - before_s
+        outcome.rejections.sort(key=lambda rejection: rejection.offset)
+        return outcome
+
+    def _converse(self, answers: AnswerStream, work: PipeInput, requests: list[Events], outcome: PipeOutput) -> None:
+        with pa.ipc.open_stream(pa.PythonFile(answers, mode="r")) as stream:
+            check_answer_schema(self._schema, stream.schema, drop_extra=self._drop_extra)
+            for number, events in enumerate(requests):
+                try:
+                    answer = stream.read_next_batch()
+                except StopIteration:
+                    answers.child.ends_within(LAST_WORDS_S)
+                    raise BadAnswer(f"answered {number} batches instead of {len(requests)}") from None
+                answer.validate(full=True)
+                self._take(answer, work, events, outcome)
+            try:
+                stream.read_next_batch()
+            except StopIteration:
+                pass
+            else:
+                raise BadAnswer(f"answered more than {len(requests)} batches")
+        if rest := answers.rest():
+            raise BadAnswer(f"printed {rest[:80]!r} after the end of its Arrow stream")
+
+    def _take(self, answer: pa.RecordBatch, work: PipeInput, events: Events, outcome: PipeOutput) -> None:
+        times = event_times(self._event_time, events)
+        samples, bad_rows = self._reader.read(answer, events.position_E, times)
+        samples = trim(samples, self._schema, outcome.counters)
+        samples = Samples(
+            samples.sparse, samples.dense, samples.meta, samples.event_B, slot_times(self._event_time, samples)
+        )
+        for bad in bad_rows:
+            outcome.rejections.append(self._rejection(work, events, bad))
+            if bad.slot is not None and bad.reason is Reason.NON_FINITE:
+                outcome.counters.add(bad.slot, SlotSum.NON_FINITE, 1)
+        outcome.counters.observe(samples)
+        outcome.blocks.append(samples)
+
+    def _rejection(self, work: PipeInput, events: Events, bad: BadRow) -> Rejection:
+        position = int(events.position_E[bad.event])
+        return Rejection(work.segment.partition, position, bad.reason, bad.detail, events.value(bad.event))
+
+    def reset(self) -> None:
+        """Close the process after a failure; the next segment starts a new one."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def close(self) -> None:
+        """Kill the process."""
+        self._closed = True
+        if self._child is not None:
+            self._child.kill()
+
+
+def rebatch(blocks: Iterable[Events], num: int) -> list[Events]:
+    """Events in batches of `num`, independent of their blocks; the last batch may be smaller."""
+    out: list[Events] = []
+    held: list[Events] = []
+    num_held = 0
+    for block in blocks:
+        at = 0
+        while at < len(block):
+            part = take_events(block, np.arange(at, min(len(block), at + num - num_held)))
+            at += len(part)
+            held.append(part)
+            num_held += len(part)
+            if num_held == num:
+                out.append(merge_events(held))
+                held, num_held = [], 0
+    if held:
+        out.append(merge_events(held))
+    return out
+
+
+def merge_events(parts: list[Events]) -> Events:
+    """Merge the events of several blocks into one block."""
+    data = np.concatenate([concat_values(part, -1) for part in parts])
+    end_E = np.cumsum(np.concatenate([part.end_E - part.begin_E for part in parts]))
+    begin_E = np.concatenate([np.zeros(1, np.int64), end_E[:-1]])
+    keys = headers = None
+    if any(part.keys is not None for part in parts):
+        keys = [key for part in parts for key in (part.keys if part.keys is not None else [None] * len(part))]
+    if any(part.headers is not None for part in parts):
+        headers = [each for part in parts for each in (part.headers if part.headers is not None else [()] * len(part))]
+    position_E = np.concatenate([part.position_E for part in parts])
+    timestamp_ms_E = np.concatenate([part.timestamp_ms_E for part in parts])
+    return Events(data.data, begin_E, end_E, position_E, timestamp_ms_E, keys, headers)
+
+
+def request_stream(work: PipeInput, requests: list[Events]) -> pa.Buffer:
+    """The IPC stream of a segment's requests."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, REQUEST) as writer:
+        for events in requests:
+            values = np.frombuffer(events.data, np.uint8) if len(events.data) else np.empty(0, np.uint8)
+            writer.write_batch(request_batch(work.segment, events, values))
+    return sink.getvalue()

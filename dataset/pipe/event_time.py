@@ -1,0 +1,90 @@
+"""The time of an event in unix seconds: from a field of its JSON, a slot, or the record. NaN if there is none.
+
+Shapes: E events, B samples.
+"""
+
+import io
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from dataset.samples.batch import F64, Samples
+from dataset.spec.config import EventTime, MetaSlot, Protocol
+from dataset.spec.schema import Schema
+from dataset.stream.source import Events
+from millrace import documents
+from millrace.errors import SpecError
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+WHOLE = ("int64", "uint64")
+
+
+def check_event_time(config: EventTime, protocol: Protocol, schema: Schema, path: str) -> None:
+    """Raise SpecError if the event time cannot come from where `config`, at `path` of the spec, says."""
+    if config.slot is not None:
+        slot = schema.by_name.get(config.slot)
+        if slot is None or not isinstance(slot.entry, MetaSlot) or slot.entry.type not in WHOLE:
+            problem = (
+                f"{config.slot!r} is not a meta slot of whole numbers, and floats hold a unix time to 128 s only; "
+            )
+            raise SpecError(problem + 'use a slot with kind = "meta", type = "int64"', f"{path}.slot")
+    elif protocol is Protocol.MULTISLOT and config.kind != "none":
+        raise SpecError(
+            'samples of protocol = "multislot" cannot be traced to their events; '
+            'name a meta slot with the time, or use protocol = "arrow"',
+            path,
+        )
+
+
+def slot_times(config: EventTime, samples: Samples) -> F64:
+    """(B,) times from a slot; NaN if `config` names another source of time."""
+    if config.slot is None:
+        return samples.time_s_B
+    return samples.meta[config.slot].astype(np.float64) * SECONDS[config.unit]
+
+
+def event_times(config: EventTime, events: Events) -> F64:
+    """(E,) times from a field or the record; NaN if `config` names a slot or none."""
+    if config.kind == "record":
+        return np.where(events.timestamp_ms_E >= 0, events.timestamp_ms_E * 1e-3, np.nan)
+    if config.field is None:
+        return np.full(len(events), np.nan)
+    values = [events.value(index) or b"" for index in range(len(events))]
+    return _fields(values, config.field) * SECONDS[config.unit]
+
+
+def _fields(values: list[bytes], name: str) -> F64:
+    """The field of each JSON value: parsed all at once, or one by one if one of them is not as expected."""
+    text = b"\n".join(values) + b"\n"
+    if any(b"\n" in value for value in values):
+        return np.array([_field(value, name) for value in values])
+    try:
+        table = pa.json.read_json(
+            io.BytesIO(text),
+            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=pa.json.ParseOptions(
+                explicit_schema=pa.schema([(name, pa.float64())]), unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowInvalid:
+        table = None
+    if table is None or len(table) != len(values):
+        return np.array([_field(value, name) for value in values])
+    numbers = table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def _field(value: bytes, name: str) -> float:
+    try:
+        found = documents.parse(value, "an event")
+    except documents.InvalidDocument:
+        return math.nan
+    number = found.get(name) if isinstance(found, dict) else None
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return math.nan
+    try:
+        return float(number) if math.isfinite(number) else math.nan
+    except OverflowError:
+        return math.nan

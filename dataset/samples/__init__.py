@@ -1,0 +1,1 @@
+"""Samples, batches, and the rejection of bad ones."""

@@ -1,0 +1,1 @@
+"""The kinds of sources: files, Kafka, a simulated stream."""

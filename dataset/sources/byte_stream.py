@@ -1,0 +1,141 @@
+"""Reads the bytes of a file forward, plain or gzip.
+
+Offsets count the bytes that the reader gets (unpacked bytes of gzip), so both kinds look alike.
+dataset.sources.line_file finds the lines.
+"""
+
+import os
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+from dataset.stream.errors import SourceGap
+from millrace.errors import BadInput
+
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_READ_BYTES = 256 << 10
+
+
+class ByteStream(Protocol):
+    """A file opened for forward reading."""
+
+    offset: int
+    """Offset of the next byte that `read` returns."""
+
+    def read(self, num_bytes: int) -> bytes:
+        """At most `num_bytes`; fewer, or b"", only at the present end of the file."""
+        ...
+
+    def seek(self, offset: int) -> None:
+        """Go to `offset`, at most the file's length. In gzip, going back unpacks from the start."""
+        ...
+
+    def finished(self) -> bool:
+        """Whether a file read to its end is complete; False for gzip that ends inside a member."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+def open_bytes(path: Path) -> ByteStream:
+    """Open `path`; gzip by its name (.gz) or its first bytes. Raises SourceGap if it is gone, or BadInput."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise SourceGap(f"{path}: the file is gone; put it back to continue") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+    packed = path.suffix == ".gz" or os.pread(file, 2, 0) == GZIP_MAGIC
+    return GzipBytes(path, file) if packed else PlainBytes(file)
+
+
+class PlainBytes:
+    """A plain file."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self.offset = 0
+
+    def read(self, num_bytes: int) -> bytes:
+        """See ByteStream."""
+        data = os.pread(self.file, num_bytes, self.offset)
+        self.offset += len(data)
+        return data
+
+    def seek(self, offset: int) -> None:
+        """See ByteStream."""
+        self.offset = offset
+
+    def finished(self) -> bool:
+        """See ByteStream."""
+        return True
+
+    def close(self) -> None:
+        """See ByteStream."""
+        os.close(self.file)
+
+
+class GzipBytes:
+    """A gzip file of one or more members; a growing file can be read up to its present end."""
+
+    def __init__(self, path: Path, file: int) -> None:
+        self.path, self.file = path, file
+        self._start()
+
+    def _start(self) -> None:
+        self.offset = 0
+        self._raw_offset = 0
+        self._unpacker = zlib.decompressobj(wbits=31)
+        self._fresh = True  # between members: no byte of the next one was read
+        self._input = b""
+
+    def read(self, num_bytes: int) -> bytes:
+        """See ByteStream. Raises BadInput if the file is not gzip."""
+        parts: list[bytes] = []
+        wanted = num_bytes
+        while wanted:
+            data = self._read_some(wanted)
+            if data is None:
+                break
+            parts.append(data)
+            wanted -= len(data)
+        self.offset += num_bytes - wanted
+        return b"".join(parts)
+
+    def _read_some(self, max_bytes: int) -> bytes | None:
+        """Some bytes, perhaps none; None at the present end of the file."""
+        at_end = False
+        if not self._input:
+            self._input = os.pread(self.file, GZIP_READ_BYTES, self._raw_offset)
+            self._raw_offset += len(self._input)
+            at_end = not self._input
+        if self._fresh:
+            self._input = self._input.lstrip(b"\0")  # gzip allows zero padding between members
+        try:
+            data = self._unpacker.decompress(self._input, max_bytes)
+        except zlib.error as error:
+            raise BadInput(f"{self.path}: invalid gzip at byte {self._raw_offset} or before: {error}") from error
+        self._fresh = self._fresh and not self._input
+        self._input = self._unpacker.unconsumed_tail
+        if self._unpacker.eof:
+            self._input = self._unpacker.unused_data
+            self._unpacker = zlib.decompressobj(wbits=31)
+            self._fresh = True
+        return data if data or not at_end else None
+
+    def seek(self, offset: int) -> None:
+        """See ByteStream."""
+        if offset < self.offset:
+            self._start()
+        while self.offset < offset and self.read(min(1 << 20, offset - self.offset)):
+            pass
+
+    def finished(self) -> bool:
+        """See ByteStream."""
+        return self._fresh
+
+    def close(self) -> None:
+        """See ByteStream."""
+        os.close(self.file)

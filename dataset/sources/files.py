@@ -1,0 +1,177 @@
+"""Lines of files as a stream: one partition per file, position = line number.
+
+A partition is named by its path relative to the spec's folder; its identity is "device:inode". Partitions are numbered
+in the order they are found: pattern by pattern, sorted within one; a file found later comes last. So numbers may differ
+after a restart; names do not. dataset.sources.file_order decides in which order files are read and which are parallel,
+dataset.sources.line_file finds lines and notices most replaced or truncated files, dataset.spec.path_pattern decides
+which folders are ready.
+
+Without `follow` the source is bounded: the files of the first look, each up to its end then, until `look_again`. With
+`follow`, every `poll` seconds brings new lines and new files; a last line counts once it has its line feed, and a
+deleted file is final. The caller names the files known before a restart, so that late files in a folder opened then are
+not read, and a bounded source stays the same.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dataset.sources.file_order import FileOrder
+from dataset.sources.line_file import LineFile
+from dataset.spec.config import FilesSource
+from dataset.spec.path_pattern import Pattern, listed_markers, open_folders
+from dataset.stream.errors import SourceGap
+from dataset.stream.source import Events, Partition, Segment
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN_FILES = 64
+"""Most files kept open; the least recently used one is closed, and opened again when needed."""
+
+
+class FileStream:
+    """A source of the lines of files; see the module docstring."""
+
+    def __init__(self, config: FilesSource, folder: Path, known: Collection[str] | None = ()) -> None:
+        """Find files under `folder`. `known`: files found before a restart; None: find none, only read segments.
+
+        Raises SpecError if a bounded source has no file.
+        """
+        self.bounded = not config.follow
+        self.num_late_files = 0
+        """Number of files that appeared in a folder after it was opened; they are not read."""
+        self._config, self._folder = config, folder
+        self._patterns = [Pattern(text) for text in config.paths]
+        self._order = FileOrder(self._patterns, config.partition_by and config.partition_by.strip("{}"))
+        self._pattern_of: dict[str, int] = {}
+        self._files: dict[str, LineFile] = {}
+        self._deleted: set[str] = set()
+        self._known = set(known or ())
+        self._opened = {p.folder(name) for p in self._patterns for name in self._known if p.key(name) is not None}
+        self._waiting: set[str] = set()
+        self._open: OrderedDict[str, LineFile] = OrderedDict()
+        self._partitions: list[Partition] = []
+        self._looked_at_s = -float("inf")
+        for name in known or ():
+            self._add(name)
+        if known is not None and not (self.bounded and known):
+            self._find()
+
+    def resume(self, positions: Mapping[str, int]) -> None:
+        """See Source: nothing to do, the files exist."""
+
+    def partitions(self, deadline: Deadline) -> Sequence[Partition]:
+        """See Source. The first call counts the lines of every file, which may take longer than the deadline."""
+        due = time.monotonic() - self._looked_at_s >= self._config.poll
+        if due if self._config.follow else not self._partitions:
+            if self._config.follow:
+                self._find()
+            self._partitions = [self._partition(number, name) for number, name in enumerate(self._files)]
+            self._looked_at_s = time.monotonic()
+        return self._partitions
+
+    def look_again(self, deadline: Deadline) -> None:
+        """See Source. A file that was replaced or became shorter is treated as a new file."""
+        for name in [name for name in self._files if not self._is_unchanged(name)]:
+            self._files.pop(name).close()
+            self._open.pop(name, None)
+            self._add(name)
+        self._find(again=True)
+        self._partitions = []
+
+    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> None:
+        """See Source: lines have no time stamps of their own."""
+
+    def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
+        """See Source."""
+        name = segment.partition
+        if not self._add(name):
+            raise SourceGap(f"{name}: no such file in {self._folder}; it was deleted, or never was part of the source")
+        self._touch(name)
+        yield from self._files[name].read(segment.begin, segment.end, segment.identity)
+
+    def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
+        """See Source: nothing to do, there are no lag tools for files."""
+
+    def close(self) -> None:
+        """See Source."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def _find(self, *, again: bool = False) -> None:
+        for number, pattern in enumerate(self._patterns):
+            paths: Sequence[str] = pattern.matches(self._folder)
+            if self._config.ready is not None:
+                paths = self._ready(pattern, paths)
+            if self.bounded and not paths:
+                if not again:
+                    raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
+                log.warning("now %s", self._nothing(pattern))
+            for path in paths:
+                self._pattern_of.setdefault(path, number)
+                self._add(path)
+
+    def _is_unchanged(self, name: str) -> bool:
+        self._touch(name)
+        try:
+            self._files[name].count()
+        except SourceGap:
+            return False
+        return True
+
+    def _add(self, name: str) -> bool:
+        """Make a file a partition, if it exists and is new; return whether it is one."""
+        if name not in self._files and (self._folder / name).is_file():
+            growing, max_bytes = self._config.follow, self._config.max_event_bytes
+            self._files[name] = LineFile(self._folder / name, growing=growing, max_line_bytes=max_bytes)
+        return name in self._files
+
+    def _nothing(self, pattern: Pattern) -> str:
+        if self._config.ready is None:
+            return f"no file matches {pattern.text!r} in {self._folder}"
+        return f"no folder of {pattern.text!r} in {self._folder} has its marker {self._config.ready!r}"
+
+    def _ready(self, pattern: Pattern, paths: Sequence[str]) -> Sequence[str]:
+        """The `paths` that may be opened now. Counts and logs late files."""
+        ready = self._config.ready or ""
+        paths = [path for path in paths if Path(path).name != ready]
+        folders = {pattern.folder(path) for path in paths} - self._opened
+        marked = set(listed_markers(self._folder, folders, ready))
+        opening = open_folders(pattern, paths, marked, self._opened, self._known, in_turn=self._config.follow)
+        self._opened.update(pattern.folder(path) for path in opening.files)
+        self._known.update(opening.files, opening.late)
+        self.num_late_files += len(opening.late)
+        for path in opening.late:
+            log.warning("late file %s: its folder was opened before, so it is not read", path)
+        for folder in opening.waiting:
+            if folder not in self._waiting:
+                effect = "it and later folders wait" if self._config.follow else "it is not read"
+                log.warning("folder %s has no %s: %s", folder, ready, effect)
+        self._waiting.update(opening.waiting)
+        return opening.files
+
+    def _partition(self, number: int, name: str) -> Partition:
+        file = self._files[name]
+        is_deleted = self._config.follow and not file.path.exists()
+        if is_deleted and name not in self._deleted:
+            self._deleted.add(name)
+            log.warning("%s was deleted; %d lines of it were found", name, file.num_lines())
+        elif not is_deleted:
+            self._deleted.discard(name)
+            self._touch(name)
+            file.count()
+        pattern = self._pattern_of.get(name)  # the log has the order of files known before a restart
+        order = () if pattern is None else (self._order.stream(pattern, name), self._order.period(pattern, name))
+        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or is_deleted, file.identity, *order)
+
+    def _touch(self, name: str) -> None:
+        self._open[name] = self._files[name]
+        self._open.move_to_end(name)
+        if len(self._open) > MAX_OPEN_FILES:
+            _, oldest = self._open.popitem(last=False)
+            oldest.close()

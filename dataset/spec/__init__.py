@@ -1,0 +1,1 @@
+"""The sections of a job file about the stream: sources, pipe, slots, and path patterns."""

@@ -1,0 +1,338 @@
+"""The sections of a job file about the stream: sources, pipe, slots, sample, dead letters."""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from dataset.spec.path_pattern import PathPattern, Pattern
+from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section
+from millrace.secrets import Options
+
+MAX_LEN = 1 << 20
+"""Upper limit of `max_len`, in signs per sample."""
+MAX_DENSE = 1 << 24
+"""Upper limit of a dense slot's size, in floats: 64 MiB per sample."""
+MAX_SIMULATED_EVENTS = 100_000_000_000
+"""Upper limit of a simulated stream's events; their times in milliseconds fit 63 bits."""
+MAX_ALIVE = 1 << 32
+"""Upper limit of users or items alive at a time in a simulated stream."""
+LAST_UNIX_TIME_S = 253_402_300_799
+"""The last second of the year 9999."""
+
+
+class EventTime(Section):
+    """Where the time of an event comes from."""
+
+    field: str | None = None
+    """Name of a field of JSON events."""
+    slot: str | None = None
+    """Name of a meta slot."""
+    kind: Literal["record", "none"] | None = None
+    """"record": the source's own time stamp; "none": events have no time."""
+    unit: Literal["s", "ms", "us"] = "s"
+    """Unit of the field or slot."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> "EventTime":
+        if sum(value is not None for value in (self.field, self.slot, self.kind)) != 1:
+            raise ValueError('needs exactly one of field = "...", slot = "..." or kind = "record" | "none"')
+        return self
+
+
+class SourceSection(Section):
+    """Settings common to all kinds of source."""
+
+    event_time: EventTime = EventTime(kind="none")
+    """Event time; without one, the day does not advance."""
+    max_event_bytes: PositiveSize = 1 << 20
+    """A longer event is rejected."""
+    on_gap: Literal["fail", "earliest", "latest"] = "fail"
+    """If a position is no longer retained: stop, or continue at the first or last one; losses are counted."""
+
+
+class FilesSource(SourceSection):
+    """Lines of files, plain or gzip. All files are one stream, read one after another, ordered by the pattern's fields,
+    then by name."""
+
+    kind: Literal["files"]
+    """Files."""
+    paths: Annotated[tuple[PathPattern, ...], Field(min_length=1, max_length=10_000)]
+    """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to the spec's folder."""
+    partition_by: str | None = Field(default=None, max_length=256)
+    """Field of the paths that separates parallel partitions, for example "{shard}": the files with one value are one
+    stream in order, and the streams advance together. Unset: all files are one stream."""
+    follow: bool = False
+    """Wait for more lines and new files."""
+    ready: str | None = None
+    """Marker file, for example "_SUCCESS": a folder's files are read, in order, once the marker exists."""
+    poll: Duration = 1.0
+    """Pause between two looks at followed files."""
+
+    @model_validator(mode="after")
+    def _has_field(self) -> "FilesSource":
+        if self.partition_by is None:
+            return self
+        if [f"{{{field}}}" for field in Pattern(self.partition_by).fields] != [self.partition_by]:
+            raise ValueError(
+                f'partition_by = "{self.partition_by}" is not a field; write it as in paths, like "{{shard}}"'
+            )
+        for number, path in enumerate(self.paths):
+            if self.partition_by.strip("{}") not in Pattern(path).fields:
+                raise ValueError(f'partition_by = "{self.partition_by}" is not in paths.{number}, "{path}"')
+        return self
+
+
+class KafkaSource(SourceSection):
+    """Records of Kafka topics; each Kafka partition is a partition of the source."""
+
+    kind: Literal["kafka"]
+    """Kafka."""
+    topics: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Topics; all partitions of each are read."""
+    options: Options = {}
+    """Options of kafka-python's consumer by its own names: bootstrap_servers, security_protocol, sasl_*, ssl_*, ...
+
+    Secrets may be references: sasl_plain_password = { env = "NAME" } or { file = "path" }."""
+    group: str | None = None
+    """Group id under which lag tools see the positions; default: the job's name."""
+    start: str = "earliest"
+    """"earliest", "latest", "group" (the group's committed offsets) or an ISO time with offset."""
+    end: str = "never"
+    """"never", "latest" (the offsets at start, or for a finished job at its next start) or an ISO time with
+    offset. All except "never" make the source bounded."""
+    connect_deadline: PositiveDuration = 30.0
+    """Longest time for the broker to answer at start."""
+
+    @field_validator("start", "end")
+    @classmethod
+    def _known(cls, value: str, info: Any) -> str:
+        words = ("earliest", "latest", "group") if info.field_name == "start" else ("never", "latest")
+        if value not in words:
+            try:
+                when = datetime.fromisoformat(value)
+            except ValueError:
+                raise ValueError(
+                    f"must be one of {', '.join(words)}, or a time like 2024-05-01T00:00:00+00:00"
+                ) from None
+            if when.tzinfo is None:
+                raise ValueError("a time needs its offset, for example 2024-05-01T00:00:00+00:00")
+        return value
+
+
+class SimulatedSource(SourceSection):
+    """A synthetic click stream: users whose tastes drift, items that appear and disappear; seeded."""
+
+    kind: Literal["simulated"]
+    """Simulated."""
+    events: int | None = Field(default=None, ge=1, le=MAX_SIMULATED_EVENTS)
+    """Number of events; unset: the stream never ends."""
+    rate: float = Field(default=0.0, ge=0, le=1e9)
+    """Events per second of wall time; 0 = as fast as they are read (bounded sources only)."""
+    since: float | None = Field(default=None, ge=0, le=LAST_UNIX_TIME_S)
+    """Unix time of the first event's arrival, so that several jobs see one stream; default: when the source opens."""
+    partitions: int = Field(default=4, ge=1, le=256)
+    """Number of partitions."""
+    users: int = Field(default=10_000, ge=1, le=MAX_ALIVE)
+    """Users alive at any time."""
+    items: int = Field(default=2_000, ge=10, le=MAX_ALIVE)
+    """Items alive at any time."""
+    item_life: int = Field(default=200_000, ge=1, le=MAX_SIMULATED_EVENTS)
+    """Average number of events during which an item is alive."""
+    shown: int = Field(default=5, ge=1, le=100)
+    """Items shown by an event; one sample each."""
+    drift: float = Field(default=1.0, ge=0, le=1e6)
+    """How fast tastes change; 0 = never."""
+
+    @model_validator(mode="after")
+    def _arrives(self) -> "SimulatedSource":
+        if self.events is None and not self.rate:
+            raise ValueError("a stream without an end needs a rate: set rate = 10000, or events = 100000")
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> "SimulatedSource":
+        """Numbers of users and items grow with each life; the greatest must fit 63 bits."""
+        lives = 2 * (self.events or MAX_SIMULATED_EVENTS) // self.item_life + 2
+        if max(self.users, self.items) * lives >= 1 << 62:
+            raise ValueError("numbers of users or items exceed 63 bits: raise item_life, or lower users and items")
+        return self
+
+
+AnySource = Annotated[FilesSource | KafkaSource | SimulatedSource, Field(discriminator="kind")]
+
+
+class Protocol(StrEnum):
+    """The protocol of the pipe command."""
+
+    MULTISLOT = "multislot"
+    ARROW = "arrow"
+
+
+class OnBadEvent(StrEnum):
+    """What happens to a rejected event."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    DEAD_LETTER = "dead_letter"
+
+
+class DeadLettersSection(Section):
+    """What is kept of rejected events."""
+
+    keep_bytes: bool = True
+    """Keep the event itself (base64); false for private data."""
+    max_per_pass: Count = 10_000
+    """Most dead letters written per pass and rank; the others are only counted."""
+    keep_passes: PositiveCount = 1_000
+    """Number of files kept; older ones are deleted at a close."""
+
+
+class PipeSection(Section):
+    """The program that turns events into samples."""
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Program and arguments, run in the spec's folder; `python` is Millrace's own interpreter. No shell."""
+    protocol: Protocol = Protocol.MULTISLOT
+    """"multislot" text or "arrow" IPC."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Number of processes in each trainer."""
+    tries: int = Field(default=3, ge=1, le=10)
+    """Number of tries for a failing segment before the job stops."""
+    deadline: PositiveDuration = 60.0
+    """A command that neither reads nor writes for this time is killed."""
+    batch_events: int = Field(default=1024, ge=1, le=65536)
+    """Events per request of the arrow protocol."""
+    on_bad_event: OnBadEvent = OnBadEvent.DEAD_LETTER
+    """"fail", "skip" or "dead_letter"."""
+    extra: Literal["fail", "drop"] = "fail"
+    """What happens to columns that are not slots: "fail"; or "drop", so that one generator serves several specs."""
+    max_bad_fraction: float = Field(default=0.01, ge=0, le=1)
+    """The job stops above this fraction of rejected events, over the last 10,000 events, never before 1,000."""
+    dead_letters: DeadLettersSection = DeadLettersSection()
+    """What is kept of rejected events."""
+
+
+class SlotKind(StrEnum):
+    """What a slot contains."""
+
+    SPARSE = "sparse"
+    DENSE = "dense"
+    META = "meta"
+
+
+class SlotEntry(Section):
+    """Settings common to all kinds of slot: names; `C{1..26}` is a range."""
+
+    name: str | None = None
+    """One name."""
+    names: tuple[str, ...] = ()
+    """Several names."""
+
+    @model_validator(mode="after")
+    def _named(self) -> "SlotEntry":
+        if (self.name is None) == (not self.names):
+            raise ValueError('needs either name = "..." or names = ["...", ...]')
+        self.expanded()
+        return self
+
+    def expanded(self) -> list[str]:
+        """All names, with ranges expanded."""
+        return [name for pattern in ((self.name,) if self.name else self.names) for name in expand(pattern)]
+
+
+class SparseSlot(SlotEntry):
+    """Signs (feature ids): 0..n per sample."""
+
+    kind: Literal["sparse"] = "sparse"
+    """Sparse."""
+    table: str = "default"
+    """The table of its rows."""
+    pooling: Literal["sum", "mean", "sqrtn", "none"] = "sum"
+    """How several rows are combined into one vector; "none" gives the model the padded sequence and its mask."""
+    values: Literal["uint64", "string"] = "uint64"
+    """Decimal numbers, or text, which is hashed."""
+    share: str | None = None
+    """Slots with the same share group share rows."""
+    padding: int | None = Field(default=None, ge=0, lt=1 << 64)
+    """A sign that means "no feature"; it is dropped and counted."""
+    max_len: int | None = Field(default=None, ge=1, le=MAX_LEN)
+    """Most signs kept per sample; the others are dropped and counted. Required by pooling = "none"."""
+    keep: Literal["head", "tail"] = "head"
+    """Which end of the signs is kept."""
+    weighted: bool = False
+    """Whether signs carry weights (arrow protocol: column "<slot>.weight")."""
+
+    @model_validator(mode="after")
+    def _sequence(self) -> "SparseSlot":
+        if self.pooling == "none" and self.max_len is None:
+            raise ValueError('pooling = "none" needs max_len')
+        return self
+
+
+class DenseSlot(SlotEntry):
+    """A fixed number of floats per sample."""
+
+    kind: Literal["dense"]
+    """Dense."""
+    size: int = Field(default=1, ge=1, le=MAX_DENSE)
+    """Number of floats."""
+
+
+class MetaSlot(SlotEntry):
+    """Values that the model does not get: labels, groups, weights, masks, times. One value per sample."""
+
+    kind: Literal["meta"]
+    """Meta."""
+    type: Literal["float", "uint64", "string", "int64"] = "float"
+    """Type of the value."""
+
+
+def _slot_kind(value: Any) -> str:
+    kind = value.get("kind", "sparse") if isinstance(value, dict) else getattr(value, "kind", None)
+    return f"tag:{kind}"
+
+
+AnySlot = Annotated[
+    Annotated[SparseSlot, Tag("tag:sparse")]
+    | Annotated[DenseSlot, Tag("tag:dense")]
+    | Annotated[MetaSlot, Tag("tag:meta")],
+    Discriminator(
+        _slot_kind, custom_error_type="slot_kind", custom_error_message='kind is one of "sparse", "dense", "meta"'
+    ),
+]
+
+
+class SampleSection(Section):
+    """Slots that describe the sample itself."""
+
+    group: str | None = None
+    """Slot with the sample's group, for example its impression."""
+    weight: str | None = None
+    """Meta slot with the sample's weight; unset: 1."""
+
+
+def expand(pattern: str) -> list[str]:
+    """Names of a pattern: "C{1..3}" is C1, C2, C3; a name without braces is itself. Raises ValueError."""
+    match = re.fullmatch(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)", pattern)
+    if match is None:
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*", pattern):
+            raise ValueError(f"{pattern!r} is not a name of a slot; a range is written C{{1..26}}")
+        return [pattern]
+    first, last = int(match[2]), int(match[3])
+    if last < first or last - first > 10_000:
+        raise ValueError(f"{pattern!r} is not a rising range of at most 10,000")
+    return [f"{match[1]}{number}{match[4]}" for number in range(first, last + 1)]
+
+
+def check_names(entries: Sequence[SlotEntry]) -> None:
+    """Raise ValueError if a slot is declared twice."""
+    seen: set[str] = set()
+    for entry in entries:
+        for name in entry.expanded():
+            if name in seen:
+                raise ValueError(f"slot {name!r} is declared twice")
+            seen.add(name)

@@ -1,0 +1,54 @@
+"""The sections of a job spec about the stream, for `python -m dataset` and for generators in a shell."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from dataset.spec.config import AnySlot, AnySource, PipeSection, SampleSection
+from dataset.spec.schema import Schema
+from millrace.config import Section, Seed, load_toml, validate
+from millrace.errors import SpecError
+
+
+class SlotsSpec(Section):
+    """The slots, which are all that a generator needs."""
+
+    slots: Annotated[tuple[AnySlot, ...], Field(min_length=1)]
+    """Slots, in the order of the pipe's output."""
+
+
+class StreamSpec(SlotsSpec):
+    """Source, pipe, slots and sample."""
+
+    name: str = "job"
+    """Name of the job."""
+    seed: Seed = 1
+    """Seed of all random choices."""
+    sources: Annotated[dict[str, AnySource], Field(min_length=1)]
+    """The stream; exactly one source."""
+    pipe: PipeSection
+    """The program that turns events into samples."""
+    sample: SampleSection = SampleSection()
+    """Group and weight of samples."""
+
+    @property
+    def source(self) -> AnySource:
+        """The one source."""
+        if len(self.sources) != 1:
+            raise SpecError(f"several sources are not supported yet; {len(self.sources)} given", "sources")
+        return next(iter(self.sources.values()))
+
+
+def read_slots(path: Path) -> tuple[Schema, bool]:
+    """The slots of the spec at `path`, and whether other columns are dropped (pipe.extra). Raises SpecError."""
+    raw = load_toml(path)
+    pipe = raw.get("pipe")
+    drop = isinstance(pipe, dict) and pipe.get("extra") == "drop"
+    return Schema.of(validate(SlotsSpec, raw, only_known=True).slots), drop
+
+
+def read_stream(path: Path, overrides: Sequence[str] = ()) -> StreamSpec:
+    """The source, pipe and slots of the spec at `path`. Raises SpecError."""
+    return validate(StreamSpec, load_toml(path, overrides), only_known=True)

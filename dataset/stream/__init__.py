@@ -1,0 +1,1 @@
+"""The protocol of a source: partitions, positions, segments, and its errors."""

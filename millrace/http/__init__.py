@@ -1,0 +1,1 @@
+"""HTTP servers: listening sockets, checks of every request, TLS."""

@@ -1,0 +1,1 @@
+"""gRPC between the processes of a job, and the client of a running job."""

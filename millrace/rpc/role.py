@@ -1,0 +1,163 @@
+"""The Role service over gRPC: a worker's status, requests to drain and to commit, and operations of rank 0.
+
+Every worker serves it; the launcher, the API and commands call it. The worker decides what its status holds.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from millrace import documents
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, NotYet, SpecError
+from millrace.proto import role_pb2
+from millrace.rpc import channels, unix_sockets
+
+CLOSE_S = 1.0
+"""Longest wait for a call in flight when its server closes; then it is cut off."""
+MAX_WORKERS = 4
+"""Calls answered at a time. An answer to `Operate` may wait for the shards; a status must not wait for it."""
+
+SERVICE = role_pb2.DESCRIPTOR.services_by_name["Role"]
+
+Reply = TypeVar("Reply", bound=Message)
+Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Takes an operation and returns its answer, both as JSON. Raises MillraceError."""
+
+
+class _Servicer:
+    """The calls of the service, each on a thread of the server."""
+
+    def __init__(
+        self,
+        status: Callable[[], Mapping[str, Any]],
+        drain: Callable[[], None],
+        commit: Callable[[], None] | None,
+        answer: Answer | None,
+    ) -> None:
+        self._status, self._drain, self._commit, self._answer = status, drain, commit, answer
+
+    def Status(self, _request: role_pb2.StatusRequest, _context: grpc.ServicerContext) -> role_pb2.StatusReply:
+        return role_pb2.StatusReply(status_json=json.dumps(finite(self._status()), allow_nan=False).encode())
+
+    def Drain(self, _request: role_pb2.DrainRequest, _context: grpc.ServicerContext) -> role_pb2.DrainReply:
+        self._drain()
+        return role_pb2.DrainReply()
+
+    def Commit(self, _request: role_pb2.CommitRequest, context: grpc.ServicerContext) -> role_pb2.CommitReply:
+        if self._commit is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no commits")
+        self._commit()
+        return role_pb2.CommitReply()
+
+    def Operate(self, request: role_pb2.OperateRequest, context: grpc.ServicerContext) -> role_pb2.OperateReply:
+        if self._answer is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker leads no job")
+        try:
+            reply = {"answer": finite(self._answer(documents.parse_object(request.request_json, "the request")))}
+        except MillraceError as error:
+            reply = {"error": str(error), "again": error.exit_code == NotYet.exit_code}
+            reply["wrong"] = isinstance(error, SpecError)
+        return role_pb2.OperateReply(reply_json=json.dumps(reply, allow_nan=False).encode())
+
+
+def finite(value: Any) -> Any:
+    """`value` for JSON: numbers that are not finite (an AUC without positives) become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
+
+
+class RoleServer:
+    """A running server. `close` it, or use it as a context."""
+
+    def __init__(self, server: grpc.Server, address: str) -> None:
+        self._server = server
+        self.address = address
+        """See millrace.rpc.channels.local_server."""
+
+    def close(self) -> None:
+        """Stop serving and release the socket."""
+        self._server.stop(CLOSE_S).wait()
+
+    def __enter__(self) -> "RoleServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve_role(
+    status: Callable[[], Mapping[str, Any]],
+    drain: Callable[[], None],
+    secret: str,
+    address_file: Path,
+    commit: Callable[[], None] | None = None,
+    answer: Answer | None = None,
+) -> RoleServer:
+    """Serve the Role on a unix socket beside `address_file`, then write its address to that file.
+
+    The callables run on threads of the server. All but `answer` return at once; `drain` and `commit` only raise a flag.
+    Only a worker that leads commits has `commit`, and only rank 0 of a job has `answer`.
+    """
+    server, address = channels.local_server(secret, max_workers=MAX_WORKERS, socket=unix_sockets.beside(address_file))
+    channels.add_service(server, SERVICE, _Servicer(status, drain, commit, answer))
+    server.start()
+    channels.write_address(address_file, address)
+    return RoleServer(server, address)
+
+
+class RoleClient:
+    """Calls one worker. Any thread. Raises Unavailable, DeadlineExceeded, Refused."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        self._address, self._secret = address, secret
+        self._channel = channels.open_channel(address)
+
+    def status(self, deadline: Deadline) -> dict[str, Any]:
+        """The worker's status."""
+        reply = self._call("Status", role_pb2.StatusRequest(), role_pb2.StatusReply, deadline)
+        return documents.parse_object(reply.status_json, f"the status of the worker at {self._address}")
+
+    def drain(self, deadline: Deadline) -> None:
+        """Ask the worker to finish its pass and end."""
+        self._call("Drain", role_pb2.DrainRequest(), role_pb2.DrainReply, deadline)
+
+    def commit(self, deadline: Deadline) -> None:
+        """Ask rank 0 for a commit after its pass. Raises Refused where the worker leads no commits."""
+        self._call("Commit", role_pb2.CommitRequest(), role_pb2.CommitReply, deadline)
+
+    def operate(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """Send rank 0 an operation; its answer.
+
+        Raises NotYet where the call should be repeated, SpecError for a wrong request, else MillraceError.
+        """
+        asked = role_pb2.OperateRequest(request_json=json.dumps(request).encode())
+        told = self._call("Operate", asked, role_pb2.OperateReply, deadline).reply_json
+        reply = documents.parse_object(told, f"the answer of the worker at {self._address}")
+        if "error" in reply:
+            refusal = SpecError if reply.get("wrong") else MillraceError
+            raise (NotYet if reply["again"] else refusal)(reply["error"])
+        answer: dict[str, Any] = reply["answer"]
+        return answer
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def _call(self, method: str, request: Message, reply: type[Reply], deadline: Deadline) -> Reply:
+        deadline.check(f"asking the worker at {self._address}")
+        call = self._channel.unary_unary(channels.path_of(SERVICE, method), channels.serialize, reply.FromString)
+        try:
+            return call(request, timeout=deadline.left_s(), metadata=channels.metadata(self._secret))
+        except grpc.RpcError as error:
+            raise channels.error_of_rpc(error, f"the worker at {self._address}") from error

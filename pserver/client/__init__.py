@@ -1,0 +1,1 @@
+"""The shards as a trainer calls them over gRPC."""

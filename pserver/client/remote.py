@@ -1,0 +1,341 @@
+"""The client of shards that are processes of their own: pserver.protocol.shards.Shards over gRPC.
+
+Keys are split by shard, all shards are called at the same time, and their rows are put together. The keys of a batch
+are announced when it is prepared, so that shards find row numbers while the trainer computes. An exchange then names
+its batches by number only.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from millrace import documents
+from millrace.deadline import Deadline
+from pserver.client.connection import ShardConnection
+from pserver.config import TableSection
+from pserver.errors import InvalidShardCall
+from pserver.proto import shard_pb2 as pb
+from pserver.protocol import messages
+from pserver.protocol.placement import Placement, put_rows, take_rows
+from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, StepScale, TableStats
+from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from pserver.rows.arrays import frozen
+from pserver.rows.digest import add
+
+I32 = NDArray[np.int32]
+Result = TypeVar("Result")
+Reply = TypeVar("Reply", bound=Message)
+
+ANNOUNCE_S = 120.0
+"""Longest time for a shard to find the rows of a batch; it does not wait for ranks."""
+FIRST_BATCH = 1 << 32
+"""Numbers of batches begin here. `look` uses lower ones, since a pull makes a shard forget all lower numbers."""
+MAX_MESSAGE_BYTES = 256 << 20
+"""Largest message. A step that needs more is refused with a hint at train.batch_size."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedBatch:
+    """A batch whose keys are announced to the shards."""
+
+    number: int
+    learn: bool
+    positions: Mapping[str, Sequence[I32]]
+    """By table, for each shard: the positions of its keys in the batch."""
+    num_keys: Mapping[str, int]
+    calls: Sequence[Future[Any]]
+    """The announcement to each shard, which must end before the batch is used."""
+
+
+class RemoteShards:
+    """Implements pserver.protocol.shards.Shards over gRPC.
+
+    One thread calls `prepare`, one writes and settles snapshots, one makes the other calls.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        tables: Mapping[str, TableSection],
+        *,
+        rank: int,
+        world: int,
+        generation: int,
+        secret: str,
+        deadline: Deadline,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """Connect to every shard, in the order of their numbers, and check that it belongs to this job."""
+        self._caller = pb.Caller(generation=generation, rank=rank)
+        self._sections = tables
+        self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
+        self._placement = Placement.even(len(addresses))
+        self._connections = [
+            ShardConnection(shard, address, secret, max_message_bytes) for shard, address in enumerate(addresses)
+        ]
+        # One thread for each shard announces, in order. Steps use other threads, so they never queue behind it.
+        self._announcers = [ThreadPoolExecutor(1, thread_name_prefix="announce") for _ in addresses]
+        self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="exchange")
+        self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
+        self._num_announced = 0
+        self._num_looks = 0
+        self._pass_number = 0
+        self._counted: dict[ShrinkRows, dict[int, ShrinkSurvey]] = {}
+        self._unanswered: set[int] = set()
+        self._announcing: Sequence[Future[Any]] = ()
+        self._each(
+            lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), pb.HelloReply, deadline)
+        )
+
+    def _hello(self, shard: int, world: int) -> pb.HelloRequest:
+        return pb.HelloRequest(
+            caller=self._caller,
+            format=messages.FORMAT,
+            shard=shard,
+            num_shards=len(self._connections),
+            num_ranks=world,
+            tables_json=messages.tables_json(self._sections),
+        )
+
+    def _each(self, act: Callable[[int], Result], pool: ThreadPoolExecutor | None = None) -> list[Result]:
+        """Call `act` with the number of each shard, all at the same time. The last call runs on this thread.
+
+        Returns or raises only when all calls have ended.
+        """
+        last = len(self._connections) - 1
+        unanswered = self._unanswered if pool is None else set[int]()
+        unanswered.update(range(last + 1))
+
+        def answered(shard: int) -> Result:
+            try:
+                return act(shard)
+            finally:
+                unanswered.discard(shard)
+
+        others = [(pool or self._pool).submit(answered, shard) for shard in range(last)]
+        try:
+            result = answered(last)
+        finally:
+            wait(others)
+        return [*(other.result() for other in others), result]
+
+    def unanswered(self) -> list[int]:
+        """See Shards."""
+        announcing = [shard for shard, call in enumerate(self._announcing) if not call.done()]
+        return sorted(self._unanswered.copy()) or announcing
+
+    def _call_all(
+        self,
+        method: str,
+        request: Message,
+        reply: type[Reply],
+        deadline: Deadline,
+        pool: ThreadPoolExecutor | None = None,
+    ) -> list[Reply]:
+        """The replies of all shards to the same request."""
+        return self._each(lambda shard: self._connections[shard].call(method, request, reply, deadline), pool)
+
+    # --- steps
+
+    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
+        """See Shards."""
+        self._call_all("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), pb.Empty, deadline)
+        self._pass_number = pass_number
+
+    def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
+        """See Shards."""
+        self._num_announced += 1
+        return self._announce(FIRST_BATCH + self._num_announced, tables, learn=learn)
+
+    def _announce(self, number: int, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
+        positions = {name: self._placement.route(keys.keys_U) for name, keys in tables.items()}
+        calls = []
+        for shard, (connection, announcer) in enumerate(zip(self._connections, self._announcers, strict=True)):
+            message = pb.AnnounceRequest(caller=self._caller, batch=number, learn=learn)
+            request = messages.with_keys(message, _keys_part(tables, positions, shard))
+            calls.append(announcer.submit(connection.call, "Announce", request, pb.Empty, Deadline.after(ANNOUNCE_S)))
+        num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
+        return AnnouncedBatch(number, learn, positions, num_keys, calls)
+
+    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        mine = self._ready(batch)
+        request = pb.PullRequest(caller=self._caller, batch=mine.number)
+        rows = self._room(mine)
+
+        def act(shard: int) -> None:
+            self._put(rows, mine, shard, self._connections[shard].call("Pull", request, pb.RowsReply, deadline))
+
+        self._each(act)
+        return rows
+
+    def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        self._num_looks += 1
+        return self.pull(self._announce(self._num_looks, tables, learn=False), deadline)
+
+    def exchange(
+        self,
+        step: int,
+        batch: Prepared | None,
+        gradients: Mapping[str, Gradients] | None,
+        following: Prepared | None,
+        scale: StepScale,
+        deadline: Deadline,
+    ) -> dict[str, F32] | None:
+        """See Shards."""
+        learnt = None if batch is None else self._ready(batch)
+        wanted = None if following is None else self._ready(following)
+        rows = None if wanted is None else self._room(wanted)
+
+        def act(shard: int) -> None:
+            message = pb.ExchangeRequest(
+                caller=self._caller,
+                pass_number=self._pass_number,
+                step=step,
+                batch=None if learnt is None else learnt.number,
+                batch_samples=scale.batch_samples,
+                following=None if wanted is None else wanted.number,
+            )
+            part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
+            request = messages.with_gradients(message, part)
+            reply = self._connections[shard].call("Exchange", request, pb.RowsReply, deadline)
+            if wanted is not None and rows is not None:
+                self._put(rows, wanted, shard, reply)
+
+        self._each(act)
+        return rows
+
+    def _ready(self, batch: Prepared) -> AnnouncedBatch:
+        """The batch, once every shard has found its rows."""
+        if not isinstance(batch, AnnouncedBatch):
+            raise InvalidShardCall("the batch was prepared by other shards than these")
+        self._announcing = batch.calls
+        for call in batch.calls:
+            call.result()
+        return batch
+
+    def _room(self, batch: AnnouncedBatch) -> dict[str, F32]:
+        return {name: np.empty((count, self._widths[name]), np.float32) for name, count in batch.num_keys.items()}
+
+    def _put(self, rows: Mapping[str, F32], batch: AnnouncedBatch, shard: int, reply: pb.RowsReply) -> None:
+        """Write the rows of one shard to the positions of its keys."""
+        parts = messages.rows_from(reply, self._widths)
+        for name, rows_UD in rows.items():
+            position_P = batch.positions[name][shard]
+            if len(parts[name]) != len(position_P):
+                raise InvalidShardCall(f"a shard sent {len(parts[name])} rows of {name!r} for {len(position_P)} keys")
+            put_rows(parts[name], position_P, rows_UD)
+
+    def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
+        """See Shards."""
+        request = pb.ClosePassRequest(caller=self._caller, pass_number=self._pass_number, day=day)
+        replies = self._call_all("ClosePass", request, pb.ClosePassReply, deadline)
+        return {str(shard): reply.digest for shard, reply in enumerate(replies)}
+
+    # --- operations
+
+    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
+        """See Shards."""
+        encoded = messages.operations_json(operations)
+        request = pb.OperateRequest(caller=self._caller, version=version, operations_json=encoded)
+        self._call_all("Operate", request, pb.Empty, deadline)
+
+    def survey(self, shrink: ShrinkRows, deadline: Deadline) -> ShrinkSurvey | None:
+        """See Shards. Shards that have counted are not called again while others count."""
+        request = pb.SurveyRequest(caller=self._caller, shrink_json=messages.operations_json([shrink]))
+        counted = self._counted.setdefault(shrink, {})
+        for shard, connection in enumerate(self._connections):
+            if shard not in counted:
+                found = messages.survey_from(connection.call("Survey", request, pb.JsonReply, deadline).json)
+                if found is not None:
+                    counted[shard] = found
+        if len(counted) < len(self._connections):
+            return None
+        self._counted.pop(shrink, None)  # another thread may have made the same call
+        return messages.sum_of_surveys(list(counted.values()))
+
+    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
+        """See Shards. The result also has the "shard"."""
+        shard = int(self._placement.shard_of(np.array([key], np.uint64))[0])
+        request = pb.ExplainRequest(caller=self._caller, table=table, key=key, group=group)
+        reply = self._connections[shard].call("Explain", request, pb.JsonReply, deadline)
+        return documents.parse_object(reply.json, f"the answer of shard {shard}") | {"shard": shard}
+
+    # --- the live feed
+
+    def feed(self, secret: str, deadline: Deadline) -> list[str]:
+        """See Shards."""
+        request = pb.FeedRequest(caller=self._caller, secret=secret)
+        return [connection.call("Feed", request, pb.FeedReply, deadline).address for connection in self._connections]
+
+    def publish(self, version: int, deadline: Deadline) -> None:
+        """See Shards."""
+        self._call_all("Publish", pb.PublishRequest(caller=self._caller, version=version), pb.Empty, deadline)
+
+    # --- all rows
+
+    def digest(self, deadline: Deadline) -> dict[str, int]:
+        """See Shards."""
+        replies = self._call_all("Digest", pb.CallerRequest(caller=self._caller), pb.DigestReply, deadline)
+        return {name: add(int.from_bytes(reply.tables[name], "big") for reply in replies) for name in self._sections}
+
+    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
+        """See Shards."""
+        replies = self._call_all("Stats", pb.CallerRequest(caller=self._caller), pb.StatsReply, deadline)
+        return {name: messages.stats_from(replies, name) for name in self._sections}
+
+    # --- commits
+
+    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
+        """See Shards."""
+        request = pb.SnapshotRequest(caller=self._caller, version=version, changes_since=changes_since)
+        return sum(reply.num_rows for reply in self._call_all("Snapshot", request, pb.SnapshotReply, deadline))
+
+    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
+        """See Shards. The folder must have the same path on every shard."""
+        request = pb.WriteRequest(caller=self._caller, folder=str(folder.absolute()))
+        replies = self._call_all("WriteSnapshot", request, pb.WriteReply, deadline, self._writers)
+        return [part for reply in replies for part in messages.parts_from(reply.part_json)]
+
+    def settle(self, committed: bool, deadline: Deadline) -> None:
+        """See Shards."""
+        request = pb.SettleRequest(caller=self._caller, committed=committed)
+        self._call_all("Settle", request, pb.Empty, deadline, self._writers)
+
+    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
+        """See Shards. The folder must have the same path on every shard."""
+        request = pb.RestoreRequest(
+            caller=self._caller, folder=str(folder.absolute()), parts_json=messages.parts_json(parts), version=version
+        )
+        self._call_all("Restore", request, pb.Empty, deadline)
+
+    def close(self) -> None:
+        """See Shards."""
+        for pool in (*self._announcers, self._pool, self._writers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for connection in self._connections:
+            connection.close()
+
+
+def _keys_part(tables: Mapping[str, Keys], positions: Mapping[str, Sequence[I32]], shard: int) -> dict[str, Keys]:
+    """The keys of a batch that belong to a shard."""
+    mine = {name: positions[name][shard] for name in tables}
+    return {name: Keys(keys.keys_U[mine[name]], keys.group_U[mine[name]]) for name, keys in tables.items()}
+
+
+def _gradients_part(batch: AnnouncedBatch, gradients: Mapping[str, Gradients], shard: int) -> dict[str, Gradients]:
+    """The part of a push for one shard."""
+    parts = {}
+    for name, push in gradients.items():
+        position_P = batch.positions[name][shard]
+        grads_PD = np.empty((len(position_P), push.grads_UD.shape[1]), np.float32)
+        take_rows(frozen(push.grads_UD), position_P, grads_PD)
+        parts[name] = Gradients(grads_PD, push.show_U[position_P], push.click_U[position_P])
+    return parts

@@ -1,0 +1,1 @@
+"""A shard's part of commits, and the files of changed keys."""

@@ -1,0 +1,260 @@
+"""One shard's part of commits: it writes changed rows to the stores of its tables, and restores them from any commit.
+
+pserver.server.pass_state decides whether a call is due, pserver.tables.table which rows are dirty, pserver.store how
+rows are stored. trainer.checkpoint.commits writes the manifest, by which a commit exists.
+
+    <live>/<table>/                             the store of each table, open
+    <commit's folder>/shard-<k>/<table>/        a checkpoint of it
+    .../<table>.changes/                        the changed and deleted keys, in both (pserver.commit.change_files)
+    .../<table>.admission.safetensors           the counts of admission, in the commit
+"""
+
+import hashlib
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from millrace.deadline import Deadline
+from millrace.durable import REAL, write_whole
+from millrace.failpoints import Failpoint, failpoint
+from pserver.commit.change_files import FOLDER as CHANGES
+from pserver.commit.change_files import ChangedKeys, ChangeFiles
+from pserver.errors import InvalidShardCall, PserverError, StepTimedOut, StoreDamaged, StoreFailed
+from pserver.protocol.shards import ShardCommitPart
+from pserver.rows.row_format import groups_of
+from pserver.store.rocks_store import RocksRowStore, store_error_of
+from pserver.store.row_store import RowStore, StoredFile
+from pserver.tables.table import ShardTable, TableSnapshot
+
+CLOSE_S = 10.0
+"""How long a write may delay the end of the process."""
+ADMISSION = "{}.admission.safetensors"
+"""File with the admission counts of a table."""
+
+
+@dataclass(slots=True)
+class ShardSnapshot:
+    """The changes since the last commit, and the part of a commit made of them."""
+
+    version: int
+    changes_since: int | None
+    """The commit records the changes after this version; None: no changes."""
+    tables: Mapping[str, TableSnapshot]
+    facts: Mapping[str, dict[str, Any]]
+    """ShardPart.tables, as of the snapshot."""
+    part: ShardCommitPart | None = None
+    folder: Path | None = None
+    """The folder of `part`."""
+
+
+class ShardStores:
+    """See module docstring. Call `snapshot` and `restore` between passes, `write` and `settle` from any thread."""
+
+    def __init__(self, number: int, buckets: tuple[int, int], tables: Mapping[str, ShardTable], live: Path) -> None:
+        self._name, self._buckets, self._tables, self._live = f"shard-{number}", buckets, tables, live
+        self._stores: dict[str, RowStore] = {}
+        self._changes: dict[str, ChangeFiles] = {}
+        self._snapshot: ShardSnapshot | None = None
+        self._writing = threading.Lock()
+
+    # --- making a commit -------------------------------------------------------------------------------------------
+
+    def snapshot(self, version: int, changes_since: int | None = None) -> int:
+        """Copy the rows changed since the last commit; returns their number. `version` is the last closed pass.
+
+        `changes_since`: see pserver.protocol.shards.Shards.snapshot.
+        """
+        if len(self._stores) < len(self._tables):
+            raise InvalidShardCall(f"{self._name} was never restored, so it has no store to commit to")
+        tables = {name: table.snapshot() for name, table in self._tables.items()}
+        facts = {name: _facts(taken) for name, taken in tables.items()}
+        self._snapshot = ShardSnapshot(version, changes_since, tables, facts)
+        failpoint(Failpoint.SNAPSHOT_TAKEN)
+        return sum(len(taken.keys_U) for taken in tables.values())
+
+    def write(self, folder: Path, deadline: Deadline) -> ShardCommitPart:
+        """Write the snapshot to the stores, and their whole state below `folder`, synced.
+
+        A repeat returns the same part. Raises StoreFailed; nothing is left below `folder` then, and the call may be
+        repeated. It runs at the priority of training: at a lower one (millrace.priority) it took ten times as long on
+        busy cores and delayed training more.
+        """
+        with self._alone(deadline):
+            snapshot = self._snapshot
+            if snapshot is None:
+                raise InvalidShardCall(f"{self._name} has no snapshot to write")
+            if snapshot.part is None or snapshot.folder != folder:
+                snapshot.part = self._write(folder / self._name, snapshot)
+            return snapshot.part
+
+    def _write(self, mine: Path, snapshot: ShardSnapshot) -> ShardCommitPart:
+        """1. Write and delete rows in the stores. 2. Write the changes and the admission counts of each table.
+
+        3. Make checkpoints of the stores, which sync themselves and the folder.
+        """
+        try:
+            mine.mkdir()
+        except OSError as error:
+            raise StoreFailed(f"{mine} cannot be created: {error}") from error
+        snapshot.part, snapshot.folder = None, mine.parent
+        files: dict[str, StoredFile] = {}
+        try:
+            for name, taken in snapshot.tables.items():  # 1
+                self._stores[name].write(taken.keys_U, taken.words_UW, taken.gone()[0])
+                failpoint(Failpoint.ROWS_WRITTEN)
+            for name, taken in snapshot.tables.items():  # 2
+                files |= self._write_changes(name, taken, snapshot, mine)
+                files |= self._write_admission(name, taken, mine)
+            for name, store in self._stores.items():  # 3
+                found = store.checkpoint(mine / name)
+                files |= {f"{self._name}/{name}/{path}": file for path, file in found.items()}
+        except PserverError:
+            shutil.rmtree(mine, ignore_errors=True)
+            raise
+        failpoint(Failpoint.CHECKPOINT_MADE)
+        return ShardCommitPart(self._name, self._buckets, snapshot.facts, files)
+
+    def _write_changes(
+        self, name: str, taken: TableSnapshot, snapshot: ShardSnapshot, mine: Path
+    ) -> dict[str, StoredFile]:
+        below = CHANGES.format(name)
+        changes = ChangedKeys.joined([])
+        if snapshot.changes_since is not None:
+            changes = ChangedKeys.of(taken.keys_U, taken.deleted_keys_U, taken.deleted_group_U)
+        made = self._changes[name].write(snapshot.version, changes, snapshot.changes_since, mine / below)
+        path = f"{self._name}/{below}"
+        snapshot.facts[name]["changes"] = [each.message(path) for each in made]
+        return {f"{path}/{each.name}": each.stored for each in made}
+
+    def _write_admission(self, name: str, taken: TableSnapshot, mine: Path) -> dict[str, StoredFile]:
+        if not taken.admission:
+            return {}
+        file, data = ADMISSION.format(name), save(dict(taken.admission))
+        try:
+            write_whole(REAL, mine / file, data)
+        except OSError as error:
+            raise store_error_of(f"{mine / file}: {error}") from error
+        return {f"{self._name}/{file}": StoredFile(hashlib.sha256(data).hexdigest(), len(data))}
+
+    def settle(self, committed: bool, deadline: Deadline) -> None:
+        """End the snapshot, after a write that still runs. Its files are removed unless `committed`."""
+        with self._alone(deadline):
+            if self._snapshot is None:
+                return
+            for name, table in self._tables.items():
+                table.settle(committed)
+                self._changes[name].settle(committed)
+            if not committed and self._snapshot.folder is not None:
+                shutil.rmtree(self._snapshot.folder / self._name, ignore_errors=True)
+            self._snapshot = None
+
+    @contextmanager
+    def _alone(self, deadline: Deadline) -> Iterator[None]:
+        if not self._writing.acquire(timeout=max(deadline.left_s(), 0)):
+            raise StepTimedOut(f"{self._name} is still writing a commit")
+        try:
+            yield
+        finally:
+            self._writing.release()
+
+    # --- restoring a commit -----------------------------------------------------------------------------------------
+
+    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> None:
+        """Open the stores with this shard's rows of the commit of `version`; empty ones without parts.
+
+        Raises StoreDamaged. Another commit may be tried then, unless a table has begun to load rows.
+        """
+        if self._stores:
+            raise InvalidShardCall(f"{self._name} is half restored after an error; restart the shard")
+        same = next((part for part in parts if part.buckets == self._buckets), None)
+        found: dict[str, tuple[RowStore, dict[int, int]]] = {}
+        try:
+            for name in self._tables:
+                if same is not None and name in same.tables:
+                    found[name] = self._linked(folder, same, name)
+                else:
+                    found[name] = self._copied(folder, parts, name)
+                self._changes[name] = ChangeFiles(self._live / CHANGES.format(name), version if parts else 0)
+                self._changes[name].restore(folder, parts, name, self._buckets)
+            ours = [part for part in parts if same in (None, part) and self._shares(part)]
+            admission = {name: self._admission(folder, ours, name) for name in self._tables}
+        except PserverError:
+            for store, _ in found.values():
+                store.close()
+            shutil.rmtree(self._live, ignore_errors=True)
+            raise
+        for name, (store, rows_by_group) in found.items():
+            self._stores[name] = store
+            lives = [part.tables[name]["life"] for part in ours if "life" in part.tables.get(name, {})]
+            self._tables[name].attach(store, rows_by_group, lives, admission[name])
+
+    def _shares(self, part: ShardCommitPart) -> bool:
+        """Whether a part has buckets of this shard."""
+        return part.buckets[0] < self._buckets[1] and self._buckets[0] < part.buckets[1]
+
+    def _admission(
+        self, folder: Path, parts: Sequence[ShardCommitPart], name: str
+    ) -> list[tuple[int, Mapping[str, NDArray[Any]]]]:
+        """The admission counts of a table in the parts of a commit, with the first bucket of each."""
+        found: list[tuple[int, Mapping[str, NDArray[Any]]]] = []
+        for part in parts:
+            file = f"{part.folder}/{ADMISSION.format(name)}"
+            if file in part.files:
+                try:
+                    data = (folder / file).read_bytes()
+                except OSError as error:
+                    raise store_error_of(f"{folder / file}: {error}") from error
+                if hashlib.sha256(data).hexdigest() != part.files[file].sha256:
+                    raise StoreDamaged(f"{folder / file}: not what was committed")
+                found.append((part.buckets[0], load(data)))
+        return found
+
+    def _linked(self, folder: Path, part: ShardCommitPart, name: str) -> tuple[RowStore, dict[int, int]]:
+        """A store linked from the part that has exactly the buckets of this shard."""
+        store = self._open(self._live / name, folder, part, name)
+        return store, {int(group): count for group, count in part.tables[name]["rows_by_group"].items()}
+
+    def _copied(self, folder: Path, parts: Sequence[ShardCommitPart], name: str) -> tuple[RowStore, dict[int, int]]:
+        """A new store with this shard's rows, copied from every part."""
+        store = RocksRowStore.open(self._live / name, None, num_words=self._tables[name].num_words)
+        count_G = np.zeros(1 << 16, np.int64)
+        for part in parts:
+            begin, end = max(self._buckets[0], part.buckets[0]), min(self._buckets[1], part.buckets[1])
+            if begin < end and name in part.tables:
+                source = self._open(self._live / f"{name}.of-{part.folder}", folder, part, name)
+                for keys_U, words_UW in source.scan(begin, end):
+                    store.write(keys_U, words_UW)
+                    count_G += np.bincount(groups_of(words_UW), minlength=len(count_G))
+                source.close()
+                shutil.rmtree(self._live / f"{name}.of-{part.folder}")
+        return store, {int(group): int(count_G[group]) for group in np.flatnonzero(count_G)}
+
+    def _open(self, live: Path, folder: Path, part: ShardCommitPart, name: str) -> RowStore:
+        """A new store, linked from the files of a part."""
+        below = f"{part.folder}/{name}/"
+        known = {path.removeprefix(below): file for path, file in part.files.items() if path.startswith(below)}
+        num_words = self._tables[name].num_words
+        return RocksRowStore.open(live, folder / part.folder / name, num_words=num_words, known=known)
+
+    def close(self) -> None:
+        """Close the stores. If a write still runs, they stay open until the process ends."""
+        with suppress(StepTimedOut), self._alone(Deadline.after(CLOSE_S)):
+            for store in self._stores.values():
+                store.close()
+
+
+def _facts(taken: TableSnapshot) -> dict[str, Any]:
+    by_group = taken.rows_by_group
+    return {
+        "rows": sum(by_group.values()),
+        "rows_by_group": {str(group): count for group, count in by_group.items()},
+        "life": dict(taken.life),
+    }

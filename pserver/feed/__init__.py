@@ -1,0 +1,1 @@
+"""The live feed of a shard: subscribers, messages, and the changes of each table."""

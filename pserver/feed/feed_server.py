@@ -1,0 +1,108 @@
+"""A port for subscribers of the live feed, with its own secret: it allows reading the feed and nothing else.
+
+Each subscriber takes a thread, which reads its base and sends its queued messages. A subscriber that is too slow gets
+an error; if it does not read even that, its call is cancelled. The source decides what is sent: pserver.feed.publisher
+on a shard, trainer.train.model_feed on rank 0.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+import grpc
+
+from millrace.errors import MillraceError
+from millrace.rpc import channels
+from pserver.errors import InvalidShardCall
+from pserver.feed import feed_messages
+from pserver.feed.publisher import MAX_SUBSCRIBERS, SubscriberTooSlow, Subscription, TooManySubscribers
+from pserver.proto import feed_pb2 as pb
+from pserver.protocol import messages
+
+CUT_S = 2.0
+"""How long a disconnected subscriber may take to read the error."""
+CLOSE_S = 2.0
+"""How long queued messages may take to be sent once the source has ended."""
+
+
+class FeedSource(Protocol):
+    """Where the messages of a feed come from. Any thread."""
+
+    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_messages.Outgoing]:
+        """Add a subscriber; return its first messages. Raises TooMany."""
+        ...
+
+    def close(self, subscription: Subscription) -> None:
+        """Remove a subscriber; does nothing if it is not there."""
+        ...
+
+    def poke(self) -> None:
+        """Ask for the newest version to be sent again."""
+        ...
+
+    def end(self) -> None:
+        """End every subscription."""
+        ...
+
+
+class FeedServer:
+    """A served source; `close` it."""
+
+    def __init__(self, source: FeedSource, secret: str) -> None:
+        """Bind a free port of loopback and serve; `address` is host:port."""
+        self._source = source
+        self._server, self.address = channels.local_server(
+            secret, max_workers=MAX_SUBSCRIBERS + 2, max_message_bytes=feed_messages.MAX_MESSAGE_BYTES
+        )
+        channels.add_service(self._server, feed_messages.SERVICE, _Servicer(source), messages.encoded)
+        self._server.start()
+
+    def close(self) -> None:
+        """Send queued messages, stop serving and free the port."""
+        self._source.end()
+        self._server.stop(CLOSE_S).wait()
+
+
+class _Servicer:
+    """The calls of feed.proto, each on a thread of the server."""
+
+    def __init__(self, source: FeedSource) -> None:
+        self._source = source
+
+    def Subscribe(
+        self, request: pb.SubscribeRequest, context: grpc.ServicerContext
+    ) -> Iterator[feed_messages.Outgoing]:
+        def cancel_soon() -> None:
+            timer = threading.Timer(CUT_S, context.cancel)
+            timer.daemon = True
+            timer.start()
+
+        subscription = Subscription(cancel_soon)
+        try:
+            if request.format != feed_messages.FORMAT:
+                raise InvalidShardCall(
+                    f"the subscriber speaks format {request.format}, the feed {feed_messages.FORMAT}"
+                )
+            base = self._source.open(subscription, request.since, request.generation)
+            if not context.add_callback(subscription.end):  # it has left already
+                return
+            yield from _messages(base, subscription)
+        except (TooManySubscribers, SubscriberTooSlow) as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except MillraceError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._source.close(subscription)
+
+    def Poke(self, _request: pb.PokeRequest, _context: grpc.ServicerContext) -> pb.PokeReply:
+        self._source.poke()
+        return pb.PokeReply()
+
+
+def _messages(base: Iterator[feed_messages.Outgoing], subscription: Subscription) -> Iterator[feed_messages.Outgoing]:
+    """The base mixed with what is queued meanwhile, the mark that the base is read, then all later messages."""
+    for message in base:
+        yield message
+        yield from subscription.waiting()
+    subscription.put([feed_messages.read()])  # behind what was queued during the base
+    yield from subscription.all()

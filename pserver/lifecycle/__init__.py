@@ -1,0 +1,1 @@
+"""The life of rows: ageing, deletions, tombstones."""

@@ -1,0 +1,469 @@
+"""How rows age: days, decay of show and click, rows absent after a shrink, delta scores cleared by exports.
+
+All of it is lazy. A row holds its show and click as of its last_seen_day and its delta_score as of its last push. A
+push brings a row up to date (`bring`); every reader computes the present values without storing them. Days are ticks
+of one table. The rate of every tick is stored, and rates are applied one by one, as products. A shrink deletes rows
+that meet its rule and have not changed since. Such rows *are absent* from the close at which the shrink acted;
+`TableAging` keeps the shrink until all of them are removed (pserver.tables.sweeping).
+
+Shapes: R rows of a table, U rows chosen, G slot groups, T ticks, K columns of settings (0: the table's, then one for
+each slot group that has or had settings of its own), S shrinks, X cuts.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pserver.config import TableSection
+from pserver.protocol.table_operations import ExportCut, ShrinkRows
+from pserver.rows.slot_classes import NUM_GROUPS, SlotClasses, classes_of
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+
+STAYS, BELOW, UNSEEN = np.uint8(0), np.uint8(1), np.uint8(2)
+"""The verdict of a shrink on a row: it stays, its score is too low, or only its age is too high."""
+KEEPERS = "base_threshold", "delta_keep_days", "delta_threshold"
+"""The thresholds that can keep a row out of an export."""
+NEVER = -1
+"""In place of a number of days: no age is too high."""
+
+
+class RowStatistics(NamedTuple):
+    """The columns of rows that age, of a table or of rows read from a store. (R,) each."""
+
+    show: F32
+    click: F32
+    delta_score: F32
+    last_seen_day: NDArray[np.int16]
+    changed_version: U32
+    group: NDArray[np.uint16]
+
+    @classmethod
+    def of_words(cls, words_UW: U32) -> "RowStatistics":
+        """From rows in the format of pserver.rows.row_format."""
+        return cls(
+            words_UW[:, 2].copy().view(np.float32),
+            words_UW[:, 3].copy().view(np.float32),
+            words_UW[:, 4].copy().view(np.float32),
+            (words_UW[:, 0] >> np.uint32(16)).astype(np.uint16).view(np.int16),
+            words_UW[:, 1].copy(),
+            (words_UW[:, 0] & np.uint32(0xFFFF)).astype(np.uint16),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedShrink:
+    """A shrink that has acted."""
+
+    version: int
+    day: int
+    below: Mapping[int, float | None]
+    """delete_below by slot group; -1 is the table."""
+    after: Mapping[int, int | None]
+    """delete_after_days, likewise."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        below = {str(group): value for group, value in self.below.items()}
+        after = {str(group): value for group, value in self.after.items()}
+        return {"version": self.version, "day": self.day, "below": below, "after": after}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "AppliedShrink":
+        """The inverse of `message`."""
+        below = {int(group): value for group, value in message["below"].items()}
+        after = {int(group): value for group, value in message["after"].items()}
+        return cls(message["version"], message["day"], below, after)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedCut:
+    """A cut that has acted."""
+
+    version: int
+    day: int
+    cut: ExportCut
+
+
+TABLE = -1
+"""Key of the table's own settings among slot groups."""
+
+
+class TableAging:
+    """Days, rates, shrinks and cuts of one table on one shard; equal on all shards.
+
+    Any thread may read. One thread changes it, and another reports what is swept.
+    """
+
+    def __init__(self, section: TableSection, groups: Mapping[str, int]) -> None:
+        self._turn = threading.RLock()
+        self.day = 0
+        self.shrinks: tuple[AppliedShrink, ...] = ()
+        """Shrinks whose rows are not all removed. Replaced, never changed in place."""
+        self._cuts: tuple[AppliedCut, ...] = ()
+        self._rates: list[dict[int, float]] = []
+        self.set(section, groups)
+
+    def set(self, section: TableSection, groups: Mapping[str, int]) -> None:
+        """Use other settings from here on; past ticks, shrinks and cuts stay."""
+        with self._turn:
+            self._groups = dict(groups)
+            self._classes: SlotClasses = classes_of(section, groups)
+            self._nonclk, self._clk = np.float32(section.nonclk_coeff), np.float32(section.click_coeff)
+            self._arrange()
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def tick(self, day: int) -> None:
+        """Advance to `day`, one tick a day, each at the present rates."""
+        with self._turn:
+            sections = self._classes
+            rates = {TABLE: sections.sections[0].decay} | {g: sections.section_of(g).decay for g in sections.groups}
+            rates = {g: rate for g, rate in rates.items() if g == TABLE or rate != rates[TABLE]}
+            self._rates += [rates] * max(0, day - self.day)
+            self._arrange()  # before the day is set: a reader of the day needs the rates up to it
+            self.day = max(day, self.day)
+
+    def ruled(self, shrink: ShrinkRows, version: int) -> AppliedShrink:
+        """The rules by which `shrink` acts at `version`, resolved for each slot group."""
+        chosen = {TABLE: self._classes.sections[0]}
+        chosen |= {group: self._classes.section_of(group) for group in self._classes.groups}
+        named = shrink.delete_below is not None or shrink.delete_after_days is not None
+        below = {g: shrink.delete_below if named else own.delete_below for g, own in chosen.items()}
+        after = {g: shrink.delete_after_days if named else own.delete_after_days for g, own in chosen.items()}
+        return AppliedShrink(version, self.day, below, after)
+
+    def shrink(self, shrink: ShrinkRows, version: int) -> None:
+        """From here on rows that meet the rule are absent."""
+        with self._turn:
+            shrinks = (*self.shrinks, self.ruled(shrink, version))
+            self._arrange(shrinks)  # before `shrinks` is set: a sweeper that reads it needs the rules
+            self.shrinks = shrinks
+
+    def swept(self, upto: int) -> None:
+        """Drop the shrinks up to version `upto`: all their rows are removed."""
+        with self._turn:
+            self.shrinks = tuple(shrunk for shrunk in self.shrinks if shrunk.version > upto)
+            self._arrange()
+
+    def cut(self, cut: ExportCut, version: int) -> None:
+        """Clear the delta score of the rows that an export selects."""
+        with self._turn:
+            whole = (
+                cut.since == 0 and cut.base_threshold == 0 and cut.delta_threshold == 0 and cut.delta_keep_days is None
+            )
+            self._cuts = (*(() if whole else self._cuts), AppliedCut(version, self.day, cut))
+            self._arrange()
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data; ticks with the same rates are run-length encoded."""
+        runs: list[list[Any]] = []
+        for rates in self._rates:
+            named = {str(group): rate for group, rate in rates.items()}
+            if runs and runs[-1][1] == named:
+                runs[-1][0] += 1
+            else:
+                runs.append([1, named])
+        cuts = [
+            [t.version, t.day, t.cut.since, t.cut.base_threshold, t.cut.delta_threshold, t.cut.delta_keep_days]
+            for t in self._cuts
+        ]
+        return {"day": self.day, "rates": runs, "shrinks": [s.message() for s in self.shrinks], "cuts": cuts}
+
+    def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from the parts of a commit. They agree, except that some have swept more shrinks than others."""
+        with self._turn:
+            for message in messages:
+                self.day = message["day"]
+                self._rates = [
+                    {int(group): rate for group, rate in rates.items()}
+                    for count, rates in message["rates"]
+                    for _ in range(count)
+                ]
+                self._cuts = tuple(
+                    AppliedCut(version, day, ExportCut(since=s, base_threshold=b, delta_threshold=d, delta_keep_days=k))
+                    for version, day, s, b, d, k in message["cuts"]
+                )
+                theirs = (AppliedShrink.of_message(each) for each in message["shrinks"])
+                merged = {shrunk.version: shrunk for shrunk in (*self.shrinks, *theirs)}
+                self.shrinks = tuple(merged[version] for version in sorted(merged))
+            self._arrange()
+
+    @classmethod
+    def of(cls, section: TableSection, groups: Mapping[str, int], message: Mapping[str, Any] | None) -> "TableAging":
+        """From the message of a commit's part; None starts empty."""
+        life = cls(section, groups)
+        life.load([] if message is None else [message])
+        return life
+
+    def _arrange(self, shrinks: Sequence[AppliedShrink] | None = None) -> None:
+        """Build the arrays for kernels, with `shrinks` in place of `self.shrinks` if given."""
+        shrinks = self.shrinks if shrinks is None else shrinks
+        used = {g for rates in self._rates for g in rates} | {g for s in shrinks for g in (*s.below, *s.after)}
+        columns = [TABLE, *sorted({*used, *self._classes.groups} - {TABLE})]
+        column_G = np.zeros(NUM_GROUPS, np.uint16)
+        column_G[columns[1:]] = np.arange(1, len(columns))
+        rates_TK = np.array([[r.get(g, r[TABLE]) for g in columns] for r in self._rates], np.float32)
+        versions = [[t.version, t.cut.since] for t in self._cuts]
+        days = [[t.day, NEVER if (keep := t.cut.delta_keep_days) is None else keep] for t in self._cuts]
+        thresholds = [[_least(t.cut.base_threshold), _least(t.cut.delta_threshold)] for t in self._cuts]
+        self._arrays = AgingArrays(
+            DayRates(column_G, rates_TK.reshape(len(self._rates), len(columns))),
+            _rules_of(shrinks, columns),
+            CutRules(
+                np.array(versions, np.uint32).reshape(-1, 2),
+                np.array(days, np.int32).reshape(-1, 2),
+                np.array(thresholds, np.float32).reshape(-1, 2),
+            ),
+            tuple(columns),
+        )
+
+    # --- present values of rows --------------------------------------------------------------------------------------
+
+    def bring(self, statistics: RowStatistics, rows_U: I32, version: int) -> None:
+        """Before a push of `version`: bring rows that its pass has not pushed yet up to today."""
+        days, _, clears, _ = self._arrays
+        if len(days.rates_TK) or len(clears.versions_X2):
+            bring(statistics, rows_U, np.uint32(version), self.day, days, clears, self._nonclk, self._clk)
+
+    def close(self, statistics: RowStatistics, touched_U: I32, before: int) -> None:
+        """At a close, after its ticks: bring the touched rows from day `before` to today."""
+        close(statistics, touched_U, before, self.day, self._arrays.days)
+
+    def gone(self, statistics: RowStatistics, rows_U: I32, also: AppliedShrink | None = None) -> U8:
+        """(U,) why each row is absent, or STAYS. With `also`, only that shrink decides. Reserved rows stay."""
+        days, rules, _, columns = self._arrays
+        if also is not None:
+            rules = _rules_of([also], columns)
+        why_U = np.zeros(len(rows_U), np.uint8)
+        if len(rules.version_S):
+            gone(statistics, rows_U, days, rules, self._nonclk, self._clk, why_U)
+        return why_U
+
+    def absent(self, words_UW: U32) -> NDArray[np.bool_]:
+        """(U,) whether rows read from a store are absent."""
+        if not self.shrinks:
+            return np.zeros(len(words_UW), np.bool_)
+        absent_U: NDArray[np.bool_] = self.gone(RowStatistics.of_words(words_UW), _all(words_UW)) != STAYS
+        return absent_U
+
+    def score(self, words_UW: U32) -> F32:
+        """(U,) scores now."""
+        statistics, score_U = RowStatistics.of_words(words_UW), np.empty(len(words_UW), np.float32)
+        scores(statistics, _all(words_UW), self.day, self._arrays.days, self._nonclk, self._clk, score_U)
+        return score_U
+
+    def unseen(self, words_UW: U32) -> NDArray[np.int64]:
+        """(U,) days since rows were seen."""
+        return self.day - RowStatistics.of_words(words_UW).last_seen_day.astype(np.int64)
+
+    def delta_score(self, words_UW: U32, version: int | None = None) -> F32:
+        """(U,) delta scores now, or, with `version`, before the cut of that version."""
+        statistics, (days, _, clears, _) = RowStatistics.of_words(words_UW), self._arrays
+        if version is not None:
+            early = clears.versions_X2[:, 0] < version
+            clears = CutRules(clears.versions_X2[early], clears.days_X2[early], clears.thresholds_X2[early])
+        cleared_U = np.zeros(len(words_UW), np.bool_)
+        cleared_of(statistics, _all(words_UW), days, clears, self._nonclk, self._clk, cleared_U)
+        return np.where(cleared_U, np.float32(0), statistics.delta_score)
+
+    def selected(self, words_UW: U32, cut: ExportCut, version: int) -> NDArray[np.bool_]:
+        """(U,) whether the export cut at `version`, the present one, selects each row."""
+        selected_U: NDArray[np.bool_] = (words_UW[:, 1] > cut.since) & (self.kept_back(words_UW, cut, version) == 0)
+        return selected_U
+
+    def kept_back(self, words_UW: U32, cut: ExportCut, version: int) -> U8:
+        """(U,) which threshold of the export cut at `version`, the present one, keeps each row out: 0 for none, or
+        1 + its index in KEEPERS; the first if several do."""
+        by_U = np.zeros(len(words_UW), np.uint8)
+        if cut.delta_threshold > 0:
+            by_U[~(self.delta_score(words_UW, version) >= np.float32(cut.delta_threshold))] = 3
+        if cut.delta_keep_days is not None:
+            by_U[self.unseen(words_UW) > cut.delta_keep_days] = 2
+        by_U[~(self.score(words_UW) >= _least(cut.base_threshold))] = 1
+        return by_U
+
+    def leaves_after(self, words_W: U32, max_days: int = 3660) -> int | None:
+        """Days until a row that is not seen again meets the present rule; None: not within `max_days`."""
+        rule = self.ruled(ShrinkRows(table=""), 0)
+        days, _, _, columns = self._arrays
+        group = columns[int(days.column_G[int(words_W[0] & 0xFFFF)])]
+        below, after = rule.below.get(group, rule.below[TABLE]), rule.after.get(group, rule.after[TABLE])
+        section = self._classes.sections[0] if group == TABLE else self._classes.section_of(group)
+        rate = np.float32(section.decay)
+        score, unseen = self.score(words_W[None])[0], int(self.unseen(words_W[None])[0])
+        for later in range(max_days + 1):
+            if (below is not None and score < np.float32(below)) or (after is not None and unseen + later > after):
+                return later
+            score *= rate
+        return None
+
+
+class DayRates(NamedTuple):
+    """Decay rates of ticks: tick t leads from day t to day t + 1."""
+
+    column_G: NDArray[np.uint16]
+    rates_TK: F32
+
+
+class ShrinkRules(NamedTuple):
+    """The rules of the shrinks in force, as arrays."""
+
+    version_S: U32
+    day_S: I32
+    below_SK: F32
+    after_SK: I32
+
+
+class CutRules(NamedTuple):
+    """Cuts: version and since; day and days kept; thresholds of score and delta score."""
+
+    versions_X2: U32
+    days_X2: I32
+    thresholds_X2: F32
+
+
+class AgingArrays(NamedTuple):
+    """A consistent set of the arrays above."""
+
+    days: DayRates
+    rules: ShrinkRules
+    clears: CutRules
+    columns: tuple[int, ...]
+    """Slot group of each column."""
+
+
+def _rules_of(shrinks: Sequence[AppliedShrink], columns: Sequence[int]) -> ShrinkRules:
+    """The rules of shrinks, as arrays."""
+
+    def limit(limits: Mapping[int, Any], group: int, none: float) -> float:
+        value = limits.get(group, limits[TABLE])
+        return none if value is None else value
+
+    below_SK = [[limit(s.below, g, -np.inf) for g in columns] for s in shrinks]
+    after_SK = [[limit(s.after, g, NEVER) for g in columns] for s in shrinks]
+    shape = (len(shrinks), len(columns))
+    return ShrinkRules(
+        np.array([s.version for s in shrinks], np.uint32),
+        np.array([s.day for s in shrinks], np.int32),
+        np.array(below_SK, np.float32).reshape(shape),
+        np.array(after_SK, np.int32).reshape(shape),
+    )
+
+
+def _least(threshold: float) -> np.float32:
+    """The lowest score that passes. A threshold of 0 is none: negative scores pass, too."""
+    return np.float32(threshold if threshold > 0 else -np.inf)
+
+
+def _all(words_UW: U32) -> I32:
+    return np.arange(len(words_UW), dtype=np.int32)
+
+
+@njit(nogil=True, cache=True)
+def _decayed(value, begin, end, column, rates_TK):  # type: ignore[no-untyped-def]
+    """A show or click as of day `begin`, decayed to day `end`."""
+    for day in range(begin, end):
+        value = value * rates_TK[day, column]
+    return value
+
+
+@njit(nogil=True, cache=True)
+def _score(statistics, row, day, days, nonclk, clk):  # type: ignore[no-untyped-def]
+    """The score of a row on a day: semantics of rows; source: Paddle's CTR accessor."""
+    column = days.column_G[statistics.group[row]]
+    seen = statistics.last_seen_day[row]
+    show = _decayed(statistics.show[row], seen, day, column, days.rates_TK)
+    click = _decayed(statistics.click[row], seen, day, column, days.rates_TK)
+    return (show - click) * nonclk + click * clk
+
+
+@njit(nogil=True, cache=True)
+def _cleared(statistics, row, days, clears, nonclk, clk):  # type: ignore[no-untyped-def]
+    """Whether a cut after the row's last push selected it."""
+    changed, delta = statistics.changed_version[row], statistics.delta_score[row]
+    for x in range(len(clears.versions_X2) - 1, -1, -1):
+        if clears.versions_X2[x, 0] < changed:
+            return False
+        if changed <= clears.versions_X2[x, 1] or delta < clears.thresholds_X2[x, 1]:
+            continue
+        day, keep = clears.days_X2[x, 0], clears.days_X2[x, 1]
+        if keep >= 0 and day - statistics.last_seen_day[row] > keep:
+            continue
+        if _score(statistics, row, day, days, nonclk, clk) >= clears.thresholds_X2[x, 0]:
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def bring(statistics, rows_U, version, day, days, clears, nonclk, clk):  # type: ignore[no-untyped-def]
+    """Bring show, click and delta score of rows last pushed before `version` up to `day`."""
+    for u in range(len(rows_U)):
+        row = np.uint32(rows_U[u])
+        changed = statistics.changed_version[row]
+        if changed == 0 or changed == version:
+            continue
+        if len(clears.versions_X2) and _cleared(statistics, row, days, clears, nonclk, clk):
+            statistics.delta_score[row] = np.float32(0)
+        seen, column = statistics.last_seen_day[row], days.column_G[statistics.group[row]]
+        if seen < day:
+            statistics.show[row] = _decayed(statistics.show[row], seen, day, column, days.rates_TK)
+            statistics.click[row] = _decayed(statistics.click[row], seen, day, column, days.rates_TK)
+
+
+@njit(nogil=True, cache=True)
+def close(statistics, rows_U, before, day, days):  # type: ignore[no-untyped-def]
+    """Bring rows as of day `before` to `day`."""
+    for u in range(len(rows_U)):
+        row = np.uint32(rows_U[u])
+        if before < day:
+            column = days.column_G[statistics.group[row]]
+            statistics.show[row] = _decayed(statistics.show[row], before, day, column, days.rates_TK)
+            statistics.click[row] = _decayed(statistics.click[row], before, day, column, days.rates_TK)
+        statistics.last_seen_day[row] = day
+
+
+@njit(nogil=True, cache=True)
+def gone(statistics, rows_U, days, rules, nonclk, clk, why_U):  # type: ignore[no-untyped-def]
+    """Write why each row is absent: BELOW or UNSEEN; STAYS if it is not."""
+    for u in range(len(rows_U)):
+        row = np.uint32(rows_U[u])
+        changed = statistics.changed_version[row]
+        why_U[u] = STAYS
+        if changed == 0:
+            continue
+        column = days.column_G[statistics.group[row]]
+        for s in range(len(rules.version_S)):
+            if changed > rules.version_S[s]:
+                continue
+            below, after = rules.below_SK[s, column], rules.after_SK[s, column]
+            if below > 0 and _score(statistics, row, rules.day_S[s], days, nonclk, clk) < below:
+                why_U[u] = BELOW
+                break
+            if after >= 0 and rules.day_S[s] - statistics.last_seen_day[row] > after:
+                why_U[u] = UNSEEN
+                break
+
+
+@njit(nogil=True, cache=True)
+def scores(statistics, rows_U, day, days, nonclk, clk, score_U):  # type: ignore[no-untyped-def]
+    """Write the score of rows on `day`."""
+    for u in range(len(rows_U)):
+        score_U[u] = _score(statistics, np.uint32(rows_U[u]), day, days, nonclk, clk)
+
+
+@njit(nogil=True, cache=True)
+def cleared_of(statistics, rows_U, days, clears, nonclk, clk, cleared_U):  # type: ignore[no-untyped-def]
+    """Write whether cuts cleared the delta score of rows."""
+    for u in range(len(rows_U)):
+        cleared_U[u] = _cleared(statistics, np.uint32(rows_U[u]), days, clears, nonclk, clk)

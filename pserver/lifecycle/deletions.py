@@ -1,0 +1,174 @@
+"""Deletion of rows of one table: by a request, or by a shrink, whose rows are removed later; and row counts.
+
+A deleted row is in `gone` until a commit has deleted it in the store. Its number is free at once; if a batch still
+holds the number, the row starts anew. pserver.lifecycle.aging decides which rows a shrink deletes,
+pserver.tables.sweeping when they are removed.
+
+Threads: any may forget, sweep and survey; `removing` of pserver.rows.table_rows keeps steps away from rows being
+removed.
+
+Shapes: U keys or rows chosen, G slot groups.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.errors import Unavailable
+from pserver.lifecycle.aging import BELOW, STAYS, UNSEEN, RowStatistics, TableAging
+from pserver.lifecycle.tombstones import Tombstones
+from pserver.protocol.shards import U16, U64
+from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from pserver.rows import kernels
+from pserver.rows.arrays import frozen
+from pserver.rows.dirty_rows import DirtyRows
+from pserver.rows.row_format import groups_of
+from pserver.rows.slot_classes import NUM_GROUPS
+from pserver.rows.table_rows import I32, U32, RowArrays
+
+PIECE_ROWS = 1 << 12
+"""Rows examined while steps wait: about a millisecond if all are deleted, longer if a store is read."""
+
+
+class Deletions:
+    """See module docstring."""
+
+    rows: RowArrays
+    """The rows in memory; set before any call."""
+
+    def __init__(self, life: TableAging, dirty: DirtyRows) -> None:
+        self._life, self._dirty = life, dirty
+        self.gone = Tombstones()
+        self.counting = threading.Lock()
+        """Held while `gone` and the counts of deleted rows differ."""
+        self.made_G = np.zeros(NUM_GROUPS, np.int64)
+        """Rows ever made or loaded, by slot group; changed within `moving`."""
+        self._deleted_G = np.zeros(NUM_GROUPS, np.int64)
+        self.on_deleted: Callable[[U64], None] = lambda _: None
+        """Called with the keys of each deletion, for the live feed (pserver.feed.table_changes)."""
+        self.on_swept: Callable[[], None] = lambda: None
+        """Called when no shrink has rows left to remove: the feed can send a held version."""
+
+    @property
+    def rows_by_group(self) -> dict[int, int]:
+        """Number of rows by slot group."""
+        return by_group(self.made_G - self._deleted_G)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return int(self.made_G.sum() - self._deleted_G.sum())
+
+    # --- rows in memory ----------------------------------------------------------------------------------------------
+
+    def statistics(self) -> RowStatistics:
+        """The columns of all rows in memory."""
+        return RowStatistics(*(self.rows.columns[name] for name in RowStatistics._fields))
+
+    def purge(self, rows_U: I32) -> None:
+        """Remove those of the rows that a shrink deleted now, so that they start anew before they are swept."""
+        if self._life.shrinks:
+            with self.rows.removing():
+                self.purge_within(rows_U)
+
+    def purge_within(self, rows_U: I32) -> None:
+        """As `purge`, within `removing`."""
+        if self._life.shrinks:
+            rows_U = rows_U[rows_U != kernels.EMPTY]
+            self._remove(rows_U[self._life.gone(self.statistics(), frozen(rows_U)) != STAYS])
+
+    def _remove(self, rows_U: I32) -> None:
+        """Delete rows in memory; within `removing`."""
+        if len(rows_U):
+            group_U, keys_U = self.rows.columns["group"][rows_U], self.rows.columns["keys"][rows_U]
+            with self.counting:
+                self.gone.add(keys_U, group_U)
+                self._deleted_G += np.bincount(group_U, minlength=NUM_GROUPS)
+            self._dirty.drop(self.rows.marks_R, rows_U)
+            self.rows.remove(rows_U)
+            self.on_deleted(keys_U)
+
+    def forget(self, keys_U: U64) -> None:
+        """Delete rows, in memory and in the store."""
+        with self.rows.still:
+            with self.rows.removing():
+                rows_U = self.rows.look_up(keys_U)
+                present_U = rows_U[rows_U != kernels.EMPTY]
+                self._remove(present_U[self.rows.columns["changed_version"][present_U] != 0])
+            self.rows.forget_stored(keys_U[rows_U == kernels.EMPTY])
+
+    # --- rows of a store ---------------------------------------------------------------------------------------------
+
+    def is_deleted(self, keys_U: U64, words_UW: U32, *, found_out: bool) -> NDArray[np.bool_]:
+        """See pserver.rows.row_cache.DeletedRows."""
+        absent_U = self._life.absent(words_UW)
+        with self.counting:
+            went_U = self.gone.contains(keys_U)
+            fresh_U = absent_U & ~went_U
+            if found_out and fresh_U.any():
+                self._note_deleted(keys_U[fresh_U], groups_of(words_UW[fresh_U]))
+        return went_U | absent_U
+
+    def note_deleted(self, keys_U: U64, group_U: U16) -> None:
+        """Note that rows which are only in the store are deleted."""
+        with self.counting:
+            self._note_deleted(keys_U, group_U)
+
+    def _note_deleted(self, keys_U: U64, group_U: U16) -> None:
+        self.gone.add(keys_U, group_U)
+        self._deleted_G += np.bincount(group_U, minlength=NUM_GROUPS)
+        self.rows.left(len(keys_U))
+        self.on_deleted(keys_U)
+
+    # --- all rows ----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> Iterator[None]:
+        """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""
+        while self._life.shrinks:
+            upto = self._life.shrinks[-1].version
+            for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
+                self.gone.make_room(PIECE_ROWS)
+                with self.rows.removing():
+                    self.purge_within(self._piece(begin))
+                yield
+            num_stored = self.rows.num_stored  # before the read: rows written meanwhile are not in it
+            for keys_U, words_UW in self.rows.stored():
+                for begin in range(0, len(keys_U), PIECE_ROWS):
+                    self.gone.make_room(PIECE_ROWS)
+                    piece = keys_U[begin : begin + PIECE_ROWS], words_UW[begin : begin + PIECE_ROWS]
+                    self.rows.sweep_stored(piece, num_stored, self.purge_within)
+                    yield
+            self._life.swept(upto)
+        self.on_swept()
+
+    def survey(self, shrink: ShrinkRows, stopping: Callable[[], bool] = lambda: False) -> ShrinkSurvey:
+        """The rows that `shrink` would delete now, among those that the open pass has not changed.
+
+        Raises Unavailable once `stopping()` is true.
+        """
+        rule = self._life.ruled(shrink, self.rows.open_version - 1)
+        below_G, unseen_G = np.zeros(NUM_GROUPS, np.int64), np.zeros(NUM_GROUPS, np.int64)
+
+        def count(statistics: RowStatistics, rows_U: I32) -> None:
+            if stopping():
+                raise Unavailable("the shard is stopping")
+            why_U, group_U = self._life.gone(statistics, rows_U, rule), statistics.group[rows_U]
+            for why, counts_G in ((BELOW, below_G), (UNSEEN, unseen_G)):
+                counts_G += np.bincount(group_U[why_U == why], minlength=NUM_GROUPS)
+
+        for begin in range(0, self.rows.num_numbers, PIECE_ROWS):
+            rows_U = self._piece(begin)  # before the columns are read: these then have room for all numbers given out
+            count(self.statistics(), frozen(rows_U))
+        for _, words_UW in self.rows.away():
+            count(RowStatistics.of_words(words_UW), frozen(np.arange(len(words_UW), dtype=np.int32)))
+        return ShrinkSurvey(self.num_rows, by_group(below_G), by_group(unseen_G))
+
+    def _piece(self, begin: int) -> I32:
+        return np.arange(begin, min(begin + PIECE_ROWS, self.rows.num_numbers), dtype=np.int32)
+
+
+def by_group(counts_G: NDArray[np.int64]) -> dict[int, int]:
+    """Counts by slot group, without zeros."""
+    return {int(group): int(counts_G[group]) for group in np.flatnonzero(counts_G)}

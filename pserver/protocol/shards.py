@@ -1,0 +1,247 @@
+"""The shards as one trainer uses them: a narrow protocol, in this process or behind gRPC.
+
+`pserver.server.embedded.EmbeddedShards` holds a single shard itself; `pserver.client.remote.RemoteShards` routes keys
+to shard processes. Both run the same kernels in the same order, so rows are equal bit for bit.
+trainer.features.deduplication finds a batch's unique keys, pools rows, and sums a key's gradients within the batch.
+
+Shapes: U unique keys of one batch in one table, D floats of a row's weights (first-order weight, then the vector).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.deadline import Deadline
+from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from pserver.store.row_store import StoredFile
+
+F32 = NDArray[np.float32]
+U16 = NDArray[np.uint16]
+U64 = NDArray[np.uint64]
+
+ABSENT_BITS = np.uint32(0x7FC0_AB5E)
+"""Marks a key without a row in a table with a learnt default row: all its weights have these bits, a NaN that no
+arithmetic produces (its payload is not 0) and no stored row holds. The trainer puts the default row in its place."""
+
+
+def absent(rows_UD: F32) -> NDArray[np.bool_]:
+    """(U,) which pulled rows belong to keys that read a learnt default row."""
+    marked_U: NDArray[np.bool_] = rows_UD.view(np.uint32)[:, 0] == ABSENT_BITS
+    return marked_U
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Unique keys of one batch in one table, in order of first occurrence."""
+
+    keys_U: U64
+    group_U: U16
+    """Slot group of each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Gradients and statistics of one rank's batch for its `Keys`, in their order."""
+
+    grads_UD: F32
+    show_U: F32
+    click_U: F32
+
+
+class Prepared(Protocol):
+    """A batch whose keys are ready for the shards: routed, or their row numbers found."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepScale:
+    """The samples of a step over all ranks, for `grad_scale = "show"`."""
+
+    batch_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """Counts of one table over all shards."""
+
+    num_rows: int
+    num_bytes: int
+    """Memory of rows and index."""
+    new_rows: int
+    """Rows made in the open or last pass."""
+    rows_by_group: Mapping[int, int]
+    dirty_rows: int = 0
+    """Rows changed since the last commit, on the fullest shard."""
+    max_dirty_rows: int | None = None
+    """Most dirty rows of one shard before its memory is full; None: memory is not bounded."""
+    sweeping: bool = False
+    """Whether rows that a shrink deleted are still being removed."""
+    unadmitted: int = 0
+    """Records of keys without admission, in the open or last pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCommitPart:
+    """One shard's part of a commit, below the commit's folder."""
+
+    folder: str
+    """"shard-0"."""
+    buckets: tuple[int, int]
+    """First bucket, and one past the last."""
+    tables: Mapping[str, Mapping[str, Any]]
+    """By table: "rows", "rows_by_group" (text of the group's number to rows), "life" (pserver.lifecycle.aging: day,
+    rates of ticks, unswept shrinks, cuts), "changes" (pserver.commit.change_files: files of keys by version)."""
+    files: Mapping[str, StoredFile]
+    """By path relative to the commit's folder: "shard-0/default/000012.sst"."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        files = {name: {"sha256": file.sha256, "bytes": file.num_bytes} for name, file in self.files.items()}
+        tables = {name: dict(facts) for name, facts in self.tables.items()}
+        return {"folder": self.folder, "buckets": list(self.buckets), "tables": tables, "files": files}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "ShardCommitPart":
+        """The inverse of `message`."""
+        files = {name: StoredFile(file["sha256"], file["bytes"]) for name, file in message["files"].items()}
+        begin, end = message["buckets"]
+        return cls(message["folder"], (begin, end), message["tables"], files)
+
+
+class Shards(Protocol):
+    """All shards of the job, as one rank uses them.
+
+    Order of a pass: `open_pass`; `pull` for step 0; then, for every step of the pass on any rank, one `exchange` by
+    each rank; then `close_pass` by every rank. `prepare` may run in another thread, ahead, in the order of steps,
+    and never blocks for a step. Errors: pserver.errors.
+    """
+
+    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
+        """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close."""
+        ...
+
+    def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Prepared:
+        """Make a batch's keys ready. With `learn` = False the batch is only predicted and changes nothing."""
+        ...
+
+    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+        """(U, D) rows of a batch by table.
+
+        With `learn` and without admission, a key without a row reads its initial value; otherwise it reads zeros. If
+        the table's default row is learnt, the row is marked in place of zeros: see `absent`."""
+        ...
+
+    def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
+        """Rank 0 only, between passes: (U, D) rows of any keys as inference reads them: zeros, or marked, without a
+        row.
+
+        Batches prepared meanwhile for the next pass stay prepared.
+        """
+        ...
+
+    def exchange(
+        self,
+        step: int,
+        batch: Prepared | None,
+        gradients: Mapping[str, Gradients] | None,
+        following: Prepared | None,
+        scale: StepScale,
+        deadline: Deadline,
+    ) -> dict[str, F32] | None:
+        """Push step `step` of this rank, then pull the next batch's rows.
+
+        `batch` and `gradients` are None on a rank without further batches (it still takes part); `gradients` alone is
+        None if all ranks skip the step; `following` is None at the rank's last step. Returns the rows after `step` of
+        all ranks. A repeat after a lost reply is acknowledged and not applied again.
+        """
+        ...
+
+    def unanswered(self) -> Sequence[int]:
+        """From any thread: the shards that the present call still waits for; none without a call."""
+        ...
+
+    def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
+        """End the pass: touched rows get `day`. Returns the digest of each shard's pushes, by shard.
+
+        Every rank calls it, with no push in flight; a shard closes once all ranks have called.
+        """
+        ...
+
+    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
+        """Rank 0 only, between passes: apply operations, in order, at the close of `version`, the last one.
+
+        A repeat for the same version changes nothing.
+        """
+        ...
+
+    def survey(self, shrink: ShrinkRows, deadline: Deadline) -> ShrinkSurvey | None:
+        """Rank 0 only, from any thread: the rows that `shrink` would delete now.
+
+        A thread of each shard counts while training goes on, so rows that change meanwhile may count either way. None
+        while it counts: ask again. With `at_once`, between passes only: counted in this call, exactly.
+        """
+        ...
+
+    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
+        """From any thread: everything known about a key, as JSON-able data; see
+        pserver.tables.table.ShardTable.explain."""
+        ...
+
+    def feed(self, secret: str, deadline: Deadline) -> list[str]:
+        """Rank 0 only, from any thread: serve the live feed to clients with `secret`; its address on each shard.
+
+        A secret other than that of the first call is ignored."""
+        ...
+
+    def publish(self, version: int, deadline: Deadline) -> None:
+        """Rank 0 only, between passes: publish `version`, the last one closed, after its operations.
+
+        Returns once the changed rows are copied. May be repeated."""
+        ...
+
+    def digest(self, deadline: Deadline) -> dict[str, int]:
+        """By table: a 128-bit sum over all rows, independent of their order and of the number of shards."""
+        ...
+
+    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
+        """Counts by table."""
+        ...
+
+    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
+        """Step 2 of a commit, rank 0 only, between passes: copy the rows changed since the last; returns their number.
+
+        With `changes_since` the commit also records the keys changed or deleted since that version, as far back as
+        commits have recorded them (pserver.commit.change_files).
+
+        `version` is the last closed pass; other ranks may have opened the next one, without a step applied. Training
+        may go on after the call. One snapshot is in flight at a time, until `settle`; a repeat for the same version
+        changes nothing.
+        """
+        ...
+
+    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
+        """Step 3, from any thread: every shard writes its snapshot to its store, and its whole state to its own
+        folder in `folder`, which exists, synced. Returns the parts, by shard.
+
+        Raises StoreFailed if a disk is full or fails; nothing is left in `folder` once that is settled.
+        """
+        ...
+
+    def settle(self, committed: bool, deadline: Deadline) -> None:
+        """After step 4, from any thread: mark the snapshot's rows clean, or dirty again unless `committed`.
+
+        Waits for a `write_snapshot` that still runs. Does nothing if no snapshot is in flight.
+        """
+        ...
+
+    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
+        """Rank 0 only, before the first pass: load a commit in `folder`, made with any number of shards, into the empty
+        tables. The last closed pass is then `version`. Without parts the tables stay empty."""
+        ...
+
+    def close(self) -> None:
+        """Close connections and threads."""
+        ...

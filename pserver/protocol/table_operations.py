@@ -1,0 +1,108 @@
+"""Operations on tables: changes of rows at the close of a pass, beside learning.
+
+Pure values, and their form on the wire. They act in log order at the close of version v, after the day tick of that
+close; a replay repeats them. When they happen is decided in trainer.rank0.operations.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from pserver.errors import InvalidShardCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceDay:
+    """The day of a job without event time advances."""
+
+    op: ClassVar[str] = "day_tick"
+    to: int
+    """The new day; no effect if the day is the same already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShrinkRows:
+    """Rows of one table that meet the rule, and do not change after this close, are removed."""
+
+    op: ClassVar[str] = "shrink"
+    table: str
+    delete_below: float | None = None
+    """Replaces the limit of the table and its slots."""
+    delete_after_days: int | None = None
+    """Likewise. If both are None, the settings in force decide."""
+    at_once: bool = False
+    """True if the close waits until they are removed; rank 0 decides so for small tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetRow:
+    """One row is deleted."""
+
+    op: ClassVar[str] = "forget"
+    table: str
+    group: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTables:
+    """New settings of tables while a job runs."""
+
+    op: ClassVar[str] = "set"
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By table: its whole new section, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportCut:
+    """An export is cut here; delta_score of the selected rows restarts at 0."""
+
+    op: ClassVar[str] = "cut"
+    tables: tuple[str, ...] = ()
+    """The exported tables; () means all."""
+    since: int
+    """Version of the parent export: only rows changed after it are considered. 0 for a base, which considers all."""
+    base_threshold: float = 0.0
+    delta_threshold: float = 0.0
+    delta_keep_days: int | None = None
+
+
+TableOperation = AdvanceDay | ShrinkRows | ForgetRow | SetTables | ExportCut
+KINDS: Mapping[str, type[TableOperation]] = {
+    kind.op: kind for kind in (AdvanceDay, ShrinkRows, ForgetRow, SetTables, ExportCut)
+}
+
+
+def message_of(operation: TableOperation) -> dict[str, Any]:
+    """As JSON-able data."""
+    return {"op": operation.op, **asdict(operation)}
+
+
+def operation_of(message: Mapping[str, Any]) -> TableOperation:
+    """The inverse of `message_of`. Raises BadRequest for an unknown operation."""
+    if message.get("op") not in KINDS:
+        raise InvalidShardCall(f"unknown operation {message.get('op')!r}; known are {', '.join(KINDS)}")
+    fields = {name: value for name, value in message.items() if name != "op"}
+    return KINDS[message["op"]](**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkSurvey:
+    """The rows that a shrink of a table would remove now, over all shards."""
+
+    rows: int
+    """All rows of the table."""
+    below: Mapping[int, int]
+    """Rows to remove because of their score, by slot group."""
+    unseen: Mapping[int, int]
+    """Rows to remove only because they are unseen for too long, by slot group."""
+
+    @property
+    def going(self) -> int:
+        """Rows to remove."""
+        return sum(self.below.values()) + sum(self.unseen.values())
+
+    @property
+    def fraction(self) -> float:
+        """Share of the rows to remove."""
+        return self.going / self.rows if self.rows else 0.0

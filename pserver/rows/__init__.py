@@ -1,0 +1,1 @@
+"""Rows in memory: index, floats, optimizers, row cache."""

@@ -1,0 +1,261 @@
+"""Hot loops on rows: find, reserve, initialise, gather, record statistics.
+
+Free functions on arrays, compiled without the GIL, each with a plain twin (`_reference`) that defines it. Optimizers
+are in pserver.rows.optimizers, the hash of rows in pserver.rows.digest, merging of ranks in
+pserver.rows.gradient_merge; pserver.tables.table decides what may run at the same time.
+
+Shapes: U unique keys of a batch, R rows of a table, I slots of the index (a power of two), W floats of a row in the
+slab (weights, then the optimizer's state), D weights of a row.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from millrace.keys import GOLDEN, MASK, mix, mix_reference
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+U64 = NDArray[np.uint64]
+
+EMPTY = -1
+"""An index slot without a row; the row number of a key without a row."""
+BLOCK = 32
+"""Keys whose first probes are in flight together: their cache misses overlap."""
+
+
+@njit(nogil=True, cache=True)
+def _probe_ahead(index_I, keys_R, keys_U, begin, end, shift, rows):  # type: ignore[no-untyped-def]
+    """Row of each key of a block whose first probe hits, else EMPTY. Loads have no branches, so they overlap."""
+    for i in range(end - begin):
+        rows[i] = index_I[keys_U[begin + i] >> shift]
+    for i in range(end - begin):
+        row = rows[i]
+        hit = row >= 0 and keys_R[np.uint32(max(row, 0))] == keys_U[begin + i]
+        rows[i] = row if hit else EMPTY
+
+
+@njit(nogil=True, cache=True)
+def find(index_I, keys_R, keys_U, rows_U):  # type: ignore[no-untyped-def]
+    """Write the row number of each key to `rows_U`, EMPTY for a key without a row."""
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    rows = np.empty(BLOCK, np.int32)
+    for begin in range(0, len(keys_U), BLOCK):
+        end = min(begin + BLOCK, len(keys_U))
+        _probe_ahead(index_I, keys_R, keys_U, begin, end, shift, rows)
+        for u in range(begin, end):
+            row = rows[u - begin]
+            if row == EMPTY:
+                slot = keys_U[u] >> shift
+                row = index_I[slot]
+                while row != EMPTY and keys_R[np.uint32(row)] != keys_U[u]:
+                    slot = (slot + np.uint64(1)) & mask
+                    row = index_I[slot]
+            rows_U[u] = row
+
+
+@njit(nogil=True, cache=True)
+def find_or_reserve(index_I, keys_R, group_R, keys_U, group_U, rows_U, done, num_rows, max_rows):  # type: ignore[no-untyped-def]
+    """As `find`, but give a key without a row the next number and write its key and group.
+
+    Starts at key `done` with `num_rows` rows and stops early when `max_rows` are in use. -> (done, num_rows).
+    """
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    rows = np.empty(BLOCK, np.int32)
+    for begin in range(done, len(keys_U), BLOCK):
+        end = min(begin + BLOCK, len(keys_U))
+        _probe_ahead(index_I, keys_R, keys_U, begin, end, shift, rows)
+        for u in range(begin, end):
+            row = rows[u - begin]
+            if row == EMPTY:
+                slot = keys_U[u] >> shift
+                row = index_I[slot]
+                while row != EMPTY and keys_R[np.uint32(row)] != keys_U[u]:
+                    slot = (slot + np.uint64(1)) & mask
+                    row = index_I[slot]
+                if row == EMPTY:
+                    if num_rows >= max_rows:
+                        return u, num_rows
+                    row = np.int32(num_rows)
+                    keys_R[num_rows], group_R[num_rows] = keys_U[u], group_U[u]
+                    index_I[slot] = row
+                    num_rows += 1
+            rows_U[u] = row
+    return len(keys_U), num_rows
+
+
+def find_or_reserve_reference(row_of: dict[int, int], keys_U: list[int], max_rows: int) -> tuple[list[int], int]:
+    """The twin of `find_or_reserve` on a dictionary: rows of the keys done, and their number."""
+    rows = []
+    for key in keys_U:
+        if key not in row_of:
+            if len(row_of) >= max_rows:
+                break
+            row_of[key] = len(row_of)
+        rows.append(row_of[key])
+    return rows, len(rows)
+
+
+@njit(nogil=True, cache=True)
+def rebuild_index(index_I, keys_R, num_rows):  # type: ignore[no-untyped-def]
+    """Enter rows 0 .. num_rows - 1 into an index full of EMPTY."""
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    for row in range(num_rows):
+        slot = keys_R[row] >> shift
+        while index_I[slot] != EMPTY:
+            slot = (slot + np.uint64(1)) & mask
+        index_I[slot] = row
+
+
+@njit(nogil=True, cache=True)
+def enter(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
+    """Add rows to the index; their keys are written and not in it."""
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    for u in range(len(rows_U)):
+        slot = keys_R[np.uint32(rows_U[u])] >> shift
+        while index_I[slot] != EMPTY:
+            slot = (slot + np.uint64(1)) & mask
+        index_I[slot] = rows_U[u]
+
+
+@njit(nogil=True, cache=True)
+def take_out(index_I, keys_R, rows_U):  # type: ignore[no-untyped-def]
+    """Take rows out of the index.
+
+    Slots after a gap move up (Knuth, vol. 3, 6.4, algorithm R), so that no probe meets a gap.
+    """
+    shift, mask = shift_of(index_I), np.uint64(len(index_I) - 1)
+    for u in range(len(rows_U)):
+        gap = keys_R[np.uint32(rows_U[u])] >> shift
+        while index_I[gap] != rows_U[u]:
+            gap = (gap + np.uint64(1)) & mask
+        probe = (gap + np.uint64(1)) & mask
+        while index_I[probe] != EMPTY:
+            home = keys_R[np.uint32(index_I[probe])] >> shift
+            if ((probe - home) & mask) >= ((probe - gap) & mask):
+                index_I[gap] = index_I[probe]
+                gap = probe
+            probe = (probe + np.uint64(1)) & mask
+        index_I[gap] = EMPTY
+
+
+@njit(nogil=True, cache=True)
+def shift_of(index_I):  # type: ignore[no-untyped-def]
+    """Right shift of a key to its first slot: the top bits. The low bits chose the shard, so they do not spread."""
+    bits = np.uint64(0)
+    while (1 << bits) < len(index_I):
+        bits += np.uint64(1)
+    return np.uint64(64) - bits
+
+
+@njit(nogil=True, cache=True)
+def initialise(slab_RW, keys_R, group_R, begin, end, first_order, num_weights, start_W, range_G, table_seed):  # type: ignore[no-untyped-def]
+    """Start rows begin .. end - 1: `start_W`, the vector drawn from (table_seed, key, element) in its group's range."""
+    width = slab_RW.shape[1]
+    for row in range(begin, end):
+        for w in range(width):
+            slab_RW[row, w] = start_W[w]
+        counter, init_range = mix(keys_R[row] ^ table_seed), range_G[group_R[row]]
+        for w in range(first_order, num_weights):
+            counter += np.uint64(GOLDEN)
+            unit = np.float32(mix(counter) >> np.uint64(40)) * np.float32(2.0**-24)
+            slab_RW[row, w] = (unit + unit - np.float32(1)) * init_range
+
+
+def initial_vector_reference(key: int, dim: int, init_range: float, table_seed: int) -> F32:
+    """A key's initial vector: the top 24 bits of splitmix64 from mix(key ^ table_seed), in plus or minus range."""
+    counter = mix_reference(key ^ table_seed)
+    units = [(mix_reference((counter + (i + 1) * GOLDEN) & MASK) >> 40) / 2**24 for i in range(dim)]
+    return (np.array(units, np.float32) * np.float32(2) - np.float32(1)) * np.float32(init_range)
+
+
+@njit(nogil=True, cache=True)
+def gather(slab_RW, rows_U, begin, end, out_UD):  # type: ignore[no-untyped-def]
+    """Copy the weights of rows_U[begin:end] to `out_UD`."""
+    num_weights = out_UD.shape[1]
+    for u in range(begin, end):
+        row = np.uint32(rows_U[u])
+        for w in range(num_weights):
+            out_UD[u, w] = slab_RW[row, w]
+
+
+def gather_reference(slab_RW: F32, rows_U: I32, out_UD: F32) -> None:
+    """The twin of `gather` over all of `rows_U`."""
+    out_UD[:] = slab_RW[rows_U, : out_UD.shape[1]]
+
+
+@njit(nogil=True, cache=True)
+def gather_present(slab_RW, changed_R, rows_U, absent, out_UD):  # type: ignore[no-untyped-def]
+    """As `gather`, with `absent` for every weight of a key without a row or with a reserved one."""
+    num_weights = out_UD.shape[1]
+    for u in range(len(rows_U)):
+        row = rows_U[u]
+        present = row != EMPTY and changed_R[np.uint32(max(row, 0))] != 0
+        for w in range(num_weights):
+            out_UD[u, w] = slab_RW[np.uint32(row), w] if present else absent
+
+
+def gather_present_reference(
+    slab_RW: F32, changed_R: NDArray[np.uint32], rows_U: I32, absent: np.float32, out_UD: F32
+) -> None:
+    """The twin of `gather_present`."""
+    for u, row in enumerate(rows_U):
+        out_UD[u] = slab_RW[row, : out_UD.shape[1]] if row != EMPTY and changed_R[row] else absent
+
+
+@njit(nogil=True, cache=True)
+def record(  # type: ignore[no-untyped-def]
+    rows_U, show_U, click_U, nonclk_coeff, click_coeff, version, columns, rows_by_group, touched, num_touched
+):
+    """Add a merged record to each row's statistics, list rows first touched by `version`, count rows first made.
+
+    `columns` = (show, click, delta_score, changed_version, group), each (R,). -> (num_touched, rows made).
+    Source of the score: semantics of rows (show, click), as in Paddle's parameter server.
+    """
+    show_R, click_R, delta_R, changed_R, group_R = columns
+    made = 0
+    for u in range(len(rows_U)):
+        row = np.uint32(rows_U[u])
+        show, click = show_U[u], click_U[u]
+        show_R[row] += show
+        click_R[row] += click
+        delta_R[row] += (show - click) * nonclk_coeff + click * click_coeff
+        before = changed_R[row]
+        if before != version:
+            changed_R[row] = version
+            touched[num_touched] = rows_U[u]
+            num_touched += 1
+            if before == 0:
+                rows_by_group[group_R[row]] += 1
+                made += 1
+    return num_touched, made
+
+
+def record_reference(rows_U, show_U, click_U, nonclk_coeff, click_coeff, version, columns):  # type: ignore[no-untyped-def]
+    """The twin of `record` for unique rows: -> (rows first touched, rows first made), in order."""
+    show_R, click_R, delta_R, changed_R, _ = columns
+    touched = [int(row) for row in rows_U if changed_R[row] != version]
+    made = [int(row) for row in rows_U if changed_R[row] == 0]
+    show_R[rows_U] += show_U
+    click_R[rows_U] += click_U
+    delta_R[rows_U] += (show_U - click_U) * np.float32(nonclk_coeff) + click_U * np.float32(click_coeff)
+    changed_R[rows_U] = version
+    return touched, made
+
+
+@njit(nogil=True, cache=True)
+def scale_by_show(grads_UD, show_U, batch_samples, out_UD):  # type: ignore[no-untyped-def]
+    """Scale gradients of the batch's mean into `out_UD`: times its samples, divided by the record's shows.
+
+    A record without shows keeps its gradient. Source: Paddle's `show_scale`.
+    """
+    for u in range(len(show_U)):
+        factor = batch_samples / show_U[u] if show_U[u] > 0 else np.float32(1)
+        for d in range(grads_UD.shape[1]):
+            out_UD[u, d] = grads_UD[u, d] * factor
+
+
+def scale_by_show_reference(grads_UD: F32, show_U: F32, batch_samples: np.float32) -> F32:
+    """The twin of `scale_by_show`."""
+    factor_U = np.array([batch_samples / show if show > 0 else 1 for show in show_U], np.float32)
+    return grads_UD * factor_U[:, None]

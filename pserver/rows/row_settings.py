@@ -1,0 +1,97 @@
+"""How rows of a table are initialised and learn, by the class of their slot: sections as arrays for kernels. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.config import TableSection
+from pserver.protocol.shards import ABSENT_BITS
+from pserver.rows.optimizers import RowOptimizer, extends, optimizer_of, parts_of
+from pserver.rows.slot_classes import SlotClasses, classes_of
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """The row settings of one table. Classes differ in settings, never in the layout of a row."""
+
+    classes: SlotClasses
+    optimizers: tuple[RowOptimizer, ...]
+    """Optimizers by class."""
+    first_order: int
+    """1 if a row has a first-order weight, else 0."""
+    num_weights: int
+    """D: floats of a row that a model reads."""
+    start_W: F32
+    """(W,) a new row, except for its vector."""
+    range_G: F32
+    """(65536,) by slot group: a new vector is uniform in plus or minus this."""
+    settings_C: F32
+    """(C, 2, 6) settings of optimizers by class."""
+    parts_W: NDArray[np.int8]
+    """(W,) the part of each float of a row: see pserver.rows.optimizers.parts_of."""
+    extends: bool
+    """Whether some rows get their vector later."""
+    extend_G: F32
+    """(65536,) by slot group: the score at which a row gets its vector; minus infinity: at once."""
+    absent: np.float32
+    """The value that is read for every weight of an absent row."""
+
+    @classmethod
+    def of(cls, section: TableSection, groups: Mapping[str, int]) -> Self:
+        """`groups` are the slot groups of the table's slots, by name. Raises SpecError."""
+        classes = classes_of(section, groups)
+        optimizers = tuple(optimizer_of(each) for each in classes.sections)
+        num_weights = int(section.first_order) + section.dim
+        range_C = np.array([each.init_range for each in classes.sections], np.float32)
+        scores = (each.extend_at for each in classes.sections)
+        extend_C = np.array([-np.inf if score is None else score for score in scores], np.float32)
+        return cls(
+            classes,
+            optimizers,
+            int(section.first_order),
+            num_weights,
+            np.concatenate([np.zeros(num_weights, np.float32), optimizer_of(section).start_state]),
+            range_C[classes.class_G],
+            np.stack([each.settings for each in optimizers]),
+            parts_of(section),
+            extends(section),
+            extend_C[classes.class_G],
+            ABSENT_BITS.view(np.float32) if section.learns_default_row else np.float32(0),
+        )
+
+    @property
+    def ftrl(self) -> bool:
+        """Whether a new row's state also depends on its weights."""
+        return self.optimizers[0].ftrl
+
+    @property
+    def class_G(self) -> NDArray[np.uint8]:  # noqa: N802  # a suffix of shape
+        """(65536,) class of each slot group."""
+        return self.classes.class_G
+
+    def learn(
+        self, slab_RW: F32, rows_U: I32, grads_UD: F32, group_R: NDArray[np.uint16], begin: int, end: int
+    ) -> None:
+        """Apply gradients begin .. end - 1 to their rows, each with the settings of its class."""
+        if len(self.optimizers) == 1:
+            optimizer = self.optimizers[0]
+            optimizer.kernel(slab_RW, rows_U, grads_UD, begin, end, self.first_order, optimizer.settings)
+            return
+        rows_U, grads_UD = rows_U[begin:end], grads_UD[begin:end]
+        class_U = self.class_G[group_R[rows_U]]
+        for number, optimizer in enumerate(self.optimizers):
+            mine_M = np.flatnonzero(class_U == number)
+            if len(mine_M):
+                rows_M, grads_MD = _frozen(rows_U[mine_M]), _frozen(grads_UD[mine_M])
+                optimizer.kernel(slab_RW, rows_M, grads_MD, 0, len(mine_M), self.first_order, optimizer.settings)
+
+
+def _frozen(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    array.flags.writeable = False
+    return array

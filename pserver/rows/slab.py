@@ -1,0 +1,160 @@
+"""The floats of rows in one array: weights, then the optimizer's state.
+
+pserver.rows.split_slab is the variant for tables whose rows get their vector later. `RowFloats` is the protocol of
+both; pserver.rows.table_rows numbers the rows, pserver.tables.table decides what may run at the same time.
+
+Shapes: U rows chosen, R rows of a table, W floats of a row as commits have them, D weights of a row, W' words of a row.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.protocol.shards import F32, U16, U64
+from pserver.rows import kernels, row_format
+from pserver.rows.arrays import allocate, moved
+from pserver.rows.digest import digest_rows, join
+from pserver.rows.row_settings import RowSettings
+
+I32 = NDArray[np.int32]
+U32 = NDArray[np.uint32]
+Columns = tuple[NDArray[Any], ...]
+"""Columns of rows for digests and words; see pserver.rows.table_rows.bits_of."""
+Initialise = Callable[[F32, U64, U16, int, int], None]
+"""initialise(slab_UW, keys_U, group_U, begin, end): write the floats of new rows, including vectors."""
+
+
+class RowFloats(Protocol):
+    """The floats of R rows by number. `begin` and `end` restrict a call to rows_U[begin:end].
+
+    Threads: `gather`, `learn`, `pack`, `unpack` and `digest` on disjoint ranges at the same time; a row is written by
+    one thread at a time. Calls that make, free or grow rows run within a table's `numbering`.
+    """
+
+    room: int
+    """Number of rows that fit."""
+    row_bytes: int
+    """Memory for each row number."""
+
+    @property
+    def more_bytes(self) -> int:
+        """Memory of rows beyond `row_bytes` each."""
+        ...
+
+    def set(self, settings: RowSettings) -> None:
+        """Use other settings from here on."""
+        ...
+
+    def grow(self, used: int, room: int) -> None:
+        """Grow to `room` rows, of which the first `used` are copied; within `moving`."""
+        ...
+
+    def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
+        """Initialise new rows `begin` .. `end` - 1."""
+        ...
+
+    def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
+        """Initialise new rows, anywhere."""
+        ...
+
+    def free(self, rows_U: I32) -> None:
+        """Free rows; before any other use each must be initialised or held for words."""
+        ...
+
+    def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
+        """Copy weights; zeros for a missing vector."""
+        ...
+
+    def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
+        """Copy weights of all `rows_U`, with the settings' `absent` for EMPTY and reserved rows."""
+        ...
+
+    def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
+        """Apply gradients to rows; the gradient of a missing vector is dropped."""
+        ...
+
+    def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
+        """After a push, with statistics in `columns`: add a vector to each row whose score is high enough now.
+
+        Within `moving`. `nonclk` and `clk` are the weights of a show without a click and of a click in the score.
+        """
+        ...
+
+    def pack(self, columns: Columns, rows_U: I32, begin: int, end: int, keys_U: U64, words_UW: U32) -> None:
+        """Write keys and words (pserver.rows.row_format)."""
+        ...
+
+    def hold(self, words_UW: U32, rows_U: I32) -> None:
+        """Before `unpack`: make room for the rows of these words."""
+        ...
+
+    def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
+        """The inverse of `pack`, without keys, into new rows; within `moving`, unless memory is bounded."""
+        ...
+
+    def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
+        """128-bit hash of rows."""
+        ...
+
+
+class Slab:
+    """All floats of a row contiguous, (R, W). See Floats."""
+
+    def __init__(self, room: int, settings: RowSettings, initialise: Initialise) -> None:
+        self._initialise, self._settings = initialise, settings
+        self._width = len(settings.start_W)
+        self.room, self.row_bytes, self.more_bytes = room, 4 * self._width, 0
+        self.slab_RW = allocate((room, self._width), np.float32)
+
+    def set(self, settings: RowSettings) -> None:
+        """See Floats."""
+        self._settings = settings
+
+    def grow(self, used: int, room: int) -> None:
+        """See Floats."""
+        self.slab_RW, self.room = moved(self.slab_RW, used, room), room
+
+    def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
+        """See Floats."""
+        self._initialise(self.slab_RW, keys_R, group_R, begin, end)
+
+    def start_at(self, rows_U: I32, keys_U: U64, group_U: U16) -> None:
+        """See Floats."""
+        slab_UW = np.empty((len(rows_U), self._width), np.float32)
+        self._initialise(slab_UW, np.array(keys_U), np.array(group_U), 0, len(rows_U))
+        self.slab_RW[rows_U] = slab_UW
+
+    def free(self, rows_U: I32) -> None:
+        """See Floats. Does nothing."""
+
+    def gather(self, rows_U: I32, begin: int, end: int, out_UD: F32) -> None:
+        """See Floats."""
+        kernels.gather(self.slab_RW, rows_U, begin, end, out_UD)
+
+    def gather_present(self, changed_R: U32, rows_U: I32, out_UD: F32) -> None:
+        """See Floats."""
+        kernels.gather_present(self.slab_RW, changed_R, rows_U, self._settings.absent, out_UD)
+
+    def learn(self, rows_U: I32, grads_UD: F32, group_R: U16, begin: int, end: int) -> None:
+        """See Floats."""
+        self._settings.learn(self.slab_RW, rows_U, grads_UD, group_R, begin, end)
+
+    def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
+        """See Floats. Does nothing: rows start with their vectors."""
+
+    def pack(self, columns: Columns, rows_U: I32, begin: int, end: int, keys_U: U64, words_UW: U32) -> None:
+        """See Floats."""
+        row_format.pack(self.slab_RW.view(np.uint32), columns, rows_U, begin, end, keys_U, words_UW)
+
+    def hold(self, words_UW: U32, rows_U: I32) -> None:
+        """See Floats. Does nothing."""
+
+    def unpack(self, words_UW: U32, rows_U: I32, begin: int, end: int, columns: Columns) -> None:
+        """See Floats."""
+        row_format.unpack(words_UW, rows_U, begin, end, self.slab_RW.view(np.uint32), columns)
+
+    def digest(self, columns: Columns, rows_U: I32, multipliers: U64) -> int:
+        """See Floats."""
+        return join(*digest_rows(self.slab_RW.view(np.uint32), columns, rows_U, multipliers))

@@ -1,0 +1,1 @@
+"""One shard: its calls, its passes, embedded or behind gRPC."""

@@ -1,0 +1,169 @@
+"""The one shard inside a trainer's process, without gRPC: the same kernels run in the same order as in a process."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.failpoints import Failpoint, failpoint
+from pserver.config import TableSection
+from pserver.consistency.policy import Consistency
+from pserver.consistency.sync import Sync
+from pserver.errors import InvalidShardCall
+from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, StepScale, TableStats
+from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from pserver.server.pass_state import CallVerdict, PassState
+from pserver.server.shard import Push, ResolvedBatch, Shard
+
+
+class EmbeddedShards:
+    """Implements pserver.protocol.shards.Shards for a job with one trainer.
+
+    One thread calls `prepare`, one writes and settles snapshots, one makes the other calls.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableSection],
+        seed: int,
+        num_threads: int = 1,
+        live: Path | None = None,
+        groups: Mapping[str, int] | None = None,
+        generation: int = 1,
+        policy: Consistency | None = None,
+    ) -> None:
+        """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
+        `generation`: of the workers; `policy`: `sync` unless given."""
+        self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
+        self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation)
+        self._ledger = PassState(1, policy or Sync())
+        self._close_digest = ""
+        self._num_taken = 0
+        self._predicted: ResolvedBatch | None = None
+        """The last pulled batch that is only predicted, so that no exchange releases it."""
+
+    def open_pass(self, pass_number: int, deadline: Deadline) -> None:
+        """See Shards."""
+        if self._ledger.open_pass(pass_number) is CallVerdict.ACT:
+            self._shard.open_pass()
+
+    def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> ResolvedBatch:
+        """See Shards."""
+        return self._shard.resolve(tables, learn=learn)
+
+    def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        mine, before = _own(batch), self._predicted
+        if before is not None and before is not mine:
+            self._shard.release(before)
+        self._predicted = None if mine.learn else mine
+        return self._shard.rows(mine)
+
+    def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
+        """See Shards."""
+        batch = self._shard.resolve(tables, learn=False)
+        try:
+            return self._shard.rows(batch)
+        finally:
+            self._shard.release(batch)
+
+    def exchange(
+        self,
+        step: int,
+        batch: Prepared | None,
+        gradients: Mapping[str, Gradients] | None,
+        following: Prepared | None,
+        scale: StepScale,
+        deadline: Deadline,
+    ) -> dict[str, F32] | None:
+        """See Shards."""
+        push = None
+        if batch is not None and gradients:
+            push = Push(_own(batch), gradients, scale.batch_samples)
+            self._shard.check(push)
+        ledger = self._ledger
+        if ledger.push(ledger.pass_number, step, rank=0) is CallVerdict.ACT:
+            if push is not None:
+                self._shard.apply([push], ledger.pass_number)
+            failpoint(Failpoint.PARTLY_PUSHED)
+            ledger.steps.applied()
+            if batch is not None:
+                self._shard.release(_own(batch))
+        return None if following is None else self._shard.rows(_own(following))
+
+    def unanswered(self) -> Sequence[int]:
+        """See Shards: an embedded shard always answers."""
+        return ()
+
+    def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
+        """See Shards."""
+        if self._ledger.close_pass(self._ledger.pass_number, 0, day) is CallVerdict.ACT:
+            self._close_digest = self._shard.close_pass(day, self._ledger.pass_number)
+            self._ledger.closed()
+        return {"0": self._close_digest}
+
+    def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
+        """See Shards."""
+        if self._ledger.operate(version) is CallVerdict.ACT:
+            self._shard.operate(operations, version)
+            self._ledger.has_operated(version)
+
+    def survey(self, shrink: ShrinkRows, deadline: Deadline) -> ShrinkSurvey | None:
+        """See Shards."""
+        return self._shard.survey(shrink)
+
+    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
+        """See Shards."""
+        return self._shard.explain(table, key, group)
+
+    def feed(self, secret: str, deadline: Deadline) -> list[str]:
+        """See Shards."""
+        return [self._shard.feed(secret)]
+
+    def publish(self, version: int, deadline: Deadline) -> None:
+        """See Shards."""
+        self._ledger.publish(version)
+        self._shard.publish(version)
+
+    def digest(self, deadline: Deadline) -> dict[str, int]:
+        """See Shards."""
+        return self._shard.digest()
+
+    def stats(self, deadline: Deadline) -> dict[str, TableStats]:
+        """See Shards."""
+        return self._shard.stats()
+
+    def snapshot(self, version: int, deadline: Deadline, changes_since: int | None = None) -> int:
+        """See Shards."""
+        if self._ledger.snapshot(version) is CallVerdict.ACT:
+            self._num_taken = self._shard.stores.snapshot(version, changes_since)
+            self._ledger.taken(version)
+        return self._num_taken
+
+    def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
+        """See Shards."""
+        return [self._shard.stores.write(folder, deadline)]
+
+    def settle(self, committed: bool, deadline: Deadline) -> None:
+        """See Shards."""
+        self._shard.stores.settle(committed, deadline)
+        self._ledger.settled()
+
+    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
+        """See Shards."""
+        if self._ledger.restore(version) is CallVerdict.ACT:
+            self._shard.restore(folder, parts, version)
+            self._ledger.has_restored(version)
+
+    def close(self) -> None:
+        """See Shards."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._shard.close()
+
+
+def _own(batch: Prepared) -> ResolvedBatch:
+    if not isinstance(batch, ResolvedBatch):
+        raise InvalidShardCall("the batch was prepared by other shards than these")
+    return batch

@@ -1,0 +1,164 @@
+"""Decides what a call means at this moment on a shard: the open pass, the last version, the one snapshot in flight.
+
+Pure: no lock, no wait, no rows. A pass opens when the first rank asks and closes when every rank has asked. Between
+passes a snapshot may be taken; it is in flight until it is settled. Repeats are harmless; every other call out of turn
+is refused. The order of pushes inside a pass is the work of a consistency policy (pserver.consistency).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from pserver.consistency.policy import Consistency, StepOrder
+from pserver.consistency.sync import names
+from pserver.errors import InvalidShardCall
+
+
+class CallVerdict(Enum):
+    """What to do with a call."""
+
+    ACT = auto()
+    """Act now: open or close the pass, or apply pushes. Then call the method that records it."""
+    WAIT = auto()
+    """The call counts; calls of other ranks are missing."""
+    REPEAT = auto()
+    """The call was acted on before: answer, and change nothing."""
+
+
+@dataclass(slots=True)
+class PassState:
+    """The state of a shard as its callers see it."""
+
+    num_ranks: int
+    policy: Consistency
+    pass_number: int = 0
+    """The open pass, or the last one closed."""
+    is_open: bool = False
+    steps: StepOrder = field(init=False)
+    """The pushes of the open pass."""
+    closing: dict[int, int] = field(default_factory=dict)
+    """Ranks that asked for the close, with the day they gave."""
+    version: int = 0
+    """The last pass closed, or the version restored."""
+    restored: int | None = None
+    """The version restored before the first pass."""
+    operated: int | None = None
+    """The version at whose close operations acted last."""
+    in_flight: int | None = None
+    """The version whose snapshot is taken and not settled."""
+
+    def __post_init__(self) -> None:
+        self.steps = self.policy.steps(0, self.num_ranks)
+
+    def open_pass(self, pass_number: int) -> CallVerdict:
+        """A rank asks to open a pass. ACT: it is open; prepare for its steps."""
+        if self.is_open and pass_number == self.pass_number:
+            return CallVerdict.REPEAT
+        if self.is_open:
+            raise InvalidShardCall(f"pass {pass_number} cannot open: pass {self.pass_number} is not closed")
+        if pass_number <= self.pass_number:
+            raise InvalidShardCall(f"pass {pass_number} cannot open: pass {self.pass_number} was closed before")
+        self.pass_number, self.is_open = pass_number, True
+        self.steps = self.policy.steps(pass_number, self.num_ranks)
+        return CallVerdict.ACT
+
+    def push(self, pass_number: int, step: int, rank: int) -> CallVerdict:
+        """A rank pushes a step. After ACT: apply the pushes of `steps.due`, then call `steps.applied`."""
+        self._check(pass_number, rank)
+        if not self.steps.push(step, rank):
+            return CallVerdict.REPEAT
+        return CallVerdict.ACT if self.steps.due() else CallVerdict.WAIT
+
+    def close_pass(self, pass_number: int, rank: int, day: int) -> CallVerdict:
+        """A rank asks to close a pass. After ACT: close it, then call `closed`."""
+        if not self.is_open and pass_number == self.pass_number:
+            return CallVerdict.REPEAT
+        self._check(pass_number, rank)
+        self.steps.close(rank)
+        self.closing[rank] = day
+        if len(set(self.closing.values())) > 1:
+            raise InvalidShardCall(f"ranks disagree on the day of pass {pass_number}: {self.closing}")
+        return CallVerdict.ACT if len(self.closing) == self.num_ranks else CallVerdict.WAIT
+
+    def closed(self) -> None:
+        """The open pass is closed."""
+        self.is_open, self.version = False, self.pass_number
+        self.closing.clear()
+
+    def may_answer(self, pass_number: int, step: int, rank: int) -> bool:
+        """Whether a rank that pushed a step may read the rows of its next step, or the pass is over."""
+        return self.pass_number > pass_number or self.steps.may_answer(step, rank)
+
+    def has_closed(self, pass_number: int) -> bool:
+        """Whether a pass is closed."""
+        return self.pass_number > pass_number or (self.pass_number == pass_number and not self.is_open)
+
+    def restore(self, version: int) -> CallVerdict:
+        """Rank 0 asks to begin at `version`. After ACT: restore it, then call `has_restored`."""
+        if self.restored == version == self.pass_number and not self.is_open:
+            return CallVerdict.REPEAT
+        if self.restored is not None or self.is_open or self.pass_number:
+            raise InvalidShardCall(f"version {version} cannot be restored: {self._place()}")
+        return CallVerdict.ACT
+
+    def has_restored(self, version: int) -> None:
+        """Rows are those of `version`."""
+        self.restored = self.version = self.pass_number = version
+
+    def operate(self, version: int) -> CallVerdict:
+        """Rank 0 asks for operations at the close of `version`. After ACT: apply them, then call `has_operated`."""
+        if self.operated == version:
+            return CallVerdict.REPEAT
+        if version != self.version or self.is_open:
+            raise InvalidShardCall(f"no operation at the close of version {version}: {self._place()}")
+        return CallVerdict.ACT
+
+    def has_operated(self, version: int) -> None:
+        """Operations acted at the close of `version`."""
+        self.operated = version
+
+    def snapshot(self, version: int) -> CallVerdict:
+        """Rank 0 asks for a snapshot of `version`. After ACT: take it, then call `taken`.
+
+        Other ranks may have opened the next pass by then. Rows do not change before its first step is applied.
+        """
+        if self.in_flight == version:
+            return CallVerdict.REPEAT
+        if self.in_flight is not None:
+            raise InvalidShardCall(f"no snapshot of version {version}: that of {self.in_flight} is not settled")
+        if version != self.version:
+            raise InvalidShardCall(f"no snapshot of version {version}: version {self.version} is the last one closed")
+        if self.is_open and self.steps.num_applied:
+            raise InvalidShardCall(f"no snapshot of version {version}: steps of pass {self.pass_number} are applied")
+        return CallVerdict.ACT
+
+    def taken(self, version: int) -> None:
+        """The snapshot of `version` is taken."""
+        self.in_flight = version
+
+    def settled(self) -> None:
+        """The commit of the snapshot in flight is complete, or given up."""
+        self.in_flight = None
+
+    def publish(self, version: int) -> None:
+        """Rank 0 publishes `version` to subscribers. It may do so more than once."""
+        if version != self.version or (self.is_open and self.steps.num_applied):
+            raise InvalidShardCall(f"version {version} cannot be published: {self._place()}")
+
+    def _place(self) -> str:
+        return f"pass {self.pass_number} is {'open' if self.is_open else 'closed'}"
+
+    def missing(self) -> str:
+        """The ranks that a waiting call waits for, in words."""
+        return f"rank {names(self._absent())}"
+
+    def _absent(self) -> Sequence[int]:
+        if not self.closing:
+            return self.steps.missing()
+        return [rank for rank in range(self.num_ranks) if rank not in self.closing]
+
+    def _check(self, pass_number: int, rank: int) -> None:
+        if not self.is_open or pass_number != self.pass_number:
+            raise InvalidShardCall(f"a call for pass {pass_number} while {self._place()}")
+        if not 0 <= rank < self.num_ranks:
+            raise InvalidShardCall(f"rank {rank} of {self.num_ranks} ranks")

@@ -1,0 +1,278 @@
+"""One shard's part of every table: find the rows of batches, read rows, apply pushes, close passes.
+
+The same code runs in a trainer's process (pserver.server.embedded) and behind gRPC (pserver.server.shard_server). It
+does not know how many ranks there are. A consistency policy decides when a push is applied, and the callers wait.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.commit.shard_commits import ShardStores
+from pserver.config import TableSection
+from pserver.errors import InvalidShardCall
+from pserver.feed.feed_server import FeedServer
+from pserver.feed.publisher import ShardFeed
+from pserver.protocol.placement import Placement
+from pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart, TableStats
+from pserver.protocol.table_operations import (
+    AdvanceDay,
+    ExportCut,
+    ForgetRow,
+    SetTables,
+    ShrinkRows,
+    ShrinkSurvey,
+    TableOperation,
+)
+from pserver.rows.arrays import frozen
+from pserver.rows.digest import add
+from pserver.rows.gradient_merge import merge, merge_by_key
+from pserver.rows.kernels import EMPTY
+from pserver.rows.table_rows import I32
+from pserver.tables.sweeping import Sweeper, run
+from pserver.tables.table import ShardTable
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBatch:
+    """A batch with the row numbers of its keys on this shard, kept until its push."""
+
+    learn: bool
+    rows: Mapping[str, I32]
+    """(U,) row numbers by table, valid until they are released. In a batch that is only predicted, and in tables with
+    admission, a key without a row has EMPTY."""
+    keys: Mapping[str, Keys]
+    """By table in which an earlier step, of any rank, may still create a row."""
+    known: dict[str, I32] = field(default_factory=dict)
+    """Row numbers in tables with admission, as they were when the batch was pulled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The push of one rank in a step."""
+
+    batch: ResolvedBatch
+    gradients: Mapping[str, Gradients]
+    batch_samples: int
+    """Samples of all ranks in the step."""
+
+
+class Shard:
+    """The tables of shard `number` under a placement."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableSection],
+        seed: int,
+        *,
+        number: int = 0,
+        placement: Placement | None = None,
+        pool: ThreadPoolExecutor | None = None,
+        live: Path | None = None,
+        groups: Mapping[str, int] | None = None,
+        generation: int = 1,
+    ) -> None:
+        """`live`: folder of committed rows; without it there are no commits, and rows are only in memory.
+        `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers."""
+        buckets = (placement or Placement.even(1)).buckets_of(number)
+        self.tables = {name: ShardTable(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
+        self._stores = None if live is None else ShardStores(number, buckets, self.tables, live)
+        self._sweeper = Sweeper()
+        self._feed = ShardFeed({name: table.feed for name, table in self.tables.items()}, generation)
+        self._feed_server: FeedServer | None = None
+        for table in self.tables.values():
+            table.when_swept(self._feed.swept)
+
+    def _table(self, name: str) -> ShardTable:
+        if name not in self.tables:
+            raise InvalidShardCall(f"no table {name!r} on this shard; it has {', '.join(sorted(self.tables))}")
+        return self.tables[name]
+
+    def resolve(self, tables: Mapping[str, Keys], *, learn: bool) -> ResolvedBatch:
+        """Find the rows of a batch's keys; with `learn`, reserve missing rows. Any thread, ahead of the step."""
+        rows, again = {}, {}
+        for name, keys in tables.items():
+            table = self._table(name)
+            if learn and not table.selective:
+                rows[name] = table.reserve(keys.keys_U, keys.group_U)
+            else:
+                find = table.find_ahead if learn else table.find
+                rows[name], again[name] = find(keys.keys_U), keys
+        return ResolvedBatch(learn, rows, again)
+
+    def rows(self, batch: ResolvedBatch) -> dict[str, F32]:
+        """(U, D) the present rows of a batch, by table."""
+        found = {}
+        for name, rows_U in batch.rows.items():
+            table = self.tables[name]
+            if not batch.learn:
+                found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U)
+            elif name in batch.keys:
+                batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
+                found[name] = table.gather_present(batch.known[name])
+            else:
+                found[name] = table.gather(frozen(rows_U))
+        return found
+
+    def apply(self, pushes: Sequence[Push], version: int) -> None:
+        """Merge the pushes in the given order and apply them. They must agree on the samples of the step."""
+        samples = {push.batch_samples for push in pushes}
+        assert len(samples) <= 1, samples
+        batch_samples = max(samples, default=0)
+        for name, table in self.tables.items():
+            mine = [push for push in pushes if name in push.gradients]
+            parts = [_known(push, name) for push in mine]
+            unknown = [records for push in mine if (records := _unknown(push, name)) is not None]
+            if any(len(rows_U) for rows_U, _ in parts):
+                rows_U, merged = merge(parts)
+                table.apply(frozen(rows_U), _frozen(merged), batch_samples, version)
+            if unknown:
+                keys, seen = merge_by_key(unknown)
+                table.admit(keys.keys_U, keys.group_U, seen, version)
+
+    def check(self, push: Push) -> None:
+        """Raise BadRequest for gradients that do not fit their batch, or whose batch was not pulled."""
+        for name, gradients in push.gradients.items():
+            if name not in push.batch.rows or not push.batch.learn:
+                raise InvalidShardCall(f"gradients of table {name!r}, which the batch did not prepare to learn")
+            if name in push.batch.keys and name not in push.batch.known:
+                raise InvalidShardCall(f"gradients of table {name!r} for a batch that was not pulled")
+            shape = (len(push.batch.rows[name]), self.tables[name].num_weights)
+            fits = gradients.grads_UD.shape == shape and gradients.show_U.shape == gradients.click_U.shape == shape[:1]
+            if not fits:
+                raise InvalidShardCall(
+                    f"gradients of table {name!r} have shape {gradients.grads_UD.shape}, not {shape}"
+                )
+
+    def release(self, batch: ResolvedBatch) -> None:
+        """The batch is not used any more: its rows need not stay in memory."""
+        for name, rows_U in batch.rows.items():
+            self.tables[name].release(rows_U)
+
+    def open_pass(self) -> None:
+        """Begin a pass."""
+        for table in self.tables.values():
+            table.open_pass()
+
+    def close_pass(self, day: int, version: int) -> str:
+        """Make `version`: set the day of touched rows. Returns the digest, in hex, of the rows changed by pushes."""
+        self._feed.seal()  # from here on, rows of the version before are deleted
+        digest = add(table.close_pass(day) for table in self.tables.values())
+        self._feed.closed(version)
+        return f"{digest:032x}"
+
+    def digest(self) -> dict[str, int]:
+        """Hash over all rows by table."""
+        return {name: table.digest() for name, table in self.tables.items()}
+
+    def stats(self) -> dict[str, TableStats]:
+        """Counts by table."""
+        return {name: table.stats() for name, table in self.tables.items()}
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def operate(self, operations: Sequence[TableOperation], version: int) -> None:
+        """Apply operations in order at the close of `version`. Raises the error that stopped an earlier sweep."""
+        self._sweeper.check()
+        for operation in operations:
+            match operation:
+                case ShrinkRows(table=name) | ForgetRow(table=name):
+                    self._table(name).operate(operation, version)
+                case SetTables(tables=tables):
+                    self._sweeper.recount()
+                    for name in tables:
+                        self._table(name).operate(operation, version)
+                case ExportCut(tables=names) if names:
+                    for name in names:
+                        self._table(name).operate(operation, version)
+                case AdvanceDay() | ExportCut():
+                    for table in self.tables.values():
+                        table.operate(operation, version)
+                case _:
+                    assert_never(operation)
+            if isinstance(operation, ShrinkRows):
+                self._sweep(self.tables[operation.table], at_once=operation.at_once)
+
+    def _sweep(self, table: ShardTable, *, at_once: bool) -> None:
+        if at_once:
+            run(table.sweep())
+        else:
+            self._sweeper.sweep(table)
+
+    def survey(self, shrink: ShrinkRows) -> ShrinkSurvey | None:
+        """What a shrink would delete; None while a thread counts."""
+        table = self._table(shrink.table)
+        return table.survey(shrink) if shrink.at_once else self._sweeper.survey(table, shrink)
+
+    def explain(self, table: str, key: int, group: int) -> dict[str, Any]:
+        """Everything that is known about a key."""
+        return self._table(table).explain(key, group)
+
+    # --- the live feed -----------------------------------------------------------------------------------------------
+
+    def feed(self, secret: str) -> str:
+        """Serve the feed of this shard to subscribers with `secret`; its address. The first call opens the port."""
+        if self._feed_server is None:
+            self._feed_server = FeedServer(self._feed, secret)
+        return self._feed_server.address
+
+    def publish(self, version: int) -> None:
+        """Between passes: publish `version`, whose operations have acted, to subscribers, if there are any."""
+        self._feed.publish(version)
+
+    # --- commits: the caller keeps the order of calls ----------------------------------------------------------------
+
+    @property
+    def stores(self) -> ShardStores:
+        """The stores of committed rows. Raises BadRequest for a shard whose rows are only in memory."""
+        if self._stores is None:
+            raise InvalidShardCall("this shard was started without a folder for committed rows (`live`)")
+        return self._stores
+
+    def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> None:
+        """Load this shard's rows from a commit of `version`."""
+        if parts or self._stores is not None:
+            self.stores.restore(folder, parts, version)
+        self._feed.begin(version)
+        for table in self.tables.values():
+            if table.sweeping:
+                self._sweeper.sweep(table)
+
+    def close(self) -> None:
+        """Stop the threads and close the files."""
+        self._sweeper.stop()
+        if self._feed_server is not None:
+            self._feed_server.close()
+        if self._stores is not None:
+            self._stores.close()
+
+
+def _known(push: Push, name: str) -> tuple[I32, Gradients]:
+    """The part of a push for existing rows."""
+    gradients = push.gradients[name]
+    if name not in push.batch.keys:
+        return frozen(push.batch.rows[name]), _frozen(gradients)
+    rows_U = push.batch.known[name]
+    present_U = rows_U != EMPTY
+    return frozen(rows_U[present_U]), _frozen(_chosen(gradients, present_U))
+
+
+def _unknown(push: Push, name: str) -> tuple[Keys, Gradients] | None:
+    """The part of a push for keys without a row; None in tables without admission."""
+    if name not in push.batch.keys:
+        return None
+    keys, absent_U = push.batch.keys[name], push.batch.known[name] == EMPTY
+    return Keys(keys.keys_U[absent_U], keys.group_U[absent_U]), _chosen(push.gradients[name], absent_U)
+
+
+def _chosen(gradients: Gradients, chosen_U: NDArray[np.bool_]) -> Gradients:
+    return Gradients(gradients.grads_UD[chosen_U], gradients.show_U[chosen_U], gradients.click_U[chosen_U])
+
+
+def _frozen(gradients: Gradients) -> Gradients:
+    return Gradients(frozen(gradients.grads_UD), frozen(gradients.show_U), frozen(gradients.click_U))

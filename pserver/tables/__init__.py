@@ -1,0 +1,1 @@
+"""Tables on one shard: rows found, learnt, aged, swept and handed over."""

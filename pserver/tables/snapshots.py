@@ -1,0 +1,124 @@
+"""Copies the changed rows of one table for a commit, and loads rows from one.
+
+pserver.rows.dirty_rows knows the changed rows, pserver.lifecycle.deletions the deleted ones, pserver.rows.row_format
+the format of a row. pserver.commit.shard_commits owns stores and files.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.admission.slot_admission import SlotAdmission
+from pserver.errors import StoreDamaged
+from pserver.lifecycle.aging import TableAging
+from pserver.lifecycle.deletions import Deletions
+from pserver.protocol.shards import U16, U64
+from pserver.rows.arrays import allocate, frozen
+from pserver.rows.dirty_rows import DirtyRows
+from pserver.rows.row_cache import RowCache
+from pserver.rows.row_format import HEAD, groups_of
+from pserver.rows.slot_classes import NUM_GROUPS
+from pserver.rows.split_work import WorkSplitter
+from pserver.rows.table_rows import U32, RowArrays
+from pserver.store.row_store import RowStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """The part of a table that a commit writes."""
+
+    keys_U: U64
+    """Keys of the rows changed since the last commit."""
+    words_UW: U32
+    deleted_keys_U: U64
+    """Keys deleted since; some may have rows again, and are in `keys_U` then."""
+    deleted_group_U: U16
+    rows_by_group: Mapping[int, int]
+    """Number of rows by slot group, without deleted ones."""
+    life: Mapping[str, Any]
+    """See pserver.lifecycle.aging.TableAging.message."""
+    admission: Mapping[str, NDArray[Any]]
+    """See pserver.admission.slot_admission.SlotAdmission.state."""
+
+    def gone(self) -> tuple[U64, U16]:
+        """Keys and groups of deleted rows that did not come back. Slow for many keys: not while steps wait."""
+        gone_U = ~np.isin(self.deleted_keys_U, self.keys_U)
+        return self.deleted_keys_U[gone_U], self.deleted_group_U[gone_U]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshots:
+    """Snapshots of one table for commits."""
+
+    name: str
+    rows: RowArrays
+    life: TableAging
+    selection: SlotAdmission
+    dirty: DirtyRows
+    departures: Deletions
+    halves: WorkSplitter
+
+    def take(self) -> TableSnapshot:
+        """Copies of the dirty rows and of all other changes; in flight until `settle`. Between passes only."""
+        with self.rows.moving:
+            rows_U = self.dirty.take(self.rows.marks_R, self.rows.num_numbers)
+            keys_U = allocate((len(rows_U),), np.uint64)
+            words_UW = allocate((len(rows_U), HEAD + self.rows.width), np.uint32)
+            bits, pack = self.rows.bits(), self.rows.floats.pack
+            self.halves.do(len(rows_U), lambda begin, end: pack(bits, rows_U, begin, end, keys_U, words_UW))
+            life = self.life.message()  # before the deletions: a sweep that ends in between is repeated
+            with self.departures.counting:
+                deleted, rows_by_group = self.departures.gone.take(), self.departures.rows_by_group
+        return TableSnapshot(keys_U, words_UW, *deleted, rows_by_group, life, self.selection.state())
+
+    def settle(self, committed: bool) -> None:
+        """End the snapshot: the rows in flight are clean, or dirty again if the commit failed."""
+        with self.rows.still, self.rows.moving:  # a reader sees store and deletions of one moment
+            self.departures.gone.settle(committed)
+            self.dirty.settle(self.rows.marks_R, committed)
+        self.rows.made_room()
+
+    def attach(
+        self,
+        store: RowStore,
+        rows_by_group: Mapping[int, int],
+        lives: Sequence[Mapping[str, Any]],
+        admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]],
+    ) -> None:
+        """See pserver.tables.table.ShardTable.attach."""
+        self.life.load(lives)
+        restarted = self.selection.load(admission) if admission else []
+        if restarted:
+            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
+        if isinstance(self.rows, RowCache):
+            self.rows.attach(store, sum(rows_by_group.values()))
+            for group, count in rows_by_group.items():
+                self.departures.made_G[group] = count
+            return
+        self.rows.make_room(sum(rows_by_group.values()))
+        self.load(store.scan())
+        if self.departures.rows_by_group != dict(rows_by_group):
+            raise StoreDamaged(
+                f"table {self.name!r}: the store holds {self.departures.num_rows} rows, not those of its commit"
+            )
+
+    def load(self, chunks: Iterable[tuple[U64, U32]]) -> None:
+        """Add committed rows as clean: keys and words, of keys without a row. For tables with unbounded memory."""
+        for keys_U, words_UW in chunks:
+            group_U, words_UW = groups_of(words_UW), frozen(words_UW)
+            rows_U = self.rows.reserve(keys_U, group_U, start=False)
+            with self.rows.moving:
+                self._unpack(words_UW, rows_U)
+                self.departures.made_G += np.bincount(group_U, minlength=NUM_GROUPS)
+            self.rows.release(rows_U)
+
+    def _unpack(self, words_UW: U32, rows_U: NDArray[np.int32]) -> None:
+        bits, unpack = self.rows.bits(), self.rows.floats.unpack
+        self.rows.floats.hold(words_UW, rows_U)
+        self.halves.do(len(rows_U), lambda begin, end: unpack(words_UW, rows_U, begin, end, bits))

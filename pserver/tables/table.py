@@ -1,0 +1,371 @@
+"""One table on one shard: its rows are found, read, updated and aged, step by step and pass by pass.
+
+A row number is found or reserved ahead of time. The row *exists* from its first push on, which gives it a
+`changed_version` above 0. A reserved row holds its initial value and is otherwise absent: not counted, hashed or
+saved. With unbounded memory, a reservation without a push (a key of a skipped or abandoned batch) stays until the
+process ends. A key is reserved once, so there are at most as many as keys of those batches.
+
+A *selective* table, one with admission, makes a row only for an admitted key: at the push that reaches the threshold,
+at its initial value. Its keys without a row read the table's default row: zeros, or a mark if that row is learnt.
+
+pserver.rows.table_rows holds the rows; pserver.rows.row_cache decides which are in memory, and nothing here depends on
+it. pserver.lifecycle.aging ages rows, pserver.lifecycle.deletions deletes them, pserver.tables.snapshots copies them
+for commits, pserver.tables.table_overview reads all of them or one.
+
+Threads: any number may reserve, find and release. The step's thread calls gather, apply, close, operate and snapshot.
+Any thread may settle, sweep, survey and explain.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.admission.slot_admission import SlotAdmission
+from pserver.config import TableSection
+from pserver.feed.table_changes import TableFeed
+from pserver.lifecycle.aging import TableAging
+from pserver.lifecycle.deletions import Deletions
+from pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
+from pserver.protocol.table_operations import (
+    AdvanceDay,
+    ExportCut,
+    ForgetRow,
+    SetTables,
+    ShrinkRows,
+    ShrinkSurvey,
+    TableOperation,
+)
+from pserver.rows import kernels
+from pserver.rows.arrays import frozen, moved
+from pserver.rows.dirty_rows import DirtyRows
+from pserver.rows.row_cache import RowCache
+from pserver.rows.row_format import HEAD
+from pserver.rows.row_settings import RowSettings
+from pserver.rows.split_work import WorkSplitter
+from pserver.rows.table_rows import I32, NO_VERSION, RowArrays
+from pserver.store.row_store import RowStore
+from pserver.tables.snapshots import TableSnapshot as TableSnapshot
+from pserver.tables.snapshots import TableSnapshots
+from pserver.tables.table_overview import TableOverview
+
+ALL_BUCKETS = (0, 4096)
+
+log = logging.getLogger(__name__)
+
+
+class ShardTable:
+    """The rows of one table on one shard."""
+
+    def __init__(
+        self,
+        name: str,
+        section: TableSection,
+        seed: int,
+        pool: ThreadPoolExecutor | None = None,
+        groups: Mapping[str, int] | None = None,
+        buckets: tuple[int, int] = ALL_BUCKETS,
+    ) -> None:
+        """`groups` are the slot groups by slot, `buckets` those of the shard."""
+        self.name, self.section = name, section
+        self._groups = dict(groups or {})
+        settings, self._halves = RowSettings.of(section, self._groups), WorkSplitter(pool)
+        self._dirty, self._life = DirtyRows(), TableAging(section, self._groups)
+        self._departures = Deletions(self._life, self._dirty)
+        self._rows = self._departures.rows = self._rows_of(settings, seed)
+        self._selection = SlotAdmission(settings.classes, int(self._rows.seed), buckets)
+        parts = self._rows, self._life, self._selection
+        self._snapshots = TableSnapshots(name, *parts, self._dirty, self._departures, self._halves)
+        self._overview = TableOverview.of(*parts, self._departures, self._halves)
+        self.feed = TableFeed(self._rows, self._life, self._departures)
+        """The changes for subscribers of the live feed."""
+        self._departures.on_deleted = self.feed.note_deleted
+        self._touched = np.empty(0, np.int32)
+        self._num_touched = 0
+        self._new_rows = self._unadmitted = 0
+
+    def _rows_of(self, settings: RowSettings, seed: int) -> RowArrays:
+        if self.section.memory is None:
+            return RowArrays(self.name, settings, seed)
+        return RowCache(
+            self.name,
+            settings,
+            seed,
+            self.section.memory,
+            waiting=self._num_waiting,
+            touched=lambda: self._num_touched,
+            is_deleted=self._departures.is_deleted,
+            note_deleted=self._departures.note_deleted,
+        )
+
+    @property
+    def width(self) -> int:
+        """W: floats of a row in commits."""
+        return self._rows.width
+
+    @property
+    def num_weights(self) -> int:
+        """D: floats of a row that a model reads."""
+        return self._rows.num_weights
+
+    @property
+    def num_words(self) -> int:
+        """Words of a row in snapshots and stores."""
+        return HEAD + self.width
+
+    @property
+    def selective(self) -> bool:
+        """Whether some keys need admission to get a row."""
+        return bool(self._selection)
+
+    # --- keys to row numbers -------------------------------------------------------------------------------------
+
+    def find(self, keys_U: U64) -> I32:
+        """Row number of each key, valid until `release`; EMPTY for a key without one."""
+        return self._rows.find(keys_U)
+
+    def find_ahead(self, keys_U: U64) -> I32:
+        """As `find`, for a batch of a selective table that will learn; `read_again` finds the keys left out."""
+        return self._rows.find_ahead(keys_U)
+
+    def reserve(self, keys_U: U64, group_U: U16) -> I32:
+        """Row number of each key, valid until `release`; a key without one gets one, at its initial value.
+
+        Raises OutOfMemory if memory is bounded and full of rows that wait for a commit or a step.
+        """
+        return self._rows.reserve(keys_U, group_U)
+
+    def release(self, rows_U: I32) -> None:
+        """Release the numbers that a batch got from `find` or `reserve`. Once a batch."""
+        self._rows.release(rows_U)
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def read_again(self, rows_U: I32, keys_U: U64) -> I32:
+        """For a selective table, at a pull: look up keys without a row again, in place. Returns the numbers found.
+
+        No rows are added until this batch is pushed.
+        """
+        self._departures.purge(rows_U)
+        unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
+        if len(unknown_U):
+            found_U = self._rows.find(keys_U[unknown_U])
+            rows_U[unknown_U] = found_U
+            self._rows.hand_over(found_U, rows_U)
+            self._departures.purge(found_U)
+        changed_R = self._rows.columns["changed_version"]
+        present_U = (rows_U != kernels.EMPTY) & (changed_R[np.maximum(rows_U, 0)] != 0)
+        return np.where(present_U, rows_U, np.int32(kernels.EMPTY))
+
+    def gather(self, rows_U: I32) -> F32:
+        """(U, D) weights of rows, none of them EMPTY."""
+        self._departures.purge(rows_U)
+        out_UD, gather = np.empty((len(rows_U), self.num_weights), np.float32), self._rows.floats.gather
+        self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
+        return out_UD
+
+    def gather_present(self, rows_U: I32, keys_U: U64 | None = None) -> F32:
+        """(U, D) weights of rows; zeros, or marks, for EMPTY and reserved rows.
+
+        With `keys_U`, EMPTY ones are looked up again by key: they may have got rows since `find`.
+        """
+        out_UD = np.empty((len(rows_U), self.num_weights), np.float32)
+        self._departures.purge(rows_U)
+        with self._rows.moving:
+            self._rows.floats.gather_present(self._rows.columns["changed_version"], rows_U, out_UD)
+        unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
+        if keys_U is not None and len(unknown_U):
+            again_UD = np.empty((len(unknown_U), self.num_weights), np.float32)
+            self._rows.gather_present(keys_U[unknown_U], again_UD, self._departures.purge_within)
+            out_UD[unknown_U] = again_UD
+        return out_UD
+
+    def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
+        """Apply one step's merged records of unique rows; `version` is that of the pass's close."""
+        grads_UD = push.grads_UD
+        if self.section.grad_scale == "show":
+            scaled_UD = np.empty_like(grads_UD)
+            kernels.scale_by_show(grads_UD, push.show_U, np.float32(batch_samples), scaled_UD)
+            grads_UD = frozen(scaled_UD)
+        with self._rows.moving:
+            self._rows.open_version = version
+            group_R, learn = self._rows.columns["group"], self._rows.floats.learn
+            self._life.bring(self._departures.statistics(), rows_U, version)
+            self._halves.do(len(rows_U), lambda begin, end: learn(rows_U, grads_UD, group_R, begin, end))
+            self._record(rows_U, push, version)
+
+    def admit(self, keys_U: U64, group_U: U16, push: Gradients, version: int) -> None:
+        """For a selective table: count one step's merged records of unique keys without rows.
+
+        Admitted keys get a row, at its initial value, with these statistics.
+        """
+        admitted_U = self._selection.admit(keys_U, group_U, push.show_U, push.click_U, self._life.day)
+        chosen_A = np.flatnonzero(admitted_U)
+        self._unadmitted += len(keys_U) - len(chosen_A)
+        if len(chosen_A):
+            rows_A = self._rows.reserve(keys_U[chosen_A], group_U[chosen_A])
+            records = Gradients(push.grads_UD[chosen_A], frozen(push.show_U[chosen_A]), frozen(push.click_U[chosen_A]))
+            with self._rows.moving:
+                self._rows.open_version = version
+                self._record(frozen(rows_A), records, version)
+            self._rows.release(rows_A)
+
+    def _record(self, rows_U: I32, push: Gradients, version: int) -> None:
+        room = self._num_touched + len(rows_U)
+        if room > len(self._touched):
+            self._touched = moved(self._touched, self._num_touched, max(room, 2 * len(self._touched)))
+        columns = tuple(self._rows.columns[c] for c in ("show", "click", "delta_score", "changed_version", "group"))
+        coefficients = np.float32(self.section.nonclk_coeff), np.float32(self.section.click_coeff)
+        self._num_touched, made = kernels.record(
+            rows_U,
+            push.show_U,
+            push.click_U,
+            *coefficients,
+            np.uint32(version),
+            columns,
+            self._departures.made_G,
+            self._touched,
+            self._num_touched,
+        )
+        self._new_rows += made
+        self._rows.floats.join(rows_U, self._rows.columns, *coefficients)
+
+    # --- passes ------------------------------------------------------------------------------------------------------
+
+    def open_pass(self) -> None:
+        """Begin a pass: no rows touched, none new."""
+        self._num_touched = self._new_rows = self._unadmitted = 0
+
+    def close_pass(self, day: int) -> int:
+        """Close a pass: advance to `day` with its ticks, set it on the touched rows, and mark them dirty.
+
+        Returns the digest of those rows.
+        """
+        touched, before = self._touched[: self._num_touched], self._life.day
+        self._life.tick(day)
+        with self._rows.moving:
+            self._life.close(self._departures.statistics(), touched, before)
+            self._dirty.touch(self._rows.marks_R, touched)
+            self.feed.note_changed(touched)  # before operations, which report the rows they delete
+            self._num_touched, self._rows.open_version = 0, NO_VERSION
+            return self._overview.digest_of(touched)
+
+    # --- operations ------------------------------------------------------------------------------------------------
+
+    def operate(self, operation: TableOperation, version: int) -> None:
+        """Apply an operation at the close of `version`. Rows deleted by a shrink remain to be swept."""
+        match operation:
+            case AdvanceDay(to=day):
+                self._life.tick(day)
+            case ShrinkRows():
+                self._life.shrink(operation, version)
+            case ForgetRow(key=key):
+                keys_U = np.array([key], np.uint64)
+                self._selection.forget(keys_U)
+                self._departures.forget(keys_U)
+            case SetTables(tables=tables):
+                self._set(TableSection.model_validate(tables[self.name]))
+            case ExportCut():
+                self._life.cut(operation, version)
+            case _:
+                assert_never(operation)
+
+    def _set(self, section: TableSection) -> None:
+        self.section = section
+        settings = RowSettings.of(section, self._groups)
+        self._rows.set(settings)
+        self._life.set(section, self._groups)
+        if restarted := self._selection.set(settings.classes):
+            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether rows that a shrink deleted are still to be removed."""
+        return bool(self._life.shrinks)
+
+    def when_swept(self, act: Callable[[], None]) -> None:
+        """Call `act` whenever no shrink has rows left to remove, on the thread that removed the last."""
+        self._departures.on_swept = act
+
+    def sweep(self) -> Iterator[None]:
+        """Remove the rows that shrinks deleted, a piece at a time. Raises StoreFailed and StoreDamaged."""
+        return self._departures.sweep()
+
+    def survey(self, shrink: ShrinkRows, stopping: Callable[[], bool] = lambda: False) -> ShrinkSurvey:
+        """See Departures."""
+        return self._departures.survey(shrink, stopping)
+
+    def explain(self, key: int, group: int) -> dict[str, Any]:
+        """Everything known about a key on this shard, as of its last push; JSON-able.
+
+        "row": whether it has one; then "show", "click", "score", "delta_score", "last_seen_day", "unseen_days",
+        "changed_version", "weights", "vector" (whether it has joined), "leaves_after_days" (None: not within ten years,
+        if it is never seen again).
+        "admission": the state of each entry; [] without entries.
+        """
+        return self._overview.explain(key, group)
+
+    # --- commits ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_dirty(self) -> int:
+        """Rows changed by closed passes, neither committed nor in flight."""
+        return self._dirty.num_dirty
+
+    def _num_waiting(self) -> int:
+        """Rows that commits must copy: those in flight, and those changed since, including the open pass."""
+        return self._dirty.num_in_flight + self.num_dirty + self._num_touched
+
+    def snapshot(self) -> TableSnapshot:
+        """Copies of the dirty rows and of all other changes; in flight until `settle`. Between passes only."""
+        return self._snapshots.take()
+
+    def settle(self, committed: bool) -> None:
+        """End the snapshot: the rows in flight are clean, or dirty again if the commit failed."""
+        self._snapshots.settle(committed)
+
+    def attach(
+        self,
+        store: RowStore,
+        rows_by_group: Mapping[int, int],
+        lives: Sequence[Mapping[str, Any]] = (),
+        admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]] = (),
+    ) -> None:
+        """After a restore, into an empty table: use the committed rows of `store`, counted in `rows_by_group`.
+
+        `lives` and `admission` (with the first bucket of each) come from all parts of the commit. All rows are loaded
+        at once, or on demand if memory is bounded. Raises StoreDamaged if the counts of the store differ.
+        """
+        self._snapshots.attach(store, rows_by_group, lives, admission)
+
+    # --- all rows -----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that were pushed at least once."""
+        return self._departures.num_rows
+
+    @property
+    def rows_by_group(self) -> dict[int, int]:
+        """Number of rows by slot group."""
+        return self._departures.rows_by_group
+
+    def digest(self) -> int:
+        """128-bit hash over all rows and the counts of admission."""
+        return self._overview.digest()
+
+    def stats(self) -> TableStats:
+        """Counts; memory is that of numbered rows and of the index."""
+        return TableStats(
+            self.num_rows,
+            self._rows.num_bytes,
+            self._new_rows,
+            self.rows_by_group,
+            dirty_rows=self.num_dirty,
+            max_dirty_rows=self._rows.max_dirty,
+            sweeping=self.sweeping,
+            unadmitted=self._unadmitted,
+        )

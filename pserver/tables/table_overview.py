@@ -1,0 +1,102 @@
+"""Read-only views of one table: the digest of all rows, and everything known about one key.
+
+pserver.rows.table_rows holds the rows in memory; pserver.rows.digest hashes rows.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.admission.slot_admission import SlotAdmission
+from pserver.lifecycle.aging import STAYS, RowStatistics, TableAging
+from pserver.lifecycle.deletions import Deletions
+from pserver.protocol.shards import U64
+from pserver.rows import kernels
+from pserver.rows.arrays import frozen
+from pserver.rows.digest import add, digest_rows, join, multipliers_of
+from pserver.rows.row_format import HEAD, unpack
+from pserver.rows.split_work import WorkSplitter
+from pserver.rows.table_rows import COLUMNS, I32, U32, RowArrays, bits_of
+
+
+@dataclass(frozen=True, slots=True)
+class TableOverview:
+    """See module docstring."""
+
+    rows: RowArrays
+    life: TableAging
+    selection: SlotAdmission
+    departures: Deletions
+    halves: WorkSplitter
+    multipliers: U64
+    """The multipliers of a row's digest: see pserver.rows.digest."""
+
+    @classmethod
+    def of(
+        cls, rows: RowArrays, life: TableAging, selection: SlotAdmission, departures: Deletions, halves: WorkSplitter
+    ) -> "TableOverview":
+        """The view of one table."""
+        return cls(rows, life, selection, departures, halves, multipliers_of(rows.width))
+
+    def digest(self) -> int:
+        """128-bit hash over all present rows and the counts of admission."""
+        with self.rows.still:
+            rows_U = np.flatnonzero(self._present()).astype(np.int32)
+            if self.life.shrinks:
+                rows_U = rows_U[self.life.gone(self.departures.statistics(), rows_U) == STAYS]
+            rows_U = rows_U[self.rows.columns["changed_version"][rows_U] != 0]  # not swept meanwhile
+            away = (self._digest_of_words(*chunk) for chunk in self.rows.away())
+            return add([self.digest_of(frozen(rows_U)), *away, self.selection.digest()])
+
+    def digest_of(self, rows_U: I32) -> int:
+        """128-bit hash of some rows in memory."""
+        bits, digest, parts = self.rows.bits(), self.rows.floats.digest, list[int]()
+        multipliers = self.multipliers
+        self.halves.do(len(rows_U), lambda begin, end: parts.append(digest(bits, rows_U[begin:end], multipliers)))
+        return add(parts)
+
+    def _present(self) -> NDArray[np.bool_]:
+        present_R: NDArray[np.bool_] = self.rows.columns["changed_version"][: self.rows.num_numbers] != 0
+        return present_R
+
+    def _digest_of_words(self, keys_U: U64, words_UW: U32) -> int:
+        slab_UW = np.empty((len(keys_U), self.rows.width), np.float32)
+        columns = {column: np.empty(len(keys_U), dtype) for column, dtype in COLUMNS.items()} | {"keys": keys_U}
+        rows_U = np.arange(len(keys_U), dtype=np.int32)
+        unpack(frozen(words_UW), rows_U, 0, len(rows_U), *bits_of(slab_UW, columns))
+        return join(*digest_rows(*bits_of(slab_UW, columns), rows_U, self.multipliers))
+
+    def explain(self, key: int, group: int) -> dict[str, Any]:
+        """See pserver.tables.table.ShardTable.explain."""
+        facts: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
+        facts["admission"] = self.selection.explain(key, group, self.life.day)
+        words_UW = self._words_of(np.array([key], np.uint64))
+        if not len(words_UW) or not words_UW[0, 1] or self.life.absent(words_UW)[0]:
+            return facts
+        statistics, num_weights = RowStatistics.of_words(words_UW), self.rows.num_weights
+        return facts | {
+            "row": True,
+            "show": float(statistics.show[0]),
+            "click": float(statistics.click[0]),
+            "score": float(self.life.score(words_UW)[0]),
+            "delta_score": float(self.life.delta_score(words_UW)[0]),
+            "last_seen_day": int(statistics.last_seen_day[0]),
+            "unseen_days": int(self.life.unseen(words_UW)[0]),
+            "changed_version": int(statistics.changed_version[0]),
+            "weights": words_UW[0, HEAD : HEAD + num_weights].copy().view(np.float32).tolist(),
+            "vector": not self.rows.settings.extends or bool(words_UW[0, -1]),
+            "leaves_after_days": self.life.leaves_after(words_UW[0]),
+        }
+
+    def _words_of(self, keys_U: U64) -> U32:
+        """(found, W') words of those keys that have a row or a reserved one."""
+        with self.rows.still:
+            with self.rows.removing():
+                rows_U = self.rows.look_up(keys_U)
+                there_U = rows_U[rows_U != kernels.EMPTY]
+                words_UW = np.empty((len(there_U), HEAD + self.rows.width), np.uint32)
+                keys = np.empty(len(there_U), np.uint64)
+                self.rows.floats.pack(self.rows.bits(), there_U, 0, len(there_U), keys, words_UW)
+            return np.concatenate([words_UW, self.rows.stored_words(keys_U[rows_U == kernels.EMPTY])])

@@ -1,1 +1,0 @@
-"""Authentication and authorization: tokens, roles, the guard of the routes, and what job specs may name."""

@@ -1,0 +1,163 @@
+"""A job's figures in the API, from the status that rank 0 reports. Pure."""
+
+from typing import Any
+
+from pydantic import Field
+
+from service.api.schemas import ResponseBody, finite
+from service.monitor.alarms import alarms
+from service.monitor.status import Number, Status
+
+
+class LastCommit(ResponseBody):
+    """The state of a job's commits."""
+
+    version: Number | None
+    """Version of the last commit. A restart continues from it: nothing up to it can be lost."""
+    age_s: Number | None
+    """Seconds since it was made, or since the start."""
+    writing: bool
+    """Whether the next commit is being written."""
+    rows: Number | None
+    """Rows that the last commit wrote."""
+    pause_s: Number | None
+    """How long training waited for it."""
+    write_s: Number | None
+    """How long it was written while training went on."""
+    failing: str | None
+    """Why the last attempt failed; null after a success."""
+    failing_s: Number | None
+    """For how long commits have failed."""
+
+
+class LastMirrored(ResponseBody):
+    """The state of the store's mirror."""
+
+    version: Number | None
+    """Version that an empty machine could continue from; null until this generation has copied a commit."""
+    behind_s: Number | None
+    """How long a newer commit has waited to be copied."""
+    trouble: str | None
+
+
+class JobFigures(ResponseBody):
+    """A job's figures. One that is not known yet is null."""
+
+    state: str
+    """Of the workers: "starting", "replaying", "training", "paused", "draining", "restarting", "done" or "failed"."""
+    pass_number: Number | None = Field(serialization_alias="pass")
+    """The pass in training."""
+    version: Number | None
+    """The last closed pass."""
+    events: Number | None
+    """Events trained on."""
+    samples: Number | None
+    """Samples trained on."""
+    rejected: dict[str, Number]
+    """Rejected events, by reason."""
+    events_per_s: Number | None
+    samples_per_s: Number | None
+    positions: dict[str, Number]
+    """By partition: the position after the last event trained on."""
+    lag: dict[str, Number]
+    """By partition: events not yet read."""
+    metrics: dict[str, dict[str, dict[str, Number]]]
+    """"window", "life" and "pass": by task and metric, of predictions made before training on the samples."""
+    loss: Number | None
+    """Mean loss of the last steps."""
+    freshness_s: Number | None
+    """Seconds from an event's time until it is trained on; null where this is meaningless, as in a replay."""
+    event_span_s: dict[str, Number]
+    """Range of event times in the "last" pass, and the greatest of any pass ("max"); {} without event time."""
+    late: Number | None
+    """Partitions found since the start that precede one of their stream that was already begun."""
+    time_s: dict[str, Number]
+    """Training time by part: "events" (waiting for events), "pipe", "loader", "forward", "backward", "exchange",
+    "close", "commit", "other"."""
+    advice: str | None
+    """Advice if one part takes most of the time."""
+    learning: bool
+    """False: the job only predicts."""
+    table_rows: dict[str, Number]
+    """Rows by table."""
+    restarts: Number
+    """Restarts of the workers since the launcher started."""
+    last_death: str | None
+    """Reason for the last restart."""
+    generation: Number | None
+    """Number of starts of the workers in the job's life."""
+    timeline: str | None
+    """The branch of the job's history that the versions belong to."""
+    commit: LastCommit | None
+    mirror: LastMirrored | None
+    """Null without a mirror."""
+    restored: str | None
+    """The commit that these workers started from; null: from the beginning."""
+    day: Number | None
+    """The job's day, which ages rows."""
+    overrides: dict[str, Any]
+    """Settings changed while it ran, which override its spec."""
+    exports: dict[str, Any]
+    """By stream: the state of its exports."""
+    alarms: dict[str, str]
+    """Problems of a job that keeps running: "commits", "log", "stalled", "mirror", "forked", "shrink", "damage",
+    "exports", "gates"."""
+
+
+def figures_of(status: Status) -> JobFigures:
+    """The figures of a status."""
+    return JobFigures(
+        state=status.text("state", "starting"),
+        pass_number=status.number("pass"),
+        version=status.number("version"),
+        events=status.number("events"),
+        samples=status.number("samples"),
+        rejected=status.counts("rejected"),
+        events_per_s=status.number("events_per_s"),
+        samples_per_s=status.number("samples_per_s"),
+        positions=status.counts("positions"),
+        lag=status.counts("lag"),
+        metrics={span: status.metrics(span) for span in ("window", "life", "pass")},
+        loss=status.number("loss"),
+        freshness_s=status.number("freshness_s"),
+        event_span_s=status.counts("event_span_s"),
+        late=status.number("late"),
+        time_s=status.counts("time_s"),
+        advice=status.text("advice") or None,
+        learning=status.raw.get("learning", True) is True,
+        table_rows=status.table_rows(),
+        restarts=status.number("restarts") or 0,
+        last_death=status.text("last_death") or None,
+        generation=status.number("generation"),
+        timeline=status.text("timeline") or None,
+        commit=_last_commit(status.part("commit")),
+        mirror=_last_mirrored(status.part("commit").part("mirror")),
+        restored=status.text("restored") or None,
+        day=status.number("day"),
+        overrides=finite(dict(status.part("overrides").raw)),
+        exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
+        alarms={alarm.value: text for alarm, text in alarms(status).items()},
+    )
+
+
+def _last_commit(status: Status) -> LastCommit | None:
+    if not status.raw:
+        return None
+    return LastCommit(
+        version=status.number("version"),
+        age_s=status.number("age_s"),
+        writing=status.flag("writing") is True,
+        rows=status.number("rows"),
+        pause_s=status.number("pause_s"),
+        write_s=status.number("write_s"),
+        failing=status.text("failing") or None,
+        failing_s=status.number("failing_s"),
+    )
+
+
+def _last_mirrored(status: Status) -> LastMirrored | None:
+    if not status.raw:
+        return None
+    return LastMirrored(
+        version=status.number("version"), behind_s=status.number("behind_s"), trouble=status.text("trouble") or None
+    )

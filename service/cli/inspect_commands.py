@@ -1,0 +1,114 @@
+"""The commands that inspect exports and commits, and the warm start. They read arguments and print."""
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.errors import MillraceError, SpecError
+from millrace.printable import print_printable
+from service.cli.arguments import Json, Overrides, SpecFile
+from service.exports.model_import import ImportRequest, import_into
+from service.inspect import comparison, facts, model_state
+from service.monitor.lines import count
+from service.spec.job import LoadedJob, load_job
+from trainer.exports.materialize import at_time, at_version
+from trainer.exports.materialize import materialize as write_export
+from trainer.exports.reader import open_export
+
+looking = typer.Typer()
+
+OfJob = Annotated[Path | None, typer.Option("--job", metavar="JOB.TOML", help="The names are commits of this job.")]
+Top = Annotated[int, typer.Option("--top", min=0, help="How many of the rows that moved farthest to name.")]
+Address = Annotated[str, typer.Argument(metavar="EXPORT", help="Its folder or s3:// address.", show_default=False)]
+
+
+def _job(path: Path | None, overrides: list[str]) -> LoadedJob | None:
+    return None if path is None else load_job(path, overrides)
+
+
+@looking.command()
+def inspect(
+    name: Annotated[str, typer.Argument(help="An export's address, or a commit.", show_default=False)],
+    job: OfJob = None,
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    top: Top = 10,
+    as_json: Json = False,
+) -> None:
+    """Print what an export or a commit contains, whether it is sound, what moved; exit code 1 if it is damaged."""
+    if not facts.inspect(_job(job, overrides), name, top, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@looking.command()
+def diff(
+    old: Annotated[str, typer.Argument(help="An export's address, or a commit.", show_default=False)],
+    new: Annotated[str, typer.Argument(help="Another export or commit.", show_default=False)],
+    job: OfJob = None,
+    overrides: Overrides = [],  # noqa: B006
+    top: Top = 10,
+    as_json: Json = False,
+) -> None:
+    """Compare the whole models of two exports or commits; exit code 0: equal, 1: different, 2: an error."""
+    try:
+        with model_state.ModelSource(_job(job, overrides)).states(old, new) as (before, after):
+            found = comparison.compare(before, after, top)
+    except MillraceError as error:
+        print_printable(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps(found.message(), indent=2))
+    else:
+        for line in comparison.format_difference(found):
+            print_printable(line)
+    raise typer.Exit(int(found.differs))
+
+
+@looking.command()
+def materialize(
+    export: Address,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write the base; created.")],
+    to: Annotated[int | None, typer.Option("--to", metavar="VERSION", help="Up to this version.")] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Up to this event time, ISO 8601.")] = None,
+) -> None:
+    """Merge a base and its deltas into one base."""
+    if to is not None and at is not None:
+        raise SpecError("give --to or --at, not both")
+    with model_state.export_folder() as folder:
+        last = open_export(export, folder)
+        if to is not None:
+            last = at_version(last, to)
+        elif at is not None:
+            last = at_time(last, seconds_of(at))
+        manifest = write_export(last, out.absolute())
+    rows = sum(int(table["rows"]) for table in manifest["tables"].values())
+    print_printable(f"{out}: {manifest['name']}, {count(rows)} rows, {manifest['why']}")
+
+
+def seconds_of(text: str) -> float:
+    """Unix seconds of a time in ISO 8601; UTC unless the text has an offset. Raises SpecError."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SpecError(f"{text!r} is not a time; write it as 2024-05-01T12:00:00", "--at") from error
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+@looking.command("import")
+def import_(
+    job: SpecFile,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="An export, Paddle's text, or Parquet.")],
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    tables: Annotated[str, typer.Option("--tables", metavar="A,B", help="Load rows of these tables only.")] = "",
+    slots: Annotated[
+        str | None, typer.Option("--slots", metavar="A,B=C", help="Only these slots; B has the name C in the source.")
+    ] = None,
+    dense: Annotated[str, typer.Option("--dense", metavar="GLOB", help="Dense tensors to load, as in 'mlp.*'.")] = "*",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+) -> None:
+    """Give a job with an empty store the rows and dense tensors of another model."""
+    chosen = tuple(filter(None, (name.strip() for name in tables.split(","))))
+    import_into(load_job(job, overrides), ImportRequest(source, chosen, slots, dense, dry_run))

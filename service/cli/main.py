@@ -1,0 +1,109 @@
+"""The command line: all commands, and the entry point `main`. Groups of commands are in modules of their own."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import millrace
+from millrace.lifecycle import exit_code_of
+from service.cli.arguments import Overrides, SpecFile
+from service.cli.export_commands import exporting
+from service.cli.fault_commands import faults
+from service.cli.history_commands import past
+from service.cli.inspect_commands import looking
+from service.cli.prediction_commands import predicting
+from service.cli.replica_command import replica
+from service.cli.run_command import run_job
+from service.cli.service_commands import remote
+from service.cli.table_commands import operating
+from service.cli.token_commands import token
+from service.jobs.preflight import check_job
+from service.monitor.display import choose_show
+from service.server.serve import serve
+from service.spec.job import Job, load_job
+
+cli = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train a recommendation model on an event stream.",
+)
+spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print its schema.")
+cli.add_typer(spec, name="spec")
+cli.add_typer(token, name="token")
+cli.add_typer(past)
+cli.add_typer(exporting)
+cli.add_typer(looking)
+cli.add_typer(operating)
+cli.add_typer(remote)
+cli.add_typer(predicting)
+cli.command()(faults)
+cli.command()(replica)
+cli.command()(serve)
+
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Remove the run in the store and start again; default: continue it.")
+]
+Listen = Annotated[
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, for example at 127.0.0.1:8080.")
+]
+
+
+@cli.command()
+def run(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    fresh: Fresh = False,
+    listen: Listen = None,
+) -> None:
+    """Run a job in the foreground until its stream ends, or Ctrl-C."""
+    raise typer.Exit(run_job(load_job(job, overrides), choose_show(), fresh=fresh, listen=listen))
+
+
+@cli.command()
+def demo(
+    events: Annotated[
+        int | None, typer.Option(min=1, help="Number of events after which to end; default: at Ctrl-C.")
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006
+    listen: Listen = None,
+) -> None:
+    """Watch a job learn from a simulated click stream next to a frozen twin; in runs/demo, fresh each time."""
+    from service.demo.demo import (
+        run_demo,
+    )  # imported late: the server's imports would double the start time of every command
+
+    raise typer.Exit(run_demo(events, overrides, listen, Path.cwd() / "runs" / "demo"))
+
+
+@spec.command()
+def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
+    """Check whether the job could start here, and print what is wrong if not."""
+    loaded = load_job(job, overrides)
+    missing = check_job(loaded)
+    cluster = loaded.spec.cluster
+    print(f"{job} is valid")
+    print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
+    print(f"store {loaded.store}")
+    if missing is not None:
+        print(f"note: a run is refused until there is data: {missing}")
+
+
+@spec.command()
+def schema() -> None:
+    """Print the JSON Schema of job specs."""
+    print(json.dumps(Job.model_json_schema(), indent=2))
+
+
+@cli.command()
+def version() -> None:
+    """Print Millrace's version."""
+    print(millrace.__version__)
+
+
+def main() -> None:
+    """Run the command line. An error for the user is printed as one line."""
+    sys.exit(exit_code_of(cli))

@@ -1,0 +1,223 @@
+"""The commands `predict` and `evaluate`. They read arguments; the other modules of this package do the work."""
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from millrace.lifecycle import on_stop_signal
+from millrace.printable import print_printable
+from service.cli.arguments import Json, Overrides
+from service.cli.targets import Token, Url, remote_name, service_at
+from service.client import job_actions
+from service.monitor.lines import count, labelled
+from service.predict.prediction import predict
+from service.predict.summary import summary_of_prediction
+from service.spec.job import LoadedJob, load_job
+from trainer.predict.config import LIVE, PredictionRequest
+from trainer.predict.output_files import PredictionOutput
+from trainer.predict.prediction_plan import error_at, with_absolute_paths
+
+predicting = typer.Typer()
+
+Job = Annotated[
+    Path | None,
+    typer.Argument(metavar="[JOB.TOML]", help="The job spec; with --export also --spec.", show_default=False),
+]
+Spec = Annotated[
+    Path | None, typer.Option("--spec", help="The job file that says how events are parsed, where no job runs by it.")
+]
+Input = Annotated[list[str], typer.Option("--input", metavar="FILE", help="Files of events, or globs; again for more.")]
+Topic = Annotated[
+    str | None,
+    typer.Option(
+        "--topic", metavar="TOPIC[:PART=BEGIN-END,...]", help="Instead of files: a Kafka topic, or offsets of it."
+    ),
+]
+VersionOf = Annotated[
+    str,
+    typer.Option(
+        "--version", metavar="V", help='"live" (the newest commit), a version, a commit, or an export\'s address.'
+    ),
+]
+Export = Annotated[
+    str | None, typer.Option("--export", metavar="DIR", help="The export to predict with; or its address.")
+]
+Trainers = Annotated[int, typer.Option("--trainers", min=1, max=64, help="Processes that predict.")]
+Shards = Annotated[
+    int | None,
+    typer.Option("--shards", min=0, max=64, help="Processes that hold the rows; 0: in the one trainer, as by default."),
+]
+Share = Annotated[
+    float | None,
+    typer.Option("--share", min=0.01, max=1, help="Of the cores; unless given, half while the job trains, else all."),
+]
+
+
+@predicting.command("predict")
+def predict_(
+    job: Job = None,
+    input_: Input = [],  # noqa: B006  # typer copies it
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the Parquet goes.")] = ...,  # type: ignore[assignment]
+    version: VersionOf = LIVE,
+    export: Export = None,
+    spec: Spec = None,
+    topic: Topic = None,
+    columns: Annotated[
+        str, typer.Option("--columns", metavar="A,B", help='Slots that are handed through, and "event_time".')
+    ] = "",
+    outputs: Annotated[
+        str, typer.Option("--outputs", metavar="A,B", help="Tensors of the model; the predictions unless given.")
+    ] = "",
+    trainers: Trainers = 1,
+    shards: Shards = None,
+    share: Share = None,
+    segment_events: Annotated[
+        int, typer.Option("--segment-events", min=1, help="Events of one output file: what a kill may lose.")
+    ] = 20_000,
+    overrides: Overrides = [],  # noqa: B006
+    url: Url = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Predict events with the rows of one version, as inference reads them; a rerun goes on where it was killed.
+
+    With a job's name at a service, files and folders are the service's.
+    """
+    remote = None if job is None else remote_name(job, url)
+    local_input = input_of(input_, topic)
+    request = {
+        "input": local_input if remote is None or topic else {"paths": input_},
+        "output": folder_of(output, here=remote is None),
+        "columns": _names(columns),
+        "outputs": _names(outputs),
+        "segment_events": segment_events,
+        **_common(version, export, trainers, shards, share),
+    }
+    if remote is None:
+        manifest = _run(_job_of(job, spec, overrides), request)
+    else:
+        with service_at(url, token) as client:
+            manifest = job_actions.predict(client, remote, request, lambda text: print(text, file=sys.stderr))
+    if as_json:
+        print(json.dumps(manifest, indent=2))
+        return
+    print(f"{output}: {count(manifest['samples'])} samples of {count(manifest['events'])} events")
+    for line in summary_of_prediction(manifest, PredictionOutput(output).metrics() if remote is None else None):
+        print_printable(line)
+
+
+@predicting.command()
+def evaluate(
+    job: Job = None,
+    input_: Input = [],  # noqa: B006
+    version: VersionOf = LIVE,
+    export: Export = None,
+    spec: Spec = None,
+    topic: Topic = None,
+    trainers: Trainers = 1,
+    shards: Shards = None,
+    share: Share = None,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Measure one version on a holdout, and print the metrics only."""
+    with tempfile.TemporaryDirectory(prefix="millrace-evaluate-") as folder:
+        output = Path(folder) / "predictions"
+        request = {
+            "input": input_of(input_, topic),
+            "output": str(output),
+            **_common(version, export, trainers, shards, share),
+        }
+        manifest = _run(_job_of(job, spec, overrides), request)
+        found = PredictionOutput(output).metrics()
+    if as_json:
+        print(json.dumps({"version": manifest["version"], "metrics": found}, indent=2))
+        return
+    for line in summary_of_prediction(manifest, found):
+        print_printable(line)
+
+
+def _common(version: str, export: str | None, trainers: int, shards: int | None, share: float | None) -> dict[str, Any]:
+    if export is not None and version != LIVE:
+        raise SpecError("give --version or --export, not both")
+    return {"version": export or version, "trainers": trainers, "shards": shards, "share": share}
+
+
+def _job_of(job: Path | None, spec: Path | None, overrides: Sequence[str]) -> LoadedJob:
+    if (job is None) == (spec is None):
+        raise SpecError(
+            "give the job file; with --export it may be --spec: an export does not say how events are parsed, nor of "
+            "which class its model is"
+        )
+    return load_job(job or spec or Path(), overrides)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in (part.strip() for part in text.split(",")) if name]
+
+
+def folder_of(output: Path, *, here: bool) -> str:
+    """The output as the request names it. Raises SpecError for the address of an object store."""
+    if output.parts[:1] and output.parts[0].endswith(":"):  # Path has reduced its "//" to "/"
+        text = f"{output} is no folder; writing to an object store is not built: predict to a folder, and copy it there"
+        raise SpecError(text, "--output")
+    return str(output.absolute() if here else output)
+
+
+def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
+    """The request's input. Relative paths start in the current folder. Raises SpecError."""
+    if bool(paths) == bool(topic):
+        raise SpecError("give --input FILE, or --topic")
+    if paths:
+        return {"paths": [str(Path(path).expanduser().absolute()) for path in paths]}
+    name, colon, text = str(topic).partition(":")
+    ranges: dict[str, list[int]] = {}
+    for part in text.split(",") if colon else ():
+        number, equals, span = part.partition("=")
+        begin, dash, end = span.partition("-")
+        if not (equals and dash and number.isdecimal() and begin.isdecimal() and end.isdecimal()):
+            raise SpecError(f"{part!r} is not of the form PARTITION=BEGIN-END", "--topic")
+        ranges[number] = [int(begin), int(end)]
+    return {"kafka": {"topic": name, **({"ranges": ranges} if colon else {})}}
+
+
+def _run(job: LoadedJob, raw: dict[str, Any]) -> dict[str, Any]:
+    request = with_absolute_paths(validate(PredictionRequest, raw), Path.cwd())
+    with _cancelled_by_signal() as cancelled, _as_option():
+        return predict(job, request, _print_progress, cancelled, on_line=_print_line)
+
+
+@contextmanager
+def _as_option() -> Iterator[None]:
+    """An error about missing files names the option."""
+    try:
+        yield
+    except SpecError as error:
+        if error.path.startswith("input.paths"):
+            raise error_at(error, "--input") from None
+        raise
+
+
+@contextmanager
+def _cancelled_by_signal() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set."""
+    cancelled = threading.Event()
+    with on_stop_signal(cancelled.set):
+        yield cancelled
+
+
+def _print_progress(_share: float | None, text: str) -> None:
+    print_printable(text, file=sys.stderr, flush=True)
+
+
+def _print_line(worker: str, text: str) -> None:
+    print_printable(labelled(worker, text), file=sys.stderr, flush=True)

@@ -1,0 +1,69 @@
+"""`millrace replica`: serves predictions of a job's newest version. The work is in trainer.replica."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace import logs
+from millrace.config import validate
+from trainer.replica.config import ReplicaConfig
+
+
+def replica(
+    exports: Annotated[
+        str | None, typer.Option(metavar="DIR|URI", help="Follow a stream of exports: the folder of current.json.")
+    ] = None,
+    feed: Annotated[
+        str | None, typer.Option(metavar="URL", help="Follow the live feed of a service's job, http://.../v1/jobs/JOB.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Follow the live feed of the job that runs in a store on this machine."),
+    ] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "127.0.0.1:8090",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the token that requests must have; health needs none."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve HTTPS with this certificate, PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")] = None,
+    anyone: Annotated[
+        bool, typer.Option("--anyone", help="Listen on another address than loopback without a token.")
+    ] = False,
+    feed_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with the token for the service in --feed.")
+    ] = None,
+    address_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File that gets host:port once the replica listens.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=0, help="Most older versions to keep for a rollback.")] = 100,
+    keep_memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory for them.")] = "1GiB",
+    max_batch: Annotated[int, typer.Option(min=1, help="Most samples of one request.")] = 4096,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="The longest request.")] = "8MiB",
+    max_requests: Annotated[int, typer.Option(min=1, help="Most requests at a time; further ones get 503.")] = 256,
+) -> None:
+    """Serve predictions over the Open Inference Protocol, from exports or a live feed, until Ctrl-C."""
+    options = {
+        "exports": exports,
+        "feed": feed,
+        "store": store,
+        "listen": listen,
+        "token_file": token_file,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "anyone": anyone,
+        "feed_token_file": feed_token_file,
+        "address_file": address_file,
+        "keep_versions": keep,
+        "keep_memory": keep_memory,
+        "max_batch": max_batch,
+        "max_body": max_body,
+        "max_requests": max_requests,
+    }
+    from trainer.replica.replica import run  # loads onnxruntime and a web server, which other commands do not need
+
+    logs.setup("replica")
+    run(validate(ReplicaConfig, options))

@@ -1,0 +1,64 @@
+"""`millrace run`: one job in the foreground. Claims its store, launches its workers, shows progress, prints the end."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from millrace.printable import print_printable
+from service.cluster.job_run import open_run, print_outcome
+from service.cluster.store import REPORT
+from service.cluster.store_defaults import with_store_defaults
+from service.jobs.preflight import check_run
+from service.monitor.shows import Show
+from service.predict.after_training import RunThenPredict, prediction_lines
+from service.spec.job import LoadedJob
+
+GetStatus = Callable[[], Mapping[str, Any]]
+
+
+def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None) -> int:
+    """Run `job` to its end; returns the exit code.
+
+    `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError where the pipe command, the store or that
+    address cannot be used, before any worker starts or the store is changed.
+    """
+    job = job if fresh else with_store_defaults(job)
+    check_run(job, fresh=fresh)
+    with ExitStack() as held:
+        serve = held.enter_context(_listening(job, listen)) if listen else None
+        run = held.enter_context(open_run(job, show.on_line, fresh=fresh))
+        both = RunThenPredict(run, job, show.on_line)
+        with ExitStack() as shown:
+            if serve:
+                shown.enter_context(serve(both.status))
+            shown.enter_context(show.watching(both.status))
+            outcome = both.run()
+        code = print_outcome(outcome, run.launcher, run.report, run.store / REPORT)
+        for line in prediction_lines(both.predicted) if both.predicted else ():
+            print_printable(line)
+        return code
+
+
+@contextmanager
+def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], AbstractContextManager[None]]]:
+    """Hold the address, then serve the API there for a run.
+
+    The modules for it are imported here: most commands serve nothing, and all would need twice the time to start.
+    """
+    from service.api.app import ApiSettings, app
+    from service.api.problems import problem_of
+    from service.api.server import bound, serving
+    from service.jobs.foreground_host import foreground_host
+    from service.ui.mount import mount
+
+    @contextmanager
+    def serve(status: GetStatus) -> Iterator[None]:
+        with foreground_host(job, status, problem_of) as host:
+            terms = ApiSettings.of_a_run()
+            api = app(host, terms)
+            mount(api, terms.limits.max_streams, terms.limits.max_streams_each)
+            with serving(api, listener):
+                yield
+
+    with bound(listen) as listener:
+        yield serve

@@ -1,0 +1,102 @@
+"""A service's answers about its jobs, as lines of text."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from service.client.paths import path_of
+from service.monitor.alarms import held_text
+from service.monitor.lines import count, progress_line
+from service.monitor.status import Status
+
+if TYPE_CHECKING:
+    from service.client.rest_client import ServiceClient
+
+LOOK_S = 1.0
+"""Pause between two requests for more output."""
+PAGE = 200
+
+Json = Mapping[str, Any]
+
+
+def job_lines(jobs: Sequence[Json]) -> list[str]:
+    """A line for each job: name, phase, problem."""
+    width = max((len(job["name"]) for job in jobs), default=0)
+    return [f"{job['name']:<{width}}  {job['phase']:<10}  {_trouble(job)}".rstrip() for job in jobs]
+
+
+def phase_line(job: Json) -> str:
+    """A job's phase, and the desired phase if it differs."""
+    wanted = "" if job["desired"] in ("running", job["phase"]) else f"; desired: {job['desired']}"
+    return f"{job['name']}: {job['phase']}{wanted}"
+
+
+def status_lines(job: Json) -> list[str]:
+    """A job's phase, figures, problems and alarms."""
+    lines = [phase_line(job), progress_line(as_status(job))]
+    if trouble := _trouble(job):
+        lines.append(trouble)
+    lines += (job.get("outcome") or {}).get("lines", [])
+    return lines + [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
+
+
+def table_lines(tables: Sequence[Json]) -> list[str]:
+    """A line for each table, and below it one for each slot."""
+    lines = []
+    for table in tables:
+        size = table["bytes"]
+        rows = f"{count(table['rows'])} rows of dim {table['dim']}"
+        lines.append(f"{table['name']}: {rows}" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB"))
+        if table["held"]:
+            lines.append(f"  a shrink waits: {held_text(table['name'], Status(table['held']))}")
+        for slot, figures in table["slots"].items():
+            shown = ", ".join(f"{name} {_number(value)}" for name, value in figures.items() if _is_number(value))
+            lines.append(f"  {slot}: {shown}".rstrip(": "))
+    return lines
+
+
+def progress_lines(client: "ServiceClient", job: str) -> Iterator[str]:
+    """A line of progress for each event of the stream, until the job ends."""
+    for name, data in client.events(path_of("jobs", job, "metrics", "stream")):
+        if name == "figures":
+            yield progress_line(as_status(data))
+        elif name == "end":
+            yield f"{job}: {data['phase']}"
+            return
+
+
+def output_lines(
+    client: "ServiceClient", job: str, worker: str | None, last: int | None, *, follow: bool
+) -> Iterator[str]:
+    """The output of a job's processes: the `last` lines, or all that are kept; with `follow` also new lines."""
+    path, newest = path_of("jobs", job, "output"), "true" if last is not None else None
+    page = client.get(path, worker=worker, limit=last or PAGE, last=newest)
+    while True:
+        for line in page["items"]:
+            yield f"{line['worker']}: {line['text']}"
+        if not page["items"]:
+            if not follow:
+                return
+            time.sleep(LOOK_S)
+        elif last is not None and not follow:
+            return
+        page = client.get(path, worker=worker, limit=PAGE, after=page["next"])
+
+
+def as_status(job: Json) -> Status:
+    """A job's figures from the API, in the form of rank 0's status."""
+    return Status({**job, "tables": job.get("table_rows", {}), "operations": {"exporting": job.get("exports", {})}})
+
+
+def _trouble(job: Json) -> str:
+    outcome = job.get("outcome")
+    ended = f"ended with {outcome['code']}: {outcome['reason']}" if outcome else ""
+    return job.get("trouble") or ended
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: float) -> str:
+    return count(value) if value == int(value) else f"{value:.4g}"

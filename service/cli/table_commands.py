@@ -1,0 +1,189 @@
+"""The commands that change or show a job's rows. They read arguments and print; the other modules do the work.
+
+A command that changes rows waits until the change acts, at the close of a pass. `table_operations`, `explain` and
+`shrink` also work for a job that does not run.
+"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from millrace.config import parse_value
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.printable import print_printable
+from millrace.rpc.job_client import JobClient
+from pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
+from service.cli import service_output
+from service.cli.arguments import Json, Overrides, SpecFile
+from service.cli.history_commands import load_run
+from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from service.client import job_actions
+from service.client.paths import path_of
+from service.tables import row, table_operations
+
+operating = typer.Typer()
+
+Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Longest time to wait.")]
+Slot = Annotated[str, typer.Argument(help="A sparse slot.", show_default=False)]
+COUNTS_RESTART = (
+    "where counters of another width are needed (thresholds below 256, 65,536, 2**32), the counts restart at 0, "
+    "and the log says so"
+)
+NONE = "none"
+"""A value on the command line that removes a threshold."""
+
+
+@operating.command("set")
+def set_(
+    job: JobOrFile,
+    values: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="As in table_operations.default.optimizer.lr=0.02.")
+    ],
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    timeout: Timeout = 120.0,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Set learning rates, decays and thresholds of a running job; "none" removes a threshold.
+
+    A setting overrides the job file, also after a restart, until the job file changes the same key.
+    """
+    keys = dict(_pair(text) for text in values)
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            version = job_actions.set_keys(client, name, keys, Deadline.after(timeout))
+    else:
+        version = JobClient(load_run(job, overrides).store).carry_out(
+            {"op": "set", "keys": keys}, Deadline.after(timeout)
+        )
+    for key, value in keys.items():
+        print(f"{key} = {NONE if value is None else value} acts from version {version} on{_counting_note(key)}")
+
+
+def _counting_note(key: str) -> str:
+    """A note on an admission threshold that counts occurrences; empty for other keys."""
+    counts = ".admission." in key and key.endswith(".n")
+    return f"; {COUNTS_RESTART}" if counts else ""
+
+
+def _pair(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SpecError(f"{text!r} is not of the form KEY=VALUE")
+    meant = None if value == NONE else parse_value(value)
+    try:
+        json.dumps(meant, allow_nan=False)
+    except (TypeError, ValueError):
+        raise SpecError(f"{value} is not a finite number, a text, or a list or table of these", key) from None
+    return key, meant
+
+
+@operating.command()
+def shrink(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006
+    table: Annotated[str | None, typer.Option("--table", help="Only this table; default: all.")] = None,
+    delete_below: Annotated[
+        float | None, typer.Option("--delete-below", min=0, metavar="SCORE", help="Replaces the spec's rule.")
+    ] = None,
+    delete_after_days: Annotated[
+        int | None,
+        typer.Option("--delete-after-days", min=0, max=MAX_DAYS, metavar="DAYS", help="Replaces the spec's rule."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count, by slot and reason.")] = False,
+    allow: Annotated[bool, typer.Option("--allow", help="Delete even more than max_shrink_fraction.")] = False,
+    timeout: Timeout = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Delete rows of a job's tables by their rule; exit code 1 if there are too many.
+
+    For a job that does not run, rows are counted in its newest commit and deleted in the next run.
+    """
+    if delete_below is not None and not delete_below <= MAX_FLOAT32:
+        raise SpecError(f"is a score, at most {MAX_FLOAT32} (got {delete_below})", "--delete-below")
+    loaded, deadline = load_run(job, overrides), Deadline.after(timeout)
+    rule = {"delete_below": delete_below, "delete_after_days": delete_after_days}
+    ruled = rule != dict.fromkeys(rule)
+    chosen = table_operations.choose_tables(table_operations.tables_with_rules(loaded, deadline), table, ruled=ruled)
+    if not dry_run:
+        for report in table_operations.shrink(loaded, chosen, {**rule, "allow": allow}, deadline):
+            print_printable(report)
+        return
+    for each in chosen:
+        answer = table_operations.dry_run(loaded, each, rule, deadline)
+        print_printable(json.dumps(answer) if as_json else "\n".join(table_operations.format_dry_run(answer)))
+
+
+@operating.command("tables")
+def tables_(
+    job: JobOrFile,
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Timeout = 60.0,
+    url: Url = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Print a job's tables: rows, memory, and figures of each slot.
+
+    If the job does not run, its newest commit is read.
+    """
+    commit = None
+    if (name := remote_name(job, url)) is not None:
+        with service_at(url, token) as client:
+            found = list(client.items(path_of("jobs", name, "tables")))
+    else:
+        found, commit = table_operations.local_tables(load_run(job, overrides), Deadline.after(timeout))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    if commit is not None:
+        print_printable(f"the job does not run; this is the state of its newest commit, {commit}")
+    for line in service_output.table_lines(found):
+        print_printable(line)
+
+
+@operating.command()
+def forget(
+    job: SpecFile,
+    slot: Slot,
+    value: Annotated[str, typer.Argument(help="A sign (feature id), or its text.", show_default=False)],
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Timeout = 120.0,
+) -> None:
+    """Delete one value's row from a running job, and the dead letters that contain it; name the remaining copies."""
+    for line in row.forget(load_run(job, overrides), slot, value, Deadline.after(timeout)):
+        print_printable(line)
+
+
+@operating.command("day-tick")
+def day_tick(
+    job: SpecFile,
+    overrides: Overrides = [],  # noqa: B006
+    to: Annotated[
+        int | None,
+        typer.Option("--to", min=0, max=LAST_DAY, metavar="DAY", help="The day to begin."),
+    ] = None,
+    timeout: Timeout = 120.0,
+) -> None:
+    """Begin the next day of a running job whose events have no time."""
+    day, version = table_operations.begin_day(load_run(job, overrides).store, to, Deadline.after(timeout))
+    print(f"day {day} begins with version {version}")
+
+
+@operating.command()
+def explain(
+    job: SpecFile,
+    slot: Slot,
+    sign: Annotated[str, typer.Argument(help="A sign (feature id), or its text.", show_default=False)],
+    overrides: Overrides = [],  # noqa: B006
+    timeout: Timeout = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Print all that a job knows of one sign: where its row is, why it has one or none, and when it is deleted.
+
+    If the job does not run, its newest commit is read.
+    """
+    known = row.explain(load_run(job, overrides), slot, sign, Deadline.after(timeout))
+    print_printable(json.dumps(known) if as_json else "\n".join(row.format_explanation(known)))

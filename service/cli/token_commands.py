@@ -1,0 +1,98 @@
+"""The commands that create, list and revoke tokens on the machine of the service. The work is in service.auth."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from millrace.config import parse_duration
+from millrace.errors import SpecError
+from service.auth.roles import Role
+from service.auth.tokens import Token, Tokens
+from service.cli.arguments import Json
+from service.jobs.config import load_service
+
+token = typer.Typer(no_args_is_help=True, help="Tokens that clients of a service authenticate with.")
+
+Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
+Which = Annotated[str, typer.Argument(metavar="NAME", help="Its name or id.", show_default=False)]
+HERE = Path("service.toml")
+
+
+@token.command()
+def create(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its holder, as the audit log shows it.", show_default=False)
+    ],
+    role: Annotated[
+        Literal["viewer", "operator", "admin"],
+        typer.Option("--role", help="viewer reads, operator also acts on jobs, admin also creates and deletes them."),
+    ],
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="DURATION", help="Such as 12h or 30d. Default: never.")
+    ] = None,
+    config: Config = HERE,
+) -> None:
+    """Create a token and print it. It cannot be printed again."""
+    with _tokens(config) as tokens:
+        _, text = tokens.create(name, Role.of(role), _lifetime(expires))
+    print(text)
+
+
+@token.command("list")
+def list_(config: Config = HERE, as_json: Json = False) -> None:
+    """List the tokens, without their secrets."""
+    with _tokens(config) as tokens:
+        there = [described(one) for one in tokens.rows.all()]
+    if as_json:
+        print(json.dumps(there, indent=2))
+        return
+    for one in there:
+        print(f"{one['id']}  {one['state']:<7}  {one['role']:<8}  {one['name']}{_times(one)}")
+    if not there:
+        print("no tokens; create one with: millrace token create NAME --role viewer")
+
+
+@token.command()
+def revoke(name: Which, config: Config = HERE) -> None:
+    """Revoke a token. A running service notices within a second."""
+    with _tokens(config) as tokens:
+        revoked = tokens.revoke(name)
+    print(f"the token {revoked.name!r} ({revoked.id}) is revoked")
+
+
+def described(token: Token) -> dict[str, str | None]:
+    """A token as it is listed: everything but its secret."""
+    now = datetime.now(UTC)
+    state = "live" if token.live(now) else "expired" if token.revoked_at is None else "revoked"
+    times = {key: getattr(token, key) for key in ("created_at", "last_used_at", "expires_at", "revoked_at")}
+    texts = {key: None if at is None else at.isoformat(timespec="seconds") for key, at in times.items()}
+    return {"id": token.id, "name": token.name, "role": token.role.word, "state": state, **texts}
+
+
+def _times(token: dict[str, str | None]) -> str:
+    words = {"created_at": "created", "last_used_at": "last used", "expires_at": "expires", "revoked_at": "revoked"}
+    return "".join(f", {word} {token[key]}" for key, word in words.items() if token[key] is not None)
+
+
+@contextmanager
+def _tokens(config: Path) -> Iterator[Tokens]:
+    # Imported here: every command imports this module, and few need SQLAlchemy and Alembic, which load slowly.
+    from service.auth.token_store import StoredTokens
+    from service.records.database import opened
+
+    service = load_service(config)
+    service.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with opened(service.database_url) as records:
+        yield Tokens(StoredTokens(records))
+
+
+def _lifetime(text: str | None) -> timedelta | None:
+    try:
+        return None if text is None else timedelta(seconds=parse_duration(text))
+    except (ValueError, OverflowError) as error:
+        raise SpecError(str(error), "--expires") from None

@@ -1,0 +1,52 @@
+"""Actions on a job of a service, for the commands that also work on job files of this machine."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from service.client.paths import path_of
+
+if TYPE_CHECKING:
+    from service.client.rest_client import ServiceClient
+
+
+COMMIT_S = 900.0
+"""Longest time for a commit: more than a job's default deadline for one."""
+
+PREDICT_S = 7 * 86400.0
+"""Longest time to wait for a prediction job: as long as the service keeps an operation."""
+
+
+def commit(client: "ServiceClient", job: str, deadline: Deadline) -> str:
+    """Have a commit made; return its name."""
+    return str(client.done(client.post(path_of("jobs", job, "commits")), deadline)["name"])
+
+
+def export(client: "ServiceClient", job: str, stream: str | None, kind: str | None, deadline: Deadline) -> str:
+    """Have an export made; return a summary. `stream` may be None if the job has only one."""
+    if stream is None:
+        stream = _only_stream(client, job)
+    body = {"stream": stream, **({} if kind is None else {"kind": kind})}
+    return str(client.done(client.post(path_of("jobs", job, "exports"), body), deadline)["said"])
+
+
+def set_keys(client: "ServiceClient", job: str, keys: Mapping[str, Any], deadline: Deadline) -> int:
+    """Change settings; return the first version they act on."""
+    operation = client.change("PATCH", path_of("jobs", job), {"keys": dict(keys)})
+    return int(client.done(operation, deadline)["version"])
+
+
+def predict(
+    client: "ServiceClient", job: str, request: Mapping[str, Any], notify: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run a prediction job; return its manifest. Paths in the request are paths at the service."""
+    operation = client.post(path_of("jobs", job, "predictions"), request)
+    return dict(client.done(operation, Deadline.after(PREDICT_S), notify))
+
+
+def _only_stream(client: "ServiceClient", job: str) -> str:
+    streams = list(client.get(path_of("jobs", job, "spec"))["spec"].get("exports", {}))
+    if len(streams) != 1:
+        raise SpecError(f"name one with --stream; the job has: {', '.join(streams) or 'none'}", "exports")
+    return str(streams[0])

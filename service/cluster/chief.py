@@ -1,0 +1,102 @@
+"""The launcher's connection to the chief (rank 0): polls its status and forwards the request to drain.
+
+The service has such a connection to each launcher.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.rpc.role import RoleClient
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+"""Longest time for one call; after it the call is repeated."""
+MAX_SILENT_S = 30.0
+"""A worker that does not answer for longer counts as stalled, unless the job sets another limit."""
+
+
+def address_in(path: Path) -> Callable[[], str | None]:
+    """Reads the address in the file `path`: None until the file exists."""
+    return lambda: path.read_text() if path.exists() else None
+
+
+class ChiefConnection:
+    """A thread that polls the chief's status."""
+
+    def __init__(
+        self,
+        before: Mapping[str, Any],
+        address: Callable[[], str | None],
+        secret: str,
+        interval_s: float,
+        *,
+        worker: str,
+        max_silent_s: float = MAX_SILENT_S,
+    ) -> None:
+        """`before` is the status until the chief has an address and answers.
+
+        `worker` is its name for people. It counts as stalled after `max_silent_s` without an answer.
+        """
+        self._address, self._secret, self._interval_s = address, secret, interval_s
+        self._worker, self._max_silent_s = worker, max_silent_s
+        self._status = before
+        self._heard_s: float | None = None
+        self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="chief-line", daemon=True)
+
+    def start(self) -> None:
+        """Start to poll."""
+        self._thread.start()
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The last known status, with "stalled" where the chief has been silent for too long."""
+        heard_s = self._heard_s
+        if heard_s is None or (for_s := time.monotonic() - heard_s) <= self._max_silent_s:
+            return self._status
+        silent = {"waits_for": "worker", "worker": self._worker, "for_s": for_s, "max_s": self._max_silent_s}
+        return {**self._status, "stalled": silent}
+
+    def drain(self) -> None:
+        """Send the chief the request to drain as soon as it can be reached. Returns at once."""
+        self._drain.set()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop to poll."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * CALL_S)
+        self._heard_s = None  # nobody can be silent any more
+
+    def _poll(self) -> None:
+        client: RoleClient | None = None
+        while not self._closing.is_set():
+            try:
+                if client is None and (address := self._address()) is not None:
+                    client = RoleClient(address, self._secret)
+                    self._heard_s = time.monotonic()
+                if client is not None:
+                    self._poll_once(client)
+            except MillraceError as error:
+                log.debug("chief: %s", error)  # the launcher learns from its process whether it is gone
+            # A request to drain that did not arrive is repeated soon.
+            self._wake.wait(min(0.2, self._interval_s) if client is None or self._drain.is_set() else self._interval_s)
+            self._wake.clear()
+        if client is not None:
+            client.close()
+
+    def _poll_once(self, client: RoleClient) -> None:
+        if self._drain.is_set():
+            client.drain(Deadline.after(CALL_S))
+            self._drain.clear()
+        self._status = client.status(Deadline.after(CALL_S))
+        self._heard_s = time.monotonic()

@@ -1,0 +1,186 @@
+"""One run of a job on this machine: claims its store, makes its launcher, reads its report at the end.
+
+The caller shows it: on a terminal (service.cli.run_command), or to the service (service.jobs.launcher).
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from millrace import documents
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.lifecycle import ExitCode
+from millrace.printable import print_printable
+from service.cluster.job_runner import LAUNCHER, JobRunner, NextPlan
+from service.cluster.launchers import open_launcher
+from service.cluster.restarts import RestartLimits
+from service.cluster.run_folder import worker_folder
+from service.cluster.runtime import OnLine
+from service.cluster.store import PAUSED, REPORT, WORKERS, claimed, clear_live
+from service.cluster.store_defaults import old_defaults_note, with_store_defaults
+from service.cluster.supervision import RunOutcome
+from service.cluster.worker_plan import JobPlan, plan_job
+from service.monitor.lines import summary_lines
+from service.spec.config import ClusterSection
+from service.spec.job import LoadedJob
+from trainer.blob.address import parse
+from trainer.checkpoint.commits import Commits
+from trainer.checkpoint.mirror import read_catalog
+from trainer.checkpoint.mirror_fetch import fetch, newest_generation_in
+from trainer.journal.log import newest_generation
+from trainer.rank0.recovery import replay_first
+
+FETCH_S = 3600.0
+"""Longest time to fetch a commit from the mirror."""
+
+
+class JobRun:
+    """A run whose store is claimed. `run` belongs to the main thread; the rest is for any thread."""
+
+    def __init__(self, launcher: JobRunner, store: Path) -> None:
+        self.launcher, self.store = launcher, store
+        self.report: Mapping[str, Any] = {}
+        """The report that the chief wrote at its end."""
+        self._end: Mapping[str, Any] = {}
+
+    def run(self) -> RunOutcome:
+        """Run the job to its end; see LocalLauncher.run."""
+        outcome = self.launcher.run()
+        self.report = read_report(self.store / REPORT)
+        self._end = last_status(outcome, self.report, self.launcher.status())
+        return outcome
+
+    def status(self) -> Mapping[str, Any]:
+        """See LocalLauncher.status; after the end, with the final figures."""
+        return {**self.launcher.status(), **self._end}
+
+
+@contextmanager
+def open_run(
+    job: LoadedJob, on_line: OnLine, *, fresh: bool = False, paused: bool = False, private: Path | None = None
+) -> Iterator[JobRun]:
+    """The run of `job` in its store, which is claimed until the context ends.
+
+    `fresh` removes the old content of the store. `paused`: the run begins without planning a pass of events.
+    `private`: the folder for configurations of workers, instead of one in the store. Raises SpecError where the store
+    cannot be used.
+    """
+    with ExitStack() as held:
+        store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
+        held.callback(clear_live, store)  # commits hold all that is needed
+        set_paused(store, paused)
+        newest = 0 if fresh else fetch_from_mirror(job, on_line)
+        job = with_store_defaults(job)
+        if text := old_defaults_note(job):
+            on_line(LAUNCHER, text)
+        folder = held.enter_context(worker_folder(store / WORKERS, private))
+        launcher = held.enter_context(open_launcher(preloaded(job.spec.cluster)))
+        limits = restart_limits(job.spec.cluster)
+        plans = phases(job, folder, newest)
+        yield JobRun(JobRunner(job.spec.name, plans, on_line, launcher=launcher, restarts=limits), store)
+
+
+def set_paused(store: Path, paused: bool) -> None:
+    """Pause or resume the planning of passes of events in `store`. Raises Unwritable."""
+    with writing(store / PAUSED):
+        if paused:
+            (store / PAUSED).touch()
+        else:
+            (store / PAUSED).unlink(missing_ok=True)
+
+
+def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
+    """The phases of `job`, each a way to plan its generations. Private files go below `folder`.
+
+    Numbers of generations are above `newest`. Where the spec has changed, logged passes are first trained under the old
+    specs, which the log holds.
+    """
+    while (old := replay_first(job.store, job.full)) is not None:
+        yield partial(next_plan, job.under(old, job.store), folder, "logged", newest)
+    yield partial(next_plan, job, folder, None, newest)
+
+
+def next_plan(job: LoadedJob, folder: Path, until: str | None, newest: int, last: int) -> JobPlan:
+    """Plan the generation after `newest`, `last` and every one in the log. No generation runs meanwhile."""
+    generation = max(newest, last, newest_generation(job.store / "log")) + 1
+    clear_live(job.store)
+    return plan_job(job, folder / f"g{generation}", generation=generation, until=until)
+
+
+def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
+    """Fetch the newest commit of `store.mirror` into a store without any, so that the job continues from it.
+
+    -> the newest generation in the mirror; 0 where nothing was fetched.
+    """
+    if job.spec.store.mirror is None or newest_generation(job.store / "log"):
+        return 0
+    uri, deadline = parse(job.spec.store.mirror, job.folder).text, Deadline.after(FETCH_S)
+    if Commits(job.store).names():  # fetched by a run that was killed before its first claim
+        return newest_generation_in(uri, deadline)
+    catalog = read_catalog(uri, deadline)
+    if not catalog.commits and not catalog.damaged:
+        return 0
+    fetched = fetch(uri, job.store, job.spec.name, deadline)
+    for reason in fetched.passed_over:
+        on_line(LAUNCHER, f"skipped in the mirror: {reason}")
+    on_line(LAUNCHER, f"continuing from the mirror, at commit {fetched.name}, on a new timeline")
+    return fetched.generation
+
+
+def preloaded(cluster: ClusterSection) -> list[str]:
+    """The modules that workers import, also those that they import late.
+
+    The shards start first, so they are forked before torch is loaded.
+    """
+    trainer = ["trainer.train.assembly", "millrace.rpc.role", "pyarrow.compute"]
+    return ["pserver.server.shard_server", *trainer] if cluster.num_shards else trainer
+
+
+def restart_limits(cluster: ClusterSection) -> RestartLimits:
+    """The restarts that a job allows."""
+    return RestartLimits(max_restarts=cluster.max_restarts, window_s=cluster.restart_window)
+
+
+def read_report(path: Path) -> Mapping[str, Any]:
+    """The report that the chief wrote at its end; empty where there is none."""
+    return documents.read_object(path) if path.exists() else {}
+
+
+def last_status(outcome: RunOutcome, report: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The final figures, which replace those of the chief's last status, from some time before the end."""
+    if outcome.code != ExitCode.DRAINED:
+        return {"state": "failed"}
+    figures = {key: report[key] for key in ("events", "samples", "rejected", "positions", "metrics") if key in report}
+    if "passes" not in report:
+        return {"state": "done", **figures}
+    version = report["passes"]
+    commit = {
+        **(before.get("commit") or {}),
+        "version": version,
+        "age_s": 0.0,
+        "failing": None,
+    }  # the end waited for this commit
+    return {"state": "done", **figures, "pass": version, "version": version, "lag": {}, "commit": commit, "trouble": ""}
+
+
+def print_outcome(outcome: RunOutcome, launcher: JobRunner, report: Mapping[str, Any], path: Path) -> int:
+    """Print the end of a run; the exit code.
+
+    A drained run goes to standard output, any other to standard error with the last lines of the first dead worker.
+    """
+    if outcome.code == ExitCode.DRAINED:
+        print_printable(f"done: {outcome.reason}")
+        for line in summary_lines(report) if report else ():
+            print_printable(line)
+        if report:
+            print(f"report    {path}")
+        return outcome.code
+    if outcome.first_dead is not None:
+        lines = launcher.last_lines(outcome.first_dead)
+        print_printable(f"last lines of {outcome.first_dead}:", *(lines or ["(none)"]), sep="\n  ", file=sys.stderr)
+    print_printable(f"error: {outcome.reason}", file=sys.stderr)
+    return outcome.code

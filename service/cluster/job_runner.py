@@ -1,0 +1,140 @@
+"""Runs a job: one generation of workers after another, until the job ends.
+
+One generation is run by service.cluster.generation; service.cluster.restarts decides whether another one follows.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.lifecycle import ExitCode, on_stop_signal
+from service.cluster.chief import ChiefConnection
+from service.cluster.generation import Faults, Generation
+from service.cluster.restarts import Death, End, RestartLimits, decide
+from service.cluster.run_folder import run_folder
+from service.cluster.runtime import Launcher, OnLine
+from service.cluster.supervision import EndingLimits, Event, RunOutcome, StopRequested
+from service.cluster.worker_plan import JobPlan
+from service.monitor.status import Status
+
+LAUNCHER = "launcher"
+"""The name of the launcher among the names of workers, for its own lines."""
+
+NextPlan = Callable[[int], JobPlan]
+"""Plans the next generation. Its number is above the given one and above every one in the log."""
+
+
+class JobRunner:
+    """Runs a job on a launcher: starts its workers, restarts them after a death, ends them together.
+
+    The job has phases, each with its own plans; the next phase begins when one has drained.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        phases: Iterable[NextPlan],
+        on_line: OnLine,
+        *,
+        launcher: Launcher,
+        limits: EndingLimits | None = None,
+        restarts: RestartLimits | None = None,
+        faults: Faults = lambda generation, worker: (),
+        status_interval_s: float = 0.5,
+    ) -> None:
+        self._launcher = launcher
+        self._phases, self._on_line, self._faults = phases, on_line, faults
+        self._limits, self._restarts = limits or EndingLimits(), restarts or RestartLimits()
+        self._status_interval_s = status_interval_s
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # put() is safe in a signal handler
+        self._deaths: list[Death] = []
+        self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # shown until a chief answers
+        self._chief: ChiefConnection | None = None
+        self._generation: Generation | None = None
+        self._drain_asked = threading.Lock()  # acquired once, at the first request
+        self._last_number = 0
+        self.stopped = False
+        """True if a stop was requested; set by `run`."""
+        self._version = 0  # the newest that a chief has reported
+
+    def status(self) -> Mapping[str, Any]:
+        """The chief's last status, with "restarts" and "last_death"; "state" is "restarting" between generations.
+
+        Any thread.
+        """
+        status = self._before if self._chief is None else self._chief.status
+        last_death = self._deaths[-1].reason if self._deaths else None
+        return {**status, "restarts": len(self._deaths), "last_death": last_death}
+
+    def last_lines(self, worker: str) -> list[str]:
+        """The last lines of output of a worker of the last generation. Any thread."""
+        return self._generation.last_lines(worker) if self._generation is not None else []
+
+    def drain(self) -> None:
+        """Stop the job after the pass in training, as a first signal does. May be repeated. Any thread."""
+        if self._drain_asked.acquire(blocking=False):
+            self._events.put(StopRequested())
+
+    def run(self) -> RunOutcome:
+        """Run the job to its end. Main thread only. No worker is left when this returns or raises.
+
+        A first SIGINT or SIGTERM ends the job after the pass in training, a second one at once.
+        """
+        outcome = RunOutcome(ExitCode.DRAINED, "there was nothing to do")
+        with on_stop_signal(lambda: self._events.put(StopRequested())):
+            for plan in self._phases:
+                outcome, self.stopped = self._run_phase(plan)
+                if self.stopped or outcome.code != ExitCode.DRAINED:
+                    break
+        return outcome
+
+    def _run_phase(self, next_plan: NextPlan) -> tuple[RunOutcome, bool]:
+        """Run generations until one ends the phase; its outcome, and whether a stop was requested."""
+        while True:
+            outcome, stopped = self._run_generation(next_plan(self._last_number))
+            now_s = time.monotonic()
+            progress = self._closed_more()
+            decision = decide(outcome, self._deaths, now_s, self._restarts, progress=progress, stop_asked=stopped)
+            if isinstance(decision, End):
+                return decision.outcome, stopped
+            self._before = {**self.status(), "state": "restarting", "stalled": None}
+            self._chief = None
+            self._deaths.append(Death(now_s, outcome.reason, progress))
+            self._on_line(LAUNCHER, decision.reason)
+            if self._stop_requested_within(decision.after_s):
+                return RunOutcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
+
+    def _run_generation(self, plan: JobPlan) -> tuple[RunOutcome, bool]:
+        self._last_number = plan.generation
+        self._chief = chief = ChiefConnection(
+            self._before,
+            partial(self._launcher.rendezvous.address, plan.chief),
+            plan.secret,
+            self._status_interval_s,
+            worker=plan.chief.name,
+            max_silent_s=plan.max_silent_s,
+        )
+        self._generation = generation = Generation(
+            plan, self._events, chief, self._on_line, self._limits, self._faults, self._launcher
+        )
+        with run_folder(plan.run_folder):
+            return generation.run(), generation.stop_asked
+
+    def _closed_more(self) -> bool:
+        """True if the chief reported a newer version than any before. Closes after its last status are not known."""
+        version = int(Status(self.status()).number("version") or 0)
+        before, self._version = self._version, max(self._version, version)
+        return version > before
+
+    def _stop_requested_within(self, pause_s: float) -> bool:
+        deadline = Deadline.after(pause_s)
+        while True:
+            try:
+                if isinstance(self._events.get(timeout=max(0.0, deadline.left_s())), StopRequested):
+                    return True
+            except queue.Empty:
+                return False

@@ -1,0 +1,115 @@
+"""The local launcher: workers as child processes of this one, addresses in files.
+
+service.cluster.child and service.cluster.forkserver start the single process.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from millrace.printable import printable
+from service.cluster.child import Starter, WorkerProcess
+from service.cluster.run_folder import write_private
+from service.cluster.runtime import KILL_S, TAIL_LINES, CannotStart, OnExit, OnLine, WorkerHandle, WorkerSpec
+
+MAX_LINE_CHARACTERS = 4096
+"""A longer line of output is cut into several."""
+LAST_LINES_S = 2.0
+"""Longest wait for output after a process and its group are gone."""
+
+
+class LocalWorker:
+    """A worker process of this machine, with two threads: one reads its output, one waits for its end.
+
+    See WorkerHandle.
+    """
+
+    def __init__(self, name: str, child: WorkerProcess, on_line: OnLine, on_exit: OnExit) -> None:
+        self.name = name
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._child, self._on_line, self._on_exit = child, on_line, on_exit
+        self._code: int | None = None
+        self._reader = threading.Thread(target=self._read, name=f"{name}-output", daemon=True)
+        self._waiter = threading.Thread(target=self._wait, name=f"{name}-wait", daemon=True)
+        self._reader.start()
+        self._waiter.start()
+
+    def poll(self) -> int | None:
+        """See WorkerHandle.poll."""
+        return self._code
+
+    def terminate(self) -> None:
+        """See WorkerHandle.terminate."""
+        self._child.terminate()
+
+    def kill(self, within_s: float = KILL_S) -> bool:
+        """See WorkerHandle.kill."""
+        self._child.kill()
+        self._waiter.join(within_s)
+        return not self._waiter.is_alive()
+
+    def last_lines(self) -> list[str]:
+        """See WorkerHandle.last_lines."""
+        return list(self._tail)
+
+    def _read(self) -> None:
+        with self._child.output as output:
+            while line := output.readline(MAX_LINE_CHARACTERS):
+                text = printable(line.rstrip("\n"))
+                self._tail.append(text)
+                self._on_line(self.name, text)
+
+    def _wait(self) -> None:
+        self._code = self._child.wait()
+        self._on_exit(self.name, self._code)  # before its last lines are read, so that deaths are reported in order
+        self._child.release()
+        self._reader.join(LAST_LINES_S)
+
+
+class AddressFiles:
+    """Workers write their addresses to files in a folder that this process sees. See Rendezvous."""
+
+    def address(self, spec: WorkerSpec) -> str | None:
+        """See Rendezvous.address."""
+        try:
+            return spec.address_file.read_text()
+        except FileNotFoundError:
+            return None
+
+
+class ProcessLauncher:
+    """Starts workers as processes of this machine. See Launcher. One thread."""
+
+    def __init__(self, starter: Starter) -> None:
+        self._starter = starter
+        self._newest = 0
+        self.rendezvous = AddressFiles()
+
+    def start(
+        self, specs: Sequence[WorkerSpec], generation: int, *, on_line: OnLine, on_exit: OnExit
+    ) -> list[WorkerHandle]:
+        """See Launcher.start."""
+        if generation < self._newest:
+            raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")
+        self._newest = generation
+        children: list[WorkerProcess] = []
+        with ExitStack() as undo:
+            for spec in specs:
+                children.append(self._child(spec))
+                undo.callback(_end, spec.name, children[-1])
+            undo.pop_all()
+        return [LocalWorker(spec.name, child, on_line, on_exit) for spec, child in zip(specs, children, strict=True)]
+
+    def _child(self, spec: WorkerSpec) -> WorkerProcess:
+        path = spec.run_folder / f"{spec.name}.json"
+        write_private(path, spec.config)
+        try:
+            return self._starter.start((*spec.command, "--config", str(path)), spec.folder)
+        except OSError as error:
+            raise CannotStart(spec.name, error) from error
+
+
+def _end(name: str, child: WorkerProcess) -> None:
+    """End a worker of a start that failed, without any report."""
+    LocalWorker(name, child, lambda _name, _text: None, lambda _name, _code: None).kill()

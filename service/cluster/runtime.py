@@ -1,0 +1,130 @@
+"""The runtime seam: where workers run, and how they find each other.
+
+A launcher starts the workers of one generation and holds a handle for each. Which workers there are is decided in
+service.cluster.worker_plan, what their ends mean in service.cluster.supervision. Implementations are listed in
+service.cluster.launchers; tests/contract/test_launchers.py is the contract that each must pass.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from millrace.errors import Unavailable
+
+KILL_S = 30.0
+"""Longest wait for a worker after SIGKILL. Beyond it the operating system is at fault."""
+TAIL_LINES = 20
+"""Last lines of output kept of each worker, to explain its death."""
+
+OnLine = Callable[[str, str], None]
+"""Takes a worker's name and one line of its output. Called on a thread of the launcher."""
+OnExit = Callable[[str, int], None]
+"""Takes a worker's name and exit code (minus the signal's number). Called once, on a thread of the launcher."""
+
+
+class CannotStart(Unavailable):
+    """A worker cannot be started, and no worker of the same call was."""
+
+    def __init__(self, worker: str, reason: object) -> None:
+        super().__init__(f"{worker} cannot be started: {reason}")
+        self.worker, self.reason = worker, str(reason)
+
+
+class WorkerRole(StrEnum):
+    """The work of a process. Its value begins the worker's name."""
+
+    SHARD = "shard"
+    TRAINER = "trainer"
+    PREDICTOR = "predictor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Resources that a worker may use. None: the launcher sets no limit and reserves nothing."""
+
+    cores: float | None = None
+    memory_bytes: int | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker: `<command> --config <its configuration as a file>`."""
+
+    role: WorkerRole
+    number: int
+    """From 0 within its role."""
+    command: tuple[str, ...]
+    config: Mapping[str, Any] = field(repr=False)
+    """The configuration as JSON. It holds secrets: only the worker's user may read it."""
+    folder: Path
+    """The working directory of the worker: the folder of the job file."""
+    run_folder: Path
+    """Private files of this generation: configurations, addresses, the rendezvous file of the trainers."""
+    resources: Resources = Resources()
+
+    @property
+    def name(self) -> str:
+        """For people and for events: "shard-0", "trainer-1"."""
+        return f"{self.role}-{self.number}"
+
+    @property
+    def address_file(self) -> Path:
+        """The file to which a worker on this machine writes its address."""
+        return self.run_folder / f"{self.name}.address"
+
+
+class WorkerHandle(Protocol):
+    """One worker that was started. Any thread, but not from inside `on_exit`."""
+
+    name: str
+
+    def poll(self) -> int | None:
+        """None while the worker runs; its exit code, or minus the signal's number, once it and its group are gone."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask the worker to end (SIGTERM). Returns at once. Without effect after its end."""
+        ...
+
+    def kill(self, within_s: float = KILL_S) -> bool:
+        """End the worker and everything that it started, also where it is stopped.
+
+        Returns True when all of it is gone, `on_exit` was called and its last lines are read; False where that takes
+        longer than `within_s`. 0 begins the end and does not wait. May be repeated.
+        """
+        ...
+
+    def last_lines(self) -> list[str]:
+        """The last TAIL_LINES lines of its output."""
+        ...
+
+
+class Rendezvous(Protocol):
+    """Finds the addresses of workers."""
+
+    def address(self, spec: WorkerSpec) -> str | None:
+        """The address of the worker; None until the worker has reported it."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts workers. Those that it started end with the process that holds it, however that ends."""
+
+    @property
+    def rendezvous(self) -> Rendezvous:
+        """See Rendezvous."""
+        ...
+
+    def start(
+        self, specs: Sequence[WorkerSpec], generation: int, *, on_line: OnLine, on_exit: OnExit
+    ) -> list[WorkerHandle]:
+        """Start all of `specs`, or none: handles in their order.
+
+        Deaths are reported through `on_exit` rather than polled, so that one is noticed at once. A death may be
+        reported before this returns. Raises CannotStart, which names the worker, and Unwritable; then every worker of
+        this call is gone and none is reported. Raises ValueError for a generation older than one started before.
+        """
+        ...

@@ -1,0 +1,220 @@
+"""The processes of a job's generation, or of a prediction, and the configuration of each.
+
+Pure, but for the secret drawn for each generation. A launcher starts them (service.cluster.runtime).
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dataset.spec.schema import Schema
+from millrace.secrets import dump_with_secrets, with_secrets
+from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
+from service.cluster.store import LIVE
+from service.spec.job import LoadedJob
+from trainer.predict.config import PredictionRequest
+from trainer.status.step_clock import STALL_SHARE
+
+PYTHON = (sys.executable, "-P", "-m")
+"""-P: a file of the user's folder must not stand in for a package of Millrace."""
+BESIDE = "trainer.predict.background"
+"""The module that runs another one at the lowest priority."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """The processes of one generation of a job."""
+
+    job: str
+    generation: int
+    run_folder: Path
+    """Private files of this generation: configurations, addresses, the rendezvous file of the trainers."""
+    shards: tuple[WorkerSpec, ...]
+    trainers: tuple[WorkerSpec, ...]
+    """Their configurations lack the addresses of the shards, which are known once those run."""
+    max_silent_s: float
+    """Rank 0 stands still where it does not answer for longer."""
+    secret: str = field(repr=False)
+    """Every call between the job's processes carries it."""
+
+    @property
+    def chief(self) -> WorkerSpec:
+        """Rank 0, which plans passes and answers for the job."""
+        return self.trainers[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionWorkers:
+    """The processes of one try of a prediction."""
+
+    generation: int
+    shards: tuple[WorkerSpec, ...]
+    predictors: tuple[WorkerSpec, ...]
+    """Their configurations lack the addresses of the shards, which are known once those run."""
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionFolders:
+    """The folders of a prediction. `live` and `private` are new, and for their owner only."""
+
+    output: Path
+    commit: Path
+    """The commit whose rows and weights are read."""
+    live: Path
+    """For the rows while they are open."""
+    private: Path
+    """For configurations and addresses."""
+
+
+def plan_job(
+    job: LoadedJob, run_folder: Path, cores: int | None = None, *, generation: int, until: str | None = None
+) -> JobPlan:
+    """The processes of generation `generation` of `job`.
+
+    `cores` of this machine (all, unless given) are shared equally by the trainers. `until` = "logged": train what the
+    log holds, commit, and end.
+    """
+    secret = secrets.token_hex(32)
+    cluster = job.spec.cluster
+    cores_each = max(1, (cores or os.cpu_count() or 1) // cluster.trainers)
+    common = {"secret": secret, "generation": generation, "max_message": cluster.max_message}
+    return JobPlan(
+        job=job.spec.name,
+        generation=generation,
+        run_folder=run_folder,
+        shards=_shards(
+            job,
+            run_folder,
+            common,
+            [_live(job, generation, shard) for shard in range(cluster.num_shards)],
+            num_ranks=cluster.trainers,
+        ),
+        trainers=tuple(
+            _trainer(job, run_folder, {**common, "cores": cores_each, "until": until}, rank)
+            for rank in range(cluster.trainers)
+        ),
+        max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
+        secret=secret,
+    )
+
+
+def plan_prediction(
+    job: LoadedJob, request: PredictionRequest, folders: PredictionFolders, cores: float, *, beside: bool
+) -> PredictionWorkers:
+    """The processes of a prediction, which share `cores`; `beside`: at the lowest priority.
+
+    Each prediction has processes of its own, so its generation is 1.
+    """
+    secret, generation = secrets.token_hex(32), 1
+    max_message = job.spec.cluster.max_message
+    command = (*PYTHON, BESIDE) if beside else PYTHON
+    config = {
+        "job": with_secrets(job.full, job.secrets),
+        "folder": str(job.folder),
+        "output": str(folders.output),
+        "commit": str(folders.commit),
+        "request": dump_with_secrets(request),
+        "secret": secret,
+        "cores": cores / request.trainers,
+        "max_message": max_message,
+        "live": str(folders.live / "live"),
+    }
+    return PredictionWorkers(
+        generation=generation,
+        shards=_shards(
+            job,
+            folders.private,
+            {"secret": secret, "generation": generation, "max_message": max_message},
+            [str(folders.live / f"live-{shard}") for shard in range(request.num_shards)],
+            num_ranks=request.trainers,
+            command=command,
+        ),
+        predictors=tuple(
+            WorkerSpec(
+                role=WorkerRole.PREDICTOR,
+                number=rank,
+                command=(*command, "trainer.predict"),
+                config={**config, "rank": rank},
+                folder=job.folder,
+                run_folder=folders.private,
+                resources=Resources(cores=cores / request.trainers),
+            )
+            for rank in range(request.trainers)
+        ),
+        secret=secret,
+    )
+
+
+def _live(job: LoadedJob, generation: int, shard: int) -> str:
+    """The folder of a shard of a generation for its rows."""
+    return str(job.store / LIVE / f"g{generation}-shard-{shard}")
+
+
+def _shards(
+    job: LoadedJob,
+    run_folder: Path,
+    common: Mapping[str, Any],
+    live: list[str],
+    *,
+    num_ranks: int,
+    command: tuple[str, ...] = PYTHON,
+) -> tuple[WorkerSpec, ...]:
+    """One shard for each folder of `live`; `common` holds secret, generation and max_message."""
+    config = {
+        **common,
+        "num_shards": len(live),
+        "num_ranks": num_ranks,
+        "tables": {table: section.model_dump(mode="json") for table, section in job.spec.tables.items()},
+        "groups": {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse},
+        "seed": job.spec.seed,
+        "mode": job.spec.train.mode,
+    }
+    return tuple(
+        _listening(
+            WorkerSpec(
+                role=WorkerRole.SHARD,
+                number=number,
+                command=(*command, "pserver"),
+                config={**config, "shard": number, "live": folder},
+                folder=job.folder,
+                run_folder=run_folder,
+            )
+        )
+        for number, folder in enumerate(live)
+    )
+
+
+def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: int) -> WorkerSpec:
+    cluster = job.spec.cluster
+    config = {
+        **common,
+        "job": job.full,
+        "secrets": job.secrets,
+        "folder": str(job.folder),
+        "store": str(job.store),
+        "rank": rank,
+        "world": cluster.trainers,
+        "rendezvous": str(run_folder / "rendezvous") if cluster.trainers > 1 else None,
+        "live": None if cluster.num_shards else _live(job, common["generation"], 0),
+    }
+    return _listening(
+        WorkerSpec(
+            role=WorkerRole.TRAINER,
+            number=rank,
+            command=(*PYTHON, "trainer"),
+            config=config,
+            folder=job.folder,
+            run_folder=run_folder,
+            resources=Resources(cores=common["cores"]),
+        )
+    )
+
+
+def _listening(spec: WorkerSpec) -> WorkerSpec:
+    """The spec of a worker that writes its address to a file."""
+    return replace(spec, config={**spec.config, "address_file": str(spec.address_file)})

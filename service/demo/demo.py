@@ -1,0 +1,235 @@
+"""Runs the demo: a service of its own in this process with two jobs, until both have ended.
+
+The jobs are defined in service.demo.demo_jobs and shown by service.demo.race.
+"""
+
+import importlib.util
+import logging
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from dataset.pipe.command import check_command
+from millrace.address import format_address, parse_address
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.errors import SpecError
+from millrace.file_lock import is_locked
+from millrace.http import listening
+from millrace.lifecycle import ExitCode, on_stop_signal
+from millrace.printable import print_printable
+from service.cluster.job_run import read_report
+from service.cluster.store import MARKER, REPORT, remove
+from service.demo.demo_jobs import FREEZE_AFTER, NAME, STOP_S, TWIN, demo_job, service_of, twin_of
+from service.demo.fork_of_job import fork
+from service.demo.race import Standing, ahead_of, ahead_text, frozen_text, show_race
+from service.jobs.folder import JobFolder
+from service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
+from service.monitor.lines import count, labelled, ratio, summary_lines
+from service.monitor.status import Status
+from service.server.serve import running_service
+from service.spec.job import LoadedJob
+from trainer.checkpoint.commits import Commits, order_of
+
+LISTEN = "127.0.0.1:8080"
+"""Address of the page, if it is free."""
+POLL_S = 0.1
+LINES = 4
+"""Lines of the workers' output that a terminal shows."""
+GONE_S = 10.0
+"""Longest wait for launchers that were killed."""
+PARTS = ("jobs", "predicting", "records.db", "service.lock", "trash", "kept")
+"""Names in the root of a service. Files of the database begin with records.db."""
+
+
+def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, root: Path) -> int:
+    """Run the demo until its stream ends, or a signal; the exit code. Main thread only. Raises SpecError.
+
+    1. Check everything, then empty `root`. 2. Start the service. 3. Start the job, and its twin after some passes.
+    4. Wait until both have ended.
+    """
+    job = demo_job(root, events, overrides, time.time())  # 1
+    check_command(job.spec.pipe, job.folder)
+    address = listen or free_address(LISTEN)
+    clear_root(root)
+    logging.getLogger("service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does
+    with stop_requests() as asked, running_service(service_of(root, address, job)) as service:  # 2
+        print(page_line(service.url), flush=True)
+        demo = Demo(service.host, job)
+        try:
+            demo.begin()  # before the display reads its status
+            with show_race(demo.standing, Console()) as tick:
+                demo.run(asked, tick)  # 3, 4
+        finally:
+            demo.end()
+        return demo.print_end()
+
+
+@dataclass
+class StopRequests:
+    """Counts the requests to end the demo."""
+
+    number: int = 0
+    wake: threading.Event = field(default_factory=threading.Event)
+
+    def one_more(self) -> None:
+        """Count a request."""
+        self.number += 1
+        self.wake.set()
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequests]:
+    """Count SIGINT, SIGTERM and SIGHUP (a closed terminal). Main thread only."""
+    asked = StopRequests()
+    with on_stop_signal(asked.one_more):
+        before = signal.signal(signal.SIGHUP, lambda *_: asked.one_more())
+        try:
+            yield asked
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+
+class Demo:
+    """The two jobs. `standing` is for any thread."""
+
+    def __init__(self, host: Host, job: LoadedJob) -> None:
+        self._host, self._job, self._twin = host, job, twin_of(job)
+        self._frozen = ""
+
+    def begin(self) -> None:
+        """Create the job that learns. Raises SpecError."""
+        self._host.create(NewJob(spec=self._job.whole(), base=self._job.folder), NAME)
+
+    def run(self, asked: StopRequests, tick: Callable[[], None]) -> None:
+        """Wait until both have ended. A first request stops them, a second one kills them."""
+        done = 0
+        while not self._over():
+            tick()
+            if asked.number > done:
+                done = asked.number
+                self._stop() if done == 1 else self._kill()
+            elif not done:
+                self._freeze()
+            asked.wake.wait(POLL_S)
+            asked.wake.clear()
+
+    def standing(self) -> Standing:
+        """The present status of both."""
+        lines = [labelled(line.worker, line.text) for line in self._host.log_lines(NAME, None, -1, LINES)]
+        twin = self._host.status(TWIN) if self._frozen else None
+        return Standing(self._host.status(NAME), twin, self._frozen, lines)
+
+    def end(self) -> None:
+        """End both jobs, so that no process is left."""
+        self._stop()
+        deadline = Deadline.after(STOP_S + GONE_S)
+        while not self._over():
+            if deadline.passed():
+                self._kill()
+                return
+            time.sleep(POLL_S)
+
+    def print_end(self) -> int:
+        """Print how the demo ended; the exit code."""
+        for job in self._jobs():
+            if job.outcome is not None and job.outcome.code != ExitCode.DRAINED:
+                print_printable(f"{job.name}:", *job.outcome.lines, sep="\n  ", file=sys.stderr)
+                print_printable(f"error: {job.name}: {job.outcome.reason}", file=sys.stderr)
+                return job.outcome.code
+            if job.phase is Phase.BROKEN:
+                print_printable(f"error: {job.name}: {job.trouble}", file=sys.stderr)
+                return ExitCode.FAILED
+        standing = self.standing()
+        print(f"done: {NAME} has ended after {count(standing.job.number('events'))} events")
+        report = read_report(self._job.store / REPORT)
+        for line in summary_lines(report) if report else ():
+            print(line)
+        print(*race_lines(standing), sep="\n")
+        return ExitCode.DRAINED
+
+    def _jobs(self) -> list[HostedJob]:
+        return [job for job in self._host.jobs() if job.name in (NAME, TWIN)]
+
+    def _over(self) -> bool:
+        return all(job.phase in AT_REST for job in self._jobs())
+
+    def _freeze(self) -> None:
+        """Start the twin once there is a commit of enough passes."""
+        if self._frozen:
+            return
+        names = (name for name in Commits(self._job.store).names() if order_of(name)[1] >= FREEZE_AFTER)
+        if (name := next(names, None)) is None:
+            return
+        self._host.create(NewJob(spec=self._twin.whole(), base=self._twin.folder, start=False), NAME)
+        commit = fork(self._job.store, name, self._twin)
+        self._host.act(TWIN, Action.RESUME, NAME)
+        self._frozen = frozen_text(commit.version, Status(commit.state["progress"]).number("num_events"))
+
+    def _stop(self) -> None:
+        for job in self._jobs():
+            if job.phase not in AT_REST:
+                self._host.act(job.name, Action.STOP, NAME)
+
+    def _kill(self) -> None:
+        self._stop()
+        for job in self._jobs():
+            JobFolder(job.folder).kill()
+
+
+def race_lines(standing: Standing) -> Iterator[str]:
+    """The comparison of both jobs at the end, as lines."""
+    if standing.twin is None:
+        yield f"{TWIN} did not run: it begins once {NAME} has committed {FREEZE_AFTER} passes"
+        return
+    mine, theirs = standing.aucs
+    yield f"window AUC  {NAME} {ratio(mine)}  {TWIN} {ratio(theirs)} ({standing.frozen})"
+    yield f"learning from the stream wins {ahead_text(ahead_of(standing.aucs))}"
+
+
+def page_line(url: str) -> str:
+    """The line that names the page's address."""
+    if importlib.util.find_spec("nicegui") is None:
+        return f"no live page: pip install 'millrace[ui]' brings it; the API answers at {url}/v1/jobs"
+    return f"open {url}/ to watch it live; Ctrl-C ends it"
+
+
+def free_address(listen: str) -> str:
+    """`listen`, or any free port of the same host where that is taken."""
+    host, port = parse_address(listen)
+    try:
+        listening.listen(host, port, "listen").close()
+    except SpecError:
+        return format_address(host, 0)
+    return listen
+
+
+def clear_root(root: Path) -> None:
+    """End and remove an earlier demo at `root`. Raises SpecError where `root` holds other files."""
+    if (root / MARKER).exists():  # the demo of an early version was a store
+        remove(root, "clicks")
+    if not root.exists():
+        return
+    others = sorted(path.name for path in root.iterdir() if not path.name.startswith(PARTS))
+    if others or not root.is_dir():
+        raise SpecError(f"{root} holds files that are not of a demo ({', '.join(others[:3])}); move it away", "root")
+    if is_locked(root / "service.lock"):
+        raise SpecError(f"another demo runs in {root}; end it first", "root")
+    folders = [JobFolder(path) for path in sorted(root.glob("jobs/*"))]
+    for folder in folders:  # the jobs of a demo that was killed still run
+        if folder.alive():
+            folder.kill()
+    deadline = Deadline.after(GONE_S)
+    while any(folder.alive() for folder in folders):
+        deadline.check(f"waiting for the jobs of an earlier demo in {root} to be gone")
+        time.sleep(POLL_S)
+    with writing(root):
+        shutil.rmtree(root)

@@ -1,0 +1,62 @@
+"""`millrace export`: has a running job make an export, and waits for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, MillraceError
+from millrace.rpc.job_client import CALL_S, JobClient
+from service.monitor.status import Status
+
+
+class ExportFailed(MillraceError):
+    """The requested export failed; the next export of its stream contains the missing rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedExport:
+    """How a requested export ended."""
+
+    name: str
+    """Its name; or the newest one of the stream, where another export has ended since."""
+    current: bool | None
+    """Whether current.json names it; None where another export has ended since."""
+    summary: str
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> RequestedExport:
+    """Have an export of `stream` made; return how it ended.
+
+    Raises ExportFailed, DeadlineExceeded, and what JobClient.carry_out raises.
+    """
+    job = JobClient(store)
+    version = job.carry_out({"op": "export", "stream": stream, "kind": kind}, deadline)
+
+    def late(_reason: str) -> MillraceError:
+        return DeadlineExceeded(f"out of time while waiting for the export of version {version}, which continues")
+
+    return job.poll(
+        lambda client: export_result(Status(client.status(Deadline.after(CALL_S))), stream, version), deadline, late
+    )
+
+
+def export_result(status: Status, stream: str, version: int) -> RequestedExport | None:
+    """How the export of a version ended; None while it is being made. Raises ExportFailed."""
+    exporting = status.part("operations").part("exporting").part(stream)
+    last, name = exporting.part("last"), exporting.part("last").text("name")
+    number = int(name.partition("-")[0]) if name else 0
+    if number < version:
+        return None
+    if number > version:
+        newest = exporting.text("name")
+        summary = f"the export of version {version} has ended, and another one since; the newest is {newest}"
+        return RequestedExport(newest, None, summary)
+    if last.text("outcome") != "complete":
+        raise ExportFailed(f"export {name} of {stream} failed: {last.text('error')}")
+    if last.flag("current") is False:
+        gates = "; ".join(exporting.raw.get("failed_gates") or ())
+        return RequestedExport(name, False, f"{name} is complete, but current.json does not name it: {gates}")
+    return RequestedExport(name, True, f"{name} is complete")

@@ -1,0 +1,142 @@
+"""`millrace import`: gives a job with an empty store the rows and dense tensors of another model.
+
+trainer.importing makes the commit; this module claims the store and prints the result.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.printable import print_printable
+from service.cluster.store import RUN, claimed
+from service.monitor.lines import count
+from service.spec.job import LoadedJob
+from trainer.blob.address import parse
+from trainer.checkpoint.commits import Commits
+from trainer.checkpoint.mirror import read_catalog
+from trainer.importing.first_commit import ImportResult, make_first_commit
+from trainer.importing.model_shapes import shapes_of
+from trainer.importing.selection import ImportSelection, TensorSelection, choose_tensors, parse_slots
+from trainer.importing.source import ImportSource
+from trainer.importing.source_kinds import open_source
+from trainer.journal.log import newest_generation
+
+MIRROR_S = 600.0
+"""Longest time to list the mirror."""
+MAX_NAMED = 20
+"""Most tensors named on a line; the line counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """The arguments of an import."""
+
+    source: str
+    tables: Sequence[str] = ()
+    slots: str | None = None
+    dense: str = "*"
+    dry_run: bool = False
+
+
+def import_into(job: LoadedJob, asked: ImportRequest) -> ImportResult:
+    """Make the first commit of `job` from a source, and print what was done.
+
+    Raises SpecError if the store is not empty, BadInput if the source is wrong. After an error nothing is left.
+    """
+    slots = None if asked.slots is None else parse_slots(asked.slots)
+    choice = ImportSelection.of(Schema.of(job.spec.slots), job.spec.tables, asked.tables, slots)
+    with tempfile.TemporaryDirectory(prefix="millrace-import-") as scratch:
+        source = open_source(asked.source, job.spec.tables, choice, Path(scratch) / "fetched")
+        tensors = _choose_tensors(job, source, asked.dense)
+        if asked.dry_run:
+            _check_empty(job)
+            store = Path(scratch) / "store"
+            store.mkdir()
+            done = make_first_commit(store, job.spec, job.full, source, choice, tensors)
+        else:
+            with _claimed(job) as store:
+                done = make_first_commit(store, job.spec, job.full, source, choice, tensors)
+    for line in format_import(done, asked, job.store):
+        print_printable(line)
+    return done
+
+
+def _choose_tensors(job: LoadedJob, source: ImportSource, glob: str) -> TensorSelection:
+    theirs = {name: tuple(tensor.shape) for name, tensor in source.dense().items()}
+    return choose_tensors(glob, theirs, shapes_of(job.full, job.folder) if theirs else {})
+
+
+def _check_empty(job: LoadedJob) -> None:
+    """Raise SpecError if the store, or its mirror, contains parts of a run."""
+    if Commits(job.store).names() or newest_generation(job.store / "log"):
+        raise SpecError(
+            f"{job.store} already contains a run, and an import needs an empty store; choose another store.path, or "
+            "remove that folder",
+            "store.path",
+        )
+    mirror = job.spec.store.mirror
+    if mirror is not None and read_catalog(parse(mirror, job.folder).text, Deadline.after(MIRROR_S)).commits:
+        raise SpecError(
+            f"{mirror} contains commits, and a run would mix the two; choose another prefix", "store.mirror"
+        )
+
+
+@contextmanager
+def _claimed(job: LoadedJob) -> Iterator[Path]:
+    """Claim the empty store. After an error it is as before, except for the folder itself."""
+    _check_empty(job)
+    begun = (job.store / RUN).exists()
+    with claimed(job.store, job.spec.name, fresh=False) as store:
+        _check_empty(job)
+        try:
+            yield store
+        except BaseException:
+            if not begun:
+                commits = Commits(store).folder
+                if commits.is_dir() and not any(commits.iterdir()):
+                    commits.rmdir()
+                (store / RUN).unlink(missing_ok=True)
+            raise
+
+
+def format_import(done: ImportResult, asked: ImportRequest, store: Path) -> Iterator[str]:
+    """What an import did, or would do, as lines of text."""
+    choice = done.choice
+    for table, rows in done.rows.items():
+        yield f"table {table}: {count(rows)} rows loaded"
+    for slot in choice.schema.sparse:
+        if rows := choice.loaded.get(slot.name, 0):
+            yield f"  slot {slot.name}: {count(rows)} rows"
+    if bare := [slot.name for slot in choice.schema.sparse if not choice.loaded.get(slot.name)]:
+        yield f"  no rows of: {_listed(bare)}"
+    for theirs, rows in choice.ignored.items():
+        yield f"ignored: {count(rows)} rows of slot {theirs}: {choice.why_ignored(theirs)}"
+    yield from _format_tensors(done.tensors)
+    if asked.dry_run:
+        yield f"nothing was written; without --dry-run {store} would begin like this"
+    else:
+        yield f"{store} begins with commit {done.commit.name}; `millrace run` continues from it"
+
+
+def _format_tensors(tensors: TensorSelection) -> Iterator[str]:
+    if not tensors.loaded and not tensors.initialised and not tensors.ignored:
+        yield "dense: all initialised; the source has no tensors"
+        return
+    yield f"dense: loaded {_listed(tensors.loaded)}"
+    reasons: dict[str, list[str]] = {}
+    for name, why in tensors.initialised.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        yield f"dense: initialised {_listed(names)}: {why}"
+    if tensors.ignored:
+        yield f"dense: ignored {_listed(tensors.ignored)}: the model has none of this name"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return ", ".join([*names[:MAX_NAMED], *more]) or "nothing"

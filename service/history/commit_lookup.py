@@ -1,0 +1,138 @@
+"""Finds the commit that a person means, and keeps it from being pruned while a command reads it.
+
+A lease and a scratch folder are named after the process; the next command on the same machine removes those of killed
+processes.
+"""
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, SpecError
+from millrace.file_lock import locked
+from service.cluster.store import RERUNS
+from trainer.checkpoint.commits import VERSION, Commit, Commits, order_of
+from trainer.checkpoint.rewind import Lineage, claims
+from trainer.journal.log import LOCK
+
+LOCK_S = 60.0
+"""Longest time a running worker may hold the store's lock."""
+_HOST = re.sub(r"\W", "_", socket.gethostname())
+OF_COMMANDS = r"(?:verify|rerun|(?:predict|read)\d*)"
+"""Pattern of the holder names of running commands, up to the dash before machine and process."""
+_OURS = re.compile(rf"{OF_COMMANDS}-{_HOST}-(\d+)")
+
+
+# Find
+
+
+def lineage(store: Path) -> Lineage:
+    """The versions that led to the present one, even if the log is damaged."""
+    return Lineage.of(claims(store / "log"))
+
+
+def find_commit_name(names: list[str], text: str, past: Lineage) -> str:
+    """The commit called `text`; or the newest commit of version `text` that led to the present state.
+
+    `names` are in order of time. Raises SpecError if there is none.
+    """
+    if text in names:
+        return text
+    known = f"there are: {', '.join(names[-20:])}" if names else "there are no commits"
+    if VERSION.fullmatch(text) is None:
+        raise SpecError(f"there is no commit {text!r:.100}; {known}")
+    found = [name for name in names if order_of(name)[1] == int(text)]
+    ours = [name for name in found if past.holds(name)]
+    if ours:
+        return ours[-1]
+    if found:
+        raise SpecError(f"version {text} exists on another timeline only; name the commit: {', '.join(found)}")
+    raise SpecError(f"there is no commit of version {text}; {known}")
+
+
+def find_commit(store: Path, text: str) -> Commit:
+    """The commit in `store` that `text` means; see `find_commit_name`. Raises SpecError, CommitDamaged."""
+    commits = Commits(store)
+    names = commits.names()
+    return commits.read(text if text in names else find_commit_name(names, text, lineage(store)))
+
+
+def continue_from(names: list[str], past: Lineage) -> str | None:
+    """The commit where a run begins: the newest of `names` on the present timeline, or the one it began at.
+
+    `names` are in order of time. None if there is none.
+    """
+    timeline, base = past.timeline, past.bases.get(past.timeline)
+    ours = (name for name in reversed(names) if not timeline or name == base or name.startswith(f"{timeline}-"))
+    return next(ours, None)
+
+
+# Hold
+
+
+def hold(commits: Commits, name: str, who: str) -> None:
+    """Keep a commit from being pruned. Takes the store's lock, as pruning does."""
+    with locked(commits.folder.parent / "log" / LOCK, Deadline.after(LOCK_S)):
+        if name not in commits.names():
+            raise MillraceError(f"commit {name} was just pruned; `millrace commits list` shows the others")
+        commits.hold(name, who)
+
+
+@contextmanager
+def lease(commits: Commits, name: str, what: str) -> Iterator[None]:
+    """Keep a commit from being pruned while the context is open.
+
+    `what`: "verify", "rerun", "predict<number>", "read<number>".
+    """
+    clear_ended(commits.folder.parent)
+    who = _holder_name(what)
+    hold(commits, name, who)
+    try:
+        yield
+    finally:
+        commits.release(name, who)
+
+
+@contextmanager
+def scratch(store: Path, what: str = "verify") -> Iterator[Path]:
+    """A path on the store's disk for a folder that does not exist yet; removed at the end. `what`: as in `lease`."""
+    clear_ended(store)
+    path = store / RERUNS / _holder_name(what)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_ended(store: Path) -> None:
+    """Remove the leases and scratch folders of ended processes of this machine."""
+    for path in (*(store / RERUNS).glob("verify-*"), *(store / RERUNS).glob("read*-*")):
+        if _has_ended(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+    commits = Commits(store)
+    for name, holders in commits.holders().items():
+        for who in filter(_has_ended, holders):
+            commits.release(name, who)
+
+
+def _holder_name(what: str) -> str:
+    return f"{what}-{_HOST}-{os.getpid()}"
+
+
+def _has_ended(who: str) -> bool:
+    """Whether a holder is a command of this machine whose process has ended."""
+    ours = _OURS.fullmatch(who)
+    if ours is None:
+        return False
+    try:
+        os.kill(int(ours[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's process; it exists
+        return False
+    return False

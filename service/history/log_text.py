@@ -1,0 +1,240 @@
+"""A job's log as text: a line for each record, and printing them. A damaged log is read up to the damage.
+
+The records are defined by trainer.journal.records.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, assert_never
+
+from millrace.errors import MillraceError
+from millrace.printable import print_printable
+from millrace.secrets import without_secrets
+from service.monitor.lines import count
+from trainer.journal.log import AnyRecord, LogDamaged, RecordKind, RecordPlace, read
+from trainer.journal.log_file import listed, record_of
+from trainer.journal.partitions import KnownPartition
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import (
+    ActingOperation,
+    Claim,
+    Content,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    GapOperation,
+    HoldOperation,
+    PartitionsOperation,
+    PassClose,
+    RestoreOperation,
+    SetOperation,
+    ShrinkOperation,
+    SkipOperation,
+    SpecOperation,
+    Void,
+)
+from trainer.spec import changes
+from trainer.spec.defaults import fill_defaults
+
+MAX_NAMED = 12
+"""Most partitions or keys named on a line; the line counts the others. `--json` has all."""
+DIGEST_DIGITS = 8
+
+
+# Read and print
+
+
+def good_records(folder: Path) -> tuple[list[AnyRecord], LogDamaged | None]:
+    """The records of the log in `folder`, and None; of a damaged log, the records before the damage, and the error."""
+    try:
+        return read(folder), None
+    except LogDamaged as error:
+        return records_before(folder, error), error
+
+
+def print_log(folder: Path, *, last: int | None, as_json: bool) -> None:
+    """Print all records of the log in `folder`, or the `last` ones: one line each.
+
+    Of a damaged log, prints the records before the damage, then raises LogDamaged.
+    """
+    records, damage = good_records(folder)
+    if not records and damage is None:
+        raise MillraceError(f"{folder} contains no log: no job has run in this store; `millrace run` starts one")
+    begin = 0 if last is None else max(0, len(records) - last)
+    if as_json:
+        shown = ((each, without_secrets(each.body)) for each in records[begin:])
+        lines = [json.dumps({"n": each.number, "kind": each.kind, **body}) for each, body in shown]
+    else:
+        lines = [str(line) for line in log_lines(records)][begin:]
+    for line in lines:
+        print_printable(line)
+    if damage is not None:
+        raise damage
+
+
+def records_before(folder: Path, damage: LogDamaged) -> list[AnyRecord]:
+    """The records of a damaged log from the oldest up to the damage."""
+    records: list[AnyRecord] = []
+    for path in listed(folder):
+        content = path.read_bytes()
+        end = damage.byte if path == damage.path else len(content)
+        at = 0
+        while at < end:
+            stop = content.find(b"\n", at) + 1 or len(content)
+            record = record_of(content[at:stop], RecordPlace(path, at))
+            if record is None or (records and record.number != records[-1].number + 1):
+                break  # written after the seal, by a worker of an older generation
+            records.append(record)
+            at = stop
+        if path == damage.path:
+            break
+    return records
+
+
+# Format
+
+
+class RecordLine(NamedTuple):
+    """One record as text."""
+
+    number: int
+    when: str
+    """The time in the record; else empty."""
+    kind: RecordKind
+    text: str
+
+    def __str__(self) -> str:
+        when = f"{self.when}  " if self.when else ""
+        return f"{self.number:>7}  {when}{self.kind:<9}  {self.text}"
+
+
+def log_lines(records: Iterable[AnyRecord]) -> Iterator[RecordLine]:
+    """A line for each record. `records` start with the oldest, since some lines describe a change."""
+    generation, timeline, spec = 0, "", None
+    for record in records:
+        match record.content:
+            case Claim() as claim:
+                text = _claim(claim, generation, timeline)
+                generation, timeline = claim.generation, timeline if claim.timeline is None else claim.timeline
+            case SpecOperation():
+                now = fill_defaults(record.content.spec)
+                text, spec = _spec(spec, now), now
+            case _:
+                text = _content(record.content)
+        at = record.content.facts.get("at", "") if isinstance(record.content, Claim) else ""
+        yield RecordLine(record.number, str(at), record.kind, text)
+
+
+def _content(content: Content) -> str:
+    match content:
+        case PassPlan():
+            return _plan(content)
+        case Void():
+            return f"pass {content.number} is void: {content.reason}"
+        case PassClose():
+            return _close(content)
+        case Claim() | SpecOperation():
+            raise AssertionError("log_lines formats these: their lines need the records before")
+        case _:
+            return _operation(content)
+
+
+def _claim(claim: Claim, generation: int, timeline: str) -> str:
+    if claim.generation == generation:
+        return f"generation {generation} continues in a new file"
+    parts = [f"generation {claim.generation}"]
+    if "host" in claim.facts:
+        parts.append(f"on {claim.facts['host']}")
+    if "by" in claim.facts:
+        parts.append(f"by {claim.facts['by']}")
+    if claim.timeline is not None and claim.timeline != timeline:
+        base = f"commit {claim.base}" if claim.base else "the initial state"
+        parts.append(f"begins timeline {claim.timeline} at {base}")
+    return " ".join(parts)
+
+
+def _plan(plan: PassPlan) -> str:
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for segment in (segment for rank in plan.segments for segment in rank):
+        found = ranges.setdefault(segment.partition, [])
+        if found and found[-1][1] == segment.begin:
+            found[-1] = (found[-1][0], segment.end)
+        else:
+            found.append((segment.begin, segment.end))
+    where = [f"{name} {begin}-{end}" for name, parts in ranges.items() for begin, end in parts]
+    only = "" if plan.learn else ", only predicted"
+    return f"pass {plan.number}: {count(plan.num_positions)} events{only}: {_listed(where)}"
+
+
+def _close(close: PassClose) -> str:
+    rejected = {name: number for name, number in close.rejected.items() if number}
+    reasons = f" ({', '.join(f'{name} {count(number)}' for name, number in rejected.items())})" if rejected else ""
+    digests = " ".join(f"{name} {value[:DIGEST_DIGITS]}" for name, value in close.digests.items())
+    return (
+        f"pass {close.number}: {count(close.events)} events, {count(close.samples)} samples, "
+        f"{count(sum(rejected.values()))} rejected{reasons}, day {close.day}; {digests}"
+    )
+
+
+def _operation(
+    operation: ActingOperation | GapOperation | SkipOperation | PartitionsOperation | RestoreOperation,
+) -> str:
+    match operation:
+        case GapOperation(position=position, go_on=go_on):
+            return (
+                f"gap: {operation.partition}: {count(go_on - position)} positions from {position} on are no longer "
+                f"retained; continues at {go_on}"
+            )
+        case SkipOperation():
+            return f"skip: {operation.partition} {operation.begin}-{operation.end}: {operation.reason}"
+        case PartitionsOperation():
+            return f"partitions: {_listed([_partition(each) for each in operation.partitions])}"
+        case SetOperation():
+            return f"set: {_listed([f'{key} = {json.dumps(value)}' for key, value in operation.keys.items()])}"
+        case DayTickOperation():
+            return f"day tick: day {operation.to} begins"
+        case ShrinkOperation(delete_below=below, delete_after_days=days):
+            limits = {"delete_below": below, "delete_after_days": days}
+            given = [f"{name} {limit}" for name, limit in limits.items() if limit is not None]
+            return f"shrink: table {operation.table}, {' and '.join(given) or 'by its own rule'}"
+        case HoldOperation(going=going, rows=rows):
+            return (
+                f"hold: a shrink of table {operation.table} waits, {count(going)} of {count(rows)} rows: "
+                f"{operation.why}"
+            )
+        case ForgetOperation():
+            return f"forget: slot {operation.slot}, key {operation.key}"
+        case ExportOperation():
+            parent = "" if operation.parent is None else f" on {operation.parent['name']}"
+            return f"export: {operation.name} of {operation.stream}{parent}: {operation.why}"
+        case ExportedOperation():
+            error = f": {operation.error}" if operation.error else ""
+            return f"exported: {operation.name} of {operation.stream} {operation.outcome}{error}"
+        case RestoreOperation():
+            over = [f"{name} is not used: {why}" for name, why in operation.passed_over.items()]
+            begins = f"begins at {operation.commit or 'the initial state'}"
+            return f"restore: {'; '.join([begins, *over])}"
+        case _:
+            assert_never(operation)
+
+
+def _partition(known: KnownPartition) -> str:
+    end = "" if known.end is None else f" to {known.end}"
+    return f"{known.number} is {known.name} from {known.start}{end}"
+
+
+def _spec(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
+    if before is None:
+        return f"spec: of job {now.get('name', '-')}, {count(len(dict(changes.flat_values(now))))} keys"
+    old, new = dict(changes.flat_values(before)), dict(changes.flat_values(now))
+    absent = "(not given)"
+    return "spec: " + _listed(
+        [f"{key} {old.get(key, absent)} -> {new.get(key, absent)}" for key in changes.changed_keys(before, now)]
+    )
+
+
+def _listed(parts: list[str]) -> str:
+    more = [f"and {count(len(parts) - MAX_NAMED)} more"] if len(parts) > MAX_NAMED else []
+    return ", ".join([*parts[:MAX_NAMED], *more]) or "nothing"

@@ -1,0 +1,1 @@
+"""Looks inside exports and commits, and compares them."""

@@ -1,0 +1,118 @@
+"""The Host of a foreground run: one job, which only its own terminal starts and ends."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from service.jobs.decisions import STATES
+from service.jobs.errors import NotHosted, UnknownJob
+from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
+from service.jobs.hot_settings import change
+from service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
+from service.monitor.status import Status
+from service.records.database import Records, opened, utc_now
+from service.spec.job import LoadedJob
+
+PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
+"""By the state that the run reports. Its end is final: no launcher writes an outcome afterwards."""
+
+
+class ForegroundHost:
+    """See module docstring, and Host."""
+
+    def __init__(
+        self, job: LoadedJob, status: Callable[[], Mapping[str, Any]], records: Records, work: OperationQueue
+    ) -> None:
+        self._job, self._status, self._records, self._work = job, status, records, work
+        self._begun: datetime = utc_now()
+        self._revision, self._lock = 1, threading.Lock()
+
+    @property
+    def work(self) -> OperationQueue:
+        """See Host."""
+        return self._work
+
+    @property
+    def records(self) -> Records:
+        """See Host. They are deleted with the run."""
+        return self._records
+
+    def jobs(self) -> list[HostedJob]:
+        """See Host."""
+        return [self.job(self._job.spec.name)]
+
+    def job(self, name: str) -> HostedJob:
+        """See Host."""
+        status = self.status(name)
+        return HostedJob(
+            name=name,
+            spec=self._job.raw,
+            secrets=self._job.secrets,
+            folder=self._job.folder,
+            base=self._job.folder,
+            store=self._job.store,
+            desired=Desired.RUNNING,
+            phase=PHASES.get(status.text("state"), Phase.STARTING),
+            revision=self._revision,
+            created=self._begun,
+            created_by="run",
+            changed=self._begun,
+        )
+
+    def create(self, request: NewJob, who: str) -> HostedJob:
+        """See Host."""
+        raise NotHosted("no job can be created here")
+
+    def delete(self, name: str, who: str, keep_store: bool) -> None:
+        """See Host."""
+        self._check(name)
+        raise NotHosted("this job cannot be deleted")
+
+    def act(self, name: str, action: Action, who: str) -> HostedJob:
+        """See Host."""
+        self._check(name)
+        raise NotHosted(f"{action.value} is only possible on its own terminal, where Ctrl-C ends it")
+
+    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
+        """See Host."""
+        self._check(name)
+        operation = change(self._work, name, self._job.store, keys, who, self._revise)
+        self._revise()
+        return operation
+
+    def status(self, name: str) -> Status:
+        """See Host."""
+        self._check(name)
+        return Status(self._status())
+
+    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
+        """See Host. A foreground run prints its lines and does not store them."""
+        self._check(name)
+        return []
+
+    def _revise(self) -> None:
+        with self._lock:
+            self._revision += 1
+
+    def _check(self, name: str) -> None:
+        if name != self._job.spec.name:
+            raise UnknownJob(name, [self._job.spec.name])
+
+
+@contextmanager
+def foreground_host(
+    job: LoadedJob, status: Callable[[], Mapping[str, Any]], problem_of: ProblemOf = plain_problem
+) -> Iterator[ForegroundHost]:
+    """The host of a run, with a temporary database."""
+    with TemporaryDirectory(prefix="millrace-run-") as folder:
+        records = opened(f"sqlite:///{Path(folder) / 'records.db'}")
+        work = OperationQueue(records, threads=2, problem_of=problem_of)
+        try:
+            yield ForegroundHost(job, status, records, work)
+        finally:
+            work.close()
+            records.close()

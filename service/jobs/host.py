@@ -1,0 +1,190 @@
+"""The interface between the API and the jobs: a Host has jobs, and carries out actions on them.
+
+service.jobs.local_host hosts many jobs, each with a launcher of its own; service.jobs.foreground_host a foreground run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from millrace.secrets import with_secrets
+from service.jobs.operation_queue import Operation, OperationQueue
+from service.monitor.status import Status
+from service.records.database import Records
+from service.spec.job import LoadedJob, job_of
+
+
+class Action(StrEnum):
+    """Actions on a job."""
+
+    PAUSE = "pause"
+    """Plan no new pass; the workers stay."""
+    RESUME = "resume"
+    """Plan passes again. A job that has ended or was stopped continues where it was."""
+    DRAIN = "drain"
+    """Finish the pass, commit, complete exports, end."""
+    STOP = "stop"
+    """As drain, but kill the job if that takes too long."""
+    RESTART = "restart"
+    """Stop, then start again where it was."""
+
+
+class Desired(StrEnum):
+    """The desired state of a job, until another one is requested."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DRAINED = "drained"
+    STOPPED = "stopped"
+
+
+class Phase(StrEnum):
+    """The phase of a job."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    REPLAYING = "replaying"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+    """Its stream has ended, or it was drained."""
+    STOPPED = "stopped"
+    """It was stopped, or never started."""
+    FAILED = "failed"
+    """It ended with a permanent error; see its outcome."""
+    BROKEN = "broken"
+    """Its folder is damaged, or another run uses its store; see `trouble`."""
+
+
+AT_REST = frozenset({Phase.ENDED, Phase.STOPPED, Phase.FAILED, Phase.BROKEN})
+"""Phases of a job without running processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job's launcher ended."""
+
+    code: int
+    """Exit code: 0 drained, 1 error, 2 bad configuration, 70 a bug, 75 unavailable."""
+    reason: str
+    lines: tuple[str, ...]
+    """The last lines of output of the worker that failed, if one did."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedJob:
+    """A job, its desired state and its phase."""
+
+    name: str
+    spec: Mapping[str, Any]
+    """As the user wrote it, overrides applied, with "***" for its secrets."""
+    folder: Path
+    """Its own folder."""
+    base: Path
+    """The folder where relative paths of the spec start."""
+    store: Path
+    desired: Desired
+    phase: Phase
+    trouble: str = ""
+    """Why it is broken, or what the host waits for."""
+    revision: int
+    """Number of changes by users."""
+    created: datetime
+    created_by: str
+    changed: datetime
+    outcome: Ending | None = None
+    """How it ended; None if it has not, or was started again."""
+    secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Secrets of the spec, by the path of their key."""
+
+    def loaded(self) -> LoadedJob:
+        """Its validated spec. Raises SpecError."""
+        return job_of(with_secrets(self.spec, self.secrets), self.base)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A request to create a job."""
+
+    spec: Mapping[str, Any]
+    name: str | None = None
+    """Overrides the name in the spec."""
+    base: Path | None = None
+    """The folder where relative paths start; None: the job's own folder."""
+    start: bool = True
+    """Whether it starts at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedLine:
+    """One line that a process of a job printed."""
+
+    after: int
+    """The position after this line: reading continues from it."""
+    at: str
+    """ISO 8601, UTC; empty where it is not known."""
+    worker: str
+    text: str
+
+
+class Host(Protocol):
+    """A set of jobs. Any thread. Methods that take a name raise UnknownJob where no job has it."""
+
+    @property
+    def work(self) -> OperationQueue:
+        """Operations."""
+        ...
+
+    @property
+    def records(self) -> Records:
+        """The database."""
+        ...
+
+    def jobs(self) -> list[HostedJob]:
+        """All jobs, by name."""
+        ...
+
+    def job(self, name: str) -> HostedJob:
+        """One job."""
+        ...
+
+    def create(self, request: NewJob, who: str) -> HostedJob:
+        """Create a job, and start it if requested. Raises SpecError, JobExists, TooMany, NotHosted."""
+        ...
+
+    def delete(self, name: str, who: str, keep_store: bool) -> None:
+        """Delete a stopped job and its folder, and its store unless `keep_store`.
+
+        Raises StillRunning, NotHosted.
+        """
+        ...
+
+    def act(self, name: str, action: Action, who: str) -> HostedJob:
+        """Request an action, which is carried out soon; return the job as it is now. Raises NotNow, NotHosted.
+
+        Idempotent: a second request has no further effect.
+        """
+        ...
+
+    def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
+        """Change hot settings of a running job; return the operation, which ends when they take effect.
+
+        Raises SpecError, TooMany.
+        """
+        ...
+
+    def status(self, name: str) -> Status:
+        """The last status of its rank 0 and launcher; how it ended, if it has."""
+        ...
+
+    def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
+        """Output lines of all processes or one, after the position `after`; 0 is the oldest kept.
+
+        A negative position means the last `limit` lines.
+        """
+        ...

@@ -1,0 +1,52 @@
+"""Changes hot settings of a running job, as `millrace set` does: an operation that ends when they take effect."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.rpc.job_client import JobClient
+from service.jobs.operation_queue import Operation, OperationQueue, ReportProgress
+
+CHANGE_S = 600.0
+"""How long to wait for the close of a pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntilCancelled(Deadline):
+    """A deadline that also passes when an operation is cancelled."""
+
+    cancelled: threading.Event
+
+    @classmethod
+    def within(cls, seconds: float, cancelled: threading.Event) -> "UntilCancelled":
+        """A deadline in so many seconds, or at `cancelled`."""
+        return cls(Deadline.after(seconds).at_s, cancelled)
+
+    def left_s(self) -> float:
+        """See Deadline."""
+        return 0.0 if self.cancelled.is_set() else Deadline.left_s(self)
+
+    def passed(self) -> bool:
+        """See Deadline."""
+        return self.cancelled.is_set() or Deadline.passed(self)
+
+
+def change(
+    work: OperationQueue, job: str, store: Path, keys: Mapping[str, Any], who: str, changed: Callable[[], object]
+) -> Operation:
+    """Start the operation that sets `keys`; `changed` is called when they take effect.
+
+    Its result has the `version` from which on they count.
+    """
+
+    def act(progress: ReportProgress, cancelled: threading.Event) -> dict[str, Any]:
+        progress(None, "waiting for the next close")
+        operation = {"op": "set", "keys": dict(keys)}
+        version = JobClient(store).carry_out(operation, UntilCancelled.within(CHANGE_S, cancelled))
+        changed()
+        return {"version": version, "keys": dict(keys)}
+
+    return work.start("set", job, who, act)

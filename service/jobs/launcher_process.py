@@ -1,0 +1,97 @@
+"""A job's launcher as the service sees it: started such that it outlives the service, and observed by its folder."""
+
+import os
+import secrets
+import subprocess
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.file_lock import locked
+from millrace.process import unbuffered
+from service.cluster.store import PAUSED, RUN, in_use
+from service.cluster.worker_plan import PYTHON
+from service.jobs.decisions import ObservedState
+from service.jobs.folder import Assignment, FolderDamaged, JobFolder
+from service.jobs.output_files import emptied_file
+from service.jobs.registry import JobRecord
+
+
+def observed(entry: JobRecord, *, draining: bool = False, dead_since_s: float | None = None) -> ObservedState:
+    """The present state of the job; broken if it cannot be read. The supervisor remembers the keyword arguments."""
+    alive = False
+    try:
+        alive = entry.folder.alive()
+        return _observed(entry, alive, draining, dead_since_s)
+    except FolderDamaged as error:
+        return ObservedState(alive=alive, broken=str(error))
+    except (OSError, ValueError) as error:
+        problem = f"its folder {entry.folder.path} or its store {entry.store} cannot be used ({error})"
+        return ObservedState(alive=alive, broken=f"{problem}; repair it, or delete the job")
+
+
+def _observed(entry: JobRecord, alive: bool, draining: bool, dead_since_s: float | None) -> ObservedState:
+    """Raises Broken, OSError, ValueError."""
+    folder = entry.folder
+    assigned = folder.assigned()
+    outcome = folder.outcome(entry.ask)
+    broken = "" if alive else _what_is_wrong(entry, folder)
+    return ObservedState(
+        alive=alive,
+        ask=None if assigned is None else assigned.ask,
+        ending=None if outcome is None else outcome[0],
+        paused=(entry.store / PAUSED).exists(),
+        draining=draining,
+        dead_since_s=dead_since_s,
+        broken=broken,
+        foreign="" if alive or not in_use(entry.store) or folder.alive() else _foreign(entry.store),
+    )
+
+
+def _what_is_wrong(entry: JobRecord, folder: JobFolder) -> str:
+    """Why no launcher can be started now; empty where one can. Raises Broken."""
+    spec, base = folder.job()
+    if spec != entry.spec or base != entry.base:
+        return f"{folder.path / 'job.json'} differs from the service's records; put it back, or delete the job"
+    assigned, process = folder.assigned(), folder.process()
+    began = assigned is not None and process is not None and process.id == assigned.id and process.claimed
+    if began and not (entry.store / RUN).exists():
+        return f"{_what_is_missing(entry.store)}, though the job has run; put its store back, or delete the job"
+    return ""
+
+
+def _foreign(store: Path) -> str:
+    return f"{store} is in use by a run or a command outside of this service; the job starts once that has ended"
+
+
+def _what_is_missing(store: Path) -> str:
+    return f"{store} holds no run" if store.exists() else f"{store} is missing"
+
+
+LOCK_S = 1.0
+"""How long to wait for a process that holds the lock while it checks whether a launcher runs."""
+
+
+def start_launcher(folder: JobFolder, ask: int, *, paused: bool, max_output: int) -> "subprocess.Popen[bytes]":
+    """Start a launcher for the job of `folder`. Raises DeadlineExceeded where one runs, Unwritable, and OSError.
+
+    1. Take the folder's lock. 2. Write the launcher's identity. 3. Start it. It inherits the lock, so that it holds the
+    lock from its first instant to its end.
+    """
+    with locked(folder.lock, Deadline.after(LOCK_S)) as lock:  # 1
+        folder.address.unlink(missing_ok=True)
+        folder.assign(Assignment(secrets.token_hex(8), ask, secrets.token_hex(32)))  # 2
+        with writing(folder.printed):
+            printed = emptied_file(folder.printed)
+        command = [*PYTHON, "service.jobs.launcher", str(folder.path), "--lock", str(lock)]
+        with printed:
+            return subprocess.Popen(  # 3
+                [*command, "--max-output", str(max_output), *(["--paused"] if paused else [])],
+                cwd=folder.path,
+                env=unbuffered(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lock],
+                start_new_session=True,
+            )

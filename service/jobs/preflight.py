@@ -1,0 +1,65 @@
+"""Checks of this machine for the start of a job, made by `spec check` and by a run before any worker starts.
+
+Nothing is started, written or connected to. service.spec.references checks the spec itself.
+"""
+
+from dataset.pipe.command import prepare_command
+from dataset.sources.opening import open_source
+from dataset.spec.config import FilesSource, KafkaSource
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from service.cluster.store import check_free
+from service.cluster.store_defaults import with_store_defaults
+from service.predict.after_training import check_before
+from service.spec.job import LoadedJob
+from trainer.models.class_check import check_class
+from trainer.rank0.recovery import replay_first
+
+LIST_S = 60.0
+"""Longest time to list the files of a source."""
+
+
+def check_job(job: LoadedJob) -> str | None:
+    """Raise SpecError where a run would be refused at its start; a note where its data is missing, else None.
+
+    Without torch, a missing GPU and the tensors that [predict] names are not checked. Missing data is no error: it may
+    still arrive.
+    """
+    job, missing = with_store_defaults(job), None
+    if _check_start(job, fresh=False):
+        replay_first(job.store, job.full)  # raises where the rows do not fit the changed spec
+    else:
+        try:
+            _check_files(job)
+        except SpecError as error:
+            missing = str(error)
+    check_before(job, tensors=False)
+    return missing
+
+
+def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
+    """Raise SpecError before a run begins. The run itself checks its data and changes since the last run."""
+    _check_start(job, fresh=fresh)
+    check_before(job, fresh=fresh)
+
+
+def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
+    """True if the run continues one that the store holds."""
+    prepare_command(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
+    if job.spec.model.class_path is not None:
+        check_class(job.spec.model.class_path, job.folder)
+    ((name, source),) = job.spec.sources.items()
+    if isinstance(source, KafkaSource):
+        from dataset.sources.kafka_client import consumer_options  # imports kafka-python
+
+        consumer_options(source.options, job.folder, f"sources.{name}.options")
+    return check_free(job.store, job.spec.name, fresh=fresh)
+
+
+def _check_files(job: LoadedJob) -> None:
+    """For a new job without a mirror: one that continues knows its files, and they may be deleted by now."""
+    ((_, source),) = job.spec.sources.items()
+    if isinstance(source, FilesSource) and not source.follow and job.spec.store.mirror is None:
+        spec, deadline = job.spec, Deadline.after(LIST_S)
+        open_source(source, folder=job.folder, job=spec.name, seed=spec.seed, deadline=deadline).close()

@@ -1,1 +1,0 @@
-"""Inspects and compares exports and commits, and imports another model."""

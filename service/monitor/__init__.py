@@ -1,0 +1,1 @@
+"""The status of a job for people: alarms, lines, live display."""

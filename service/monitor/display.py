@@ -1,0 +1,131 @@
+"""The live display of a run on a terminal: figures above, the workers' last lines below.
+
+`render` is pure; `LiveShow` draws it repeatedly. service.monitor.lines makes plain text.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from millrace.printable import printable
+from service.monitor.alarms import alarms
+from service.monitor.lines import age, count, export_line, labelled, ratio, restarts_text, time_text
+from service.monitor.shows import PlainShow, Show
+from service.monitor.status import Status
+
+REFRESH_PER_S = 4
+LOG_LINES = 8
+"""Lines of output shown; older ones are dropped."""
+
+STYLES = {
+    "training": "green",
+    "replaying": "yellow",
+    "paused": "yellow",
+    "draining": "yellow",
+    "done": "green",
+    "restarting": "yellow",
+    "failed": "red",
+}
+
+
+def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
+    """The display of a run at one moment."""
+    state = status.text("state", "starting")
+    learning = "" if status.raw.get("learning", True) else " · predicts only"
+    title = f"[bold]{status.text('job')}[/] · [{STYLES.get(state, 'cyan')}]{state}[/]{learning}"
+    lines = [Text(line, no_wrap=True, overflow="ellipsis", style="dim") for line in log_lines]
+    parts: list[RenderableType] = [_figures(status)]
+    if metrics := _metrics(status):
+        parts.append(metrics)
+    if spent := time_text(status):
+        parts.append(Text(f"time: {spent}", style="dim"))
+    parts += [Text(export_line(stream, export), style="dim") for stream, export in status.exports().items()]
+    for alarm, text in alarms(status).items():
+        parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))
+    if restarts := restarts_text(status):
+        parts.append(Text(restarts, style="yellow"))
+    return Group(Panel(Group(*parts), title=title, title_align="left"), *lines)
+
+
+def _figures(status: Status) -> Table:
+    grid = Table.grid(padding=(0, 2), expand=True)
+    for _ in range(4):
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(justify="right", no_wrap=True)
+
+    def number(key: str) -> str:
+        return count(status.number(key))
+
+    grid.add_row(
+        *("events/s", number("events_per_s"), "events", number("events")),
+        *("pass", number("pass"), "lag", count(status.total("lag"))),
+    )
+    grid.add_row(
+        *("samples/s", number("samples_per_s"), "samples", number("samples")),
+        *("version", number("version"), "fresh", age(status.number("freshness_s"))),
+    )
+    rejected = status.counts("rejected")
+    grid.add_row(
+        *("loss", ratio(status.number("loss")), "rejected", count(sum(rejected.values()))),
+        *("rows", count(sum(status.table_rows().values())), "partitions", count(len(status.counts("positions")))),
+    )
+    commit, mirror = status.part("commit"), status.part("commit").part("mirror")
+    grid.add_row(
+        *("committed", count(commit.number("version")), "ago", age(commit.number("age_s"))),
+        *("mirrored", count(mirror.number("version")), "generation", number("generation")),
+    )
+    return grid
+
+
+def _metrics(status: Status) -> Table | None:
+    """AUC and log loss of each task, over the window and over the job's life."""
+    window, life = status.metrics("window"), status.metrics("life")
+    if not window and not life:
+        return None
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("task")
+    for heading in ("window AUC", "life AUC", "window GAUC", "window logloss"):
+        table.add_column(heading, justify="right")
+    for task in dict.fromkeys([*window, *life]):
+        now, ever = window.get(task, {}), life.get(task, {})
+        table.add_row(
+            Text(task),
+            Text(ratio(now.get("auc")), style="bold green"),
+            *(ratio(value) for value in (ever.get("auc"), now.get("gauc"), now.get("logloss"))),
+        )
+    return table
+
+
+class LiveShow:
+    """A display that is redrawn in place on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+
+    def on_line(self, worker: str, text: str) -> None:
+        """Keep a worker's line for the next drawing."""
+        self._lines.append(printable(labelled(worker, text)))
+
+    @contextmanager
+    def watching(self, status: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+        """Draw until the context ends; the last drawing stays."""
+
+        def picture() -> RenderableType:
+            return render(Status(status()), tuple(self._lines))
+
+        with Live(console=self._console, get_renderable=picture, refresh_per_second=REFRESH_PER_S):
+            yield
+
+
+def choose_show() -> Show:
+    """A live display on a terminal, lines of text elsewhere."""
+    console = Console()
+    return LiveShow(console) if console.is_terminal else PlainShow()

@@ -1,1 +1,0 @@
-"""Changes and shows the rows and tables of a job: settings, days, shrinks, deletions, explanations."""

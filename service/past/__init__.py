@@ -1,1 +1,0 @@
-"""A job's history: reading its log and commits, and rewind, skip and rerun."""

@@ -1,0 +1,1 @@
+"""Prediction jobs: their workers started and watched, their output completed."""

@@ -1,0 +1,272 @@
+"""One prediction job, from its request to its _DONE, on the caller's thread.
+
+service.predict.versions finds the rows, service.predict.worker_group runs the processes, trainer.predict makes parts
+and metrics. A rerun of the same request continues where the first one stopped, however that ended.
+"""
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dataset.loader.dead_letters import BadFraction
+from dataset.pipe.command import check_command
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.durable import writing
+from millrace.errors import DeadlineExceeded, SpecError
+from millrace.file_lock import locked
+from millrace.secrets import check_shown
+from service.cluster.launchers import open_launcher
+from service.cluster.run_folder import run_folder
+from service.cluster.runtime import OnLine
+from service.cluster.store import in_use
+from service.cluster.store_defaults import with_store_defaults
+from service.cluster.worker_plan import PredictionFolders, plan_prediction
+from service.predict.versions import PredictionVersion, version_of
+from service.predict.worker_group import PredictionCancelled, WorkerDied, WorkerGroup
+from service.spec.job import Job, LoadedJob, with_defaults
+from service.spec.references import check_references
+from trainer.checkpoint.commits import hash_of
+from trainer.config import NEWEST_DEFAULTS
+from trainer.predict.config import PredictionRequest
+from trainer.predict.metric_inputs import compute_metrics
+from trainer.predict.output_files import DEAD_LETTERS, METRICS, PartMark, PredictionOutput, part_name
+from trainer.predict.prediction_plan import (
+    OutputTaken,
+    PredictionPlan,
+    fingerprint_of,
+    segments_of,
+    with_absolute_paths,
+)
+
+FORMAT = 1
+"""Number of the manifest's layout."""
+TRIES = 3
+"""Most starts of the workers: they start again after a death. Finished parts are not made again."""
+BESIDE_SHARE = 0.5
+"""The share of the cores of a prediction while the job trains, unless the request sets it."""
+LOCK_S = 0.2
+
+Progress = Callable[[float | None, str], None]
+CheckFiles = Callable[[Iterable[str]], None]
+
+log = logging.getLogger(__name__)
+
+
+def _logged(worker: str, text: str) -> None:
+    log.info("%s: %s", worker, text)
+
+
+def predict(
+    job: LoadedJob | None,
+    request: PredictionRequest,
+    progress: Progress,
+    cancelled: threading.Event,
+    on_line: OnLine = _logged,
+    *,
+    alone: bool = False,
+    private: Path | None = None,
+    check_files: CheckFiles = lambda files: None,
+) -> dict[str, Any]:
+    """Carry out `request`; its manifest. `job` is None where the request brings the spec.
+
+    `alone`: nothing trains in the job's store, though the store may be locked. Configurations of workers, which hold
+    secrets, lie in a folder below `private`; where that is None, below the folder for temporary files. `check_files`
+    takes the files of the input, relative to the job's folder, before any is read, and raises where one is not allowed.
+
+    Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable. Finished parts stay.
+
+    1. Claim the output, which is empty or of the same request. 2. Hold the version. 3. Fix the plan. 4. Workers make
+    the missing parts. 5. Metrics over all parts. 6. Manifest, then _DONE.
+    """
+    job = with_store_defaults(job) if job else job_of(request)
+    request = with_absolute_paths(request, job.folder)
+    check_command(job.spec.pipe, job.folder)
+    output = PredictionOutput(Path(request.output).absolute())
+    fingerprint = fingerprint_of(request, job.spec)
+
+    def check() -> None:
+        if cancelled.is_set():
+            raise PredictionCancelled
+
+    with ExitStack() as held:
+        done = _claim(output, fingerprint, held)  # 1
+        if done is not None:
+            progress(1.0, f"{output.folder} is done already")
+            return done
+        progress(None, "looking for the version and the input")
+        before = PredictionPlan.read(output.work)
+        folder = held.enter_context(run_folder(output.work / "run"))
+        version = held.enter_context(
+            version_of(job, request.version, None if before is None else before.version, folder / "export")
+        )  # 2
+        plan = before or _fix(request, job, fingerprint, version, output)  # 3
+        if request.input.paths is not None:
+            check_files(dict.fromkeys(segment.partition for segment in plan.segments))
+        secret = Path(held.enter_context(TemporaryDirectory(prefix="millrace-predict-", dir=private)))
+        trains = not alone and in_use(job.store)
+        _make_parts(job, request, output, version, plan, folder, secret, progress, check, on_line, trains=trains)  # 4
+        return complete(job, request, output, plan, progress, check)  # 5, 6
+
+
+def job_of(request: PredictionRequest) -> LoadedJob:
+    """The job of a request that brings its own spec. Raises SpecError."""
+    if request.spec is None:
+        raise SpecError(
+            "an export does not say how events are parsed, nor of which class its model is: give the job file, or its "
+            "sections as `spec`",
+            "spec",
+        )
+    raw = {"store": {"path": "none"}, **request.spec}
+    spec = validate(Job, raw)
+    check_shown(raw)
+    check_references(spec)
+    folder = Path(request.base or ".").absolute()
+    loaded = LoadedJob.of(spec, raw, folder, folder / spec.store.path)
+    return with_defaults(loaded, spec.defaults or NEWEST_DEFAULTS)
+
+
+def _claim(output: PredictionOutput, fingerprint: str, held: ExitStack) -> dict[str, Any] | None:
+    """Step 1; the manifest, where the prediction is complete. Raises SpecError, OtherPrediction."""
+    other = f"{output.folder} holds another prediction; choose another folder, or remove it"
+    if (manifest := output.manifest()) is not None:
+        if manifest["fingerprint"] != fingerprint:
+            raise OutputTaken(other)
+        shutil.rmtree(output.work, ignore_errors=True)
+        return manifest
+    with writing(output.folder):
+        output.folder.mkdir(parents=True, exist_ok=True)
+        if not output.work.exists() and any(output.folder.iterdir()):
+            raise SpecError(f"{output.folder} is not empty and holds no prediction; choose another", "output")
+        output.work.mkdir(exist_ok=True)
+    try:
+        held.enter_context(locked(output.work / "lock", Deadline.after(LOCK_S)))
+    except DeadlineExceeded:
+        raise SpecError(f"{output.folder} is being written by another prediction", "output") from None
+    output.rename_old()
+    plan = PredictionPlan.read(output.work)
+    if plan is not None and plan.fingerprint != fingerprint:
+        if output.num_finished():
+            raise OutputTaken(other)
+        plan.forget(output.work)  # it has no parts yet
+    for left in (*output.work.glob("part-*"), *output.work.glob("observed-*.arrow.*")):
+        left.unlink()  # left by workers that were killed
+    return None
+
+
+def _fix(
+    request: PredictionRequest, job: LoadedJob, fingerprint: str, version: PredictionVersion, output: PredictionOutput
+) -> PredictionPlan:
+    """Step 3."""
+    segments = segments_of(request.input, job.spec, job.folder, request.segment_events)
+    plan = PredictionPlan(fingerprint, version.description, segments)
+    plan.write(output.work)
+    return plan
+
+
+def _make_parts(
+    job: LoadedJob,
+    request: PredictionRequest,
+    output: PredictionOutput,
+    version: PredictionVersion,
+    plan: PredictionPlan,
+    folder: Path,
+    private: Path,
+    progress: Progress,
+    check: Callable[[], None],
+    on_line: OnLine,
+    *,
+    trains: bool,
+) -> None:
+    """Step 4. After a death that may not come again, the workers are started again."""
+    total = len(plan.segments)
+    share = request.share or (BESIDE_SHARE if trains else 1.0)
+    beside = trains or share < 1
+    last = -1
+
+    def tick() -> None:
+        nonlocal last
+        if (now := output.num_finished()) != last:
+            last = now
+            progress(now / total if total else 1.0, f"{now} of {total} parts")
+
+    for attempt in range(1, TRIES + 1):
+        tick()
+        if all(output.mark(number) is not None for number in range(total)):
+            return
+        with (
+            run_folder(folder / f"try-{attempt}") as live,
+            run_folder(private / f"try-{attempt}") as run_private,
+            open_launcher() as launcher,
+            WorkerGroup(job, launcher, on_line, check) as crew,
+        ):
+            folders = PredictionFolders(output=output.folder, commit=version.commit, live=live, private=run_private)
+            processes = plan_prediction(job, request, folders, share * (os.cpu_count() or 1), beside=beside)
+            try:
+                crew.run(processes, version.commit, tick)
+            except WorkerDied as error:
+                if attempt == TRIES:
+                    raise
+                on_line("launcher", f"{error}; starting again ({attempt} of {TRIES - 1})")
+
+
+def complete(
+    job: LoadedJob,
+    request: PredictionRequest,
+    output: PredictionOutput,
+    plan: PredictionPlan,
+    progress: Progress,
+    check: Callable[[], None],
+) -> dict[str, Any]:
+    """Steps 5 and 6; the manifest. Raises TooManyBadEvents."""
+    marks: list[PartMark] = []
+    bad = BadFraction(job.spec.pipe.max_bad_fraction)
+    for number in range(len(plan.segments)):
+        mark = output.mark(number)
+        assert mark is not None, f"part {number} was made"
+        marks.append(mark)
+        bad.add(mark.num_judged, mark.rejected)
+    if request.metrics:
+        progress(None, "measuring")
+        files = [output.observed(number) for number in range(len(marks))]
+        spec = job.spec
+        output.put(METRICS, compute_metrics(spec.metrics, spec.tasks, files, [mark.tensors for mark in marks], check))
+    output.end(_manifest(request, output, plan, marks))
+    progress(1.0, f"{len(marks)} parts")
+    return output.manifest() or {}
+
+
+def _manifest(
+    request: PredictionRequest, output: PredictionOutput, plan: PredictionPlan, marks: list[PartMark]
+) -> dict[str, Any]:
+    """The manifest of an output. Nothing in it depends on when or by whom the output was made."""
+    rejected: dict[str, int] = {}
+    for mark in marks:
+        for reason, count in mark.rejected.items():
+            rejected[reason] = rejected.get(reason, 0) + count
+    parts = {
+        part_name(number): {
+            **{"partition": segment.partition, "begin": segment.begin, "end": segment.end},
+            **{"events": mark.num_events, "samples": mark.num_samples, "sha256": mark.sha256, "bytes": mark.num_bytes},
+        }
+        for number, (segment, mark) in enumerate(zip(plan.segments, marks, strict=True))
+    }
+    others = [*output.folder.glob(f"{DEAD_LETTERS}/*.jsonl"), *output.folder.glob(METRICS)]
+    stored = {path.relative_to(output.folder).as_posix(): hash_of(path) for path in sorted(others)}
+    return {
+        "format": FORMAT,
+        "fingerprint": plan.fingerprint,
+        "version": dict(plan.version),
+        "request": request.what(),
+        "events": sum(mark.num_events for mark in marks),
+        "samples": sum(mark.num_samples for mark in marks),
+        "rejected": rejected,
+        "parts": parts,
+        "files": {path: {"sha256": file.sha256, "bytes": file.num_bytes} for path, file in stored.items()},
+    }

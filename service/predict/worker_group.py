@@ -1,0 +1,139 @@
+"""The processes of one prediction: shards that hold the rows, workers that predict.
+
+They are started, watched and ended here. None is left when the context ends. Their plan is in
+service.cluster.worker_plan.
+"""
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unavailable
+from millrace.lifecycle import ExitCode
+from pserver.client.remote import RemoteShards
+from service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHandle, WorkerSpec
+from service.cluster.supervision import format_exit
+from service.cluster.worker_plan import PredictionWorkers
+from service.spec.job import LoadedJob
+from trainer.checkpoint.commits import read_commit
+
+START_S, RESTORE_S = 120.0, 3600.0
+"""Longest time for the shards to start, and to read the rows."""
+POLL_S = 0.1
+"""Interval at which a wait checks for cancellation."""
+ERROR = "error: "
+"""Begins the line in which a worker says, for people, why it ended."""
+
+
+class PredictionFailed(MillraceError):
+    """A worker ended on an error that would come again."""
+
+
+class PredictionCancelled(MillraceError):
+    """The prediction was cancelled. Its finished parts stay, and a rerun continues from them."""
+
+    def __init__(self) -> None:
+        super().__init__("the prediction was cancelled; a rerun continues from the parts that are there")
+
+
+class WorkerDied(Unavailable):
+    """A worker ended for a reason that may pass."""
+
+
+class WorkerGroup:
+    """See module docstring. One thread; `on_line` is called on others."""
+
+    def __init__(self, job: LoadedJob, launcher: Launcher, on_line: OnLine, check: Callable[[], None]) -> None:
+        """`check` raises where the prediction was cancelled."""
+        self._job, self._launcher, self._on_line, self._check = job, launcher, on_line, check
+        self._workers: dict[str, WorkerHandle] = {}
+        self._shards: set[str] = set()
+        self._ends: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+
+    def __enter__(self) -> "WorkerGroup":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.kill(within_s=0)  # all at once
+        deadline = Deadline.after(KILL_S)
+        for worker in self._workers.values():
+            worker.kill(deadline.left_s())
+
+    def run(self, plan: PredictionWorkers, commit: Path, tick: Callable[[], None]) -> None:
+        """Predict to the end, with the rows of `commit`. `tick` is called meanwhile.
+
+        Raises SpecError, PredictionFailed or WorkerDied for the end of a worker, Unavailable where one cannot be
+        started, DeadlineExceeded, and what `check` raises.
+        """
+        addresses = self._start_shards(plan, commit) if plan.shards else []
+        self._start([replace(spec, config={**spec.config, "shards": addresses}) for spec in plan.predictors], plan)
+        left = {spec.name for spec in plan.predictors}
+        while left:
+            left -= self._take_end()
+            tick()
+
+    def _start_shards(self, plan: PredictionWorkers, commit: Path) -> list[str]:
+        """Start them and have them read the rows of the commit; their addresses."""
+        self._shards = {spec.name for spec in plan.shards}
+        self._start(plan.shards, plan)
+        addresses = self._addresses(plan.shards)
+        found = read_commit(commit)
+        cluster = self._job.spec.cluster
+        shards = RemoteShards(
+            addresses,
+            self._job.spec.tables,
+            rank=0,
+            world=len(plan.predictors),
+            generation=plan.generation,
+            secret=plan.secret,
+            deadline=Deadline.after(START_S),
+            max_message_bytes=cluster.max_message,
+        )
+        try:
+            shards.restore(found.folder, found.shards, found.version, Deadline.after(RESTORE_S))
+        finally:
+            shards.close()
+        return addresses
+
+    def _addresses(self, shards: Sequence[WorkerSpec]) -> list[str]:
+        """Wait until all shards listen."""
+        deadline = Deadline.after(START_S)
+        while None in (found := [self._launcher.rendezvous.address(spec) for spec in shards]):
+            self._take_end()
+            if deadline.passed():
+                raise DeadlineExceeded(f"shards did not come up within {START_S:g} s")
+        return [address for address in found if address is not None]
+
+    def _start(self, specs: Sequence[WorkerSpec], plan: PredictionWorkers) -> None:
+        handles = self._launcher.start(
+            specs, plan.generation, on_line=self._on_line, on_exit=lambda name, code: self._ends.put((name, code))
+        )
+        self._workers |= {handle.name: handle for handle in handles}
+
+    def _take_end(self) -> set[str]:
+        """Wait a moment for a worker's end; the name of one that ended well. Raises for any other end."""
+        self._check()
+        try:
+            name, code = self._ends.get(timeout=POLL_S)
+        except queue.Empty:
+            return set()
+        worker = self._workers[name]
+        worker.kill()  # it is gone; this waits for its last lines
+        if code == ExitCode.DRAINED and name not in self._shards:
+            return {name}
+        raise error_of(name, code, worker.last_lines())
+
+
+def error_of(worker: str, code: int, last_lines: Sequence[str]) -> MillraceError:
+    """The error for the end of a worker, from its exit code and its last lines of output."""
+    begins = max((place for place, line in enumerate(last_lines) if line.startswith(ERROR)), default=None)
+    message = "\n".join(last_lines[begins:]).removeprefix(ERROR) if begins is not None else ""
+    if code == ExitCode.BAD_CONFIG:
+        return SpecError(message or f"{worker}: {format_exit(code)}")
+    if code == ExitCode.FAILED:
+        return PredictionFailed(message or f"{worker}: {format_exit(code)}")
+    shown = message or "\n".join(last_lines) or "(none)"
+    return WorkerDied(f"{worker} ended first: {format_exit(code)}; its last words:\n{shown}")

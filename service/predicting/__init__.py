@@ -1,1 +1,0 @@
-"""Prediction jobs: their workers, their output, and the commands for them."""

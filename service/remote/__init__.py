@@ -1,1 +1,0 @@
-"""The command line as a client of a service's REST API."""

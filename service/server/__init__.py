@@ -1,0 +1,1 @@
+"""`millrace serve`: jobs, access, API and live page put together."""

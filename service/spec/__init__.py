@@ -1,0 +1,1 @@
+"""The job file: its sections put together, checked against each other."""

@@ -1,0 +1,93 @@
+"""The job spec: composes the sections that the packages declare, and loads a spec from its file.
+
+Each section checks itself; service.spec.references checks them against each other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from millrace import documents
+from millrace.config import load_toml, validate
+from millrace.errors import SpecError
+from millrace.secrets import check_shown, secrets_of, with_secrets, with_secrets_of, without_secrets
+from service.spec.config import ClusterSection
+from service.spec.references import check_places, check_references
+from trainer.config import NEWEST_DEFAULTS, TrainerJob
+from trainer.predict.after_training import check_after
+from trainer.predict.config import PredictionRequest
+from trainer.spec.defaults import fill_defaults
+
+
+class Job(TrainerJob):
+    """A job file, as a user writes it."""
+
+    cluster: ClusterSection = ClusterSection()
+    """The processes of the job."""
+    predict: PredictionRequest | None = None
+    """The prediction that the newest version makes once the stream has ended and all is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """A spec that has passed every check, with its folders."""
+
+    spec: Job
+    raw: dict[str, Any]
+    """The spec as the user wrote it, with overrides applied and "***" for secrets written in it."""
+    folder: Path
+    """The spec's folder, absolute: relative paths start there."""
+    store: Path
+    """The store's folder, absolute; it need not exist."""
+    secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Those secrets, by the path of their key. Only private files of workers may hold them."""
+
+    @classmethod
+    def of(cls, spec: Job, whole: Mapping[str, Any], folder: Path, store: Path) -> "LoadedJob":
+        """The job of `whole`, a spec with its secrets, which was checked as `spec`."""
+        return cls(spec=spec, raw=without_secrets(whole), folder=folder, store=store, secrets=secrets_of(whole))
+
+    def whole(self) -> dict[str, Any]:
+        """The spec with its secrets."""
+        return dict(with_secrets(self.raw, self.secrets))
+
+    def under(self, logged: Mapping[str, Any], store: Path) -> "LoadedJob":
+        """The job under a spec from its log, in `store`. The log has no secrets; the present ones are used."""
+        whole = with_secrets_of(logged, self.whole())
+        return LoadedJob.of(validate(Job, whole), whole, self.folder, store)
+
+    @property
+    def full(self) -> dict[str, Any]:
+        """The spec with every default written out, as workers, logs and commits have it."""
+        cluster = self.spec.cluster.model_dump(mode="json")
+        return fill_defaults({**self.raw, "cluster": cluster}, unset=self.spec.defaults or NEWEST_DEFAULTS)
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> LoadedJob:
+    """The job at `path`, with each `a.b=value` of `overrides` in its place. Raises SpecError."""
+    return job_of(load_toml(path, overrides), path.resolve().parent)
+
+
+def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
+    """The job that `raw` describes; its relative paths start at `folder`, an absolute one. Raises SpecError."""
+    if documents.value_nested_deeper(raw, documents.MAX_SPEC_DEPTH):
+        raise SpecError(f"lists and sections are nested deeper than {documents.MAX_SPEC_DEPTH}")
+    spec = validate(Job, raw)
+    check_shown(raw)
+    check_references(spec)
+    if spec.predict is not None:
+        check_after(spec.predict, spec)
+    store = (folder / spec.store.path).resolve()
+    check_places(spec, store, folder)
+    loaded = LoadedJob.of(spec, raw, folder, store)
+    return with_defaults(loaded, spec.defaults or NEWEST_DEFAULTS)
+
+
+def with_defaults(job: LoadedJob, number: int) -> LoadedJob:
+    """The job with set `number` of the defaults for keys that its file leaves out. Raises SpecError.
+
+    The model's settings stay as written: predictions are identified by them.
+    """
+    full = {**fill_defaults(job.raw, unset=number), "model": job.raw["model"]}
+    return replace(job, spec=validate(Job, with_secrets(full, job.secrets)))

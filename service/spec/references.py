@@ -1,0 +1,178 @@
+"""Checks between the sections of a spec. Pure. Each error names the key, what is wrong, and what is allowed.
+
+The first error is raised as SpecError. Checks within one section belong to that section.
+"""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from dataset.pipe.event_time import check_event_time
+from dataset.spec.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
+from dataset.spec.schema import Schema, Slot
+from millrace.errors import SpecError
+from millrace.validation import nearest
+from trainer.config import TrainerJob
+from trainer.exports.export_settings import ExportLocation, address_of, destination_of
+from trainer.models.needs import shape_of
+from trainer.models.registry import check_section
+from trainer.spec.slot_rules import check_slot_rules
+
+RESERVED_COLUMNS = ("event", "error")
+"""Columns of the answers in the arrow protocol that are not slots."""
+
+NUMBER = ("float", "uint64", "int64")
+
+
+def check_references(job: TrainerJob) -> None:
+    """Raise SpecError at the first reference to something that does not exist or does not fit."""
+    schema = Schema.of(job.slots)
+    if not schema.sparse and not schema.dense:
+        raise SpecError("all slots are meta: the model would have no input", "slots")
+    _check_tasks(job, schema)
+    _check_sample_and_metrics(job, schema)
+    _check_tables(job, schema)
+    _check_pipe(job, schema)
+    _check_event_time(job, schema)
+    _check_exports(job)
+    check_section(job.model, shape_of(schema, job.tables, [task.name for task in job.tasks]))
+    if job.train.amp == "float16" and job.train.device == "cpu":
+        raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
+
+
+def _number_slot(schema: Schema, name: str, path: str) -> None:
+    """Raise SpecError unless `name` is a meta slot that holds a number."""
+    slot = _slot(schema, name, path, (SlotKind.META,))
+    assert isinstance(slot.entry, MetaSlot)
+    if slot.entry.type not in NUMBER:
+        raise SpecError(f"slot {name!r} has type = {slot.entry.type!r}; a number is needed", path)
+
+
+def _slot(schema: Schema, name: str, path: str, kinds: Collection[SlotKind]) -> Slot:
+    """The slot `name`. Raises SpecError unless it is of one of `kinds`."""
+    fitting = [slot.name for slot in schema.slots if slot.kind in kinds]
+    wanted = " or ".join(kind.value for kind in kinds)
+    slot = schema.by_name.get(name)
+    if slot is None:
+        raise SpecError(f"there is no slot {name!r}; a {wanted} slot is needed; {nearest(name, fitting)}", path)
+    if slot.kind not in kinds:
+        raise SpecError(f"slot {name!r} is {slot.kind.value}; a {wanted} slot is needed", path)
+    return slot
+
+
+def _check_tasks(job: TrainerJob, schema: Schema) -> None:
+    names: set[str] = set()
+    for number, task in enumerate(job.tasks):
+        if task.name in names:
+            raise SpecError(f"task {task.name!r} is declared twice", f"tasks.{number}.name")
+        names.add(task.name)
+        _number_slot(schema, task.label, f"tasks.{number}.label")
+        if task.mask is not None:
+            _number_slot(schema, task.mask, f"tasks.{number}.mask")
+
+
+def _check_sample_and_metrics(job: TrainerJob, schema: Schema) -> None:
+    groups = (SlotKind.META, SlotKind.SPARSE)
+    if job.sample.group is not None:
+        _slot(schema, job.sample.group, "sample.group", groups)
+    if job.sample.weight is not None:
+        _number_slot(schema, job.sample.weight, "sample.weight")
+    if job.metrics.gauc_by is not None:
+        _slot(schema, job.metrics.gauc_by, "metrics.gauc_by", groups)
+    for number, name in enumerate(job.metrics.slices):
+        _slot(schema, name, f"metrics.slices.{number}", groups)
+
+
+def _check_tables(job: TrainerJob, schema: Schema) -> None:
+    for number, entry in enumerate(job.slots):
+        if isinstance(entry, SparseSlot) and entry.table not in job.tables:
+            hint = nearest(entry.table, job.tables)
+            raise SpecError(f"there is no table {entry.table!r}; {hint}", f"slots.{number}.table")
+    used = {slot.sparse.table for slot in schema.sparse}
+    for name, table in job.tables.items():
+        path = f"tables.{name}"
+        if name not in used and "tables" in job.model_fields_set:
+            raise SpecError("no slot uses this table; remove it, or name it in a slot", path)
+        if table.dim == 0 and not table.first_order:
+            raise SpecError("dim = 0 and first_order = false leave a row without a weight", path)
+        ours, other = table.optimizer.kind, table.first_order_optimizer
+        if other is not None and other.kind != ours:
+            raise SpecError(
+                f"is {other.kind!r}; the table's optimizer is {ours!r}", f"{path}.first_order_optimizer.kind"
+            )
+        for key, slot in (("show", table.show), ("click", table.click)):
+            if slot is not None:
+                _number_slot(schema, slot, f"{path}.{key}")
+    check_slot_rules(job.tables, schema)
+
+
+def _check_exports(job: TrainerJob) -> None:
+    if job.exports and not job.train.learn:
+        raise SpecError(
+            "with train.learn = false the model never changes, so all exports would be equal; leave exports out "
+            "(--set exports={})",
+            "exports",
+        )
+    timed = next(iter(job.sources.values())).event_time.kind != "none"
+    clearing: str | None = None
+    for name, stream in job.exports.items():
+        path = f"exports.{name}"
+        for number, table in enumerate(stream.tables):
+            if table not in job.tables:
+                raise SpecError(f"there is no table {table!r}; {nearest(table, job.tables)}", f"{path}.tables.{number}")
+        if stream.clock == "event" and not timed:
+            raise SpecError('the source has no event_time; use "wall"', f"{path}.clock")
+        if stream.delta_threshold > 0:
+            if clearing is not None:
+                raise SpecError(
+                    f"stream {clearing!r} has one above 0 already, and its exports reset the count; only one may",
+                    f"{path}.delta_threshold",
+                )
+            clearing = name
+
+
+def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
+    """Raise SpecError for an impossible destination of exports, or one that two streams share.
+
+    Relative paths start at `folder`.
+    """
+    known: dict[ExportLocation, str] = {}
+    for name, stream in job.exports.items():
+        try:
+            place = destination_of(address_of(stream, name, store, folder))
+        except (ValueError, RuntimeError) as error:  # the latter of "~nobody"
+            raise SpecError(str(error), f"exports.{name}.path") from None
+        other = known.setdefault(place, name)
+        if other != name:
+            ours, theirs = (other, name) if stream.path is None else (name, other)
+            raise SpecError(
+                f"leads to {place}, as stream {theirs!r} does: each needs its own destination, for its current.json",
+                f"exports.{ours}.path",
+            )
+
+
+def _check_pipe(job: TrainerJob, schema: Schema) -> None:
+    if job.pipe.protocol is Protocol.ARROW:
+        for name in _overlap(RESERVED_COLUMNS, schema.by_name):
+            raise SpecError(f"slot {name!r}: the arrow protocol reserves this name; rename the slot", "slots")
+        for slot in schema.sparse:
+            if slot.sparse.weighted and (name := f"{slot.name}.weight") in schema.by_name:
+                raise SpecError(f"slot {name!r} has the name of the weights of slot {slot.name!r}; rename it", "slots")
+        return
+    for number, entry in enumerate(job.slots):
+        if isinstance(entry, SparseSlot) and entry.weighted:
+            raise SpecError('weights of signs need protocol = "arrow"', f"slots.{number}.weighted")
+
+
+def _overlap(names: Iterable[str], known: Collection[str]) -> list[str]:
+    return [name for name in names if name in known]
+
+
+def _check_event_time(job: TrainerJob, schema: Schema) -> None:
+    ((name, source),) = job.sources.items()
+    time: EventTime = source.event_time
+    path = f"sources.{name}.event_time"
+    if time.slot is not None:
+        _number_slot(schema, time.slot, f"{path}.slot")
+    check_event_time(time, job.pipe.protocol, schema, path)
+    if time.kind == "record" and isinstance(source, FilesSource):
+        raise SpecError('lines of files have no time of their own; name a field or a slot, or kind = "none"', path)

@@ -1,0 +1,1 @@
+"""The rows of a job: what is known of a key, shrinks, deletions, days."""

@@ -1,0 +1,188 @@
+"""The tables of a job: list them, shrink them, begin the next day.
+
+A running job's rank 0 decides and counts. For a job that does not run, the newest commit is read, and a shrink waits in
+the log for the next run (service.tables.committed_tables).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.rpc.job_client import JobClient
+from millrace.validation import nearest
+from service.cluster.job_run import read_report
+from service.cluster.store import REPORT, in_use
+from service.cluster.store_defaults import with_store_defaults
+from service.monitor.lines import count
+from service.monitor.status import Status
+from service.spec.job import LoadedJob
+from service.tables import committed_tables
+from trainer.checkpoint.commits import Commit
+from trainer.rank0.shrink_guard import has_rule
+
+COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
+"""Figures of a table that a status reports; null for a job that does not run, except bytes."""
+
+Rule = Mapping[str, Any]
+
+
+# List
+
+
+def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
+    """A mapping for each table: "name", "rows", COUNTS, "dim", "slots" (figures by slot), "held"."""
+    slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
+    figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
+    reported = status.parts("tables")
+    rows = {slot: count for table in reported.values() for slot, count in table.part("rows_by_slot").raw.items()}
+    return [
+        {
+            "name": name,
+            "rows": status.table_rows().get(name),
+            **{key: reported[name].number(key) if name in reported else None for key in COUNTS},
+            "dim": table.dim,
+            "slots": {
+                slot: {"rows": rows.get(slot), **(figures[slot].raw if slot in figures else {})}
+                for slot, table_of in slots.items()
+                if table_of == name
+            },
+            "held": dict(held[name].raw) if name in held else None,
+        }
+        for name, table in job.spec.tables.items()
+    ]
+
+
+def local_tables(job: LoadedJob, deadline: Deadline) -> tuple[list[dict[str, Any]], str | None]:
+    """The tables of a job whose store is on this machine; and the commit that was read, if the job does not run."""
+    job = with_store_defaults(job)
+    if in_use(job.store):
+        return entries_of(job, _status_of(job.store, deadline)), None
+    commit = committed_tables.newest(job)
+    return entries_of(job, committed_status(job, commit)), commit.name
+
+
+def committed_status(job: LoadedJob, commit: Commit) -> Status:
+    """The tables of a commit, in the form of rank 0's status; memory and slot figures come from the last report."""
+    report = Status(read_report(job.store / REPORT))
+    fresh = report if report.number("passes") == commit.version else Status({})
+    slots = Schema.of(job.spec.slots).sparse
+    tables: dict[str, Any] = {}
+    for name in job.spec.tables:
+        parts = [part.tables[name] for part in commit.shards if name in part.tables]
+        groups: dict[int, int] = {}
+        for part in parts:
+            for group, rows in part["rows_by_group"].items():
+                groups[int(group)] = groups.get(int(group), 0) + rows
+        by_slot = {slot.name: groups.get(slot.group, 0) for slot in slots if slot.sparse.table == name}
+        size = fresh.parts("tables").get(name, Status({})).number("bytes")
+        tables[name] = {"rows": sum(part["rows"] for part in parts), "bytes": size, "rows_by_slot": by_slot}
+    deciders: Mapping[str, Any] = commit.state.get("operations", {}).get("deciders", {})
+    held = deciders.get("shrinking", {}).get("held", {})
+    return Status({"tables": tables, "slots": fresh.part("slots").raw, "operations": {"shrinking": {"held": held}}})
+
+
+# Shrink
+
+
+def tables_with_rules(job: LoadedJob, deadline: Deadline) -> Mapping[str, bool]:
+    """The job's tables, and whether each has a rule that deletes rows."""
+    if in_use(job.store):
+        return JobClient(job.store).answer({"do": "tables"}, deadline)
+    tables = committed_tables.tables_in_force(job, committed_tables.newest(job))
+    return {name: has_rule(table) for name, table in tables.items()}
+
+
+def choose_tables(tables: Mapping[str, bool], name: str | None, *, ruled: bool) -> Sequence[str]:
+    """The table called `name`; else all tables if a rule is given (`ruled`), or those with a rule of their own."""
+    if name is not None:
+        if name not in tables:
+            raise SpecError(f"there is no table {name!r}; {nearest(name, tables)}")
+        return [name]
+    found = [each for each, has_rule in tables.items() if ruled or has_rule]
+    if not found:
+        raise SpecError("no table has a rule that deletes rows; give --delete-below or --delete-after-days")
+    return found
+
+
+@dataclass(frozen=True)
+class ShrinkReport:
+    """A table that was shrunk."""
+
+    table: str
+    version: int | None
+    """The first version without the rows; None: they are deleted at the first close of the next run."""
+    going: int
+    """Rows that met the rule when they were counted."""
+    rows: int
+    """All rows at that time."""
+
+    def __str__(self) -> str:
+        going = f"{count(self.going)} of {count(self.rows)} rows met the rule when they were counted"
+        if self.version is None:
+            return f"the job does not run; a shrink of table {self.table} is logged for the next run; {going}"
+        return f"table {self.table} is shrunk from version {self.version} on; {going}"
+
+
+def shrink(job: LoadedJob, tables: Sequence[str], rule: Rule, deadline: Deadline) -> Iterator[ShrinkReport]:
+    """Shrink the tables one after another. `rule` may hold "allow". Raises MillraceError at the first refusal."""
+    for table in tables:
+        version = None
+        if in_use(job.store):
+            found = dry_run(job, table, rule, deadline)
+            version = JobClient(job.store).carry_out({"op": "shrink", "table": table, **rule}, deadline)
+        else:
+            found = committed_tables.log_shrink(job, table, rule, deadline)
+        yield ShrinkReport(table, version, int(found["going"]), int(found["rows"]))
+
+
+def dry_run(job: LoadedJob, table: str, rule: Rule, deadline: Deadline) -> dict[str, Any]:
+    """What a shrink of the table would delete now."""
+    request = {"table": table, **rule}
+    if in_use(job.store):
+        return JobClient(job.store).answer({"do": "dry_run", "operation": request}, deadline)
+    with committed_tables.open_table(job, table, deadline) as rows:
+        return rows.dry_run(request, deadline)
+
+
+def format_dry_run(answer: Mapping[str, Any]) -> list[str]:
+    """A dry run as lines: one for the table, then one for each slot that would lose rows."""
+    too_many = answer["fraction"] > answer["max_fraction"]
+    limit = f"max_shrink_fraction = {answer['max_fraction']:.1%}"
+    note = f"more than {limit}: needs --allow" if too_many else f"within {limit}"
+    lines = [
+        f"table {answer['table']}: {count(answer['going'])} of {count(answer['rows'])} rows would be deleted "
+        f"({answer['fraction']:.1%}; {note})"
+    ]
+    if "commit" in answer:
+        lines.append(f"  the job does not run; counted in its newest commit, {answer['commit']}")
+    below, unseen = answer["below"], answer["unseen"]
+    slots = [*below, *(slot for slot in unseen if slot not in below)]
+    if slots:
+        width = max(4, *map(len, slots))
+        lines.append(f"  {'slot':<{width}}  {'score below':>12}  {'unseen':>12}")
+        lines += [
+            f"  {slot:<{width}}  {count(below.get(slot, 0)):>12}  {count(unseen.get(slot, 0)):>12}" for slot in slots
+        ]
+    return lines
+
+
+# Begin a day
+
+
+def begin_day(store: Path, to: int | None, deadline: Deadline) -> tuple[int, int]:
+    """Have a running job begin the next day, or day `to`; return the day and the first version it holds for."""
+    day = current_day(store, deadline) + 1 if to is None else to
+    return day, JobClient(store).carry_out({"op": "day_tick", "to": day}, deadline)
+
+
+def current_day(store: Path, deadline: Deadline) -> int:
+    """The running job's day; 0 until a pass is closed."""
+    return int(_status_of(store, deadline).number("day") or 0)
+
+
+def _status_of(store: Path, deadline: Deadline) -> Status:
+    return Status(JobClient(store).status(deadline))

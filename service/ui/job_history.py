@@ -1,0 +1,142 @@
+"""The history of a job: commits and exports on a timeline and in lists, and its log."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from nicegui import ui
+
+from service.ui.api_client import ApiCaller, list_all
+from service.ui.charts import COLORS, ChartMark, marks_chart
+from service.ui.format import format_bytes, format_count, format_time
+from service.ui.frame import panel
+from service.ui.grid import Column, Grid, GridCell, Row
+from service.ui.job_stream import redraw
+from service.ui.series import millis
+
+LOG_LINES = 100
+COMMIT_COLUMNS = (
+    Column("Version", number=True),
+    Column("Commit"),
+    Column("Made, UTC"),
+    Column("Rows", number=True),
+    Column("Size", number=True),
+    Column("Own files", number=True),
+    Column("State", long=True),
+)
+EXPORT_COLUMNS = (
+    Column("Version", number=True),
+    Column("Stream"),
+    Column("Export"),
+    Column("Made, UTC"),
+    Column("Rows", number=True),
+    Column("Deleted", number=True),
+    Column("Size", number=True),
+    Column("State", long=True),
+)
+LOG_COLUMNS = (Column("Number", number=True), Column("Kind"), Column("Description", long=True))
+NO_COMMIT = "There is no commit yet. commit.every sets how often the job commits."
+NO_EXPORT = "There is no export yet. A section [exports.NAME] of the spec configures them; Export makes one now."
+RED = "#c9504a"
+
+
+def commit_rows(commits: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each commit, newest first."""
+    return [(each["name"], _commit_cells(each)) for each in reversed(commits)]
+
+
+def _commit_cells(commit: Mapping[str, Any]) -> Sequence[GridCell]:
+    states = ["a restart begins here"] if commit["next"] else []
+    states += [f"held by {', '.join(commit['held_by'])}"] if commit["held_by"] else []
+    states += [f"damaged: {commit['damaged']}"] if commit["damaged"] else []
+    return (
+        GridCell(format_count(commit["version"]), commit["version"]),
+        GridCell(commit["name"]),
+        GridCell(format_time(commit["made_at"])),
+        GridCell(format_count(commit["rows"]), commit["rows"]),
+        GridCell(format_bytes(commit["bytes"]), commit["bytes"]),
+        GridCell(format_bytes(commit["own_bytes"]), commit["own_bytes"], tip="files that no other commit shares"),
+        GridCell("; ".join(states), tone="bad" if commit["damaged"] else ""),
+    )
+
+
+def export_rows(exports: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each export, newest first."""
+    return [(f"{each['stream']}/{each['timeline']}/{each['name']}", _export_cells(each)) for each in reversed(exports)]
+
+
+def _export_cells(export: Mapping[str, Any]) -> Sequence[GridCell]:
+    states = ["current"] if export["current"] else []
+    states += [] if export["complete"] else ["not complete"]
+    states += [f"failed its gates: {', '.join(export['failed_gates'])}"] if export["failed_gates"] else []
+    states += [f"damaged: {export['damaged']}"] if export["damaged"] else []
+    wrong = export["failed_gates"] or export["damaged"]
+    return (
+        GridCell(format_count(export["version"]), export["version"]),
+        GridCell(export["stream"]),
+        GridCell(export["name"], tip=export["why"] or ""),
+        GridCell(format_time(export["made_at"])),
+        GridCell(format_count(export["rows"]), export["rows"]),
+        GridCell(format_count(export["tombstones"]), export["tombstones"]),
+        GridCell(format_bytes(export["bytes"]), export["bytes"]),
+        GridCell("; ".join(states), tone="bad" if wrong else "good" if export["current"] else ""),
+    )
+
+
+def timeline_marks(
+    commits: Sequence[Mapping[str, Any]], exports: Sequence[Mapping[str, Any]]
+) -> tuple[list[ChartMark], list[str]]:
+    """Commits and exports as marks of a timeline, and the timeline's rows."""
+    marks = [
+        ChartMark(
+            at, "commits", f"{each['name']}, {format_count(each['rows'])} rows", RED if each["damaged"] else COLORS[0]
+        )
+        for each in commits
+        if (at := millis(each["made_at"])) is not None
+    ]
+    for each in exports:
+        if (at := millis(each["made_at"])) is not None:
+            color = RED if each["failed_gates"] or each["damaged"] else COLORS[1 if each["kind"] == "base" else 2]
+            marks.append(ChartMark(at, each["stream"], f"{each['stream']} {each['name']}", color))
+    return marks, list(dict.fromkeys(["commits", *(each["stream"] for each in exports)]))
+
+
+def log_rows(lines: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each record of the log, newest first."""
+    return [
+        (str(line["number"]), (
+            GridCell(format_count(line["number"]), line["number"]),
+            GridCell(line["kind"], tone="bad" if line["kind"] == "damage" else ""),
+            GridCell(f"{line['when']} {line['words']}".strip()),
+        ))
+        for line in reversed(lines)
+    ]  # fmt: skip
+
+
+class HistoryTab:
+    """See module docstring."""
+
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
+        self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
+        with panel("Timeline", "commits and exports: orange is a base, green a delta, red a failure; UTC"):
+            self._chart = ui.echart(marks_chart([], [])).classes("chart low")
+        with panel("Commits"):
+            self._commits = Grid(COMMIT_COLUMNS, NO_COMMIT)
+        with panel("Exports"):
+            self._exports = Grid(EXPORT_COLUMNS, NO_EXPORT)
+        with panel("Log", f"the last {LOG_LINES} records"):
+            self._log = Grid(LOG_COLUMNS, "The log is empty: the job has not started.")
+        self._shown: Any = None
+
+    async def refresh(self, _job: Mapping[str, Any]) -> None:
+        """Show the present lists."""
+        commits = await list_all(self._visitor, f"{self._path}/commits")
+        exports = await list_all(self._visitor, f"{self._path}/exports")
+        log = (await self._visitor.get(f"{self._path}/log", last=LOG_LINES))["items"]
+        self._commits.show(commit_rows(commits))
+        self._exports.show(export_rows(exports))
+        self._log.show(log_rows(log))
+        marks, rows = timeline_marks(commits, exports)
+        if (marks, rows) != self._shown:
+            self._shown = marks, rows
+            redraw(self._chart, marks_chart(marks, rows))

@@ -1,0 +1,197 @@
+"""The page of one job: its present figures, and tabs for learning, tables, history, output and operations."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from nicegui import ui
+
+from service.ui.actions import Actions
+from service.ui.api_client import Visitor, list_all
+from service.ui.format import (
+    GRAVE,
+    first_task,
+    format_count,
+    format_duration,
+    format_metric,
+    format_rate,
+    outcome_words,
+    state_colour,
+)
+from service.ui.frame import Chip, ErrorLine, Figure, PageTimer, panel
+from service.ui.job_history import HistoryTab
+from service.ui.job_learning import LearningPart
+from service.ui.job_operations import OperationsPart
+from service.ui.job_output import LettersPart, OutputPart
+from service.ui.job_stream import StreamPart
+from service.ui.job_tables import TablesPart
+from service.ui.recorder import Recorder
+
+JOBS_EVERY = 10
+"""Ticks between two updates of the list of other jobs."""
+SLOW_EVERY = 3
+"""Ticks between two updates of lists."""
+NOW = "Learning and stream"
+TABS = (NOW, "Tables", "Commits and exports", "Output", "Dead letters", "Operations")
+
+
+class TabContent(Protocol):
+    """The content of a tab."""
+
+    async def refresh(self, job: Mapping[str, Any]) -> None:
+        """Show the present data. Raises Refused."""
+        ...
+
+
+class NowPart:
+    """The first tab: learning and stream."""
+
+    def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
+        self._visitor, self._looks = visitor, 0
+        self._learning, self._stream = LearningPart(visitor, name), StreamPart(name, recorder)
+
+    async def refresh(self, job: Mapping[str, Any]) -> None:
+        """See Part."""
+        if self._looks % JOBS_EVERY == 0:
+            self._learning.others([each["name"] for each in await list_all(self._visitor, "/jobs")])
+        self._looks += 1
+        self._stream.refresh(job)
+        await self._learning.refresh(job)
+
+
+class JobHead:
+    """The head of the page: phase, figures and notes."""
+
+    def __init__(self, name: str) -> None:
+        with panel(""):
+            with ui.element("div").classes("line") as self.line:
+                ui.label(name).classes("name")
+                self._phase = Chip()
+                self._wanted = ui.label().classes("hint")
+            self._alarms = ui.element("div")
+            with ui.element("div").classes("figures"):
+                self._figures = {key: Figure(title, tip) for key, (title, tip) in FIGURES.items()}
+        self._notes: tuple[tuple[str, str], ...] = ()
+
+    def show(self, job: Mapping[str, Any]) -> None:
+        """Show it."""
+        self._phase.show(job["phase"], state_colour(job["phase"]))
+        wanted = {"running": "", "paused": "pausing", "drained": "draining", "stopped": "stopping"}
+        settled = job["desired"] == job["phase"] or job["phase"] in ("ended", "failed", "broken", "stopped")
+        self._wanted.set_text("" if settled else wanted[job["desired"]])
+        for key, (value, more, colour) in head_figures(job).items():
+            self._figures[key].show(value, more, colour)
+        notes = tuple(notes_of(job))
+        if notes != self._notes:
+            self._notes = notes
+            self._alarms.clear()
+            with self._alarms:
+                for colour, text in notes:
+                    ui.label(text).classes(f"note {colour}")
+
+
+FIGURES = {
+    "events_per_s": ("Events/s", "events trained on per second"),
+    "lag": ("Lag, events", "events not yet read, in all partitions"),
+    "auc": ("Window AUC", "of predictions made before training on the samples"),
+    "logloss": ("Window log loss", ""),
+    "freshness": ("Freshness", "time from an event until the job trains on it"),
+    "events": ("Events", "all events trained on"),
+    "rows": ("Rows", "rows of all tables"),
+    "committed": ("Committed", "the version that a restart continues from"),
+    "restarts": ("Restarts", "restarts of the workers since the launcher started"),
+}
+
+
+def head_figures(job: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+    """A job's figures by key of FIGURES: value, remark and colour."""
+    lag, rows = job["lag"], job["table_rows"]
+    task, window = first_task(job["metrics"]["window"])
+    _, life = first_task(job["metrics"]["life"])
+    commit = job["commit"] or {}
+    rejected = sum(job["rejected"].values())
+    writing = "writing the next" if commit.get("writing") else f"{format_duration(commit.get('age_s'))} ago"
+    return {
+        "events_per_s": (format_rate(job["events_per_s"]), f"{format_rate(job['samples_per_s'])} samples/s", ""),
+        "lag": (format_count(sum(lag.values()) if lag else None), f"{len(lag)} partitions" if lag else "", ""),
+        "auc": (format_metric(window.get("auc")), f"life {format_metric(life.get('auc'))}" if life else "", ""),
+        "logloss": (format_metric(window.get("logloss")), task, ""),
+        "freshness": (format_duration(job["freshness_s"]), "", ""),
+        "events": (format_count(job["events"]), f"{format_count(rejected)} rejected", ""),
+        "rows": (
+            format_count(sum(rows.values()) if rows else None),
+            f"{len(rows)} tables" if len(rows) > 1 else "",
+            "",
+        ),
+        "committed": (
+            format_count(commit.get("version")),
+            writing if commit else "",
+            "bad" if commit.get("failing") else "",
+        ),
+        "restarts": (format_count(job["restarts"]), "", "warn" if job["restarts"] else ""),
+    }
+
+
+def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Important notes about a job, each with colour and text."""
+    notes = [("bad" if name in GRAVE else "warn", text) for name, text in job["alarms"].items()]
+    if words := outcome_words(job):
+        notes.append(("bad" if job["phase"] in ("failed", "broken") else "", words))
+    if (outcome := job["outcome"]) is not None and outcome["code"] != 0 and outcome["lines"]:
+        notes.append(("", "\n".join(["Last lines of output:", *outcome["lines"]])))
+    if job["restarts"] and job["last_death"]:
+        notes.append(("warn", f"The workers were restarted. Last reason: {job['last_death']}"))
+    if not job["learning"]:
+        notes.append(("", "This job only predicts. It does not learn."))
+    return notes
+
+
+class JobPage:
+    """See module docstring."""
+
+    def __init__(self, visitor: Visitor, name: str, recorder: Recorder) -> None:
+        self._visitor, self._name, self._ticks, self._shown = visitor, name, 0, NOW
+        self._path = f"/jobs/{quote(name, safe='')}"
+        with ui.element("main").classes("page"):
+            self._trouble = ErrorLine()
+            self._head = JobHead(name)
+            with self._head.line:
+                self._actions = Actions(visitor, name)
+            self._parts = self._below(recorder)
+        PageTimer(self.refresh, self._trouble)
+
+    def _below(self, recorder: Recorder) -> dict[str, TabContent]:
+        with ui.tabs(on_change=self._turned).props("dense align=left no-caps inline-label") as tabs:
+            for title in TABS:
+                ui.tab(title)
+        with ui.tab_panels(tabs, value=NOW, animated=False, keep_alive=False):
+            return {title: self._part(title, recorder) for title in TABS}
+
+    def _part(self, title: str, recorder: Recorder) -> TabContent:
+        with ui.tab_panel(title):
+            match title:
+                case "Tables":
+                    return TablesPart(self._visitor, self._name, recorder)
+                case "Commits and exports":
+                    return HistoryTab(self._visitor, self._name)
+                case "Output":
+                    return OutputPart(self._visitor, self._name)
+                case "Dead letters":
+                    return LettersPart(self._visitor, self._name)
+                case "Operations":
+                    return OperationsPart(self._visitor, self._name)
+                case _:
+                    return NowPart(self._visitor, self._name, recorder)
+
+    async def _turned(self, event: Any) -> None:
+        self._shown, self._ticks = str(event.value), 0
+
+    async def refresh(self) -> None:
+        """Show the present state."""
+        job = await self._visitor.get(self._path)
+        self._head.show(job)
+        self._actions.show(job)
+        slow = self._shown != NOW
+        if not slow or self._ticks % SLOW_EVERY == 0:
+            await self._parts[self._shown].refresh(job)
+        self._ticks += 1

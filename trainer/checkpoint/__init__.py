@@ -1,0 +1,1 @@
+"""Commits: on disk, made, mirrored, and rewound to. Imports no torch."""

@@ -1,0 +1,290 @@
+"""Commits on disk: their content, checks of their files, holds, pruning.
+
+A commit is a folder `commits/<name>` of immutable files; it exists once its manifest.json does. Commits are made by
+trainer.checkpoint.committer, and chosen after a crash by trainer.rank0.recovery. Imports no torch: the control plane
+reads commits.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from millrace import documents
+from millrace.durable import REAL, Disk, check_no_link, write_whole
+from millrace.errors import MillraceError
+from millrace.failpoints import Failpoint, failpoint
+from pserver.protocol.shards import ShardCommitPart
+from pserver.store.row_store import StoredFile
+
+FORMAT = 2
+"""Number of the manifest's layout; readers refuse a newer one. Since 2, partitions have stream and period."""
+FOLDER = "commits"
+MANIFEST = "manifest.json"
+NAME = re.compile(r"t(\d+)-(\d{10})-g(\d+)")
+VERSION = re.compile(r"\d{1,18}", re.ASCII)
+"""A version as text; bounded, because Python refuses to convert thousands of digits."""
+HASH_CHUNK_BYTES = 1 << 20
+HASH_THREADS = 4
+
+
+class CommitDamaged(MillraceError):
+    """A commit differs from what was written: a file is missing, shorter, or has other bytes."""
+
+
+class NewerFormat(CommitDamaged):
+    """A manifest of a newer Millrace: this one neither reads nor removes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit with its manifest."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of its folder: timeline, version, generation."""
+        return self.folder.name
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Timeline, version, generation as numbers: the order of commits in time."""
+        return order_of(self.name)
+
+    @property
+    def version(self) -> int:
+        """Last closed pass."""
+        return int(self.manifest["version"])
+
+    @property
+    def job(self) -> str:
+        """Name of the job."""
+        return str(self.manifest["job"])
+
+    @property
+    def made_at(self) -> str:
+        """Time of its manifest, UTC."""
+        return str(self.manifest["made_at"])
+
+    @property
+    def timeline(self) -> str:
+        """Timeline: the branch of the job's history."""
+        return str(self.manifest["timeline"])
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The state of rank 0."""
+        state: Mapping[str, Any] = self.manifest["state"]
+        return state
+
+    @property
+    def log_from(self) -> int:
+        """First log record that a replay from this commit needs."""
+        return int(self.manifest["log_from"])
+
+    @property
+    def shards(self) -> list[ShardCommitPart]:
+        """The shards' parts."""
+        return [ShardCommitPart.of_message(part) for part in self.manifest["shards"]]
+
+    @property
+    def files(self) -> dict[str, StoredFile]:
+        """Every file by its path in the folder."""
+        return files_of(self.manifest)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files; those shared with other commits count in each."""
+        return sum(file.num_bytes for file in self.files.values())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return sum(int(table["rows"]) for part in self.shards for table in part.tables.values())
+
+
+def name_of(timeline: str, version: int, generation: int) -> str:
+    """The name of a commit's folder."""
+    return f"{timeline}-{version:010d}-g{generation}"
+
+
+def order_of(name: str) -> tuple[int, int, int]:
+    """Timeline, version and generation of a commit's name."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is not the name of a commit")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+def canonical(manifest: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest that its hash covers."""
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], disk: Disk = REAL) -> None:
+    """Step 4 of a commit: it exists from the rename on."""
+    text = {"sha256": hashlib.sha256(canonical(manifest)).hexdigest(), "manifest": manifest}
+    reached = partial(failpoint, Failpoint.MANIFEST_WRITTEN)
+    write_whole(disk, folder / MANIFEST, json.dumps(text, indent=1).encode(), reached)
+
+
+def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
+    """The manifest of the commit `name`, checked. Raises CommitDamaged, and NewerFormat."""
+    try:
+        whole = documents.parse_object(text, MANIFEST)
+        manifest, sha256 = whole["manifest"], whole["sha256"]
+        if int(manifest["format"]) > FORMAT:
+            raise NewerFormat(f"{name}: is of format {manifest['format']}; this Millrace reads format {FORMAT}")
+        if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
+            raise CommitDamaged(f"{name}: its manifest does not match the hash in it")
+        if manifest["name"] != name or NAME.fullmatch(name) is None:
+            raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
+        if strange := [path for path in files_of(manifest) if not _stays_inside(path)]:
+            raise CommitDamaged(f"{name}: its manifest names {strange[0]!r}, which is not a path in a commit")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
+    return dict(manifest)
+
+
+def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
+    """Every file that a manifest names, by its path."""
+    return {path: StoredFile(str(file["sha256"]), int(file["bytes"])) for path, file in manifest["files"].items()}
+
+
+def _stays_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts and "\0" not in path
+
+
+def read_commit(folder: Path) -> Commit:
+    """The commit in `folder`, its manifest checked, its files not. Raises CommitDamaged, and NewerFormat."""
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            text = documents.read_bounded(file)
+    except OSError as error:
+        raise CommitDamaged(f"{folder.name}: its manifest cannot be read: {error.strerror}") from error
+    return Commit(folder, parse_manifest(folder.name, text))
+
+
+def hash_of(path: Path) -> StoredFile:
+    """Hash and size of a file. Raises OSError."""
+    total, num_bytes = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(HASH_CHUNK_BYTES):
+            total.update(chunk)
+            num_bytes += len(chunk)
+    return StoredFile(total.hexdigest(), num_bytes)
+
+
+def problems_of(commit: Commit) -> dict[str, str]:
+    """Reads every file: its damage, by file; empty for a sound commit."""
+
+    def problem(entry: tuple[str, StoredFile]) -> str | None:
+        name, wanted = entry
+        try:
+            found = hash_of(commit.folder / name)
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if found.num_bytes != wanted.num_bytes:
+            return f"has {found.num_bytes:,} bytes, not {wanted.num_bytes:,}"
+        return None if found == wanted else "has other bytes than were written"
+
+    files = commit.files
+    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash") as pool:
+        found = dict(zip(files, pool.map(problem, files.items()), strict=True))
+    return {name: text for name, text in found.items() if text is not None}
+
+
+class Commits:
+    """The commits of one store."""
+
+    def __init__(self, store: Path) -> None:
+        self.folder = store / FOLDER
+        self._holds = store / "holds"
+
+    def names(self) -> list[str]:
+        """Names of folders with a manifest, readable or not, in order of time. Raises Linked."""
+        paths = check_no_link(self.folder).glob(f"*/{MANIFEST}")
+        found = (path.parent.name for path in paths if not path.parent.is_symlink())
+        return sorted((name for name in found if NAME.fullmatch(name)), key=order_of)
+
+    def read(self, name: str) -> Commit:
+        """The commit `name`. Raises CommitDamaged."""
+        return read_commit(self.folder / name)
+
+    def whole(self) -> list[Commit]:
+        """The commits with a readable manifest, in order of time."""
+        return list(self._whole())
+
+    def _whole(self) -> Iterator[Commit]:
+        for name in self.names():
+            try:
+                yield self.read(name)
+            except CommitDamaged:
+                continue
+
+    # -- holds: pins by people, leases by exports and reruns
+
+    def hold(self, name: str, who: str) -> None:
+        """Protect a commit from pruning, until `release`."""
+        self._holds.mkdir(exist_ok=True)
+        write_whole(REAL, self._holds / f"{name}.{who}", b"")
+
+    def release(self, name: str, who: str) -> bool:
+        """End a hold; returns whether there was one."""
+        path = self._holds / f"{name}.{who}"
+        held = path.exists()
+        path.unlink(missing_ok=True)
+        return held
+
+    def holders(self) -> dict[str, list[str]]:
+        """Holders by commit."""
+        found: dict[str, list[str]] = {}
+        for path in sorted(self._holds.glob("*")):
+            name, _, who = path.name.partition(".")
+            found.setdefault(name, []).append(who)
+        return found
+
+    # -- pruning
+
+    def prune(
+        self, keep: int, exclusive: AbstractContextManager[object], held: Collection[str] = (), spare: str | None = None
+    ) -> list[str]:
+        """Remove all but the newest `keep` and held commits; then folders without a manifest, except `spare`.
+
+        `exclusive` holds the store's lock while manifests are removed; their folders follow. Returns removed names.
+        """
+        names = self.names()
+        with exclusive:
+            gone = to_prune(names, keep, {*held, *self.holders()})
+            for name in gone:
+                (self.folder / name / MANIFEST).unlink()
+            if gone:
+                REAL.sync_folder(self.folder)
+        if gone:
+            failpoint(Failpoint.PRUNE_BEGUN)
+        kept = {*names, spare} - {*gone}
+        for path in self.folder.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path)
+        return gone
+
+
+def to_prune(names: Sequence[str], keep: int, held: Collection[str]) -> list[str]:
+    """The names, given in order of time, that are neither among the newest `keep` nor held."""
+    return [name for name in names[: max(0, len(names) - keep)] if name not in held]
+
+
+def sync_tree(folder: Path) -> None:
+    """Sync the entries of a folder and of its parent."""
+    for path in (folder, folder.parent):
+        REAL.sync_folder(path)

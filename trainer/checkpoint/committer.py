@@ -1,0 +1,390 @@
+"""The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
+
+The content of a commit on disk is trainer.checkpoint.commits', the state of rank 0 trainer.train.saved_state's. The
+loop calls `due` and `begin` between passes; a thread writes while training continues. Imports no torch.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from millrace.deadline import Deadline
+from millrace.durable import NO_ROOM, REAL, Disk
+from millrace.errors import MillraceError
+from millrace.failpoints import Failpoint, failpoint
+from pserver.errors import StoreDamaged
+from pserver.protocol.shards import ShardCommitPart, Shards
+from trainer.checkpoint.commits import (
+    FORMAT,
+    MANIFEST,
+    Commit,
+    Commits,
+    hash_of,
+    name_of,
+    read_commit,
+    sync_tree,
+    write_manifest,
+)
+from trainer.config import CommitSection
+from trainer.journal.log import Log, Superseded
+
+RETRY_S = 5.0
+"""Pause after a failed commit, at most `commit.every`."""
+STEP_S = 60.0
+"""Time limit of the shards for a snapshot, and for the result of a commit."""
+
+log = logging.getLogger(__name__)
+
+
+class CommitFailed(MillraceError):
+    """A commit failed. Nothing of it is left; its rows wait for the next one, which may succeed."""
+
+
+class CommitsFail(MillraceError):
+    """No commit succeeded for longer than `commit.max_failing`."""
+
+
+class ManifestFailed(MillraceError):
+    """A write of a manifest failed. It is unknown whether it is durable, so this process must end."""
+
+    exit_code = 75
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(
+            f"{folder / MANIFEST}: {error.strerror}: this process cannot continue with the store; the next generation "
+            "continues from an older commit. Check this disk if it happens again"
+        )
+
+
+class CapturedState(Protocol):
+    """Rank 0's state of one version: see trainer.train.saved_state.SavedState."""
+
+    @property
+    def version(self) -> int:
+        """The version that it is of."""
+        ...
+
+    @property
+    def log_from(self) -> int:
+        """First log record that a replay from this version needs."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """The position of each partition."""
+        ...
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The JSON-able part, for the manifest."""
+        ...
+
+    def write(self, folder: Path) -> list[str]:
+        """Write and sync the other parts; returns names of files. Raises MillraceError and OSError."""
+        ...
+
+
+class CommitMirror(Protocol):
+    """Copies finished commits, in the background."""
+
+    def offer(self, commit: Commit) -> None:
+        """Copy this commit next; returns at once."""
+        ...
+
+    def holding(self) -> set[str]:
+        """Names of commits that are being copied and must not be pruned."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFacts:
+    """Facts about the job in every manifest."""
+
+    job: str
+    timeline: str
+    generation: int
+    world: int
+    fingerprint: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _ExactRequest:
+    """A request for a commit of exactly this version."""
+
+    version: int
+    who: str | None
+    notify: Callable[[Commit | None, str], None]
+
+
+class Committer:
+    """Makes commits. `due`, `begin`, `exactly`, `finish` from the loop's thread; `ask` and `status` from any."""
+
+    def __init__(
+        self,
+        store: Path,
+        section: CommitSection,
+        origin: ManifestFacts,
+        joblog: Log,
+        shards: Shards,
+        capture: Callable[[Mapping[str, Any]], CapturedState],
+        show_positions: Callable[[Mapping[str, int]], None],
+        parent: Commit | None,
+        mirror: CommitMirror | None = None,
+        disk: Disk = REAL,
+        changes_since: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`capture` copies the state of rank 0, given the tensors that the dense strategy consolidated.
+
+        `changes_since`: the version since which changes will be read; see Shards.snapshot.
+        """
+        self._commits, self._section, self._origin = Commits(store), section, origin
+        self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
+        self._parent, self._mirror, self._disk, self._changes_since = parent, mirror, disk, changes_since
+        self.version = 0 if parent is None else parent.version
+        """Last version committed."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._flight: Future[Commit] | None = None
+        self._flying = 0
+        self._wanted: list[_ExactRequest] = []
+        self._flown_for: tuple[_ExactRequest, ...] = ()
+        """The requests that the commit in flight serves."""
+        self._begun_s = self._done_s = time.monotonic()
+        self._failing: tuple[float, str] | None = None
+        self._not_before_s = 0.0
+        self._asked = threading.Event()
+        self._pause_s = self._write_s = 0.0
+        self._num_rows = 0
+
+    def ask(self) -> None:
+        """Request a commit at the next close."""
+        self._asked.set()
+
+    def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
+        """Request a commit of `version`, which is being closed, at the next `due`, even if another one is in flight.
+
+        It is held as `who` (trainer.checkpoint.commits: holds) before it exists. `told` is called on the loop's thread:
+        with the commit once it exists, or with the reason why there is none.
+        """
+        self._wanted.append(_ExactRequest(version, who, told))
+
+    def due(self, version: int, *, full: bool = False, ended: bool = False) -> bool:
+        """Between passes: process a finished commit; whether `version` is to be committed now. If so, call `begin`.
+
+        `full`: memory needs a commit. `ended`: nothing follows, so every version that is not committed is due.
+        After a failed commit the next is due after a pause. Raises CommitsFail; and errors that end this process at
+        once: Superseded, ManifestFailed, StoreDamaged, and those of shards that cannot receive a commit's result.
+        """
+        self._reap()
+        if self._wanted and self._wanted_now(version):
+            return True
+        now_s = time.monotonic()
+        if self._flight is not None or version <= self.version or now_s < self._not_before_s:
+            return False
+        passes = self._section.every_passes
+        by_count = passes is not None and version - self.version >= passes
+        by_time = now_s - self._begun_s >= self._section.every
+        return ended or full or by_time or by_count or self._failing is not None or self._asked.is_set()
+
+    def begin(self, version: int, dense: Mapping[str, Any]) -> None:
+        """Begin the commit of `version`, for which `due` was true. `dense`: what all ranks consolidated, on rank 0."""
+        wanted, self._wanted = tuple(self._wanted), []
+        if not wanted:
+            self._asked.clear()
+        self._begin(version, dense, wanted)
+
+    def finish(self, version: int) -> bool:
+        """At an orderly end: whether `version` is committed. Call it again until it is."""
+        self._reap()
+        return self._flight is None and version <= self.version
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        failing = self._failing
+        return {
+            "version": self.version,
+            "age_s": time.monotonic() - self._done_s,
+            "writing": self._flight is not None,
+            "rows": self._num_rows,
+            "pause_s": self._pause_s,
+            "write_s": self._write_s,
+            "failing": None if failing is None else failing[1],
+            "failing_s": 0.0 if failing is None else time.monotonic() - failing[0],
+            "mirror": None if self._mirror is None else self._mirror.status(),
+        }
+
+    def close(self) -> None:
+        """Wait for the thread, and for the commit that it is writing."""
+        self._thread.shutdown()
+
+    def _wanted_now(self, version: int) -> bool:
+        """Whether a commit of this version is requested and can begin; training waits for the one in flight."""
+        if self._flight is not None:
+            wait([self._flight], timeout=self._section.deadline)
+            self._reap()
+        wanted, self._wanted = self._wanted, []
+        ours = [each for each in wanted if each.version == version]
+        if ours and self._flight is None and version > self.version:
+            self._wanted = ours
+            return True
+        why = "the commit before it was still being written" if self._flight is not None else "a later one was closed"
+        for each in wanted:
+            each.notify(None, f"no commit of version {each.version} could be made: {why}")
+        return False
+
+    def _begin(self, version: int, dense: Mapping[str, Any], held_for: tuple[_ExactRequest, ...]) -> None:
+        self._begun_s = time.monotonic()
+        since = self._changes_since()
+        changes = () if since is None else (since,)
+        self._num_rows = self._shards.snapshot(version, Deadline.after(STEP_S), *changes)  # 2
+        saved = self._capture(dense)
+        self._flying, self._flown_for = version, held_for
+        self._pause_s = time.monotonic() - self._begun_s
+        self._flight = self._thread.submit(self._make, version, saved, held_for)
+
+    def _reap(self) -> None:
+        """Process the commit in flight, if it has ended."""
+        flight = self._flight
+        if flight is None or not flight.done():
+            self._check_failing()
+            return
+        self._flight, held_for, self._flown_for = None, self._flown_for, ()
+        try:
+            self._parent = flight.result()
+        except CommitFailed as error:
+            for each in held_for:
+                each.notify(None, f"its commit failed: {error}")
+            now_s = time.monotonic()
+            self._not_before_s = now_s + min(RETRY_S, self._section.every)
+            since_s, before = self._failing or (now_s, "")
+            self._failing = (since_s, str(error))
+            if str(error) != before:
+                log.error("commit of version %d failed and was removed: %s", self._flying, error)
+            self._check_failing()
+            return
+        if self._failing is not None:
+            log.warning("commits succeed again, at version %d", self._flying)
+        self.version, self._failing, self._done_s = self._flying, None, time.monotonic()
+        self._write_s = self._done_s - self._begun_s - self._pause_s
+        for each in held_for:
+            each.notify(self._parent, "")
+
+    def _check_failing(self) -> None:
+        if self._failing is not None and time.monotonic() - self._failing[0] > self._section.max_failing:
+            raise CommitsFail(
+                f"no commit succeeded for {self._section.max_failing:g} s (commit.max_failing); version {self.version} "
+                f"is the last one: {self._failing[1]}"
+            )
+
+    def _make(self, version: int, saved: CapturedState, held_for: tuple[_ExactRequest, ...]) -> Commit:
+        """Make `version` restorable. Until step 4 a restart uses the previous commit.
+
+        1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
+        3. The shards write their parts, rank 0 its own. The commit is held for its readers.
+        4. The manifest: the commit exists from its rename on. The shards are notified.
+        5. Commit the positions for lag tools; prune older commits and the log; notify the mirror.
+        """
+        name = name_of(self._origin.timeline, version, self._origin.generation)
+        folder = self._commits.folder / name
+        try:
+            manifest = self._write_parts(folder, saved)  # 3
+            with self._log.exclusive():
+                self._hold(name, held_for)
+                self._write_manifest(folder, manifest)  # 4
+        except (MillraceError, OSError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._release(name, held_for)
+            self._shards.settle(False, Deadline.after(STEP_S))
+            if isinstance(error, Superseded | ManifestFailed | StoreDamaged):
+                raise
+            nameless = isinstance(error, OSError) and error.filename is None
+            raise CommitFailed(f"{folder}: {error}" if nameless else str(error)) from error
+        failpoint(Failpoint.COMMITTED)
+        self._shards.settle(True, Deadline.after(STEP_S))
+        commit = read_commit(folder)
+        self._clean_up(commit)  # 5
+        return commit
+
+    def _write_parts(self, folder: Path, saved: CapturedState) -> dict[str, Any]:
+        """Step 3: write and sync all files but the manifest; returns the manifest."""
+        self._disk.make_folder(self._commits.folder)
+        self._disk.sync_folder(self._commits.folder.parent)
+        folder.mkdir()
+        parts = self._shards.write_snapshot(folder, Deadline.after(self._section.deadline))
+        own = saved.write(folder)
+        failpoint(Failpoint.DENSE_WRITTEN)
+        sync_tree(folder)
+        failpoint(Failpoint.PARTS_WRITTEN)
+        return self._manifest(folder, saved, parts, own)
+
+    def _hold(self, name: str, held_for: tuple[_ExactRequest, ...]) -> None:
+        for who in (each.who for each in held_for if each.who is not None):
+            self._commits.hold(name, who)
+
+    def _release(self, name: str, held_for: tuple[_ExactRequest, ...]) -> None:
+        for who in (each.who for each in held_for if each.who is not None):
+            with suppress(OSError):  # a hold of a commit that does not exist has no effect
+                self._commits.release(name, who)
+
+    def _write_manifest(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        """Step 4. Without room the commit fails as in any other step. After any other error the result is unknown.
+
+        The rest of a failed manifest is removed under the lock, so the next generation does not begin from it.
+        """
+        try:
+            write_manifest(folder, manifest, self._disk)
+        except OSError as error:
+            with suppress(OSError):
+                (folder / MANIFEST).unlink()
+            if error.errno in NO_ROOM:
+                raise
+            raise ManifestFailed(folder, error) from error
+
+    def _manifest(
+        self, folder: Path, saved: CapturedState, parts: list[ShardCommitPart], own: list[str]
+    ) -> dict[str, Any]:
+        files = {file: stored for part in parts for file, stored in part.files.items()}
+        files |= {file: hash_of(folder / file) for file in own}
+        return {
+            "format": FORMAT,
+            "job": self._origin.job,
+            "timeline": self._origin.timeline,
+            "version": saved.version,
+            "name": folder.name,
+            "parent": None if self._parent is None else self._parent.name,
+            "generation": self._origin.generation,
+            "world": self._origin.world,
+            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "fingerprint": dict(self._origin.fingerprint),
+            "positions": dict(saved.positions),
+            "log_from": saved.log_from,
+            "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
+            "shards": [part.message() for part in parts],
+            "state": dict(saved.state),
+        }
+
+    def _clean_up(self, commit: Commit) -> None:
+        """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
+        self._show_positions(commit.manifest["positions"])
+        try:
+            held = set() if self._mirror is None else self._mirror.holding()
+            self._commits.prune(self._section.keep, self._log.exclusive(), held)
+            self._log.roll()
+            self._log.prune(min(kept.log_from for kept in self._commits.whole()))
+        except Superseded:
+            raise
+        except (MillraceError, OSError) as error:
+            log.warning("older commits cannot be removed now: %s", error)
+        if self._mirror is not None:
+            self._mirror.offer(commit)

@@ -1,0 +1,1 @@
+"""Sums and messages between the ranks, in a fixed order."""

@@ -1,0 +1,244 @@
+"""Collectives of the trainers: sums in a fixed order, and small messages from and to rank 0.
+
+`SingleRank` is the implementation for one trainer. Nothing is pickled: messages are JSON and plain arrays.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from millrace import documents
+from millrace.errors import Unavailable
+
+Asked = ParamSpec("Asked")
+Result = TypeVar("Result")
+
+TELL_S = 0.2
+"""Interval at which rank 0 tells waiting ranks that it is still at work."""
+BUCKET_FLOATS = 1 << 20
+"""Floats in one all-reduce. This is fixed because it determines the order of sums."""
+
+
+class Ranks(Protocol):
+    """The trainers of a job. Every rank makes the same calls in the same order."""
+
+    rank: int
+    world: int
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sum over ranks."""
+        ...
+
+    def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum over ranks, in rank order."""
+        ...
+
+    def all_reduce(self, flat: Tensor) -> None:
+        """Sum a flat float tensor over ranks in place, in a fixed order."""
+        ...
+
+    def copy_from_rank_0(self, flat: Tensor) -> None:
+        """Overwrite a flat tensor on the CPU with the one of rank 0. Same size and type on all ranks."""
+        ...
+
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """On rank 0 the columns of all ranks, by rank; None elsewhere. Same names and types on all ranks."""
+        ...
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """The message of rank 0 on all ranks."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+class SingleRank:
+    """One trainer."""
+
+    rank = 0
+    world = 1
+
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See Ranks."""
+        return array
+
+    def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See Ranks."""
+        return array
+
+    def all_reduce(self, flat: Tensor) -> None:
+        """See Ranks."""
+
+    def copy_from_rank_0(self, flat: Tensor) -> None:
+        """See Ranks."""
+
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """See Ranks."""
+        return [dict(columns)]
+
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """See Ranks."""
+        assert message is not None, "rank 0 passes a message"
+        return message
+
+    def close(self) -> None:
+        """See Ranks."""
+
+
+@contextmanager
+def _joined(rank: int) -> Iterator[None]:
+    """Translate errors of torch where another trainer is gone. Raises Unavailable."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = " ".join(str(error).partition("\n")[0].split())
+        lost = f"trainer {rank} lost touch with the other trainers"
+        raise Unavailable(f"{lost}: one is gone, or too slow for train.step_deadline: {why}") from error
+
+
+def _together(
+    call: Callable[Concatenate["TorchRanks", Asked], Result],
+) -> Callable[Concatenate["TorchRanks", Asked], Result]:
+    """Decorator of a collective. The call raises Unavailable if another trainer is gone."""
+
+    @wraps(call)
+    def translated(ranks: "TorchRanks", /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        with _joined(ranks.rank):
+            return call(ranks, *args, **kwargs)
+
+    return translated
+
+
+class TorchRanks:
+    """Trainers joined by torch.distributed: gloo for tensors on CPUs, NCCL for tensors on GPUs."""
+
+    def __init__(self, rank: int, world: int, rendezvous: Path, device: torch.device, wait_s: float) -> None:
+        # One fixed algorithm keeps the order of sums the same at every run.
+        os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"] = "Ring", "Simple"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with _joined(rank):
+            dist.init_process_group(
+                backend,
+                init_method=f"file://{rendezvous}",
+                rank=rank,
+                world_size=world,
+                timeout=timedelta(seconds=wait_s),
+            )
+        self.rank, self.world = rank, world
+
+    @_together
+    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See Ranks."""
+        tensor = torch.from_numpy(array.copy())
+        dist.all_reduce(tensor)
+        return tensor.numpy()
+
+    @_together
+    def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See Ranks."""
+        mine = torch.from_numpy(array.copy())
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine)
+        total = parts[0].numpy()
+        for part in parts[1:]:
+            total = total + part.numpy()
+        return total
+
+    @_together
+    def all_reduce(self, flat: Tensor) -> None:
+        """See Ranks."""
+        work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
+        for handle in work:
+            handle.wait()
+
+    @_together
+    def copy_from_rank_0(self, flat: Tensor) -> None:
+        """See Ranks."""
+        for bucket in torch.split(flat, BUCKET_FLOATS):
+            dist.broadcast(bucket, 0)
+
+    @_together
+    def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
+        """See Ranks."""
+        payload = b"".join(np.ascontiguousarray(column).tobytes() for column in columns.values())
+        sizes = np.zeros((self.world, len(columns)), np.int64)
+        sizes[self.rank] = [len(column) for column in columns.values()]
+        sizes = self.sum(sizes)
+        itemsizes = np.array([column.dtype.itemsize for column in columns.values()], np.int64)
+        longest = int((sizes * itemsizes).sum(1).max()) if len(columns) else 0
+        mine = torch.zeros(max(1, longest), dtype=torch.uint8)
+        mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else 0
+        parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else None
+        dist.gather(mine, parts)
+        if parts is None:
+            return None
+        return [_columns(columns, sizes[rank], part.numpy().tobytes()) for rank, part in enumerate(parts)]
+
+    @_together
+    def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """See Ranks."""
+        text = json.dumps(message).encode() if self.rank == 0 else b""
+        size = torch.tensor([len(text)])
+        dist.broadcast(size, 0)
+        body = (
+            torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(size), dtype=torch.uint8)
+        )
+        dist.broadcast(body, 0)
+        return documents.parse_object(body.numpy().tobytes(), "the message of rank 0")
+
+    def close(self) -> None:
+        """See Ranks."""
+        dist.destroy_process_group()
+
+
+def _columns(like: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64], payload: bytes) -> dict[str, NDArray[Any]]:
+    """The inverse of the packing in `gather`."""
+    found, at = {}, 0
+    for (name, column), size in zip(like.items(), sizes, strict=True):
+        found[name] = np.frombuffer(payload, column.dtype, int(size), at)
+        at += int(size) * column.dtype.itemsize
+    return found
+
+
+def gather_messages(ranks: Ranks, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """On rank 0 the JSON messages of all ranks, by rank; None elsewhere."""
+    text: NDArray[np.uint8] = np.frombuffer(json.dumps(message).encode(), np.uint8)
+    gathered = ranks.gather({"json": text})
+    return (
+        None
+        if gathered is None
+        else [documents.parse_object(columns["json"].tobytes(), "a trainer's message") for columns in gathered]
+    )
+
+
+def on_rank_0(ranks: Ranks, work: Callable[[], Result]) -> Result | None:
+    """The result of `work` on rank 0, None elsewhere. `work` may take long: rank 0 keeps the waiting ranks informed."""
+    if ranks.world == 1:
+        return work()
+    if ranks.rank:
+        while "wait" in ranks.broadcast(None):
+            pass
+        return None
+    with ThreadPoolExecutor(1) as thread:
+        doing = thread.submit(work)
+        while not doing.done():
+            ranks.broadcast({"wait": True})
+            wait([doing], timeout=TELL_S)
+        result = doing.result()
+    ranks.broadcast({})
+    return result

@@ -1,0 +1,1 @@
+"""Dense parameters: the strategy by which gradients of all ranks become parameters."""

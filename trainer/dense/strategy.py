@@ -1,0 +1,101 @@
+"""The seam of dense strategies: how the gradients of the dense parameters on all ranks become dense parameters.
+
+A strategy belongs to one rank. Every rank calls the collective methods in the same order, with or without a batch, so
+a strategy must launch its collectives in a fixed order, whatever order gradients become ready in. What a step is and
+when it is skipped is the loop's decision (trainer.train.loop).
+
+`dense_strategy` is the one place where a strategy is chosen.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from millrace.errors import SpecError
+from trainer.collectives.ranks import Ranks
+from trainer.config import TrainSection
+from trainer.dense.all_reduce import AllReduceDense
+from trainer.dense.buffers import Buffers
+
+
+class DenseStrategy(Protocol):
+    """The dense part of one rank: a model's own parameters, others that learn with them, and how they do.
+
+    A step: `clear`; backward fills the gradients; `after_backward`; `finite`; then `step`, unless a rank found a
+    gradient that is not finite. The end of a pass: `flush`.
+    """
+
+    buffers: Buffers
+    """The model's buffers."""
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate from now on."""
+        ...
+
+    def clear(self) -> None:
+        """Set the gradients of the step to 0."""
+        ...
+
+    def communicates(self, step: int) -> bool:
+        """Whether `after_backward` of this step of the pass makes collectives. Every rank gives the same answer."""
+        ...
+
+    def after_backward(self, step: int, loss_scale: float) -> None:
+        """Collective where `communicates` says so; a rank without a batch then calls it too, with zero gradients.
+
+        The gradients of the step are then what `step` will use: without `loss_scale`, by which backward multiplied.
+        """
+        ...
+
+    def finite(self) -> bool:
+        """Whether every gradient on this rank is a finite number, after `after_backward`."""
+        ...
+
+    def step(self) -> None:
+        """Use the gradients of a step in which all ranks were finite. Not collective."""
+        ...
+
+    def flush(self) -> None:
+        """Collective, at the end of each pass: nothing is carried over. All ranks then hold the same parameters."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """This rank's weights ("model.<name>"), buffers and state by name: views, not copies."""
+        ...
+
+    def consolidate(self) -> dict[str, Tensor]:
+        """Collective, between passes, for a version that is committed: on rank 0, all that `load` needs, by name.
+
+        Views or new tensors. Weights have the names that `tensors` gives them. Other ranks may return less.
+        """
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """On every rank: continue from what `consolidate` returned on rank 0, made with any number of ranks.
+
+        State of another optimizer is left out, and starts anew. Raises BadInput for another model.
+        """
+        ...
+
+    def digest(self) -> str:
+        """Hash of all that must be equal on all ranks at a close, in hex."""
+        ...
+
+
+Build = Callable[[nn.Module, TrainSection, Ranks, Mapping[str, nn.Parameter] | None], DenseStrategy]
+
+STRATEGIES: Mapping[str, Build] = {"allreduce": AllReduceDense}
+"""By the name that `train.dense` has for them."""
+
+
+def dense_strategy(
+    model: nn.Module, config: TrainSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+) -> DenseStrategy:
+    """The strategy of `train.dense`. `more`: parameters by name that learn with the model's and are not in its module.
+
+    Raises SpecError for a name that is not known, and for a parameter of `more` that has the name of a model's tensor.
+    """
+    if config.dense not in STRATEGIES:
+        raise SpecError(f'there is no strategy "{config.dense}"; known: {", ".join(sorted(STRATEGIES))}', "train.dense")
+    return STRATEGIES[config.dense](model, config, ranks, more)

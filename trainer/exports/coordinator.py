@@ -1,0 +1,431 @@
+"""Exports of a running job, on rank 0: cuts exports, has commits made for them, logs how they end.
+
+A decider (trainer.rank0.operations). trainer.exports.schedule decides what is due, trainer.exports.stream_state holds
+the state of a stream, and the exporter process makes the exports (trainer.exports.attempts). Training waits only for
+the commit of the version that is exported. Imports no torch.
+"""
+
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Protocol, assert_never
+
+from millrace.deadline import Deadline
+from millrace.durable import REAL, writing
+from millrace.errors import MillraceError, NotYet, SpecError
+from millrace.failpoints import Failpoint, failpoint
+from millrace.validation import nearest
+from trainer.checkpoint.commits import Commit, Commits
+from trainer.config import ExportSection
+from trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
+from trainer.exports.export_settings import ExportSettings, export_operation, exported_operation, facts_of, request_of
+from trainer.exports.request import ExportAnswer, ExportRequest
+from trainer.exports.retention import HOLDER, held_commit, release_other_commits, remove_stages
+from trainer.exports.schedule import DueExport, ScheduleInput, decide, default_kind
+from trainer.exports.stream_state import Body, ExportStreamState, Kind, LoggedExport, status_of
+from trainer.journal.log import LogFull, Superseded
+from trainer.journal.records import (
+    ActingOperation,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    HoldOperation,
+    Operation,
+    SetOperation,
+    ShrinkOperation,
+    encode,
+)
+from trainer.rank0.operations import ClosingPass, Request
+
+STOP_S = 120.0
+"""Longest wait for an export when the job is asked to stop. The next run makes it from the same commit."""
+TURN_LOOK_S = 0.01
+"""Interval of checks while training waits for an export."""
+SWEEP_LOOK_S = 0.5
+"""Interval of empty passes that check whether a table is swept, while no events come."""
+MAX_GRANTED = 100
+"""Requests that are remembered after they were granted."""
+
+log = logging.getLogger(__name__)
+
+
+class ExactCommits(Protocol):
+    """Leads commits: see trainer.checkpoint.committer.Committer."""
+
+    version: int
+    """Last version committed."""
+
+    def finish(self, version: int) -> bool:
+        """Note that a commit ended. Does not begin one for a version that is committed."""
+        ...
+
+    def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
+        """Have a commit made of the version that is being closed, held by `who`; then call `told`."""
+        ...
+
+
+@dataclass
+class _Stream:
+    section: ExportSection
+    chain: ExportStreamState = field(default_factory=ExportStreamState)
+    requested: tuple[Kind, str] | None = None
+    """Kind and id of an export that a person requested."""
+
+
+class ExportCoordinator:
+    """See module docstring. Methods run on the loop's thread, unless stated otherwise."""
+
+    name: ClassVar[str] = "exporting"
+
+    def __init__(self, setting: ExportSettings, exporter: Exporter, note: Callable[[ExportedOperation], None]) -> None:
+        """`note` logs an operation at once: see trainer.rank0.operations.OperationRunner."""
+        self._setting, self._note, self._attempts = setting, note, ExportAttempts(exporter)
+        self._commits = Commits(setting.store)
+        self._streams = {stream: _Stream(section) for stream, section in setting.streams.items()}
+        self._committer: ExactCommits | None = None
+        self._ends: dict[tuple[str, str, str], Body] = {}
+        """Logged ends that have not acted yet, by stream, timeline and name of the export."""
+        self._unlogged: deque[tuple[ExportedOperation, ExportRequest]] = deque()
+        """Ends that wait for room in the log."""
+        self._requesting = threading.Lock()
+        self._granted: deque[str] = deque(maxlen=MAX_GRANTED)
+        self._low_s: float | None = None
+        """Lowest event time of all passes."""
+        self._clock_s: float | None = None
+        """Clock of events: the highest time of all passes, without times later than the day of their pass."""
+        self._close: ClosingPass | None = None
+        self._saw_s = -math.inf
+        self._day = self._forks = 0
+        self._waits: list[str] = []
+        self._wait_until: Deadline | None = None
+
+    # -- start and end
+
+    def begin(self, committer: ExactCommits, logged: Iterable[Operation], version: int) -> None:
+        """Before the first pass, restored at `version`. `logged`: operations that are still to act, also in a replay.
+
+        Exports that were cut before and never ended are made now, from their commits.
+        """
+        self._committer = committer
+        for each in logged:
+            if isinstance(each, ExportedOperation):
+                self._ends[each.stream, each.timeline, each.name] = encode(each)
+        with self._setting.exclusive():  # a chief that was replaced has no say in what is another's
+            for stream in self._streams:
+                if (flight := self._in_flight(stream)) is not None:
+                    self._resume(stream, flight, version)
+            release_other_commits(self._commits, [(request.commit.name, request.stream) for request in self._attempts])
+            remove_stages(self._setting.store, [request.stage for request in self._attempts])
+
+    def _resume(self, stream: str, flight: LoggedExport, version: int) -> None:
+        request, name = self._request(stream), held_commit(self._commits, stream, flight)
+        if name is None:
+            self._over(request, _failed(flight, "its commit does not exist any more"))
+            return
+        if version == flight.version and not request.stage.exists():
+            self._stage(request)
+        self._commits.hold(name, HOLDER + stream)
+        self._attempts.add(request.model_copy(update={"commit": self._commits.folder / name}))
+
+    def tick(self) -> None:
+        """Between passes, and while no events come: log exports that ended, begin those that may begin."""
+        for request, answer in self._attempts.tick():
+            self._over(request, answer)
+        self._log_ends()
+
+    def finish(self, *, stopping: bool) -> bool:
+        """At an orderly end, once the last version is committed -> whether the job need not wait for exports any more.
+
+        Call it again until it returns True, which it does within the streams' deadlines. `stopping`: the job was asked
+        to stop. Otherwise the stream of events has ended; then call `wants_pass` before each call.
+        """
+        self.tick()
+        waits = [f"{request.name} of {request.stream}" for request in self._attempts]
+        if not stopping and self._calls(ended=True):
+            if not self._sweeping():
+                return False
+            waits.append("one more, after tables are swept")
+        if not waits and not self._unlogged:
+            return True
+        if self._wait_until is None or waits != self._waits:
+            longest_s = max(stream.section.deadline for stream in self._streams.values())
+            self._waits, self._wait_until = waits, Deadline.after(min(longest_s, STOP_S) if stopping else longest_s)
+            log.info("waiting for exports before the job ends: %s", ", ".join(waits))
+        if not self._wait_until.passed():
+            return False
+        log.warning("the wait for exports is over: %s; the next run makes those that were begun", ", ".join(waits))
+        return True
+
+    def close(self) -> None:
+        """End the exporter process."""
+        self._attempts.close()
+
+    # -- see Decider
+
+    def asked(self, request: Request) -> None:
+        """See Decider. A request is granted at a close; from then on its id is remembered."""
+        if request["op"] != ExportOperation.op:
+            return
+        name, kind, id_ = request.get("stream"), request.get("kind"), request["id"]
+        stream = self._streams.get(name) if isinstance(name, str) else None
+        if stream is None:
+            raise SpecError(f"there is no stream of exports {name!r}; {nearest(str(name), self._streams)}", "exports")
+        if kind not in (None, "base", "delta"):
+            raise SpecError(f'{kind!r} is no kind of export; write "base" or "delta"')
+        if kind == "delta" and stream.section.delta is None:
+            raise SpecError("is not set, so commits do not record what changes", f"exports.{name}.delta")
+        with self._requesting:
+            if id_ not in self._granted:
+                stream.requested = stream.requested or (kind or default_kind(stream.section), id_)
+                if stream.requested[1] != id_:
+                    raise NotYet(f"another export of {name} was requested before and comes first")
+        raise NotYet(f"an export of {name} is cut at the next close")
+
+    def saw(self, close: ClosingPass) -> None:
+        """See Decider."""
+        self._close, self._day, self._saw_s = close, close.day, time.monotonic()
+        if close.pass_times_s is not None:
+            low_s = close.pass_times_s[0]
+            self._low_s = low_s if self._low_s is None else min(self._low_s, low_s)
+            time_s = min(close.pass_times_s[1], close.day_end_s or math.inf)
+            self._clock_s = time_s if self._clock_s is None else max(self._clock_s, time_s)
+        for name, stream in self._streams.items():
+            stream.chain.saw(self._time_s(name, close), close.pass_times_s, close.num_samples)
+        self._look_for_forks()
+        for name, stream in self._streams.items():
+            if stream.section.on_late == "wait":
+                self._wait_turn(name, close)
+
+    def _wait_turn(self, name: str, close: ClosingPass) -> None:
+        """Wait until the export that is due now can be cut: until the one before it ended, within its deadlines."""
+        section, time_s = self._streams[name].section, self._time_s(name, close)
+        deadline = Deadline.after(section.tries * (section.deadline + LONGEST_PAUSE_S))
+        while self._decide(name, time_s, ended=close.ended, sweeping=self._sweeping(), idle=True) is not None:
+            if self._in_flight(name) is None or deadline.passed():
+                return
+            assert self._committer is not None, "begun"
+            self._committer.finish(self._committer.version)
+            self.tick()
+            time.sleep(TURN_LOOK_S)
+
+    def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ExportOperation]:
+        """See Decider."""
+        found = []
+        exported = {each.stream for each in ordered if isinstance(each, ExportOperation)}
+        going = {each.table for each in ordered if isinstance(each, ShrinkOperation) and not each.at_once}
+        for name, stream in self._streams.items():
+            time_s = self._time_s(name, close)
+            due = None
+            if name not in exported:
+                due = self._decide(name, time_s, ended=close.ended, sweeping={*self._sweeping(), *going})
+            if due is not None:
+                with self._requesting:
+                    requested, stream.requested = stream.requested, None
+                    id_ = None if requested is None else requested[1]
+                    self._granted.extend(() if id_ is None else (id_,))
+                found.append(export_operation(self._setting, name, due, close, time_s, id_))
+        return found
+
+    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
+        """See Decider."""
+        match operation:
+            case ExportOperation(stream=stream):
+                if stream in self._streams:
+                    self._cut(encode(operation))
+            case ExportedOperation(stream=stream):
+                if stream in self._streams:
+                    self._ends.pop((stream, operation.timeline, operation.name), None)
+                    self._streams[stream].chain.over(encode(operation))
+            case DayTickOperation(to=day):
+                self._day = max(self._day, day)
+                self._touch()
+            case ForgetOperation() | ShrinkOperation():
+                self._touch()
+            case SetOperation() | HoldOperation():
+                pass
+            case _:
+                assert_never(operation)
+
+    def _touch(self) -> None:
+        for stream in self._streams.values():
+            stream.chain.touched()
+
+    def wants_pass(self, ended: bool) -> bool:
+        """See Decider. True at the stream's end, or while no events come, where an export is due."""
+        if self._sweeping() and time.monotonic() - self._saw_s < SWEEP_LOOK_S:
+            return False
+        return self._calls(ended=ended)
+
+    def state(self) -> dict[str, Any]:
+        """See Decider."""
+        self._look_for_forks()
+        streams = {name: each.chain.state() for name, each in self._streams.items()}
+        return {"low_s": self._low_s, "clock_s": self._clock_s, "streams": streams}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See Decider. A new stream starts empty; an export in flight on another timeline is dropped."""
+        self._low_s, self._clock_s = state.get("low_s"), state.get("clock_s")
+        for name, saved in state.get("streams", {}).items():
+            if name not in self._streams:
+                continue
+            stream = self._streams[name]
+            chain = stream.chain = ExportStreamState.of_state(saved)
+            chain.tracked &= stream.section.delta is not None
+            if chain.flight is not None and chain.flight.timeline != self._setting.timeline:
+                chain.drop()
+                chain.touched()
+
+    def status(self) -> dict[str, Any]:
+        """See Decider."""
+        failing = self._attempts.failing
+        return {name: status_of(self._view(name), failing.get(name), time.time()) for name in self._streams}
+
+    # -- commits
+
+    def changes_since(self) -> int | None:
+        """The version since which the next commit must record what changed; None: no export needs it."""
+        needs = (stream.chain.needs_since(self._setting.timeline) for stream in self._streams.values())
+        return min((version for version in needs if version is not None), default=None)
+
+    def _cut(self, body: Body) -> None:
+        """Cut the export of the version that is being closed: have a commit made for it, unless its end is logged.
+
+        Where deltas may build on the export, its version gets a commit in any case: changes are recorded from commit to
+        commit.
+        """
+        name, version = body["stream"], body["version"]
+        stream = self._streams[name]
+        assert self._close is not None and self._close.version == version, "it acts at its close"
+        assert self._committer is not None, "begun"
+        facts = facts_of(self._setting, body, stream.chain, self._close, self._day, self._low_s)
+        tracks = stream.section.delta is not None
+        stream.chain.ordered(body, facts, tracks=tracks)
+        if body["timeline"] != self._setting.timeline:
+            stream.chain.drop()
+        elif self._in_flight(name) is not None:
+            request = self._request(name)
+            self._stage(request)
+            self._committer.exactly(version, HOLDER + name, partial(self._committed, request))
+        elif tracks:
+            self._committer.exactly(version, None, lambda commit, why: None)
+
+    def _committed(self, request: ExportRequest, commit: Commit | None, why: str) -> None:
+        """Make an export, now that its commit exists; or end it, where there will be no commit."""
+        if commit is None:
+            self._over(request, ExportAnswer(name=request.name, outcome="failed", error=why))
+            return
+        failpoint(Failpoint.EXPORT_CUT)
+        self._attempts.add(request.model_copy(update={"commit": commit.folder}))
+
+    def _stage(self, request: ExportRequest) -> None:
+        """Write what only rank 0 knows of this version, whole or not at all. An export can do without it."""
+        path, unfinished = request.stage, request.stage.with_suffix(f".{os.getpid()}.unfinished")
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            with writing(unfinished):
+                unfinished.mkdir(parents=True)
+            self._setting.stage(request, unfinished)
+            with self._setting.exclusive(), writing(path):
+                REAL.sync_folder(unfinished)
+                shutil.rmtree(path, ignore_errors=True)
+                unfinished.rename(path)
+        except Superseded:
+            raise
+        except MillraceError as error:
+            log.warning("export %s of %s is made without what rank 0 adds: %s", request.name, request.stream, error)
+
+    # -- ends of exports
+
+    def _over(self, request: ExportRequest, answer: ExportAnswer) -> None:
+        """Log that an export ended for good, then release what was held for it."""
+        cut = self._streams[request.stream].chain.cut
+        assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
+        log_export_end(request, answer)
+        self._unlogged.append((exported_operation(cut, answer, time.time()), request))
+        self._log_ends()
+
+    def _log_ends(self) -> None:
+        while self._unlogged:
+            end, request = self._unlogged[0]
+            try:
+                self._note(end)
+            except LogFull as error:
+                log.warning("the end of export %s is not in the log yet: %s", request.name, error)
+                return
+            self._unlogged.popleft()
+            self._ends[request.stream, request.timeline, request.name] = encode(end)
+            self._commits.release(request.commit.name, HOLDER + request.stream)
+            shutil.rmtree(request.stage, ignore_errors=True)
+
+    # -- deciding
+
+    def _calls(self, *, ended: bool) -> bool:
+        """Whether an export is due, even while a table is swept."""
+        for name in self._streams:
+            time_s = self._time_s(name, self._close) if self._setting.by_event(name) else time.time()
+            if self._decide(name, time_s, ended=ended, sweeping=()) is not None:
+                return True
+        return False
+
+    def _decide(
+        self, name: str, time_s: float | None, *, ended: bool, sweeping: Collection[str], idle: bool = False
+    ) -> DueExport | None:
+        """The export that is due; with `idle`, the one that would be due if none were in progress."""
+        stream, view = self._streams[name], self._view(name)
+        if idle:
+            view.drop()
+        now = ScheduleInput(
+            time_s=time_s,
+            timeline=self._setting.timeline,
+            arithmetic=self._setting.arithmetic,
+            shared=self._setting.shared(name),
+            ended=ended,
+            requested=None if stream.requested is None else stream.requested[0],
+            sweeping=sweeping,
+        )
+        due = decide(stream.section, view, now)
+        if due is not None and due.parent is not None and self._setting.is_gone(name, due.parent.path):
+            return decide(stream.section, view, replace(now, parent_gone=True))
+        return due
+
+    def _view(self, name: str) -> ExportStreamState:
+        """The chain as it will be at the next close, once the logged ends have acted."""
+        chain = replace(self._streams[name].chain)
+        if chain.flight is not None and (end := self._ends.get((name, chain.flight.timeline, chain.flight.name))):
+            chain.over(end)
+        return chain
+
+    def _in_flight(self, name: str) -> LoggedExport | None:
+        return self._view(name).flight
+
+    def _request(self, name: str) -> ExportRequest:
+        chain = self._streams[name].chain
+        assert chain.cut is not None and chain.facts is not None, "in flight"
+        return request_of(self._setting, chain.cut, chain.facts)
+
+    def _time_s(self, name: str, close: ClosingPass | None) -> float | None:
+        if close is None:
+            return None
+        return self._clock_s if self._setting.by_event(name) else close.wall_s
+
+    def _sweeping(self) -> list[str]:
+        return [] if self._close is None else [name for name, each in self._close.stats.items() if each.sweeping]
+
+    def _look_for_forks(self) -> None:
+        forks = self._setting.forks()
+        if forks > self._forks:
+            for stream in self._streams.values():
+                stream.chain.forked = True
+        self._forks = forks
+
+
+def _failed(flight: LoggedExport, error: str) -> ExportAnswer:
+    return ExportAnswer(name=flight.name, outcome="failed", error=error)

@@ -1,0 +1,300 @@
+"""Makes one export of one commit: files, gates, manifest, _DONE, then the steps after a complete export.
+
+Nothing reads an export without _DONE, so _DONE is written last. After an earlier failure the files are removed. An
+export that is requested again after its _DONE is not made again: only missing later steps are done. Imports no torch.
+"""
+
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.deadline import Deadline
+from millrace.done_markers import DONE
+from millrace.durable import writing
+from millrace.errors import DeadlineExceeded, MillraceError, SpecError
+from millrace.failpoints import Failpoint, failpoint
+from pserver.errors import StoreDamaged
+from pserver.protocol.shards import U64
+from pserver.protocol.table_operations import ExportCut
+from trainer.blob.blob_writer import BlobWriter
+from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
+from trainer.exports import gates, manifest, pointers, user_command
+from trainer.exports.destination import ExportDestination, open_destination
+from trainer.exports.manifest import ManifestUnusable
+from trainer.exports.model_files import ServedRows, WrittenModel, dense_file, dense_of, write_model
+from trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
+from trainer.exports.reader import DENSE, MANIFEST
+from trainer.exports.request import ExportAnswer, ExportRequest
+from trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
+
+FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError)
+"""Failures that would repeat at every try."""
+
+log = logging.getLogger(__name__)
+
+
+class AddressTaken(DeltaImpossible):
+    """Another export has the same address."""
+
+
+@dataclass
+class ExportFiles:
+    """The files of the export in progress."""
+
+    outlet: ExportDestination
+    path: str
+    """"t1/0000000012-base"."""
+    written: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The manifest's entries of complete files."""
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BlobWriter]:
+        """A new file; it belongs to the export once the context ends."""
+        with self.outlet.file(f"{self.path}/{name}") as sink:
+            yield sink
+        rows = {} if sink.rows is None else {"rows": sink.rows}
+        self.written[name] = {"sha256": sink.sha256, "bytes": sink.num_bytes, **rows}
+
+
+def export(request: ExportRequest, scratch: Path) -> ExportAnswer:
+    """Make an export within its deadline; a failure becomes an answer. `scratch`: a folder for this call alone."""
+    started_s, deadline = time.monotonic(), Deadline.after(request.section.deadline)
+    try:
+        with _scratch(scratch):
+            outlet = open_destination(request.address, request.job, scratch / "out", deadline)
+            answer = ExportRun(request, outlet, scratch, deadline).run()
+    except MillraceError as error:
+        log.warning("export %s of %s failed: %s", request.name, request.stream, error)
+        return ExportAnswer(
+            name=request.name,
+            outcome="failed",
+            error=_worded(error, request, deadline),
+            final=isinstance(error, FINAL),
+            seconds=time.monotonic() - started_s,
+        )
+    return answer.model_copy(update={"seconds": time.monotonic() - started_s})
+
+
+def _worded(error: MillraceError, request: ExportRequest, deadline: Deadline) -> str:
+    if isinstance(error, DeadlineExceeded) or deadline.passed():
+        return f"{error}: exports.{request.stream}.deadline is {request.section.deadline:g} s"
+    return str(error)
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[None]:
+    shutil.rmtree(path, ignore_errors=True)
+    with writing(path):
+        path.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass
+class ExportRun:
+    """One export in progress."""
+
+    request: ExportRequest
+    outlet: ExportDestination
+    scratch: Path
+    deadline: Deadline
+
+    @property
+    def path(self) -> str:
+        """Path below the job's exports."""
+        return f"{self.request.timeline}/{self.request.name}"
+
+    def run(self) -> ExportAnswer:
+        """1. Make the export, unless it is complete. 2. Do the steps after it."""
+        content = pointers.read_manifest(self.outlet, self.path)
+        if content is None:
+            content = self._make()  # 1
+        elif (differs := self._difference(content)) is not None:
+            raise AddressTaken(
+                f"{self.outlet.url(self.path)} holds another complete export: {differs}; give the stream a path of "
+                "its own, or move the other export away"
+            )
+        return self._follow(content)  # 2
+
+    def _difference(self, content: Mapping[str, Any]) -> str | None:
+        """How the existing export differs from the requested one. It may come from another run of the job."""
+        ours = hashlib.sha256(dense_file(dense_of(self.request.commit))).hexdigest()
+        if (differs := manifest.difference(content, self.request)) is None and content["files"][DENSE][
+            "sha256"
+        ] != ours:
+            differs = f"its {DENSE} has other tensors"
+        return differs
+
+    def _make(self) -> dict[str, Any]:
+        """1. Check the parent. 2. Remove leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. _DONE."""
+        current_rows = self._current_rows()
+        self._check_parent()  # 1
+        commit = read_commit(self.request.commit)
+        files = ExportFiles(self.outlet, self.path)
+        try:
+            pointers.remove_export(self.outlet, self.path)  # 2
+            failpoint(Failpoint.EXPORT_BEGUN)
+            with ExitStack() as open_stores:
+                sources = self._sources(commit, open_stores)
+                counts, tables = self._tables(sources, files)  # 3
+                model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
+            content = self._manifest(counts, tables, model, files, current_rows)
+            self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
+            failpoint(Failpoint.EXPORT_MANIFEST)
+            self.deadline.check("completing the export")
+            self.outlet.put(f"{self.path}/{DONE}", b"")  # 6
+        except MillraceError:
+            with suppress(MillraceError):  # the next try removes it; the first error matters more
+                pointers.remove_export(self.outlet, self.path)
+            raise
+        failpoint(Failpoint.EXPORT_DONE)
+        return content
+
+    def _check_parent(self) -> None:
+        parent = self.request.parent
+        if self.request.kind == "base":
+            return
+        if parent is None:
+            raise DeltaImpossible("a delta without a parent: a base is needed")
+        path = f"{parent.timeline}/{parent.name}"
+        if pointers.read_manifest(self.outlet, path) is None:
+            raise DeltaImpossible(f"the parent {path} is not in {self.outlet.url('')} any more: a base is needed")
+
+    def _sources(self, commit: Commit, stack: ExitStack) -> dict[str, CommitTableRows]:
+        """The rows of every table; their stores stay open until the stack ends."""
+        request, found = self.request, {}
+        for table, section in request.tables.items():
+            groups = request.groups or {name: group for group, name in request.slots[table].items()}
+            found[table] = stack.enter_context(CommitTableRows(commit, table, section, groups, self.scratch / "rows"))
+        return found
+
+    def _tables(
+        self, sources: Mapping[str, CommitTableRows], files: ExportFiles
+    ) -> tuple[dict[str, TableCounts], dict[str, dict[str, Any]]]:
+        """Write the rows of every table -> counts, and the manifest's entries."""
+        request, counts, entries = self.request, {}, {}
+        for table, section in request.tables.items():
+            slots, dtype = SlotNames(request.slots[table]), request.section.dtype
+            writer = ExportTableWriter(table, section, slots, dtype, files.open, self.deadline)
+            write = writer.base if request.kind == "base" else writer.delta
+            counts[table] = write(sources[table], self._selection())
+            entries[table] = counts[table].message(slots, section, dtype)
+        return counts, entries
+
+    def _served(self, sources: Mapping[str, CommitTableRows]) -> ServedRows:
+        """The rows of a reader of the export. Without thresholds a reader has every row after a delta, too."""
+        section, base = self.request.section, replace(self._selection(), is_base=True)
+        whole = section.base_threshold <= 0 and (
+            self.request.kind == "base" or (section.delta_threshold <= 0 and section.delta_keep_days is None)
+        )
+
+        def find(table: str, keys_U: U64) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+            from trainer.exports.golden import (
+                as_exported,
+            )  # imports ONNX, some 50 MB; only jobs with a traced model need it
+
+            found_U, weights_UD = sources[table].find(keys_U, base)
+            return found_U, as_exported(weights_UD, self.request.tables[table].first_order, section.dtype)
+
+        return ServedRows(find, whole, whole or self.request.kind == "base")
+
+    def _since(self) -> int:
+        return 0 if self.request.parent is None else self.request.parent.version
+
+    def _selection(self) -> RowSelection:
+        section = self.request.section
+        is_base = self.request.kind == "base"
+        cut = ExportCut(
+            since=self._since(),
+            base_threshold=section.base_threshold,
+            delta_threshold=0.0 if is_base or self.request.all else section.delta_threshold,
+            delta_keep_days=None if is_base else section.delta_keep_days,
+        )
+        return RowSelection(cut, self.request.version, is_base)
+
+    def _current_rows(self) -> int | None:
+        """Rows of the current export's model. Raises ManifestUnusable where a newer Millrace wrote it."""
+        current = pointers.read_current(self.outlet)
+        content = None if current is None else pointers.read_manifest(self.outlet, current["path"])
+        if content is None:
+            return None
+        return sum(
+            int(content["tables"][table]["model_rows"]) for table in self.request.tables if table in content["tables"]
+        )
+
+    def _manifest(
+        self,
+        counts: Mapping[str, TableCounts],
+        tables: Mapping[str, Mapping[str, Any]],
+        model: WrittenModel,
+        files: ExportFiles,
+        current_rows: int | None,
+    ) -> dict[str, Any]:
+        facts = gates.GateFacts(
+            window=self.request.facts.get("metrics", {}),
+            model_rows=sum(each.model_rows for each in counts.values()),
+            current_rows=current_rows,
+            norms={table: float(entry["norm"]) for table, entry in tables.items()},
+            not_finite=sum(each.not_finite for each in counts.values()),
+            golden=model.gate,
+        )
+        found = gates.check_gates(self.request.section.gates, facts)
+        return manifest.build_manifest(self.request, tables, found, files.written, model.message())
+
+    def _follow(self, content: Mapping[str, Any]) -> ExportAnswer:
+        """1. current.json, if all gates passed. 2. The donefile. 3. Remove old exports. 4. The user's command."""
+        section = self.request.section
+        failed = tuple(gate["why"] for gate in content["gates"].values() if not gate["passed"])
+        before = self._chain()
+        mine = pointers.chain_of(self.outlet, content, before)
+        if not failed:
+            pointers.write_current(self.outlet, content, mine)  # 1
+        pointers.add_to_donefile(self.outlet, content, passed=not failed)  # 2
+        removed: list[str] = []
+        try:
+            needed = [*mine, *(before if failed else [])]
+            removed = pointers.remove_old_exports(
+                self.outlet, section.keep, needed, self.path, self.request.stream
+            )  # 3
+        except MillraceError as error:  # the next one tries again
+            log.warning("old exports of %s cannot be removed: %s", self.request.stream, error)
+        return ExportAnswer(
+            name=self.request.name,
+            outcome="complete",
+            path=self.outlet.url(self.path),
+            current=not failed,
+            failed_gates=failed,
+            command_error=self._command(),  # 4
+            rows=sum(table["rows"] for table in content["tables"].values()),
+            tombstones=sum(table["tombstones"] for table in content["tables"].values()),
+            pending=sum(table["pending"] for table in content["tables"].values()),
+            num_bytes=sum(file["bytes"] for file in content["files"].values()),
+            removed=tuple(removed),
+        )
+
+    def _chain(self) -> list[str]:
+        """The chain of the current export."""
+        current = pointers.read_current(self.outlet)
+        return [] if current is None else list(current["chain"])
+
+    def _command(self) -> str | None:
+        section = self.request.section
+        if not section.command:
+            return None
+        error = user_command.run(
+            section.command, self.outlet.url(self.path), self.request.folder, section.command_deadline
+        )
+        if error is not None:
+            log.warning("the command after export %s failed: %s", self.request.name, error)
+        return error

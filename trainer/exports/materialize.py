@@ -1,0 +1,223 @@
+"""Merges a base and its deltas into a base, equal bit for bit to one exported at that version.
+
+trainer.exports.reader gives the state. Tensors, model and golden predictions come from the newest export of the chain.
+Files are written in the order of an export: rows, model, manifest, _DONE.
+"""
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace import documents
+from millrace.done_markers import DONE
+from millrace.durable import REAL, unfinished_name, writing
+from millrace.errors import SpecError
+from trainer.blob.blob_writer import BlobWriter
+from trainer.exports import manifest
+from trainer.exports.destination import ExportDestination, ExportUnusable, folder_destination
+from trainer.exports.parquet_files import ParquetFiles
+from trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
+from trainer.exports.row_chunks import RowChunk
+
+ROWS = re.compile(r"(rows|tombstones)-.*\.parquet")
+DONEFILE = "donefile.txt"
+
+
+def siblings(export: Export) -> list[Export]:
+    """The complete exports of the same stream and timeline that can be opened, by version."""
+    folder, timeline = export.place.above(), str(export.manifest["timeline"])
+    names = folder.names() or _told_names(folder.above().small(DONEFILE) or b"", timeline)
+    found = []
+    for name in names:
+        try:
+            each = open_folder(folder.below(name))
+        except ExportUnusable:
+            continue
+        if each.manifest.get("stream") == export.manifest.get("stream"):
+            found.append(each)
+    return sorted(found, key=lambda each: each.version)
+
+
+def _told_names(donefile: bytes, timeline: str) -> list[str]:
+    """Names of exports in a donefile, for a destination that cannot be listed."""
+    names = []
+    for line in donefile.splitlines():
+        try:
+            names.append(str(documents.parse_object(line, timeline)["path"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return [name.rpartition("/")[2] for name in dict.fromkeys(names) if name.startswith(f"{timeline}/")]
+
+
+def at_version(export: Export, version: int) -> Export:
+    """The newest export of the same stream up to `version`. Raises SpecError."""
+    return _newest(export, [each for each in siblings(export) if each.version <= version], f"version {version}")
+
+
+def at_time(export: Export, time_s: float) -> Export:
+    """The newest export that covers no event later than `time_s` (unix). Raises SpecError."""
+    if export.manifest.get("event_time") is None:
+        raise SpecError(f"{export.name} has no event time; name a version with --to", "--at")
+    early = [each for each in siblings(export) if (each.manifest.get("event_time") or [0, np.inf])[1] <= time_s]
+    return _newest(export, early, datetime.fromtimestamp(time_s, UTC).isoformat())
+
+
+def _newest(export: Export, found: Sequence[Export], what: str) -> Export:
+    if not found:
+        oldest = siblings(export)[0].name if siblings(export) else export.name
+        raise SpecError(f"no export is as old as {what}; the oldest is {oldest}")
+    return found[-1]
+
+
+@dataclass
+class _Table:
+    """Counts of one written table."""
+
+    rows: int = 0
+    by_slot: Counter[str] = field(default_factory=Counter)
+    weights: int = 0
+    squares: float = 0.0
+    not_finite: int = 0
+
+    def take(self, chunk: RowChunk) -> None:
+        self.rows += len(chunk)
+        for code, rows in zip(*np.unique(chunk.slot_R, return_counts=True), strict=True):
+            self.by_slot[chunk.slots[int(code)]] += int(rows)
+        values = chunk.values
+        self.weights += values.size
+        self.squares += float(np.square(values, dtype=np.float64).sum())
+        self.not_finite += values.size - int(np.count_nonzero(np.isfinite(values)))
+
+    def message(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        order = [slot for slot in facts["by_slot"] if slot in self.by_slot]
+        slots = dict.fromkeys([*order, *sorted(self.by_slot)])
+        return {
+            **facts,
+            "rows": self.rows,
+            "tombstones": 0,
+            "pending": 0,
+            "pending_by": {},
+            "by_slot": {slot: {"rows": self.by_slot[slot], "tombstones": 0} for slot in slots},
+            "norm": (self.squares / self.weights) ** 0.5 if self.weights else 0.0,
+            "clamped": 0,
+            "not_finite": self.not_finite,
+        }
+
+
+def materialize(export: Export, out: Path) -> dict[str, Any]:
+    """Write the state after `export` as one base into the new folder `out` -> its manifest. An error leaves nothing.
+
+    1. Check all files. 2. Rows. 3. The model's files. 4. Manifest. 5. _DONE. 6. The folder gets its name.
+    Raises ExportUnusable, ParentMissing, and SpecError where `out` exists.
+    """
+    if out.exists():
+        raise SpecError(f"{out} exists already; name a new folder", "--out")
+    chain = [each.check() for each in chain_of(export)]  # 1
+    unfinished = unfinished_name(out)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    outlet = folder_destination(unfinished)
+    try:
+        files: dict[str, dict[str, Any]] = {}
+        tables = {name: _write_table(chain, name, outlet, files) for name in export.tables}  # 2
+        _copy_model(export, outlet, files)  # 3
+        content = _manifest(chain, tables, files)
+        outlet.put(MANIFEST, manifest.as_bytes(content))  # 4
+        outlet.put(DONE, b"")  # 5
+        with writing(out):
+            REAL.rename(unfinished, out)  # 6
+            REAL.sync_folder(out.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return content
+
+
+def _write_table(
+    chain: Sequence[Export], table: str, outlet: ExportDestination, files: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    export = chain[-1]
+    if not one_dtype(list(chain), table):
+        raise ExportUnusable(
+            f"{export.name}: the chain of table {table!r} holds values of two types, which no base can hold; "
+            "wait for the next base"
+        )
+    written = _Table()
+    schema = _schema(chain, table)
+    with ParquetFiles(lambda name: _file(outlet, files, name), f"rows-{table}", schema) as parquet:
+        for chunk in state_at(list(chain), table):
+            for begin in range(0, len(chunk), CHUNK_ROWS):
+                rows = chunk.take(slice(begin, begin + CHUNK_ROWS))
+                parquet.write([_column(rows, field) for field in schema])
+                written.take(rows)
+    return written.message(export.tables[table])
+
+
+def _schema(chain: Sequence[Export], table: str) -> pa.Schema:
+    """The schema of the chain's own files; empty for a chain without rows."""
+    for export in reversed(chain):
+        for path in export.files:
+            if re.fullmatch(rf"rows-{re.escape(table)}-\d+\.parquet", path):
+                return pq.read_schema(export.file(path)).remove_metadata()
+    return pa.schema([])
+
+
+def _column(chunk: RowChunk, column: pa.Field) -> pa.Array:
+    """One column of an export's rows."""
+    match column.name:
+        case "slot":
+            return pa.DictionaryArray.from_arrays(pa.array(chunk.slot_R), pa.array(chunk.slots, pa.string()))
+        case "vector":
+            assert chunk.vector_RD is not None
+            return pa.FixedSizeListArray.from_arrays(pa.array(chunk.vector_RD.reshape(-1)), type=column.type)
+        case "scale":
+            return pa.array(chunk.scale_R, column.type)
+        case "weight":
+            return pa.array(chunk.weight_R, column.type)
+        case name:
+            return pa.array(chunk.sign_R if name == "sign" else chunk.key_R, column.type)
+
+
+@contextmanager
+def _file(outlet: ExportDestination, files: dict[str, dict[str, Any]], name: str) -> Iterator[BlobWriter]:
+    with outlet.file(name) as sink:
+        yield sink
+    rows = {} if sink.rows is None else {"rows": sink.rows}
+    files[name] = {"sha256": sink.sha256, "bytes": sink.num_bytes, **rows}
+
+
+def _copy_model(export: Export, outlet: ExportDestination, files: dict[str, dict[str, Any]]) -> None:
+    for path in export.files:
+        if ROWS.fullmatch(path):
+            continue
+        with export.file(path).open("rb") as source, _file(outlet, files, path) as sink:
+            while data := source.read(1 << 20):
+                sink.write(data)
+
+
+def _manifest(
+    chain: Sequence[Export], tables: Mapping[str, Mapping[str, Any]], files: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    last, first = chain[-1].manifest, chain[0].manifest
+    times = [last.get("event_time"), first.get("event_time")]
+    deltas = f" and {len(chain) - 1} deltas, up to {last['name']}" if len(chain) > 1 else ""
+    return {
+        **last,
+        "kind": "base",
+        "name": f"{int(last['version']):010d}-base",
+        "parent": None,
+        "event_time": [times[1][0], times[0][1]] if times[0] and times[1] else times[0],
+        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "why": f"materialized from {first['name']}{deltas}",
+        "tables": {name: dict(facts) for name, facts in tables.items()},
+        "files": {name: dict(file) for name, file in sorted(files.items())},
+    }

@@ -1,0 +1,138 @@
+"""The steps after a complete export: current.json points to it, the donefile names it, old exports are removed.
+
+Every step can be repeated after a crash; it then does what is still to do.
+"""
+
+import logging
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from millrace import documents
+from millrace.deadline import Deadline
+from millrace.done_markers import MARKERS, has_done
+from millrace.errors import MillraceError
+from trainer.config import ExportSection
+from trainer.exports import manifest as manifests
+from trainer.exports.destination import ExportDestination, open_destination
+from trainer.exports.export_settings import address_of
+from trainer.exports.manifest import ManifestUnusable
+from trainer.exports.reader import CURRENT, MANIFEST
+from trainer.exports.retention import StoredExport, exports_to_remove, is_export
+
+DONEFILE = "donefile.txt"
+MAX_CHAIN = 100_000
+"""Most deltas after a base; a longer chain is a circle."""
+LOOK_S = 30.0
+"""Longest wait for the timelines that a destination holds."""
+
+log = logging.getLogger(__name__)
+
+
+def read_manifest(outlet: ExportDestination, path: str) -> dict[str, Any] | None:
+    """The manifest of the complete export at `path`; None where there is none. Raises ManifestUnusable."""
+    if not has_done(outlet.names(path)):
+        return None
+    text = outlet.get(f"{path}/{MANIFEST}")
+    return None if text is None else manifests.parse_manifest(text, outlet.url(f"{path}/{MANIFEST}"), manifests.TOLD)
+
+
+def read_current(outlet: ExportDestination) -> dict[str, Any] | None:
+    """The content of current.json; None where there is none. Raises ManifestUnusable."""
+    text = outlet.get(CURRENT)
+    return None if text is None else manifests.parse_manifest(text, outlet.url(CURRENT), manifests.POINTED)
+
+
+def chain_of(outlet: ExportDestination, manifest: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Paths from the base of an export to itself. `known`: a chain that need not be read. Raises ManifestUnusable."""
+    newer: list[str] = []
+    at: Mapping[str, Any] = manifest
+    while len(newer) < MAX_CHAIN:
+        path = manifests.path_of(at)
+        if path in known:
+            return [*known[: known.index(path) + 1], *reversed(newer)]
+        newer.append(path)
+        if at["kind"] == "base":
+            return newer[::-1]
+        parent = manifests.path_of(at["parent"])
+        found = read_manifest(outlet, parent)
+        if found is None:
+            raise ManifestUnusable(f"{outlet.url(path)} builds on {parent}, which does not exist: a base is needed")
+        at = found
+    raise ManifestUnusable(f"{outlet.url(manifests.path_of(manifest))}: its chain has no end")
+
+
+def write_current(outlet: ExportDestination, manifest: Mapping[str, Any], chain: Sequence[str]) -> None:
+    """Make current.json name an export."""
+    outlet.put(CURRENT, manifests.as_bytes(manifests.build_current(manifest, chain)))
+
+
+def add_to_donefile(outlet: ExportDestination, manifest: Mapping[str, Any], *, passed: bool) -> None:
+    """Add an export to the donefile, once."""
+    path = manifests.path_of(manifest)
+    if not any(_path_in(line) == path for line in reversed(outlet.tail(DONEFILE).splitlines())):
+        outlet.append(DONEFILE, manifests.done_line(manifest, passed=passed))
+
+
+def _path_in(line: bytes) -> object:
+    try:
+        content = documents.parse(line, DONEFILE)
+    except documents.InvalidDocument:
+        return None
+    return content.get("path") if isinstance(content, dict) else None
+
+
+def remove_old_exports(
+    outlet: ExportDestination, keep: int, needed: Sequence[str], newest: str, stream: str
+) -> list[str]:
+    """Remove old exports of a stream -> their paths. Exports of other streams stay and do not count."""
+    present = [each for each in _present(outlet) if not (each.is_base and _is_anothers(outlet, each.path, stream))]
+    found = exports_to_remove(present, keep, set(needed), newest)
+    gone = [path for path in found if not _is_anothers(outlet, path, stream)]
+    for path in gone:
+        remove_export(outlet, path)
+    if gone:
+        what = "1 old export" if len(gone) == 1 else f"{len(gone):,} old exports"
+        log.info("removed %s, the newest %s", what, gone[0])
+    return gone
+
+
+def remove_export(outlet: ExportDestination, path: str) -> None:
+    """Remove an export, complete or not. _DONE goes first, so that nobody reads the rest as an export."""
+    for marker in MARKERS:
+        outlet.remove(f"{path}/{marker}")
+    outlet.remove_folder(path)
+
+
+def _present(outlet: ExportDestination) -> list[StoredExport]:
+    paths = [f"{timeline}/{name}" for timeline in outlet.folders("") for name in outlet.folders(timeline)]
+    return [StoredExport(path, has_done(outlet.names(path))) for path in paths if is_export(path)]
+
+
+def _is_anothers(outlet: ExportDestination, path: str, stream: str) -> bool:
+    """Whether the manifest names another stream; False where it is damaged or missing."""
+    try:
+        content = documents.parse(outlet.get(f"{path}/{MANIFEST}") or b"{}", path)
+    except documents.InvalidDocument:
+        return False
+    return isinstance(content, dict) and content.get("stream", stream) != stream
+
+
+def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path, folder: Path) -> int:
+    """The highest number of a timeline that has exports, so that a new store takes none of them again; 0: none.
+
+    A destination that does not answer is skipped: an export never overwrites another one at its address.
+    """
+    newest = 0
+    for stream, section in streams.items():
+        address = address_of(section, stream, store, folder)
+        try:
+            with tempfile.TemporaryDirectory(prefix="millrace-exports-") as scratch:
+                names = open_destination(address, job, Path(scratch), Deadline.after(LOOK_S)).folders("")
+        except MillraceError as error:
+            log.warning("the timelines of the exports of %s are not known: %s", stream, error)
+            continue
+        newest = max([newest, *(int(name[1:]) for name in names if re.fullmatch(r"t\d+", name))])
+    return newest

@@ -1,0 +1,1 @@
+"""From feature ids to model inputs and back: unique keys, pooling, batches."""

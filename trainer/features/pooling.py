@@ -1,0 +1,116 @@
+"""From rows of keys to cells of a model, and from gradients of cells back to gradients of keys.
+
+Numba kernels do this on the CPU, torch operations on a GPU, with equal results up to rounding.
+
+Shapes: as in trainer.features.lookup_kernels.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataset.samples.batch import F32
+from trainer.features import lookup_kernels
+from trainer.features.deduplication import TableLookup
+
+
+class Pooling(Protocol):
+    """Rows to cells and back, on one device."""
+
+    def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
+        """(C, D) cells: a leaf tensor whose gradient autograd fills."""
+        ...
+
+    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
+        """(U, D) gradients summed by key, and whether all are finite."""
+        ...
+
+
+class KernelPooling:
+    """Pooling by Numba kernels, on ranges of rows in a few threads. The number of threads does not change results."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pooling")
+
+    def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
+        """See Pooling."""
+        shape = (look.num_cells, look.table.width)
+        if look.cell_N is None:
+            leaf = torch.empty(shape)
+            array_CD = leaf.numpy()
+            self._ranges(shape[0], lambda a, b: lookup_kernels.expand(rows_UD, look.inverse_N, a, b, array_CD))
+        else:
+            leaf = torch.zeros(shape)
+            array_CD = leaf.numpy()
+            lookup_kernels.pool(rows_UD, look.inverse_N, look.cell_N, look.scale_N, 0, len(look.inverse_N), array_CD)
+        return leaf.requires_grad_()
+
+    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
+        """See Pooling."""
+        num_unique = len(look.keys.keys_U)
+        shape = (num_unique, look.table.width)
+        if leaf.grad is None:  # the model did not use this table
+            return np.zeros(shape, np.float32), True
+        grads_UD = np.empty(shape, np.float32)
+        grad_CD = leaf.grad.contiguous().numpy()
+        if look.cell_N is None:
+            finite = self._ranges(
+                num_unique, lambda a, b: lookup_kernels.sum_single(grad_CD, look.order_N, look.start_U1, a, b, grads_UD)
+            )
+        else:
+            cell_N, scale_N = look.cell_N, look.scale_N
+            finite = self._ranges(
+                num_unique,
+                lambda a, b: lookup_kernels.sum_pooled(
+                    grad_CD, look.order_N, look.start_U1, cell_N, scale_N, a, b, grads_UD
+                ),
+            )
+        return grads_UD, all(finite)
+
+    def _ranges(self, total: int, work: Callable[[int, int], bool]) -> list[bool]:
+        if self._num_threads == 1 or total < 4096:
+            return [work(0, total)]
+        bounds = np.linspace(0, total, self._num_threads + 1).astype(np.int64)
+        futures = [self._pool.submit(work, int(a), int(b)) for a, b in zip(bounds[1:-1], bounds[2:], strict=True)]
+        return [work(int(bounds[0]), int(bounds[1])), *(future.result() for future in futures)]
+
+
+class TorchPooling:
+    """Pooling by torch operations, on any device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def cells(self, look: TableLookup, rows_UD: F32) -> Tensor:
+        """See Pooling. The leaf holds the cells of occurrences; `gradients` sums their gradients."""
+        rows = torch.from_numpy(rows_UD).to(self._device)
+        inverse = torch.from_numpy(look.inverse_N).to(self._device)
+        expanded = rows.index_select(0, inverse)
+        if look.cell_N is not None and look.scale_N is not None:
+            scale = torch.from_numpy(look.scale_N).to(self._device)
+            cell = torch.from_numpy(look.cell_N).to(self._device)
+            cells = torch.zeros((look.num_cells, look.table.width), device=self._device)
+            expanded = cells.index_add_(0, cell, expanded * scale[:, None])
+        return expanded.requires_grad_()
+
+    def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
+        """See Pooling."""
+        grads = torch.zeros((len(look.keys.keys_U), look.table.width), device=self._device)
+        if leaf.grad is not None:
+            by_occurrence = leaf.grad
+            if look.cell_N is not None and look.scale_N is not None:
+                cell = torch.from_numpy(look.cell_N).to(self._device)
+                by_occurrence = leaf.grad.index_select(0, cell)
+                by_occurrence = by_occurrence * torch.from_numpy(look.scale_N).to(self._device)[:, None]
+            grads.index_add_(0, torch.from_numpy(look.inverse_N).to(self._device), by_occurrence)
+        return grads.cpu().numpy(), bool(torch.isfinite(grads).all())
+
+
+def pooling_for(device: torch.device, num_threads: int) -> Pooling:
+    """The pooling for a device."""
+    return KernelPooling(num_threads) if device.type == "cpu" else TorchPooling(device)

@@ -1,0 +1,80 @@
+"""Batches, with everything that the loader's thread can prepare ahead: lookups, row numbers, labels and weights.
+
+Shapes: B samples of the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dataset.samples.batch import F32, Samples
+from pserver.protocol.shards import Prepared, Shards
+from trainer.config import TaskSection
+from trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Samples that are ready for a step."""
+
+    samples: Samples
+    lookups: tuple[TableLookup, ...]
+    prepared: Prepared
+    label_B: Mapping[str, F32]
+    """By task; 0 where the weight is 0."""
+    weight_B: Mapping[str, F32]
+    """By task: the sample's weight, 0 where masked."""
+
+
+def prepared(shards: Shards, batch: TrainingBatch, *, learn: bool) -> TrainingBatch:
+    """The batch with its keys announced to the shards."""
+    keys = {look.table.name: look.keys for look in batch.lookups}
+    return replace(batch, prepared=shards.prepare(keys, learn=learn))
+
+
+def targets(samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None) -> tuple[dict[str, F32], ...]:
+    """Labels and weights of a batch by task."""
+    label_B, weight_B = {}, {}
+    ones_B = np.ones(len(samples), np.float32)
+    for task in tasks:
+        weight = ones_B if weight_slot is None else samples.meta[weight_slot].astype(np.float32)
+        label = samples.meta[task.label].astype(np.float32)
+        if task.mask is not None:
+            weight = np.where(samples.meta[task.mask] != 0, weight, np.float32(0))
+            label = np.where(weight != 0, label, np.float32(0))
+        label_B[task.name], weight_B[task.name] = label, weight
+    return label_B, weight_B
+
+
+NOT_YET: Prepared = object()
+"""Placeholder in a batch whose keys are not announced to the shards yet."""
+
+
+class BatchMaker:
+    """Makes batches from samples. `expect` is called on the loop's thread, `make` on the loader's."""
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingTable],
+        tasks: Sequence[TaskSection],
+        weight_slot: str | None,
+        shards: Shards,
+        *,
+        prepares: bool = True,
+    ) -> None:
+        """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.train.infer_first)."""
+        self._prepares = prepares
+        self._deduplicators = [Deduplicator(table) for table in tables]
+        self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards
+        self._learn: dict[int, bool] = {}
+
+    def expect(self, pass_number: int, learn: bool) -> None:
+        """Record whether a pass is learnt from. Must be called before its samples come."""
+        self._learn = {**dict([*self._learn.items()][-2:]), pass_number: learn}
+
+    def make(self, pass_number: int, samples: Samples) -> TrainingBatch:
+        """A batch of samples of a pass."""
+        lookups = tuple(each.lookup(samples) for each in self._deduplicators)
+        batch = TrainingBatch(samples, lookups, NOT_YET, *targets(samples, self._tasks, self._weight_slot))
+        return prepared(self._shards, batch, learn=self._learn[pass_number]) if self._prepares else batch

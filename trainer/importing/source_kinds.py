@@ -1,0 +1,40 @@
+"""Opens the source of an import: finds its kind by the address."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from millrace.errors import BadInput, SpecError
+from pserver.config import TableSection
+from trainer.exports.reader import is_export, open_export
+from trainer.importing.export_source import ExportSource
+from trainer.importing.paddle_source import PaddleSource, is_paddle
+from trainer.importing.parquet_source import ParquetSource, parquets_of
+from trainer.importing.selection import ImportSelection
+from trainer.importing.source import ImportSource
+
+
+def open_source(
+    address: str, tables: Mapping[str, TableSection], choice: ImportSelection, scratch: Path
+) -> ImportSource:
+    """The source at `address`; fetched files go to `scratch`. Raises BadInput, ExportUnusable, SpecError."""
+    if is_export(address, scratch):
+        return ExportSource(open_export(address, scratch))
+    if "://" in address:
+        raise BadInput(f"{address}: is not an export; Paddle text and Parquet are read from local folders only")
+    path = Path(address).expanduser()
+    if is_paddle(path):
+        return PaddleSource(path, _one_dim(tables, choice.tables))
+    if parquets_of(path):
+        return ParquetSource(
+            path, next(iter(choice.slots.values())) if choice.slots and len(choice.slots) == 1 else None
+        )
+    found = "nothing exists there" if not path.exists() else "it has none of these"
+    raise BadInput(f"{path}: an export, part files of Paddle, or Parquet files are imported; {found}")
+
+
+def _one_dim(tables: Mapping[str, TableSection], chosen: Sequence[str]) -> int:
+    dims = {tables[name].dim for name in chosen}
+    if len(dims) > 1:
+        each = ", ".join(f"{name} {tables[name].dim}" for name in chosen)
+        raise SpecError(f"a text save is for one table; name it, because the dims differ: {each}", "--tables")
+    return dims.pop()

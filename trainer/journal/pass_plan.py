@@ -1,0 +1,165 @@
+"""The cut of a stream into passes: pure functions of positions, ends and settings; no clock, no network.
+
+A pass is trained exactly as planned, in the plan's order. Source and clock are read by trainer.rank0.planner.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any
+
+from dataset.stream.source import Partition, Segment
+from trainer.journal.partitions import SkippedRange, open_ranges, place
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """One pass."""
+
+    number: int
+    """From 1; also the version that its close makes."""
+    segments: tuple[tuple[Segment, ...], ...]
+    """By rank, in reading order."""
+    learn: bool = True
+    """False: the pass is only predicted (`train.learn`, `train.learn_until`); the model does not change."""
+    last: bool = False
+    """True if the stream has ended: this pass has no events, nor has any later one."""
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions of all segments."""
+        return num_positions(segment for rank in self.segments for segment in rank)
+
+    def positions(self) -> dict[str, int]:
+        """The position of each partition after this pass."""
+        ends: dict[str, int] = {}
+        for rank in self.segments:
+            for segment in rank:
+                ends[segment.partition] = max(segment.end, ends.get(segment.partition, 0))
+        return ends
+
+    def message(self) -> dict[str, Any]:
+        """The plan as JSON-able data."""
+        segments = [[asdict(segment) for segment in rank] for rank in self.segments]
+        message = {"number": self.number, "segments": segments, "learn": self.learn}
+        return message | ({"last": True} if self.last else {})
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "PassPlan":
+        """The inverse of `message`."""
+        segments = tuple(tuple(Segment(**segment) for segment in rank) for rank in message["segments"])
+        return cls(message["number"], segments, message["learn"], message.get("last", False))
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionGap:
+    """Positions of a partition that are no longer retained, and the next retained position."""
+
+    partition: str
+    position: int
+    go_on: int
+
+    def __str__(self) -> str:
+        lost = self.go_on - self.position
+        lost_range = f"{lost:,} positions from {self.position} on are lost"
+        return f"{self.partition}: {lost_range}; the job continues at {self.go_on}"
+
+
+def gaps(partitions: Sequence[Partition], positions: Mapping[str, int], to_latest: bool) -> list[RetentionGap]:
+    """The partitions where the job's position is before the first retained one."""
+    return [
+        RetentionGap(p.name, position, p.end if to_latest else p.begin)
+        for p in partitions
+        if (position := positions.get(p.name, p.start)) < p.begin
+    ]
+
+
+def backlog(
+    partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[SkippedRange] = ()
+) -> list[int]:
+    """Number of waiting positions in each partition, without skipped ranges."""
+    return [
+        sum(end - begin for begin, end in open_ranges(p.name, positions.get(p.name, p.start), p.end, skips))
+        for p in partitions
+    ]
+
+
+def streams(partitions: Sequence[Partition]) -> list[list[Partition]]:
+    """The partitions of each stream in reading order; streams in the order of their lowest number."""
+    found: dict[str, list[Partition]] = {}
+    for partition in sorted(partitions, key=lambda each: each.number):
+        found.setdefault(partition.stream_name, []).append(partition)
+    return [sorted(members, key=lambda each: place(each.period, each.name)) for members in found.values()]
+
+
+def proportional_shares(waiting: Sequence[int], max_events: int) -> list[int]:
+    """Number of positions to take of each stream: in proportion to its backlog, so that all streams end together."""
+    upto, total = [0, *accumulate(waiting)], max(1, sum(waiting))
+    marks = [min(max_events, total) * count // total for count in upto]
+    return [after - before for before, after in pairwise(marks)]
+
+
+def cut(
+    number: int,
+    partitions: Sequence[Partition],
+    positions: Mapping[str, int],
+    max_events: int,
+    num_ranks: int,
+    learn: bool,
+    skips: Collection[SkippedRange] = (),
+    caps: Mapping[str, int] = MappingProxyType({}),
+) -> PassPlan:
+    """The pass that begins at `positions`; without backlog it has no segments.
+
+    It takes the next positions of each stream, up to `caps` (trainer.rank0.skew). They are divided among the ranks in
+    contiguous parts of equal length, the longer ones first, so that no rank waits for others.
+    """
+    waiting = [
+        [
+            Segment(each.name, each.number, begin, end, each.identity)
+            for each in members
+            for begin, end in open_ranges(
+                each.name,
+                positions.get(each.name, each.start),
+                min(each.end, caps.get(each.name, each.end)),
+                skips,
+            )
+        ]
+        for members in streams(partitions)
+    ]
+    counts = proportional_shares([num_positions(segments) for segments in waiting], max_events)
+    taken = [
+        segment for segments, count in zip(waiting, counts, strict=True) for segment in divide(segments, [count])[0]
+    ]
+    size, remainder = divmod(sum(counts), num_ranks)
+    ranks = divide(taken, [size + (rank < remainder) for rank in range(num_ranks)])
+    return PassPlan(number, tuple(map(tuple, ranks)), learn)
+
+
+def divide(segments: Sequence[Segment], sizes: Sequence[int]) -> list[list[Segment]]:
+    """The positions of `segments` in order, in parts of these sizes; a segment is split where a part ends inside it."""
+    left, parts = list(reversed(segments)), list[list[Segment]]()
+    for size in sizes:
+        part: list[Segment] = []
+        while size:
+            segment = left.pop()
+            middle = min(segment.end, segment.begin + size)
+            part.append(replace(segment, end=middle))
+            size -= middle - segment.begin
+            if middle < segment.end:
+                left.append(replace(segment, begin=middle))
+        parts.append(part)
+    return parts
+
+
+def num_positions(segments: Iterable[Segment]) -> int:
+    """Number of positions of all segments."""
+    return sum(segment.end - segment.begin for segment in segments)
+
+
+def is_drained(
+    partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[SkippedRange] = ()
+) -> bool:
+    """True if there is no backlog and no new events can come."""
+    return all(p.final for p in partitions) and not any(backlog(partitions, positions, skips))

@@ -1,0 +1,94 @@
+"""Checks the prediction that a job makes once it has trained, before the job begins.
+
+The request is an ordinary PredictionRequest (section `predict` of the job file). This module imports no torch. Only the
+model knows the names of its tensors, so a process that has torch tries them:
+
+    python -m trainer.predict.after_training < {"job": ..., "folder": ..., "request": ...}   ->   {} or {"error": ...}
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dataset.spec.config import AnySource, FilesSource, KafkaSource
+from dataset.spec.schema import Schema
+from millrace import documents
+from millrace.errors import MillraceError, SpecError
+from trainer.config import TrainerJob
+from trainer.models.torch_subprocess import answer_of
+from trainer.predict.config import LIVE, PredictionRequest
+from trainer.predict.output_columns import OutputColumns
+from trainer.predict.prediction_plan import error_at, source_config
+
+SECTION = "predict"
+EMPTY = 8
+"""Samples of the empty batch that the model is tried with."""
+
+
+def check_after(request: PredictionRequest, job: TrainerJob) -> None:
+    """Raise SpecError where `job` cannot end with this prediction."""
+    for key in ("spec", "base"):
+        if getattr(request, key) is not None:
+            raise SpecError("the job file is the spec; leave it out", f"{SECTION}.{key}")
+    if request.version != LIVE:
+        raise SpecError(
+            f'is {request.version!r}; the model that was just trained predicts, which is "live": leave it out, or use '
+            "`millrace predict` for another version",
+            f"{SECTION}.version",
+        )
+    (source,) = job.sources.values()
+    if not ends(source):
+        raise SpecError(
+            "the stream never ends, so the prediction would never start; bound the source, or use `millrace predict` "
+            "while the job trains",
+            SECTION,
+        )
+    try:
+        source_config(request.input, job)
+        OutputColumns.of(request, job, Schema.of(job.slots))
+    except SpecError as error:
+        raise error_at(error, f"{SECTION}.{error.path}") from None
+
+
+def ends(source: AnySource) -> bool:
+    """Whether a stream ends."""
+    if isinstance(source, FilesSource):
+        return not source.follow
+    if isinstance(source, KafkaSource):
+        return source.end != "never"
+    return source.events is not None
+
+
+def names_tensors(request: PredictionRequest, job: TrainerJob) -> bool:
+    """Whether a request asks for other tensors than predictions."""
+    return not {*request.outputs} <= {task.name for task in job.tasks}
+
+
+def try_outputs(job: Mapping[str, Any], folder: Path, request: PredictionRequest) -> None:
+    """Raise SpecError for an output that the model does not have, or where it cannot be built."""
+    asked = {"job": job, "folder": str(folder), "request": request.model_dump(mode="json")}
+    answer_of("trainer.predict.after_training", asked)
+
+
+def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    from dataset.spec.schema import Schema
+    from millrace.config import validate
+    from trainer.features.deduplication import tables_of
+    from trainer.predict.fixed_batches import FixedBatches
+    from trainer.predict.predictor import Predictor
+
+    try:
+        job = validate(TrainerJob, asked["job"], only_known=True)
+        request = validate(PredictionRequest, asked["request"])
+        schema = Schema.of(job.slots)
+        predictor = Predictor(job, schema, Path(asked["folder"]), request.outputs)
+        predictor.try_out(FixedBatches(tables_of(schema, job.tables, None), EMPTY), EMPTY)
+    except MillraceError as error:
+        return {"error": str(error)}
+    return {}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))

@@ -1,0 +1,58 @@
+"""Converts an export to a commit in a scratch folder, which shards and the model can load. Imports no torch.
+
+trainer.importing does the import. This module checks that the export is whole and has exactly the slots of the job: a
+warm start may import a part, a prediction may not.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dataset.spec.schema import Schema
+from millrace import documents
+from millrace.errors import SpecError
+from trainer.config import ExportSection, TrainerJob
+from trainer.exports.model_document import describe
+from trainer.exports.model_files import MODEL
+from trainer.exports.reader import Export, open_export
+from trainer.importing.export_source import ExportSource
+from trainer.importing.first_commit import make_first_commit
+from trainer.importing.selection import ImportSelection, TensorSelection
+
+
+def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Path) -> tuple[Path, dict[str, Any]]:
+    """Folder of a new commit below `scratch`, and facts of the export.
+
+    Raises ExportUnusable, ParentMissing, BadInput, SpecError.
+    """
+    export = open_export(address, scratch / "fetched")
+    schema = Schema.of(job.slots)
+    check_fits(export, job, schema)
+    source = ExportSource(export)
+    tensors = TensorSelection(tuple(source.dense()), {}, ())  # the model checks these names when it loads them
+    choice = ImportSelection.of(schema, job.tables, (), None)
+    (scratch / "store").mkdir(parents=True)
+    done = make_first_commit(scratch / "store", job, raw, source, choice, tensors)
+    facts = {name: export.manifest[name] for name in ("job", "timeline", "version", "kind", "name")}
+    return done.commit, {"export": export.place.address, **facts}
+
+
+def check_fits(export: Export, job: TrainerJob, schema: Schema) -> None:
+    """Raise SpecError where the export was made for other slots, tables or tasks than the job's."""
+    model = documents.parse_object(export.file(MODEL).read_bytes(), f"{export.place.address}: {MODEL}")
+    wanted = describe(schema, job.tables, job.tasks, ExportSection())
+    where = export.place.address
+    for what in ("slots", "tasks"):
+        theirs, ours = ({each["name"]: each for each in described.get(what, ())} for described in (model, wanted))
+        if differ := sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)):
+            raise SpecError(
+                f"{where}: its {what} {', '.join(differ[:5])} differ from the job's; use an export of the job itself",
+                what,
+            )
+    for name in wanted["tables"]:
+        if not model.get("tables", {}).get(name, {}).get("exported"):
+            raise SpecError(
+                f"{where}: has no rows of table {name!r}, and predictions need them; "
+                "use a stream that exports all tables",
+                f"tables.{name}",
+            )

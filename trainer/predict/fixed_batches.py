@@ -1,0 +1,96 @@
+"""Cuts samples into batches of one fixed size, so that the prediction of a sample depends on its segment alone.
+
+Kernels of matrix products may round differently for another number of rows. So an incomplete batch is padded with empty
+samples, whose predictions are dropped.
+
+Shapes: B samples of a batch before padding, P after it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.schema import Schema
+from pserver.protocol.shards import Keys
+from trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBatch:
+    """Samples of one batch, and the keys to look up."""
+
+    num_samples: int
+    """Samples without the padding."""
+    samples: Samples
+    """P samples, with the padding."""
+    lookups: tuple[TableLookup, ...]
+
+    @property
+    def keys(self) -> dict[str, Keys]:
+        """Keys by table."""
+        return {look.table.name: look.keys for look in self.lookups}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some samples of a segment, in order, with their batches."""
+
+    samples: Samples
+    batches: tuple[FixedBatch, ...]
+
+
+class FixedBatches:
+    """Makes blocks; one thread."""
+
+    def __init__(self, tables: Sequence[EmbeddingTable], batch_size: int) -> None:
+        self._deduplicators = [Deduplicator(table) for table in tables]
+        self._batch_size = batch_size
+
+    def block(self, samples: Samples) -> Block:
+        """Cut samples into batches, also in the middle of an event, and pad the last one."""
+        return Block(samples, tuple(self._batches(samples)))
+
+    def _batches(self, samples: Samples) -> Iterator[FixedBatch]:
+        for begin in range(0, len(samples), self._batch_size):
+            end = min(begin + self._batch_size, len(samples))
+            filled = filled_up(samples.slice(begin, end), self._batch_size)
+            yield FixedBatch(end - begin, filled, tuple(each.lookup(filled) for each in self._deduplicators))
+
+
+def filled_up(samples: Samples, size: int) -> Samples:
+    """`samples`, padded with empty ones to `size`."""
+    more = size - len(samples)
+    if not more:
+        return samples
+    return Samples(
+        {name: _with_empty(column, more) for name, column in samples.sparse.items()},
+        {name: np.concatenate([v, np.zeros((more, v.shape[1]), v.dtype)]) for name, v in samples.dense.items()},
+        {name: np.concatenate([values, np.zeros(more, values.dtype)]) for name, values in samples.meta.items()},
+        np.concatenate([samples.event_B, np.full(more, -1, np.int64)]),
+        np.concatenate([samples.time_s_B, np.full(more, np.nan)]),
+    )
+
+
+def _with_empty(column: Ragged, more: int) -> Ragged:
+    end: NDArray[np.int64] = np.full(more, column.offset_B1[-1], np.int64)
+    return Ragged(column.values_N, np.concatenate([column.offset_B1, end]), column.weights_N)
+
+
+def no_samples(schema: Schema) -> Samples:
+    """Zero samples of a schema."""
+    weights = {slot.name: np.zeros(0, np.float32) if slot.sparse.weighted else None for slot in schema.sparse}
+    nothing = np.zeros(0, np.uint64)
+    return Samples(
+        {name: Ragged(nothing, np.zeros(1, np.int64), weight) for name, weight in weights.items()},
+        {slot.name: np.zeros((0, getattr(slot.entry, "size", 1)), np.float32) for slot in schema.dense},
+        {slot.name: np.zeros(0, META_TYPES[getattr(slot.entry, "type", "float")]) for slot in schema.meta},
+        np.zeros(0, np.int64),
+        np.zeros(0),
+    )
+
+
+META_TYPES: dict[str, type] = {"float": np.float32, "uint64": np.uint64, "int64": np.int64, "string": object}
+"""Type of a meta slot's values, by the type in the spec."""

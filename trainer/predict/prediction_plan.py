@@ -1,0 +1,203 @@
+"""The plan of a prediction job, fixed before it begins: segments, their order, the version.
+
+The plan is in the output's work folder, so that a rerun does the same as the first run, whatever happened since.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset.sources.opening import open_source
+from dataset.spec.config import AnySource, FilesSource, KafkaSource
+from dataset.stream.source import Partition, Segment, Source
+from millrace import documents
+from millrace.deadline import Deadline
+from millrace.durable import REAL, write_whole, writing
+from millrace.errors import BadInput, MillraceError, SpecError
+from millrace.secrets import without_keys
+from trainer.blob.address import parse
+from trainer.checkpoint.commits import NAME, VERSION
+from trainer.config import TrainerJob
+from trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionRequest
+
+PLAN = "plan.json"
+MAX_PARTS = 100_000
+"""Most parts of one prediction: each is a file, and all are planned at once."""
+OPEN_S = 60.0
+"""Longest wait for Kafka's partitions and offsets."""
+KEYS = {
+    "sources.*.paths": "input.paths",
+    "sources.*.topics": "input.kafka.topic",
+    "sources.*.options": "input.kafka.options",
+}
+"""Names of a source's keys in a request."""
+SECURITY = ("sasl_", "ssl_", "security_protocol", "proxy_url", "socks5_proxy")
+"""Prefixes of Kafka options for authentication and proxies."""
+
+
+class OutputTaken(MillraceError):
+    """The output folder has the output of another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionPlan:
+    """See module docstring."""
+
+    fingerprint: str
+    """Hash of everything that the output depends on, except the version and the ends of the input."""
+    version: Mapping[str, Any]
+    """Origin of rows and weights, for people and for a rerun."""
+    segments: tuple[Segment, ...]
+    """One per part, in order."""
+
+    def write(self, folder: Path) -> None:
+        """Store the plan. Raises Unwritable."""
+        segments = [asdict(segment) for segment in self.segments]
+        message = {"fingerprint": self.fingerprint, "version": dict(self.version), "segments": segments}
+        with writing(folder / PLAN):
+            write_whole(REAL, folder / PLAN, json.dumps(message).encode())
+
+    @staticmethod
+    def forget(folder: Path) -> None:
+        """Remove a plan of which no part exists."""
+        (folder / PLAN).unlink()
+
+    @classmethod
+    def read(cls, folder: Path) -> "PredictionPlan | None":
+        """The stored plan; None where there is none."""
+        try:
+            message = documents.read_object(folder / PLAN)
+            segments = tuple(Segment(**each) for each in message["segments"])
+            return cls(message["fingerprint"], message["version"], segments)
+        except FileNotFoundError:
+            return None
+        except (KeyError, TypeError) as error:
+            raise documents.InvalidDocument(folder / PLAN, f"is not a plan: {error!r}") from error
+
+
+def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
+    """Hash of a request and of the parts of the spec that turn events into predictions; without secrets."""
+    pipe = job.pipe.model_dump(mode="json", include={"command", "protocol", "batch_events", "on_bad_event"})
+    source = next(iter(job.sources.values()))
+    shapes = {name: [table.dim, table.first_order] for name, table in job.tables.items()}
+    spec = {
+        "pipe": pipe,
+        "event_time": source.event_time.model_dump(mode="json"),
+        "max_event_bytes": source.max_event_bytes,
+        "tables": shapes,
+        **job.model_dump(mode="json", include={"slots", "tasks", "sample", "model", "metrics"}),
+    }
+    text = json.dumps({"format": 1, "request": without_keys(request.what()), "spec": spec}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
+    """The input as a source with the job's event format. Raises SpecError."""
+    own = next(iter(job.sources.values()))
+    shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
+    if asked.paths is not None:
+        return FilesSource(kind="files", paths=asked.paths, **shared)
+    assert asked.kafka is not None, "checked"
+    options = merge_options(own.options if isinstance(own, KafkaSource) else {}, asked.kafka.options)
+    if "bootstrap_servers" not in options:
+        raise SpecError("the job's source is not Kafka, so set options.bootstrap_servers", "input.kafka.options")
+    return KafkaSource(kind="kafka", topics=(asked.kafka.topic,), options=options, end="latest", **shared)
+
+
+def merge_options(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's Kafka options, overridden by those of a request.
+
+    The job's credentials are for its own brokers and its own authentication. A request that names another broker,
+    or any security option, gets none of them.
+    """
+    if any(name.startswith(SECURITY) for name in asked) or servers_of(asked) - servers_of(own):
+        own = {name: value for name, value in own.items() if not name.startswith(SECURITY)}
+    return {**own, **asked}
+
+
+def servers_of(options: Mapping[str, Any]) -> frozenset[str]:
+    """The brokers in Kafka options, however they are written."""
+    if "bootstrap_servers" not in options:
+        return frozenset()
+    given = options["bootstrap_servers"]
+    texts = given if isinstance(given, list | tuple) else [given]
+    return frozenset(server.strip() for text in texts for server in str(text).split(","))
+
+
+def names_commit(version: str) -> bool:
+    """Whether a request's version names one of the job's commits; otherwise it is the address of an export."""
+    return version == LIVE or any(form.fullmatch(version) for form in (VERSION, NAME))
+
+
+def with_absolute_paths(request: PredictionRequest, folder: Path) -> PredictionRequest:
+    """The request with absolute addresses of output and export: what is checked is then what is used.
+
+    Relative addresses start at `folder`. Raises SpecError.
+    """
+    version = request.version
+    if not names_commit(version):
+        try:
+            version = parse(version, folder).text
+        except (ValueError, RuntimeError) as error:  # RuntimeError for "~nobody"
+            raise SpecError(str(error), "version") from None
+    return request.model_copy(update={"output": str(folder / request.output), "version": version})
+
+
+def open_input(asked: InputSection, job: TrainerJob, folder: Path) -> Source:
+    """The input, opened. Raises SpecError, SourceUnavailable."""
+    deadline = Deadline.after(OPEN_S)
+    config = source_config(asked, job)
+    try:
+        return open_source(config, folder=folder, job=f"{job.name}-predict", seed=job.seed, deadline=deadline)
+    except SpecError as error:
+        for key, ours in KEYS.items():
+            if error.path.startswith(key):
+                raise error_at(error, error.path.replace(key, ours)) from None
+        raise
+
+
+def error_at(error: SpecError, path: str) -> SpecError:
+    """The same error for the key at `path`."""
+    return SpecError(str(error).removeprefix(f"{error.path}: "), path)
+
+
+def segments_of(asked: InputSection, job: TrainerJob, folder: Path, segment_events: int) -> tuple[Segment, ...]:
+    """Segments of the present input, cut by position alone. Raises SpecError, BadInput, SourceUnavailable."""
+    source = open_input(asked, job, folder)
+    try:
+        partitions = source.partitions(Deadline.after(OPEN_S))
+    finally:
+        source.close()
+    if asked.kafka is not None and asked.kafka.ranges is not None:
+        bounds = _ranges(asked.kafka, partitions)
+    else:
+        bounds = [(partition, partition.start, partition.end) for partition in partitions]
+    num_parts = sum(max(0, -((begin - end) // segment_events)) for _, begin, end in bounds)
+    if num_parts > MAX_PARTS:
+        problem = f"{segment_events} gives {num_parts} parts of this input; the most is {MAX_PARTS}: choose more events"
+        raise SpecError(problem, "segment_events")
+    return tuple(
+        Segment(part.name, part.number, at, min(at + segment_events, end), part.identity)
+        for part, begin, end in bounds
+        for at in range(begin, end, segment_events)
+    )
+
+
+def _ranges(asked: KafkaInput, partitions: Sequence[Partition]) -> list[tuple[Partition, int, int]]:
+    """The requested partitions with begin and end, by number."""
+    by_name = {partition.name: partition for partition in partitions}
+    found: list[tuple[Partition, int, int]] = []
+    for number, (begin, end) in sorted((asked.ranges or {}).items(), key=lambda each: int(each[0])):
+        partition = by_name.get(f"{asked.topic}/{int(number)}")
+        if partition is None:
+            raise SpecError(f"{asked.topic} has no partition {number}; it has {len(partitions)}", "input.kafka.ranges")
+        if not partition.begin <= begin <= end <= partition.end:
+            raise BadInput(
+                f"{partition.name}: the request names offsets {begin} to {end}; it has {partition.begin} to "
+                f"{partition.end} now"
+            )
+        found.append((partition, begin, end))
+    return found

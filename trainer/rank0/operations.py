@@ -1,0 +1,400 @@
+"""Operations: changes of a job beside learning. Rank 0 logs them; they act at closes, in the log's order.
+
+A replay repeats the logged operations. A Decider logs operations by itself (trainer.rank0.shrinks,
+trainer.exports.coordinator), at a close or, through `Operator.note`, at any other time. The effect on rows is left to
+pserver.protocol.table_operations and the tables.
+"""
+
+import threading
+import time
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
+
+from dataset.spec.schema import Schema, Slot
+from millrace.deadline import Deadline
+from millrace.errors import NotYet, SpecError
+from millrace.failpoints import Failpoint, failpoint
+from millrace.keys import key_of_reference
+from millrace.validation import nearest
+from pserver.config import LAST_DAY, TableSection
+from pserver.protocol.shards import Shards, TableStats
+from pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, SetTables, ShrinkRows, TableOperation
+from trainer.config import TrainerJob
+from trainer.journal.records import (
+    ActingOperation,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    HoldOperation,
+    Operation,
+    PassClose,
+    RequestedOperation,
+    SetOperation,
+    ShrinkOperation,
+    encode,
+)
+from trainer.rank0.replay_log import ReplayLog
+from trainer.spec.changes import Overrides, after_set, with_overrides
+
+Request = Mapping[str, Any]
+"""A client's request for an operation: JSON-able, with "op" and an "id" of its own."""
+
+MAX_KEPT = 100
+"""Remembered operations that acted: a request that is repeated acts once."""
+MAX_SHOWN = 20
+"""A status has at most this many of them."""
+FROZEN = "is false: the job only predicts, and its model stays as it is; set it to true first"
+"""The answer to a request that would age or remove rows."""
+SWEEP_LOOK_S = 0.02
+"""Pause between two checks of a replay that waits for sweeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosingPass:
+    """A pass at its close: the tables have closed it and their day has advanced; its close is not logged yet."""
+
+    version: int
+    """Number of the pass, and the version that it makes."""
+    day: int
+    """The job's day from here on, until an operation moves it."""
+    ticks: int
+    """Days by which event time advanced at this close."""
+    event_time_s: float | None
+    """Highest event time of all passes so far, unix seconds; None without event time."""
+    pass_times_s: tuple[float, float] | None
+    """Lowest and highest event time of this pass; None without event time."""
+    day_end_s: float | None = None
+    """End of the job's day, unix seconds: half of this pass's events are before it; None without event time."""
+    wall_s: float
+    """Now, unix seconds: different in every replay."""
+    stats: Mapping[str, TableStats]
+    """By table, taken at this close."""
+    positions: Mapping[str, int]
+    """The position of each partition after this pass."""
+    metrics: Mapping[str, Any]
+    """The report of trainer.metrics.meter: "window", "life", "pass"."""
+    num_samples: int
+    """Number of samples in this pass, over all ranks; 0 for an empty pass."""
+    ended: bool
+    """True if the stream has ended: this pass has no events, nor has any later one. The same in every replay."""
+    days: Sequence[int] = ()
+    """Days, counted as in `day`, with samples in this pass; none without event time."""
+    signals: Sequence[str] = ()
+    """Inputs of rows' statistics that this pass has: see trainer.train.signals."""
+
+
+class Decider(Protocol):
+    """Logs operations by itself, and follows all others. It runs on rank 0; its state is part of commits.
+
+    The order at a close: `saw`; `due`, unless this is a replay; the close is logged; tables act; `acted` for each
+    operation of the close, in log order. These calls come one at a time, while no pass is open.
+    """
+
+    name: ClassVar[str]
+    """The key of its state in commits, and of its status: it never changes."""
+
+    def asked(self, request: Request) -> ActingOperation | None:
+        """The operation to log for a client's request; it acts at the next close. None: not for this decider.
+
+        From any thread, at any time. Raises SpecError for a request that cannot be granted, NotYet for one to repeat.
+        """
+        ...
+
+    def saw(self, close: ClosingPass) -> None:
+        """A pass closes, perhaps again in a replay."""
+        ...
+
+    def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> Sequence[ActingOperation]:
+        """The operations to log now, which act at this close. `ordered`: the logged ones that act here, in order.
+
+        After a crash before the close was logged, `ordered` has the operations from before. Never called in a replay.
+        """
+        ...
+
+    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
+        """An operation of the close of `version` has acted on tables and trainers."""
+        ...
+
+    def wants_pass(self, ended: bool) -> bool:
+        """True if a job without new events should make an empty pass, so that `due` is called.
+
+        `ended`: the stream has ended, and the job ends unless this is true; called again after each such pass.
+        Otherwise it is called from the planner's thread, now and then.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The state for a commit, as JSON-able data; between passes."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a commit; before any replay."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """For people, as JSON-able data; from any thread."""
+        ...
+
+
+class RankUpdate(NamedTuple):
+    """Changes on every rank by the operations of a close."""
+
+    dense_lr: float | None
+    """The new learning rate of the dense part; None: unchanged."""
+    acted: bool
+    """True if there were operations."""
+
+
+class OperationRunner:
+    """Logs operations and has them act. `ask`, `note` and `status` from any thread; the rest while no pass is open."""
+
+    def __init__(self, job: TrainerJob, chronicle: ReplayLog, shards: Shards, close_s: float) -> None:
+        """`job` is as in the job file. `close_s`: time limit for the operations of one close."""
+        self._job = self._now = job
+        self._timed = next(iter(job.sources.values())).event_time.kind != "none"
+        self._schema = Schema.of(job.slots)
+        self._chronicle, self._shards, self._close_s = chronicle, shards, close_s
+        self._deciders: tuple[Decider, ...] = ()
+        self._lock = threading.Lock()
+        self._overrides: dict[str, Any] = {}
+        self._waiting: tuple[ActingOperation, ...] = ()
+        self._acted: tuple[Mapping[str, Any], ...] = ()
+        """As JSON-able data, each with the "version" at whose close it acted."""
+        self._replaying = True
+        self.day = 0
+        """The job's day; closes and day ticks advance it."""
+
+    def add(self, decider: Decider) -> None:
+        """Add a decider; it is called after those added before."""
+        self._deciders += (decider,)
+
+    @property
+    def tables(self) -> Mapping[str, TableSection]:
+        """The tables' sections in force, with overrides. Any thread."""
+        return self._now.tables
+
+    # -- restart
+
+    def begin(
+        self, version: int, day: int, state: Mapping[str, Any], overrides: Overrides, waiting: Iterable[Operation]
+    ) -> RankUpdate:
+        """Continue from a commit of `version`, which the shards have restored, under the present job file.
+
+        `overrides` are those of the commit that remain under this job file; `waiting` acts at the first new close.
+        """
+        for decider in self._deciders:
+            decider.load_state(state.get("deciders", {}).get(decider.name, {}))
+        self._acted, self._waiting = (
+            tuple(state.get("acted", ())),
+            tuple(each for each in waiting if isinstance(each, ActingOperation)),
+        )
+        self.day, self._replaying = day, self._chronicle.replaying
+        settings = self._set(overrides)
+        if settings:
+            self._shards.operate(version, settings, Deadline.after(self._close_s))
+        return RankUpdate(self._now.train.dense_optimizer.lr, bool(settings))
+
+    def state(self) -> dict[str, Any]:
+        """The state for a commit, as JSON-able data."""
+        return {
+            "overrides": dict(self._overrides),
+            "acted": list(self._acted),
+            "deciders": {decider.name: decider.state() for decider in self._deciders},
+        }
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        deciders = {decider.name: decider.status() for decider in self._deciders}
+        logged = [encode(each) for each in self._waiting]
+        return {"logged": logged, "acted": list(self._acted[-MAX_SHOWN:]), **deciders}
+
+    @property
+    def overrides(self) -> Overrides:
+        """Values that were set and hold. Any thread."""
+        return dict(self._overrides)
+
+    # -- requests
+
+    def ask(self, request: Request) -> dict[str, Any]:
+        """Log a client's request, once for each "id". Returns {"id", "version"}; version is None until it has acted.
+
+        Raises SpecError for a request that cannot be granted, NotYet for one to repeat, and as Log.append.
+        """
+        name = request.get("id")
+        if not isinstance(name, str) or not name:
+            raise SpecError('a requested operation needs an "id", so that it acts once')
+        if (known := self._known(name)) is not None:
+            return known
+        if self._replaying:
+            raise NotYet("the job replays its log; its state is not known yet")
+        if request.get("op") == ShrinkOperation.op and any(isinstance(each, SetOperation) for each in self._waiting):
+            raise NotYet("a set acts at the next close; rows are counted under the new values after that")
+        granted = next((found for each in self._deciders if (found := each.asked(request)) is not None), None)
+        with self._lock:
+            if (known := self._known(name)) is None:
+                self._log(self._checked(request, name) if granted is None else granted)
+        return known or {"id": name, "version": None}
+
+    def note(self, operation: ActingOperation) -> None:
+        """Log an operation of a decider outside of a close; it acts at the next one. Raises as Log.append."""
+        with self._lock:
+            self._log(operation)
+
+    def _log(self, operation: ActingOperation) -> None:
+        self._chronicle.note(operation)
+        self._waiting += (operation,)
+
+    def _known(self, name: str) -> dict[str, Any] | None:
+        if any(isinstance(each, RequestedOperation) and each.id == name for each in self._waiting):
+            return {"id": name, "version": None}
+        found = next((each for each in self._acted if each.get("id") == name), None)
+        return None if found is None else {"id": name, "version": found["version"]}
+
+    def _checked(self, request: Request, id_: str) -> ActingOperation:
+        """The operation of a request that no decider took. Under the lock: waiting operations come first."""
+        match request.get("op"):
+            case SetOperation.op:
+                keys = dict(request.get("keys") or {})
+                waiting = [dict(each.keys) for each in self._waiting if isinstance(each, SetOperation)]
+                after_set(self._job, {**self._overrides, **dict(ChainMap(*reversed(waiting)))}, keys)
+                return SetOperation(id=id_, keys=keys)
+            case DayTickOperation.op:
+                return DayTickOperation(id=id_, to=self._check_day(request.get("to")))
+            case ForgetOperation.op:
+                slot, key = self.key_of(request.get("slot"), request.get("sign"))
+                return ForgetOperation(id=id_, slot=slot.name, table=slot.sparse.table, group=slot.group, key=key)
+            case other:
+                raise SpecError(f"{other!r} is not an operation that a client may request")
+
+    def _check_day(self, to: object) -> int:
+        if not self._job.train.learn:
+            raise SpecError(FROZEN, "train.learn")
+        if self._timed:
+            raise SpecError("the job's days follow its event time; a day tick is for jobs without event time")
+        if not isinstance(to, int) or isinstance(to, bool) or not 0 <= to <= LAST_DAY:
+            raise SpecError(f"{to!r} is not a day: days are numbers from 0 to {LAST_DAY:,}")
+        most = self.day + self._job.passes.max_day_jump
+        if to > most:
+            raise SpecError(f"is day {self.day} and would be {to}; at most {most} at once", "passes.max_day_jump")
+        return to
+
+    def key_of(self, slot: object, sign: object) -> tuple[Slot, int]:
+        """A sparse slot, and the key of a feature id (`sign`) in it. Raises SpecError."""
+        names = [each.name for each in self._schema.sparse]
+        if not isinstance(slot, str) or slot not in names:
+            raise SpecError(f"there is no sparse slot {slot!r}; {nearest(str(slot), names)}")
+        if not isinstance(sign, int) or isinstance(sign, bool) or not 0 <= sign < 1 << 64:
+            raise SpecError(f"{sign!r} is not a sign: a number of 64 bits")
+        found = self._schema.by_name[slot]
+        return found, key_of_reference(sign, found.group)
+
+    def wants_pass(self, ended: bool = False) -> bool:
+        """True if an empty pass is wanted, as there are no new events. Any thread."""
+        pressing = any(not isinstance(each, ExportedOperation) for each in self._waiting)  # nobody waits for these
+        return pressing or any(decider.wants_pass(ended) for decider in self._deciders)
+
+    # -- closes
+
+    def close(self, closing: ClosingPass, close: PassClose) -> RankUpdate:
+        """Log the close of a pass, and have its operations act.
+
+        1. Deciders see the pass; due operations are logged, then the close. Later operations act at a later close.
+        2. Tables act, in the log's order. An export was cut while no table was swept: a replay, whose sweeps may be
+        later, waits for them.
+        3. Deciders are notified.
+        """
+        version, again = closing.version, self._chronicle.operations(closing.version)
+        self.day = closing.day
+        for decider in self._deciders:
+            decider.saw(closing)
+        with self._lock:  # 1
+            ordered = list(_of_close(version, again)) if again is not None else self._due(closing)
+            self._waiting = self._waiting if again is not None else ()
+            self._chronicle.close(close)
+            self._remember(version, ordered)
+        self._replaying = self._chronicle.replaying
+        lr = self._now.train.dense_optimizer.lr
+        if operations := [operation for each in ordered for operation in self._of_tables(each)]:
+            self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
+        if again is not None:
+            exported = {table for each in ordered if isinstance(each, ExportOperation) for table in each.tables}
+            self._await_sweeps(exported, closing.stats)
+        for each in ordered:  # 3
+            for decider in self._deciders:
+                decider.acted(version, each, again is not None)
+        if ordered:
+            failpoint(Failpoint.OPERATED)
+        dense_lr = self._now.train.dense_optimizer.lr
+        return RankUpdate(None if dense_lr == lr else dense_lr, bool(ordered))
+
+    def _await_sweeps(self, tables: Collection[str], stats: Mapping[str, TableStats]) -> None:
+        deadline = Deadline.after(self._close_s)
+        while any(stats[table].sweeping for table in tables if table in stats) and not deadline.passed():
+            time.sleep(SWEEP_LOOK_S)
+            stats = self._shards.stats(deadline)
+
+    def _due(self, closing: ClosingPass) -> list[ActingOperation]:
+        ordered = list(_of_close(closing.version, self._waiting))
+        for decider in self._deciders:
+            for operation in decider.due(closing, tuple(ordered)):
+                self._chronicle.operate(operation)
+                ordered.append(operation)
+        return ordered
+
+    def _remember(self, version: int, ordered: Sequence[ActingOperation]) -> None:
+        self._acted = (*self._acted, *({**encode(each), "version": version} for each in ordered))[-MAX_KEPT:]
+
+    def _of_tables(self, operation: ActingOperation) -> list[TableOperation]:
+        """The part of an operation that tables carry out; the part of this process is carried out here."""
+        match operation:
+            case SetOperation():
+                return self._set({**self._overrides, **operation.keys})
+            case DayTickOperation():
+                self.day = max(self.day, operation.to)
+                return [AdvanceDay(to=self.day)]
+            case ShrinkOperation():
+                return [
+                    ShrinkRows(
+                        table=operation.table,
+                        delete_below=operation.delete_below,
+                        delete_after_days=operation.delete_after_days,
+                        at_once=operation.at_once,
+                    )
+                ]
+            case ForgetOperation():
+                return [ForgetRow(table=operation.table, group=operation.group, key=operation.key)]
+            case ExportOperation():
+                return [cut_of(operation)] if operation.clears else []
+            case HoldOperation() | ExportedOperation():
+                return []
+            case _:
+                assert_never(operation)
+
+    def _set(self, overrides: Overrides) -> list[TableOperation]:
+        before, self._overrides = self._now.tables, dict(overrides)
+        self._now = with_overrides(self._job, overrides)
+        new = {name: table for name, table in self._now.tables.items() if table != before[name]}
+        return [SetTables(tables={name: table.model_dump(mode="json") for name, table in new.items()})] if new else []
+
+
+def _of_close(version: int, operations: Iterable[Operation]) -> Iterator[ActingOperation]:
+    """The operations that act at a close. An export of another version does not: its pass was withdrawn."""
+    for each in operations:
+        if isinstance(each, ActingOperation) and not (isinstance(each, ExportOperation) and each.version != version):
+            yield each
+
+
+def cut_of(export: ExportOperation) -> ExportCut:
+    """The table operation of an export."""
+    assert export.type == "base" or export.parent is not None, "a delta has a parent"
+    parent = export.parent if export.type == "delta" else None
+    return ExportCut(
+        tables=tuple(export.tables),
+        since=0 if parent is None else parent["version"],
+        base_threshold=export.base_threshold,
+        delta_threshold=0.0 if parent is None or export.all else export.delta_threshold,
+        delta_keep_days=None if parent is None else export.delta_keep_days,
+    )

@@ -1,0 +1,136 @@
+"""The parts of rank 0 alone: planner, replay log, operator of closes, deciders, and its answers to clients.
+
+Built for trainer.train.assembly; the work is done in the parts' own modules. Imports no torch.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataset.sources.opening import open_source
+from dataset.spec.schema import Schema, Slot
+from dataset.stream.source import Source
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.keys import bucket_of, key_of_reference
+from millrace.validation import nearest
+from pserver.protocol.shards import Shards
+from trainer.config import TrainerJob, WorkerConfig
+from trainer.rank0.operations import OperationRunner, RankUpdate, Request
+from trainer.rank0.planner import PAUSED, Planner
+from trainer.rank0.recovery import RestartPoint, overrides_of
+from trainer.rank0.replay_log import LogPlanJournal, ReplayLog
+from trainer.rank0.shrink_guard import has_rule
+from trainer.rank0.shrinks import Shrinks
+
+OPEN_S = 120.0
+"""Time limit for the first answer of peers and source."""
+CLOSE_S = 300.0
+"""Time limit of a close, and of the digest at the end."""
+EXPLAIN_S = 10.0
+"""Time limit for the shards' answer about one key."""
+
+
+@dataclass(frozen=True)
+class RankZero:
+    """The parts of rank 0."""
+
+    beginning: RestartPoint
+    planner: Planner | None
+    chronicle: ReplayLog
+    operator: OperationRunner
+    shrinking: Shrinks
+    shards: Shards
+    answers: dict[str, Callable[[Request], dict[str, Any]]] = field(default_factory=dict)
+    """Further answers, by "do": the live feed is built later than this."""
+
+    def close(self) -> None:
+        """End the planner and its source."""
+        if self.planner is not None:
+            self.planner.close()
+
+    def begin(self, spec: Mapping[str, Any], day: int) -> RankUpdate:
+        """Continue under `spec`, with overrides and waiting operations, once everything is restored to this `day`."""
+        commit = self.beginning.commit
+        state = {} if commit is None else commit.state.get("operations", {})
+        word = self.operator.begin(
+            0 if commit is None else commit.version, day, state, overrides_of(commit, spec), self.beginning.waiting
+        )
+        if self.planner is not None:
+            self.planner.wants_pass = self.operator.wants_pass
+        return word
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a client's request to a running job, from any thread: {"do": ..., ...}. Raises MillraceError.
+
+        "ask": log an "operation" (Operator.ask); "dry_run": count the rows of a shrink (Shrinking.dry_run); "tables":
+        whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed": the address
+        of the live feed (trainer.train.model_feed).
+        """
+        answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
+            "ask": lambda request: self.operator.ask(request.get("operation", {})),
+            "dry_run": lambda request: self.shrinking.dry_run(request.get("operation", {})),
+            "tables": lambda _: {name: has_rule(table) for name, table in self.operator.tables.items()},
+            "explain": self._explain,
+            **self.answers,
+        }
+        what = str(request.get("do"))
+        if what not in answers:
+            raise SpecError(f"{what!r} is not a request; {nearest(what, answers)}")
+        return answers[what](request)
+
+    def _explain(self, request: Request) -> dict[str, Any]:
+        slot, _ = self.operator.key_of(request.get("slot"), request.get("sign"))
+        return describe_key(self.shards, slot, request["sign"], Deadline.after(EXPLAIN_S))
+
+
+def describe_key(shards: Shards, slot: Slot, sign: int, deadline: Deadline) -> dict[str, Any]:
+    """All facts of the shards about a feature id (`sign`) of a sparse slot, and its place."""
+    table, key = slot.sparse.table, key_of_reference(sign, slot.group)
+    place = {"table": table, "group": slot.group, "key": key, "bucket": bucket_of(key)}
+    return {"slot": slot.name, "sign": sign, **place, **shards.explain(table, key, slot.group, deadline)}
+
+
+def rank_zero(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, beginning: RestartPoint
+) -> RankZero:
+    """The parts of rank 0; planning begins at once."""
+    journal = None if beginning.joblog is None else LogPlanJournal(beginning.joblog)
+    planner = _planner(config, job, beginning, journal)
+    on_mismatch = job.commit.on_replay_mismatch if config.rerun is None else "warn"
+    chronicle = ReplayLog(
+        beginning.joblog, journal, beginning.replay, planner, on_mismatch, max_full_s=job.commit.max_failing
+    )
+    operator = OperationRunner(job, chronicle, shards, CLOSE_S)
+    shrinking = Shrinks(lambda: operator.tables, schema, shards, learn=job.train.learn)
+    operator.add(shrinking)
+    return RankZero(beginning, planner, chronicle, operator, shrinking, shards)
+
+
+def _planner(
+    config: WorkerConfig, job: TrainerJob, beginning: RestartPoint, journal: LogPlanJournal | None
+) -> Planner | None:
+    """None if no new passes are planned."""
+    if config.until is not None or journal is None:
+        return None
+    on_gap = next(iter(job.sources.values())).on_gap
+    planner = Planner(
+        source_of(config, job, beginning.known),
+        job.passes,
+        config.world,
+        job.train.learn_until if job.train.learn else 0,
+        on_gap,
+        journal=journal,
+        known=beginning.known,
+        skips=beginning.skips,
+        max_full_s=job.commit.max_failing,
+    )
+    planner.held = (config.store / PAUSED).exists  # before the first request
+    return planner
+
+
+def source_of(config: WorkerConfig, job: TrainerJob, known: Collection[str] | None = None) -> Source:
+    """The job's stream, opened. `known`: names of known partitions; None: plans are only read, not made."""
+    section = next(iter(job.sources.values()))
+    deadline = Deadline.after(OPEN_S)
+    return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)

@@ -1,0 +1,354 @@
+"""The planner: reads source and clock, on rank 0, and plans the next pass. It runs in a thread of its own.
+
+The content of a pass is decided in trainer.journal.pass_plan, the skew of parallel streams in trainer.rank0.skew, the
+facts about a partition in trainer.journal.partitions. New partitions and plans are written to the journal before any
+answer. There is at most one plan that is requested and not yet taken.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, Queue
+from typing import Literal, Protocol
+
+from dataset.stream.errors import SourceGap
+from dataset.stream.source import Partition, Source
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.retry import Retrier
+from trainer.config import PassesSection
+from trainer.journal.log import LogFull
+from trainer.journal.partitions import (
+    KnownPartition,
+    SkippedRange,
+    after_skips,
+    in_order,
+    late_partitions,
+    present_partitions,
+    with_growth,
+    with_new_partitions,
+)
+from trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_drained
+from trainer.journal.records import GapOperation, PartitionsOperation
+from trainer.rank0.equal_shares import cut_equally
+from trainer.rank0.skew import caps_by_period, caps_by_time, heads
+
+POLL_S = 0.05
+"""Pause between polls of the source while a plan is requested."""
+IDLE_POLL_S = 1.0
+"""Pause between polls while none is; they keep the lag up to date."""
+PAUSED = "paused"
+"""While this file exists in the store, no passes of events are planned."""
+MAX_NAMED = 8
+"""Most partitions that a message names."""
+LOG_WAITS = "training waits, for the log cannot be written"
+"""Begins the status of a job while its log's disk is full."""
+LAST_COMMIT_S = 5.0
+"""Time limit, at the end, to commit the last positions for lag tools."""
+
+log = logging.getLogger(__name__)
+
+
+class StreamEnded:
+    """There are no more passes."""
+
+
+class PlanJournal(Protocol):
+    """The planner's way to the job's log. The planner's thread writes here before it answers.
+
+    Each method returns once its argument is durable. Raises MillraceError; LogFull if a later try may succeed.
+    """
+
+    def operation(self, operation: PartitionsOperation | GapOperation) -> None:
+        """New partitions, or positions that are no longer retained."""
+        ...
+
+    def plan(self, plan: PassPlan) -> None:
+        """The next pass."""
+        ...
+
+
+class MemoryPlanJournal:
+    """A journal in memory, for tests."""
+
+    def __init__(self) -> None:
+        self.operations: list[PartitionsOperation | GapOperation] = []
+        self.plans: list[PassPlan] = []
+
+    def operation(self, operation: PartitionsOperation | GapOperation) -> None:
+        """See Journal."""
+        self.operations.append(operation)
+
+    def plan(self, plan: PassPlan) -> None:
+        """See Journal."""
+        self.plans.append(plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    number: int
+    positions: Mapping[str, int]
+    num_positions: int
+    """Number of positions of all passes before."""
+    at_s: float = field(default_factory=time.monotonic)
+
+
+class Planner:
+    """Plans passes on a thread of its own. `request` and `take` are called from one thread."""
+
+    def __init__(
+        self,
+        source: Source,
+        passes: PassesSection,
+        num_ranks: int,
+        learn_until: int | None,
+        on_gap: Literal["fail", "earliest", "latest"] = "fail",
+        *,
+        journal: PlanJournal | None = None,
+        known: Mapping[str, KnownPartition] | None = None,
+        skips: Collection[SkippedRange] = (),
+        max_full_s: float = 600.0,
+    ) -> None:
+        """`known` and `skips` are from commit and log. A write to a full log is retried for `max_full_s`."""
+        self._source, self._passes, self._num_ranks = source, passes, num_ranks
+        self._learn_until, self._on_gap = learn_until, on_gap
+        self._journal = journal or MemoryPlanJournal()
+        self.known: Mapping[str, KnownPartition] = dict(known or {})
+        """Known partitions. The mapping is replaced, never changed, so any thread may read it."""
+        self.skips: tuple[SkippedRange, ...] = tuple(skips)
+        """Skipped ranges: those given, and lost ranges since. Any thread."""
+        self._lost: dict[str, int] = {}
+        self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
+        self._requests: Queue[_Request | None] = Queue(2)  # a request, and None to end
+        self._answers: Queue[PassPlan | StreamEnded | MillraceError] = Queue(1)
+        self._partitions: Sequence[Partition] = ()
+        self._absent: set[str] = set()
+        self._may_grow = source.bounded and bool(self.known)
+        self._at_end: frozenset[str] = frozenset()  # unfinished streams that the last pass read completely
+        self._cells: dict[str, int] = {}  # see caps_by_time
+        self.num_late = 0
+        """Late partitions since the start: their stream was already read beyond their place. Any thread."""
+        self._lock = threading.Lock()
+        self._to_commit: dict[str, int] = {}
+        self._stopping = threading.Event()
+        self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s, self._stopping)
+        self.wants_pass: Callable[[], bool] = lambda: False
+        """True if an empty pass is wanted while there are no events; called by the thread."""
+        self.held: Callable[[], bool] = lambda: False
+        """True if the job is paused: then neither passes with events nor the end are planned; called by the thread."""
+        self.paused = False
+        """The last answer of `held`."""
+        if not in_order(self.known) and len(self.known) > 1:
+            log.warning(
+                "this job began with an older release: each pass takes an equal share of every partition, "
+                "passes.max_skew and partition_by have no effect; --fresh starts over, with files read in order"
+            )
+        self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
+        self._thread.start()
+
+    def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
+        """Request pass `number`, which begins at `positions`, after `num_positions` positions in all."""
+        self._requests.put_nowait(_Request(number, dict(positions), num_positions))
+
+    def take(self, wait_s: float) -> PassPlan | StreamEnded | None:
+        """The answer to the last request; None if it is not ready after `wait_s`. Raises the source's errors."""
+        try:
+            answer = self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
+        except Empty:
+            if self._thread.is_alive() or not self._answers.empty():
+                return None
+            raise RuntimeError("the planner's thread has ended by a bug; its traceback is in the output") from None
+        if isinstance(answer, MillraceError):
+            raise answer
+        return answer
+
+    @property
+    def trouble(self) -> str:
+        """The reason why no plan can be made, for a status; empty if there is none. Any thread."""
+        return self._retrier.trouble
+
+    def lag(self, positions: Mapping[str, int]) -> dict[str, int]:
+        """Number of waiting positions by partition, at the last poll."""
+        partitions = self._partitions
+        places = {p.name: max(p.begin, positions.get(p.name, p.start)) for p in partitions}
+        return dict(zip(places, backlog(partitions, places, self.skips), strict=True))
+
+    def commit(self, positions: Mapping[str, int]) -> None:
+        """Commit these positions for lag tools, at the next poll."""
+        with self._lock:
+            self._to_commit.update(positions)
+
+    def close(self) -> None:
+        """End the thread and the source."""
+        self._stopping.set()
+        self._requests.put(None)
+        self._thread.join(timeout=10)
+        self._source.close()
+
+    @property
+    def jumped(self) -> dict[str, int]:
+        """Number of lost positions since the start, by partition: they were no longer retained."""
+        return dict(self._lost)
+
+    def _run(self) -> None:
+        request: _Request | None = None
+        positions: Mapping[str, int] | None = None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    request = request or self._requests.get(timeout=IDLE_POLL_S)
+                except Empty:
+                    pass
+                deadline = Deadline.after(self._passes.max_outage)
+                self._show_positions(deadline)
+                if request is not None:
+                    if positions is None:
+                        self._source.resume(request.positions)
+                    positions = request.positions
+                if positions is None:
+                    continue
+                self._poll(positions, deadline)
+                if request is not None:
+                    answer = self._decide(request, time.monotonic())
+                    if answer is None:
+                        self._stopping.wait(POLL_S)
+                    else:
+                        request = None
+                        self._answers.put(answer)
+            self._show_positions(Deadline.after(LAST_COMMIT_S))
+        except MillraceError as error:
+            if self._stopping.is_set():
+                log.warning("lag tools may not show the last position: %s", error)
+            else:
+                self._answers.put(error)
+
+    def _show_positions(self, deadline: Deadline) -> None:
+        with self._lock:
+            positions, self._to_commit = self._to_commit, {}
+        if positions:
+            self._source.commit(positions, deadline)
+
+    def _poll(self, positions: Mapping[str, int], deadline: Deadline) -> None:
+        """Read the source's partitions; new ones are logged."""
+        seen = self._source.partitions(deadline)
+        known, new = with_new_partitions(self.known, seen, self._source.bounded)
+        self._take_in(known, new, positions)
+        absent = self.known.keys() - {partition.name for partition in seen}
+        for name in sorted(absent - self._absent):
+            log.warning("%s is no longer there; it was read up to position %d", name, positions.get(name, 0))
+        self._absent |= absent
+        self._partitions = present_partitions(self.known, seen, positions, self.skips)
+
+    def _take_in(
+        self, known: Mapping[str, KnownPartition], new: Sequence[KnownPartition], positions: Mapping[str, int]
+    ) -> None:
+        """Log new partitions, and old ones that are longer now."""
+        if not new:
+            return
+        if in_order(known) and (late := late_partitions(self.known, new, positions)):
+            log.warning("late: %s; read next, although later partitions of the stream were read before", _named(late))
+            self.num_late += len(late)
+        # first: a commit in between must contain them, because the record in the log may be pruned after it
+        self.known = known
+        self._retrier.call(lambda: self._journal.operation(PartitionsOperation(partitions=new)))
+
+    def _grow(self, positions: Mapping[str, int]) -> bool:
+        """Once, for a bounded stream of an earlier run: whether the stream has grown since."""
+        if not self._may_grow:
+            return False
+        self._may_grow = False
+        deadline = Deadline.after(self._passes.max_outage)
+        self._source.look_again(deadline)
+        known, new, words = with_growth(self.known, self._source.partitions(deadline))
+        for word in words:
+            log.warning("%s; it is not read again: give new data a new name, or start over with --fresh", word)
+        num_new = sum((each.end or 0) - positions.get(each.name, each.start) for each in new)
+        if new:
+            named = _named([each.name for each in new])
+            log.info("%d events are new since the stream was read completely, in %s", num_new, named)
+        self._take_in(known, new, positions)
+        return bool(new)
+
+    def _decide(self, request: _Request, now_s: float) -> PassPlan | StreamEnded | None:
+        """The plan, if it may be cut now."""
+        partitions = self._partitions
+        positions = self._past_gaps(partitions, request.positions)
+        self.paused = self.held()
+        if self._source.bounded and not self.paused and is_drained(partitions, positions, self.skips):
+            return None if self._grow(request.positions) else StreamEnded()
+        max_events, learn = self._passes.max_events, True
+        if self._learn_until is not None:
+            left = self._learn_until - request.num_positions
+            learn, max_events = left > 0, min(max_events, left) if left > 0 else max_events
+        waiting, waited = sum(backlog(partitions, positions, self.skips)), now_s - request.at_s >= self._passes.wait
+        if self._by_count:
+            ended = self._source.bounded and all(partition.final for partition in partitions)
+            due = waiting >= max_events or ended
+        else:
+            due = waiting >= max_events or (waiting > 0 and waited)
+        if self.paused:
+            self._at_end = frozenset()
+        if not due or self.paused:
+            if not waited or not self.wants_pass():
+                return None
+            max_events = 0
+        plan = self._cut(request.number, partitions, positions, max_events, learn)
+        self._retrier.call(lambda: self._journal.plan(plan))
+        return plan
+
+    def _cut(
+        self, number: int, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int, learn: bool
+    ) -> PassPlan:
+        whole = (number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
+        if not in_order(self.known):
+            return cut_equally(*whole)
+        plan = cut(*whole, self._caps(partitions, positions) if max_events else {})
+        if not self._source.bounded:
+            left = heads(partitions, {**positions, **plan.positions()}, self.skips)
+            self._at_end = frozenset(partition.stream_name for partition in partitions) - left.keys()
+        return plan
+
+    def _caps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> Mapping[str, int]:
+        """The position up to which the next pass may read each partition. A stream without backlog limits no other."""
+        waiting = heads(partitions, positions, self.skips)
+        holders = [name for name in waiting if name not in self._at_end]
+        if len(holders) < 2:
+            return {}
+        deadline = Deadline.after(self._passes.max_outage)
+        if self._source.positions_at({}, deadline) is None:
+            return caps_by_period(partitions, waiting, holders)
+
+        def ask(times_ms: Mapping[str, int]) -> Mapping[str, int]:
+            return self._source.positions_at(times_ms, deadline) or {}
+
+        return caps_by_time(waiting, holders, round(1000 * self._passes.max_skew), ask, self._cells)
+
+    def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
+        """The next position of each partition, after skipped and lost ranges.
+
+        A lost range is logged at once, and skipped from then on, also after a restart. Raises SourceGap where
+        `on_gap` is "fail".
+        """
+        places = {p.name: after_skips(p.name, positions.get(p.name, p.start), self.skips) for p in partitions}
+        for gap in gaps(partitions, places, self._on_gap == "latest"):
+            if self._on_gap == "fail":
+                raise SourceGap(
+                    f"{gap.partition}: position {gap.position} is no longer retained, the first one is {gap.go_on}; "
+                    f'with on_gap = "earliest" or "latest" the source continues after the gap'
+                )
+            log.warning("%s", gap)
+            operation = GapOperation(partition=gap.partition, position=gap.position, go_on=gap.go_on)
+            self.skips += (operation.skip,)  # first, as above
+            self._retrier.call(partial(self._journal.operation, operation))
+            self._lost[gap.partition] = self._lost.get(gap.partition, 0) + gap.go_on - gap.position
+            places[gap.partition] = gap.go_on
+        return places
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first names, for a message."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

@@ -1,0 +1,283 @@
+"""The decider for shrinks of tables. The rows to remove are counted first; some shrinks wait for an operator.
+
+The tables' rule chooses and removes the rows (pserver.lifecycle.aging); this module decides when.
+trainer.rank0.shrink_guard decides which daily shrinks wait; such a wait is logged as an operation of its own, a hold.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, assert_never
+
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, NotYet, SpecError
+from millrace.validation import nearest
+from pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
+from pserver.protocol.shards import Shards
+from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from trainer.journal.records import (
+    ActingOperation,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    HoldOperation,
+    SetOperation,
+    ShrinkOperation,
+)
+from trainer.rank0 import shrink_guard
+from trainer.rank0.operations import FROZEN, ClosingPass, Request
+from trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, DayAdvance, has_rule, rule_of, signal
+
+SMALL_ROWS = 262_144
+"""A smaller table is counted and swept at the close itself, the same in every run. A larger one is counted, and then
+swept, while training continues."""
+SURVEY_S = 60.0
+"""Time limit to count rows at a close, or to fetch a count from the background."""
+
+log = logging.getLogger(__name__)
+
+
+class ShrinkTooLarge(MillraceError):
+    """A shrink would remove more of a table than `max_shrink_fraction`."""
+
+
+class Shrinks:
+    """The decider for shrinks; see the module docstring."""
+
+    name: ClassVar[str] = "shrinking"
+
+    def __init__(
+        self, tables: Callable[[], Mapping[str, TableSection]], schema: Schema, shards: Shards, *, learn: bool = True
+    ) -> None:
+        """`tables` gives the sections in force. Without `learn` no table shrinks; due shrinks wait."""
+        self._tables, self._schema, self._shards, self._learn = tables, schema, shards, learn
+        self._slots = {slot.group: slot.name for slot in reversed(schema.sparse)}
+        self._days = DayAdvance()
+        self._rules: dict[str, shrink_guard.Rule] = {}
+        """By table, the rule of its last shrink; before that, the rule when its first row came."""
+        self._heard: dict[str, int] = {}
+        """The last day of each signal (trainer.train.signals)."""
+        self._due: dict[str, int] = {}
+        """Tables whose daily shrink is due, each with the version since when."""
+        self._held: Mapping[str, Mapping[str, Any]] = {}
+        """Tables whose shrink waits for an operator; replaced, never changed."""
+        self._rows: Mapping[str, int] = {}
+
+    # -- see Decider
+
+    def saw(self, close: ClosingPass) -> None:
+        """See Decider."""
+        self._rows = {name: stats.num_rows for name, stats in close.stats.items()}
+        for name, stats in close.stats.items():
+            if name not in self._rules and name in self._tables() and stats.num_rows == stats.new_rows:
+                self._rules[name] = rule_of(self._tables()[name])  # the table had no rows before
+        self._heard |= dict.fromkeys(close.signals, close.day)
+        self._days = self._days.learnt(close.days)
+        self._advance(close.day, close.version)
+
+    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
+        """See Decider."""
+        match operation:
+            case DayTickOperation(to=day):
+                self._advance(day, version)
+            case HoldOperation():
+                self._hold(operation)
+            case ShrinkOperation() if operation.by_own_rule:
+                self._settle(operation.table)
+                self._trust(operation)
+            case ShrinkOperation() | SetOperation() | ForgetOperation() | ExportOperation() | ExportedOperation():
+                pass
+            case _:
+                assert_never(operation)
+
+    def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ActingOperation]:
+        """See Decider."""
+        if not self._learn:
+            return []
+        if any(isinstance(each, SetOperation) for each in ordered):  # rows are counted under the new settings
+            return []
+        logged = {each.table for each in ordered if isinstance(each, ShrinkOperation | HoldOperation)}
+        found: list[ActingOperation] = []
+        for table in sorted(self._due.keys() - logged):
+            if close.stats[table].sweeping:  # rows of the shrink before would be counted again
+                continue
+            at_once = close.ended or self._small(table)
+            survey = self._shards.survey(ShrinkRows(table=table, at_once=at_once), Deadline.after(SURVEY_S))
+            if survey is None:
+                continue
+            rule = rule_of(self._tables()[table])
+            if why := self._why(table, survey, rule):
+                found.append(self._hold_operation(table, survey, why))
+            elif survey.going or table in self._held or rule != self._rules.get(table):
+                found.append(_operation(ShrinkRows(table=table, at_once=at_once), rule))
+            else:
+                del self._due[table]
+        return found
+
+    def _why(self, table: str, survey: ShrinkSurvey, rule: shrink_guard.Rule) -> str:
+        """The reason why the daily shrink of a table waits; empty if it may act."""
+        return shrink_guard.reason(
+            survey,
+            self._tables()[table].max_shrink_fraction,
+            same_rule=rule == self._rules.get(table),
+            days=self._days,
+            broken=shrink_guard.silent(self._heard, self._days),
+            table=table,
+            schema=self._schema,
+        )
+
+    def wants_pass(self, ended: bool) -> bool:
+        """See Decider."""
+        return self._learn and bool(self._due)
+
+    def state(self) -> dict[str, Any]:
+        """See Decider."""
+        days = self._days
+        return {
+            "day": days.day,
+            "days": [days.before, days.skipped, days.usual],
+            "ahead": list(days.ahead),
+            "rules": dict(self._rules),
+            "heard": dict(self._heard),
+            "wanted": dict(self._due),
+            "held": dict(self._held),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See Decider."""
+        before, skipped, usual = state.get("days", (0, 0, 0))
+        self._days = DayAdvance(before, int(state.get("day", 0)), skipped, usual, tuple(state.get("ahead", ())))
+        self._heard = dict(state.get("heard", {}))
+        tables = self._tables()
+        self._rules = {name: rule for name, rule in state.get("rules", {}).items() if name in tables}
+        self._due = {name: since for name, since in state.get("wanted", {}).items() if name in tables}
+        self._held = {name: facts for name, facts in state.get("held", {}).items() if name in tables}
+
+    def status(self) -> dict[str, Any]:
+        """See Decider: the tables that wait for an operator, with the command that allows their shrink."""
+        return {"held": dict(self._held), "counting": sorted(self._due)}
+
+    def _advance(self, day: int, version: int) -> None:
+        """A new day: tables with a rule are due for a shrink; held ones are counted again."""
+        if day <= self._days.day:
+            return
+        self._days = self._days.advanced(day)
+        for name, table in self._tables().items():
+            if table.shrink == "daily" and has_rule(table):
+                self._due[name] = version
+            else:
+                self._settle(name)
+
+    def _settle(self, table: str) -> None:
+        self._due.pop(table, None)
+        self._held = {name: facts for name, facts in self._held.items() if name != table}
+
+    def _trust(self, shrink: ShrinkOperation) -> None:
+        """A table was shrunk by its own rule: the rule is steady from here on. An operator accepts broken signals."""
+        name = shrink.table
+        if name not in self._tables():
+            return
+        self._rules[name] = rule_of(self._tables()[name]) if shrink.rule is None else shrink.rule
+        if shrink.id is not None:
+            of_table = {signal(SLOT, slot.name) for slot in self._schema.sparse if slot.sparse.table == name}
+            of_table |= {signal(SHOW, name), signal(CLICK, name)}
+            for lost in of_table & shrink_guard.silent(self._heard, self._days).keys():
+                del self._heard[lost]
+
+    def _small(self, table: str) -> bool:
+        return self._rows.get(table, SMALL_ROWS) < SMALL_ROWS
+
+    def _hold_operation(self, table: str, survey: ShrinkSurvey, why: str) -> HoldOperation:
+        """The operation for a table whose shrink waits."""
+        log.warning("table %s: %s: %s; `%s` allows it", table, self._too_many(table, survey), why, _command(table))
+        return HoldOperation(table=table, rows=survey.rows, going=survey.going, fraction=survey.fraction, why=why)
+
+    def _hold(self, hold: HoldOperation) -> None:
+        table = hold.table
+        since = self._held[table]["since"] if table in self._held else self._due.get(table, 0)
+        self._due.pop(table, None)
+        facts = {"rows": hold.rows, "going": hold.going, "fraction": hold.fraction, "why": hold.why}
+        self._held = {**self._held, table: {**facts, "since": since, "command": _command(table)}}
+
+    def _too_many(self, table: str, survey: ShrinkSurvey) -> str:
+        return (
+            f"a shrink would remove {survey.going:,} of {survey.rows:,} rows, {survey.fraction:.1%} and more than "
+            f"max_shrink_fraction = {self._tables()[table].max_shrink_fraction:g}"
+        )
+
+    # -- requests
+
+    def asked(self, request: Request) -> ShrinkOperation | None:
+        """See Decider: {"op": "shrink", "table", "delete_below", "delete_after_days", "allow"}."""
+        if request.get("op") != ShrinkOperation.op:
+            return None
+        if not self._learn:
+            raise SpecError(FROZEN, "train.learn")
+        shrink = self._checked(request)
+        if request.get("allow") is not True:
+            survey = self._count(shrink)
+            if survey.fraction > self._tables()[shrink.table].max_shrink_fraction:
+                raise ShrinkTooLarge(
+                    f"table {shrink.table}: {self._too_many(shrink.table, survey)}; --dry-run shows these rows, "
+                    "--allow removes them"
+                )
+        shrink = replace(shrink, at_once=self._small(shrink.table))
+        return _operation(shrink, rule_of(self._tables()[shrink.table]), request["id"])
+
+    def dry_run(self, request: Request) -> dict[str, Any]:
+        """The rows that a shrink would remove now, by slot and reason; `request` as in `asked`.
+
+        Raises SpecError, and NotYet while rows are being counted.
+        """
+        shrink = self._checked(request)
+        survey = self._count(shrink)
+        return {
+            "table": shrink.table,
+            "rows": survey.rows,
+            "going": survey.going,
+            "fraction": survey.fraction,
+            "max_fraction": self._tables()[shrink.table].max_shrink_fraction,
+            "below": self._by_slot(survey.below),
+            "unseen": self._by_slot(survey.unseen),
+        }
+
+    def _by_slot(self, counts: Mapping[int, int]) -> dict[str, int]:
+        return {self._slots.get(group, f"group {group}"): count for group, count in sorted(counts.items()) if count}
+
+    def _checked(self, request: Request) -> ShrinkRows:
+        tables, name = self._tables(), request.get("table")
+        if not isinstance(name, str) or name not in tables:
+            raise SpecError(f"there is no table {name!r}; {nearest(str(name), tables)}")
+        below, days = request.get("delete_below"), request.get("delete_after_days")
+        if below is not None and not _is_score(below):
+            raise SpecError(f"delete_below is {below!r}: a score is a finite number from 0 to {MAX_FLOAT32}")
+        if days is not None and (not isinstance(days, int) or isinstance(days, bool) or not 0 <= days <= MAX_DAYS):
+            raise SpecError(f"delete_after_days is {days!r}: days are from 0 to {MAX_DAYS:,}")
+        if below is None and days is None and not has_rule(tables[name]):
+            raise SpecError(
+                f"table {name!r} has no rule to remove rows: give --delete-below or --delete-after-days, or set "
+                f"tables.{name}.delete_below or .delete_after_days"
+            )
+        return ShrinkRows(table=name, delete_below=None if below is None else float(below), delete_after_days=days)
+
+    def _count(self, shrink: ShrinkRows) -> ShrinkSurvey:
+        survey = self._shards.survey(shrink, Deadline.after(SURVEY_S))
+        if survey is None:
+            raise NotYet(f"the rows of table {shrink.table} are being counted")
+        return survey
+
+
+def _is_score(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_FLOAT32
+
+
+def _command(table: str) -> str:
+    return f"millrace shrink JOB.TOML --table {table} --allow"
+
+
+def _operation(shrink: ShrinkRows, rule: shrink_guard.Rule, id_: str | None = None) -> ShrinkOperation:
+    """The operation for a shrink; `rule` is the table's own, logged where the shrink follows it."""
+    found = ShrinkOperation(id=id_, **asdict(shrink))
+    return replace(found, rule=rule) if found.by_own_rule else found

@@ -1,0 +1,230 @@
+"""Turns exports into updates: polls current.json in a folder or an object store, and reads the exports it names.
+
+The first update is the state after the whole chain. When the chain grows, the next update holds all of its new
+deltas, since only the end of a chain has passed the gates. Every file is checked against its sha256 before it is used.
+The state checks the predictions of the model with `Update.golden`.
+
+Shapes: U unique keys of one table.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace import documents
+from millrace.deadline import Deadline
+from millrace.errors import Unavailable
+from trainer.exports.destination import ExportFolder, ExportUnusable
+from trainer.exports.reader import CURRENT, FORMAT, Export, check_fields, object_of, open_folder, state_at
+from trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
+from trainer.replica.kept_versions import ServedVersion
+from trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
+
+MODEL, ONNX, GOLDEN = "model.json", "dense.onnx", "golden.parquet"
+FIELDS = {"format": int, "timeline": str, "version": int, "chain": list}
+"""Fields that are read from current.json."""
+MAX_CHAIN = 100_000
+"""Longest chain that is accepted."""
+AGAIN_S = 60.0
+"""Pause before an unusable export is read again though current.json has not changed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentExport:
+    """Content of current.json."""
+
+    timeline: str
+    version: int
+    chain: tuple[str, ...]
+    """Paths from the base to the export itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlan:
+    """The exports of a chain to read."""
+
+    whole: bool
+    paths: tuple[str, ...]
+
+
+def parsed(text: bytes, what: str) -> CurrentExport:
+    """Parse current.json. Raises ExportUnusable."""
+    content = object_of(text, what)
+    number = content.get("format")
+    if type(number) is int and number > FORMAT:
+        raise ExportUnusable(f"{what} is of format {number}; this replica reads {FORMAT}: use a newer one")
+    check_fields(content, FIELDS, what)
+    current = CurrentExport(content["timeline"], content["version"], tuple(map(str, content["chain"])))
+    if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
+        raise ExportUnusable(f"{what} names a chain with paths outside its folder, or none")
+    return current
+
+
+def _leads_out(path: str) -> bool:
+    return path.startswith("/") or "://" in path or ".." in path.split("/")
+
+
+def plan(current: CurrentExport, served: ServedVersion | None, loaded: str | None) -> ChainPlan | None:
+    """The exports to read, where `served` came from the chain that ends with the path `loaded`; None: nothing is new.
+
+    An older version is read, too: the state refuses it.
+    """
+    if served is not None and (served.timeline, served.number) == (current.timeline, current.version):
+        return None
+    if served is not None and loaded in current.chain and served.timeline == current.timeline:
+        return ChainPlan(whole=False, paths=current.chain[current.chain.index(loaded) + 1 :])
+    return ChainPlan(whole=True, paths=current.chain)
+
+
+class ExportUpdates:
+    """See Updates. Exports of one stream of one job."""
+
+    def __init__(self, address: str, scratch: Path, poll_s: float = 1.0) -> None:
+        """`address`: the folder with current.json; `scratch` takes files fetched from object stores."""
+        self.address = address.rstrip("/")
+        self._scratch, self._poll_s = scratch, poll_s
+        self._served: ServedVersion | None = None
+        self._paths: dict[ServedVersion, str] = {}
+        self._closed = threading.Event()
+        self._place: ExportFolder | None = None
+        self._seen: bytes | None = None
+        self._again = Deadline.after(AGAIN_S)
+
+    def resume(self, served: ServedVersion | None) -> None:
+        """Continue from `served`: the update returned last was refused. It is tried again after a while."""
+        if served != self._served:
+            self._served = served if served in self._paths else None
+
+    def next(self, deadline: Deadline) -> ReplicaUpdate | None:
+        """See Updates. Also raises ExportUnusable; the export is tried again after a while."""
+        while not self._closed.is_set():
+            text = self._current()
+            if text is not None and (text != self._seen or self._again.passed()):
+                self._seen, self._again = text, Deadline.after(AGAIN_S)
+                update = self._update(parsed(text, f"{self.address}/{CURRENT}"))
+                if update is not None:
+                    return update
+            left_s = deadline.left_s()
+            if not left_s and text is None:
+                raise Unavailable(
+                    f"{self.address} has no {CURRENT}: nothing is exported there yet, or the folder is wrong"
+                )
+            if not left_s:
+                return None
+            self._closed.wait(min(self._poll_s, left_s))
+        raise Unavailable("closed")
+
+    def close(self) -> None:
+        """See Updates."""
+        self._closed.set()
+
+    def _current(self) -> bytes | None:
+        try:
+            self._place = self._place or ExportFolder(self.address, self._scratch)
+            return self._place.small(CURRENT)
+        except OSError as error:
+            raise Unavailable(f"{self.address}: {CURRENT} cannot be read now: {error.strerror or error}") from error
+
+    def _update(self, current: CurrentExport) -> ReplicaUpdate | None:
+        found = plan(current, self._served, None if self._served is None else self._paths.get(self._served))
+        if found is None:
+            return None
+        shutil.rmtree(self._scratch, ignore_errors=True)  # copies of earlier exports
+        begin_s = time.monotonic()
+        chain = [open_folder(_below(self.address, path, self._scratch)).check() for path in found.paths]
+        update = read(chain, current, whole=found.whole)
+        version = ServedVersion(update.job, update.timeline, update.version)
+        kept = {old: path for old, path in self._paths.items() if old == self._served}
+        self._served, self._paths = version, kept | {version: current.chain[-1]}
+        log.info("read %s of %d exports in %.1f s", current.chain[-1], len(chain), time.monotonic() - begin_s)
+        return update
+
+
+def _below(address: str, path: str, scratch: Path) -> ExportFolder:
+    place = ExportFolder(address, scratch)
+    for part in path.split("/"):
+        place = place.below(part)
+    return place
+
+
+def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> ReplicaUpdate:
+    """An update with the state after a whole chain, or with the changes of some deltas. Raises ExportUnusable."""
+    newest = chain[-1]
+    for export in chain:
+        if export.manifest["timeline"] != current.timeline or export.manifest["job"] != newest.manifest["job"]:
+            raise ExportUnusable(f"{export.place.address} is not of the job and timeline in {CURRENT}")
+    if newest.version != current.version:
+        raise ExportUnusable(
+            f"{newest.place.address} is version {newest.version}, not {current.version} as in {CURRENT}"
+        )
+    if whole and chain[0].kind != "base":
+        raise ExportUnusable(f"{chain[0].place.address} is a delta; the chain in {CURRENT} does not begin with a base")
+    for parent, export in zip(chain, chain[1:], strict=False):
+        if export.kind == "base" or (export.manifest["parent"] or {}).get("name") != parent.name:
+            raise ExportUnusable(f"{export.place.address} does not build on {parent.name}, as {CURRENT} says")
+    tables = {name: _table(list(chain), name, whole=whole) for name in newest.tables}
+    times = newest.manifest.get("event_time")
+    return ReplicaUpdate(
+        str(newest.manifest["job"]),
+        current.timeline,
+        current.version,
+        whole,
+        tables,
+        newest.dense(),
+        float(times[1]) if times else None,
+        _model(newest),
+        _bytes(newest, ONNX),
+        golden=_bytes(newest, GOLDEN),
+    )
+
+
+def _model(export: Export) -> Mapping[str, Any]:
+    content = _bytes(export, MODEL)
+    if content is None:
+        raise ExportUnusable(f"{export.place.address} has no {MODEL}")
+    try:
+        return documents.parse_object(content, f"{export.place.address}: {MODEL}")
+    except documents.InvalidDocument as error:
+        raise ExportUnusable(str(error)) from error
+
+
+def _bytes(export: Export, path: str) -> bytes | None:
+    return export.file(path).read_bytes() if path in export.files else None
+
+
+def _table(chain: list[Export], table: str, *, whole: bool) -> TableUpdate:
+    try:
+        if whole:
+            return TableUpdate([_rows(chunk) for chunk in state_at(chain, table)], np.empty(0, np.uint64))
+        rows = [_rows(chunk) for chunk in _newest(chain, table, gone=False)]
+        gone = [chunk.key_R for chunk in _newest(chain, table, gone=True)]
+    except KeysOutOfOrder as error:
+        raise ExportUnusable(str(error)) from error
+    return TableUpdate(rows, np.concatenate([np.empty(0, np.uint64), *gone]))
+
+
+def _newest(chain: list[Export], table: str, *, gone: bool) -> Iterator[RowChunk]:
+    """The keys of some deltas whose newest entry is a row or, if `gone`, a tombstone."""
+    streams = []
+    for export in chain:
+        if table in export.tables:
+            rows: Iterable[RowChunk] = (chunk.decoded() for chunk in export.rows(table))
+            streams.append(ChunkStream(export.tombstones(table), f"tombstones of {export.name}", gone=not gone))
+            streams.append(ChunkStream(iter(rows), f"{export.name}, table {table}", gone=gone))
+    return replay_chunks(streams)
+
+
+def _rows(chunk: RowChunk) -> ReplicaRows:
+    """Rows of a chunk. Exports have no slot groups, and a replica needs none: keys identify rows."""
+    keys_U: U64 = chunk.key_R
+    group_U: U16 = np.zeros(len(keys_U), np.uint16)
+    return ReplicaRows(keys_U, group_U, chunk.values)

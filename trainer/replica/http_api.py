@@ -1,0 +1,217 @@
+"""The HTTP API of a replica: the Open Inference Protocol v2 over REST, `/metrics`, and rollbacks.
+
+Errors have the form of the protocol: `{"error": "..."}`. trainer.replica.inference_handler answers inference requests.
+"""
+
+from contextlib import AbstractContextManager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import millrace
+from millrace.config import Count
+from millrace.errors import MillraceError
+from millrace.http import http_server
+from millrace.http.connections import InferenceConnection
+from millrace.http.listening import Listener
+from trainer.replica.access import RequestGate
+from trainer.replica.config import ReplicaConfig
+from trainer.replica.inference_handler import InferenceHandler, NoSuchModel, check_name
+from trainer.replica.inference_messages import metadata
+from trainer.replica.kept_versions import KeptVersion
+from trainer.replica.replica_metrics import ReplicaMetrics
+from trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
+from trainer.replica.update_loop import UpdateLoop
+
+PLATFORM = "millrace_onnx"
+EXTENSIONS = ["rollback", "follow"]
+
+STATUS: dict[type[Exception], HTTPStatus] = {
+    NoSuchModel: HTTPStatus.NOT_FOUND,
+    VersionNotKept: HTTPStatus.NOT_FOUND,
+    NoVersionLoaded: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+class Rollback(BaseModel):
+    """The version to serve."""
+
+    model_config = {"extra": "forbid"}
+    version: Count
+    """A kept version; the model's metadata lists them."""
+    timeline: str | None = None
+    """Its timeline: "t1" for "25@t1" in the list. Default: the newest timeline that has the version."""
+
+
+ROLLBACK_BODY = {"requestBody": {"content": {"application/json": {"schema": Rollback.model_json_schema()}}}}
+
+
+async def _rollback(request: Request) -> Rollback:
+    """The body, whatever its content type: `curl -d` declares a form."""
+    try:
+        return Rollback.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+    except ClientDisconnect:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is incomplete") from None
+
+
+class InferenceShortcut:
+    """Passes inference requests straight to `InferenceHandler`, since routing costs as much as inference; others to
+    `api`."""
+
+    def __init__(self, answering: InferenceHandler, api: ASGIApp) -> None:
+        self._answering, self._api = answering, api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["method"] == "POST" and scope["path"].endswith("/infer"):
+            match scope["path"].split("/"):
+                case ["", "v2", "models", name, "infer"]:
+                    return await self._answering.answer(name, None, receive, send)
+                case ["", "v2", "models", name, "versions", version, "infer"]:
+                    return await self._answering.answer(name, version, receive, send)
+        await self._api(scope, receive, send)
+
+
+def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics) -> FastAPI:
+    """The application for all requests except inference."""
+    api = FastAPI(title="Millrace replica", version=millrace.__version__, openapi_url="/openapi.json", docs_url=None)
+    api.add_exception_handler(HTTPException, _error)
+    api.add_exception_handler(RequestValidationError, _error)
+    api.add_exception_handler(MillraceError, _error)
+    _add_health(api, state, keeper)
+    _add_models(api, state, keeper)
+
+    @api.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Metrics for Prometheus."""
+        return Response(figures.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    return api
+
+
+def _add_health(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
+    @api.get("/v2")
+    async def server() -> dict[str, Any]:
+        """Name, version and extensions of this server."""
+        return {"name": "millrace replica", "version": millrace.__version__, "extensions": EXTENSIONS}
+
+    @api.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
+        """Whether this process answers."""
+        return {"live": True}
+
+    @api.get("/v2/health/ready")
+    async def ready() -> JSONResponse:
+        """Whether a version is loaded."""
+        if state.served is not None:
+            return JSONResponse({"ready": True})
+        why = keeper.refused or keeper.trouble or "none was found yet"
+        return JSONResponse({"ready": False, "error": f"no version is loaded: {why}"}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _add_models(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
+    @api.get("/v2/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        """Inputs, outputs and versions of the model."""
+        check_name(state, name)
+        return _described(state, keeper)
+
+    @api.get("/v2/models/{name}/versions/{version}")
+    async def model_version(name: str, version: str) -> dict[str, Any]:
+        """The same for the served version."""
+        check_name(state, name, version)
+        return _described(state, keeper)
+
+    @api.get("/v2/models/{name}/ready")
+    async def model_ready(name: str) -> dict[str, Any]:
+        """Whether the model answers."""
+        check_name(state, name)
+        return {"name": name, "ready": True}
+
+    @api.get("/v2/models/{name}/versions/{version}/ready")
+    async def version_ready(name: str, version: str) -> dict[str, Any]:
+        """Whether this version answers."""
+        check_name(state, name, version)
+        return {"name": name, "ready": True}
+
+    @api.post("/v2/models/{name}/rollback", openapi_extra=ROLLBACK_BODY)
+    def rollback(name: str, asked: Annotated[Rollback, Depends(_rollback)]) -> dict[str, Any]:
+        """Serve a kept version, and nothing newer until `follow`."""
+        check_name(state, name)
+        return _told(state.go_to(asked.version, asked.timeline), state)
+
+    @api.post("/v2/models/{name}/follow")
+    def follow(name: str) -> dict[str, Any]:
+        """Serve the newest version and later ones."""
+        check_name(state, name)
+        newest = state.go_to_newest()
+        assert newest is not None
+        return _told(newest, state)
+
+
+def _told(kept: KeptVersion, state: ReplicaState) -> dict[str, Any]:
+    return {
+        "name": kept.version.job,
+        "version": str(kept.version.number),
+        "timeline": kept.version.timeline,
+        "held_back": state.is_held_back,
+    }
+
+
+def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
+    served = state.served
+    assert served is not None
+    inputs, outputs = metadata(served.model)
+    return {
+        "name": served.version.job,
+        "versions": [state.name_of(each) for each in state.versions()],
+        "platform": PLATFORM,
+        "inputs": inputs,
+        "outputs": outputs,
+        "parameters": {
+            **_told(served, state),
+            "event_time": served.event_time_s,
+            "served_at": served.served_at_s,
+            "rows": state.num_rows(),
+            "refused": keeper.refused,
+            "trouble": keeper.trouble,
+        },
+    }
+
+
+def _error(_request: Request, error: Exception) -> JSONResponse:
+    match error:
+        case HTTPException():
+            return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+        case RequestValidationError():
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            said = f"{place}: {first['msg']}" if place else first["msg"]
+            return JSONResponse({"error": said}, HTTPStatus.BAD_REQUEST)
+        case _:
+            status = STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+            return JSONResponse({"error": str(error)}, status)
+
+
+def gated(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, config: ReplicaConfig) -> RequestGate:
+    """The complete ASGI application of a replica. Raises SpecError."""
+    whole = InferenceShortcut(InferenceHandler(state, figures, config.max_batch), app(state, keeper, figures))
+    return RequestGate(whole, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
+
+
+def serving(api: ASGIApp, listener: Listener, tls: tuple[Path, Path] | None = None) -> AbstractContextManager[None]:
+    """Serve until the context ends, over TLS with a certificate and key. Requests in progress are still answered."""
+    return http_server.serving(
+        api, listener, tls=tls, thread_name="requests", http=InferenceConnection, lifespan="off", ws="none"
+    )

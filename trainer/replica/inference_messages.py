@@ -1,0 +1,273 @@
+"""Messages of the Open Inference Protocol (version 2, REST): parses requests into inputs of a model, formats answers.
+
+The inputs of a request are the model's slots. A sparse slot "user" is a tensor "user" of B samples: [B, n] with n signs
+each, or [B]; or ragged, with all signs in a row and the number of each sample's signs in "user.lengths", [B]. Signs are
+UINT64 or INT64, texts are BYTES. "user.weight" is FP32 of the same length, for a weighted slot; without it all weights
+are 1. A dense slot is FP32, [B, size]. Data may be nested or flat. Source: the protocol's inference_rest.md.
+
+Shapes: B samples, N signs of one table.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+
+from dataset.formats.arrow_columns import hash_texts
+from millrace.errors import BadInput
+from millrace.validation import nearest
+from trainer.replica.serving_model import NO_WEIGHTS, InferenceInputs, ServingModel, SlotLayout, TableSigns
+from trainer.replica.updates import F32, U64
+
+Json = Mapping[str, Any]
+LENGTHS, WEIGHT = ".lengths", ".weight"
+INTS = ("UINT64", "INT64", "UINT32", "INT32")
+FLOATS = ("FP32", "FP64")
+MAX_VALUES = 1 << 22
+"""Most numbers and texts of one tensor, and numbers of one answer; more are refused."""
+MAX_DIMENSIONS = 8
+"""Most dimensions of a tensor: the product of many large sizes takes long to compute."""
+WEIGHTS_PER_VALUE = 1000
+"""Weights of the network that cost one sample as much time as one number of JSON."""
+
+
+class InvalidInference(BadInput):
+    """A request that cannot be answered; the message is for its sender."""
+
+
+class RequestTensor:
+    """One tensor of a request, validated."""
+
+    __slots__ = ("data", "kind", "name", "shape")
+
+    def __init__(self, content: object) -> None:
+        try:
+            self.name, self.kind, self.shape = content["name"], content["datatype"], content["shape"]  # type: ignore[index]
+            data = content["data"]  # type: ignore[index]
+        except (TypeError, KeyError) as error:
+            raise InvalidInference(f"an input needs name, datatype, shape and data; {error} is missing") from None
+        if type(self.name) is not str or type(self.shape) is not list or type(data) is not list:
+            raise InvalidInference("an input's name must be a text, its shape and data must be lists")
+        while data and type(data[0]) is list:
+            if not set(map(type, data)) <= {list}:
+                raise InvalidInference(f"{self.name}: data mixes lists and values")
+            data = list(chain.from_iterable(data))
+        self.data: list[Any] = data
+        size = 1
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise InvalidInference(f"{self.name}: a shape of {len(self.shape)} sizes; at most {MAX_DIMENSIONS}")
+        for each in self.shape:
+            if type(each) is not int or not 0 <= each <= MAX_VALUES:
+                raise InvalidInference(f"{self.name}: shape holds {each!r:.100}, which is not a size")
+            size *= each
+        if size != len(data) or not self.shape:
+            raise InvalidInference(f"{self.name}: data has {len(data)} values, the shape {self.shape} has {size}")
+        if size > MAX_VALUES:
+            raise InvalidInference(f"{self.name}: {size} values; at most {MAX_VALUES}")
+
+    def typed(self, *kinds: str) -> "RequestTensor":
+        """Return itself. Raises BadRequest where its values have none of these types."""
+        if self.kind not in kinds:
+            raise InvalidInference(f"{self.name}: is {self.kind}, and must be {' or '.join(kinds)}")
+        wanted = {str} if self.kind == "BYTES" else {int} if self.kind in INTS else {int, float}
+        if not set(map(type, self.data)) <= wanted:
+            raise InvalidInference(f"{self.name}: data has values that are not {self.kind}")
+        return self
+
+    def floats(self) -> F32:
+        """The values as float32. Raises BadRequest."""
+        try:
+            with np.errstate(over="ignore"):
+                found = np.array(self.data, np.float32)
+        except OverflowError:
+            raise InvalidInference(f"{self.name}: a number is too large") from None
+        if not np.isfinite(found).all():
+            raise InvalidInference(f"{self.name}: a number is not finite")
+        return found
+
+
+class RequestReader:
+    """Parses requests to one model."""
+
+    def __init__(self, model: ServingModel, max_batch: int) -> None:
+        self.model, self._max_batch = model, max_batch
+        self._sparse = {slot["name"]: slot for slot in model.slots if slot["kind"] == "sparse"}
+        self._known = set(self._sparse) | {name + LENGTHS for name in self._sparse} | set(model.dense)
+        self._known |= {name + WEIGHT for name, slot in self._sparse.items() if slot["weighted"]}
+        self._values_each = _values_each(model)
+        self._any_weighted = {each.name: any(slot["weighted"] for slot in each.slots) for each in model.tables}
+
+    def inputs(self, request: object) -> InferenceInputs:
+        """The samples of a request. Raises BadRequest."""
+        content = request.get("inputs") if isinstance(request, dict) else None
+        if type(content) is not list or not content:
+            raise InvalidInference('a request must be an object with "inputs", a list of tensors')
+        tensors: dict[str, RequestTensor] = {}
+        for each in content:
+            tensor = RequestTensor(each)
+            if tensor.name not in self._known:
+                known = nearest(tensor.name, sorted(self._known))
+                raise InvalidInference(f"there is no input {tensor.name!r:.100}; {known}")
+            if tensor.name in tensors:
+                raise InvalidInference(f"input {tensor.name!r} occurs twice")
+            tensors[tensor.name] = tensor
+        num_samples = self._num_samples(tensors)
+        signs = [self._signs(table, tensors, num_samples) for table in self.model.tables]
+        return InferenceInputs(num_samples, signs, self._dense(tensors, num_samples))
+
+    def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
+        """The outputs that a request of `num_samples` asks for; all where it names none. Raises BadRequest."""
+        content = request.get("outputs")
+        names = _names(content) if content else self.model.outputs
+        known = self.model.graph.outputs
+        if unknown := [name for name in names if name not in known]:
+            raise InvalidInference(f"there is no output {unknown[0]!r:.100}; {nearest(unknown[0], known)}")
+        if len(names) > len(set(names)):
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise InvalidInference(f"output {twice!r} is named twice; name each once")
+        if len(names) * num_samples > MAX_VALUES:
+            asked = f"{len(names)} outputs of {num_samples} samples"
+            raise InvalidInference(f"{asked} are more than {MAX_VALUES} numbers; send fewer samples per request")
+        return names
+
+    def cost(self, request: object) -> int:
+        """Roughly how many numbers are read, computed and written for a request; 0 for a malformed one."""
+        try:
+            sizes = [each["shape"][0] for each in request["inputs"]]  # type: ignore[index]
+            return int(min(max(sizes), self._max_batch)) * self._values_each
+        except (TypeError, KeyError, IndexError, ValueError, OverflowError):  # OverflowError for -Infinity
+            return 0
+
+    def _num_samples(self, tensors: Mapping[str, RequestTensor]) -> int:
+        for name in (*self._sparse, *self.model.dense):
+            if name not in tensors:
+                raise InvalidInference(f"input {name!r} is missing: a sample without signs there has the shape [1, 0]")
+        first = next(iter((*self._sparse, *self.model.dense)))
+        num_samples = int(tensors.get(first + LENGTHS, tensors[first]).shape[0])
+        if not 0 < num_samples <= self._max_batch:
+            raise InvalidInference(f"{num_samples} samples in one request; send 1 to {self._max_batch}")
+        return num_samples
+
+    def _dense(self, tensors: Mapping[str, RequestTensor], num_samples: int) -> dict[str, F32]:
+        found = {}
+        for name, size in self.model.dense.items():
+            tensor = tensors[name].typed(*FLOATS, *INTS)
+            if len(tensor.data) != num_samples * size or tensor.shape[0] != num_samples:
+                raise InvalidInference(f"{name}: has the shape {tensor.shape}, but must have [{num_samples}, {size}]")
+            found[name] = tensor.floats().reshape(num_samples, size)
+        return found
+
+    def _signs(self, table: SlotLayout, tensors: Mapping[str, RequestTensor], num_samples: int) -> TableSigns:
+        """The signs of one table's slots."""
+        numbers: list[int] = []
+        offsets: list[Iterable[int]] = []
+        weights: list[float] = []
+        for slot in table.slots:
+            name, tensor = slot["name"], tensors[slot["name"]]
+            begin = len(numbers)
+            if slot["values"] == "string":
+                numbers += _hashed(tensor.typed("BYTES").data)
+            else:
+                numbers += tensor.typed(*INTS).data
+            offsets.append(_offsets(tensor, tensors.get(name + LENGTHS), num_samples, begin))
+            if self._any_weighted[table.name]:
+                weights += _weights(tensors.get(name + WEIGHT), tensor)
+        try:
+            sign_N = np.array(numbers, np.uint64)
+        except OverflowError:
+            raise InvalidInference(f"{_out_of_range(table, tensors)}: a sign is not from 0 to 2**64 - 1") from None
+        weight_N = np.array(weights, np.float32) if weights else NO_WEIGHTS
+        return TableSigns(sign_N, np.array(offsets, np.int64), weight_N)
+
+
+def _names(content: object) -> list[str]:
+    """The names in a request's list of outputs."""
+    try:
+        return [str(each["name"]) for each in content]  # type: ignore[attr-defined]
+    except (TypeError, KeyError):
+        raise InvalidInference('"outputs" must be a list of objects with a name') from None
+
+
+def _values_each(model: ServingModel) -> int:
+    """Rough cost of a sample in numbers of JSON, with the work of tables and network in the same unit."""
+    of_tables = sum(table.num_floats + table.num_marks for table in model.tables)
+    of_json = len(model.slots) + sum(model.dense.values()) + len(model.outputs)
+    return of_json + (of_tables + model.graph.num_weights) // WEIGHTS_PER_VALUE
+
+
+def _offsets(tensor: RequestTensor, lengths: RequestTensor | None, num_samples: int, begin: int) -> Iterable[int]:
+    """(B + 1,) where each sample's signs begin, and where the last one's end."""
+    if lengths is not None:
+        counts = lengths.typed(*INTS).data
+        if len(counts) != num_samples or min(counts, default=0) < 0 or sum(counts) != len(tensor.data):
+            raise InvalidInference(
+                f"{lengths.name}: must have {num_samples} numbers with the sum {len(tensor.data)}, the number of values"
+            )
+        return list(accumulate(counts, initial=begin))
+    if tensor.shape[0] != num_samples:
+        raise InvalidInference(
+            f"{tensor.name}: has the shape {tensor.shape}, but other inputs have {num_samples} samples"
+        )
+    count = len(tensor.data) // num_samples
+    return range(begin, begin + len(tensor.data) + 1, count) if count else [begin] * (num_samples + 1)
+
+
+def _weights(tensor: RequestTensor | None, signs: RequestTensor) -> list[float]:
+    if tensor is None:
+        return [1.0] * len(signs.data)
+    if len(tensor.data) != len(signs.data):
+        raise InvalidInference(f"{tensor.name}: {len(tensor.data)} weights for {len(signs.data)} signs")
+    tensor.typed(*FLOATS, *INTS).floats()
+    return tensor.data
+
+
+def _hashed(texts: Sequence[str]) -> list[int]:
+    """Signs of texts."""
+    try:
+        encoded = [text.encode() for text in texts]
+    except UnicodeEncodeError:
+        raise InvalidInference("a text has half a surrogate pair, which is not UTF-8") from None
+    offset_N1 = np.fromiter(accumulate(map(len, encoded), initial=0), np.int64, len(encoded) + 1)
+    out_N: U64 = np.empty(len(encoded), np.uint64)
+    hash_texts(np.frombuffer(b"".join(encoded), np.uint8), offset_N1, out_N)
+    signs: list[int] = out_N.tolist()
+    return signs
+
+
+def _out_of_range(table: SlotLayout, tensors: Mapping[str, RequestTensor]) -> str:
+    for slot in table.slots:
+        if any(not 0 <= each < 1 << 64 for each in tensors[slot["name"]].data if type(each) is int):
+            return str(slot["name"])
+    return table.name
+
+
+def format_answer(
+    name: str, version: str, request: Json, found: Mapping[str, F32], wanted: Sequence[str]
+) -> dict[str, Any]:
+    """The answer to a request. Raises BadInput where a prediction is not finite."""
+    outputs = []
+    for output in wanted:
+        value = found[output]
+        if not np.isfinite(value).all():
+            raise BadInput(f"output {output!r} is not finite for these inputs")
+        flat = value.reshape(-1).tolist()
+        outputs.append({"name": output, "datatype": "FP32", "shape": list(value.shape), "data": flat})
+    answer: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": outputs}
+    if type(request.get("id")) is str:
+        answer["id"] = request["id"]
+    return answer
+
+
+def metadata(model: ServingModel) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Inputs and outputs, in the protocol's form."""
+    inputs = []
+    for slot in model.slots:
+        if slot["kind"] == "dense":
+            inputs.append({"name": slot["name"], "datatype": "FP32", "shape": [-1, slot["size"]]})
+            continue
+        kind = "BYTES" if slot["values"] == "string" else "UINT64"
+        inputs.append({"name": slot["name"], "datatype": kind, "shape": [-1, -1]})
+        if slot["weighted"]:
+            inputs.append({"name": slot["name"] + WEIGHT, "datatype": "FP32", "shape": [-1, -1]})
+    return inputs, [{"name": name, "datatype": "FP32", "shape": [-1]} for name in model.outputs]

@@ -1,0 +1,123 @@
+"""Hot loops of a replica: pools rows in memory into the inputs of a model; moves keys of an index to other rows.
+
+trainer.replica.replica_table owns the rows and the two indexes. Indexes have the layout of pserver.rows.kernels.
+
+Shapes: S slots of a table, B samples, N signs in the order slot, sample, place; R rows in memory, I places of an index,
+W floats of a row; U unique keys.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from millrace.keys import GOLDEN, key_of_reference, mix
+from pserver.rows.kernels import EMPTY, shift_of
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+SUM, MEAN, SQRTN, SEQUENCE = 0, 1, 2, 3
+"""Codes of the kinds of pooling."""
+GROUP, POOLING, MAX_LEN, TAIL, PADDED, BEGIN, MASK = range(7)
+"""Columns of `slot_S7`. MAX_LEN 0 means none; BEGIN and MASK are the offsets of the slot's floats and marks in a
+sample."""
+
+
+@njit(nogil=True, cache=True)
+def pool(index_I, keys_R, rows_RW, default_W, sign_N, weight_N, offset_SB1, slot_S7, padding_S, out, mask):  # type: ignore[no-untyped-def]
+    """Write the model's inputs from one table's slots to `out` and `mask`, which must be zero.
+
+    The B samples of slot s follow each other from B * BEGIN on: W floats each, or MAX_LEN times W for a sequence, whose
+    MAX_LEN marks are in `mask` from B * MASK on. An empty `weight_N` means that all weights are 1. Sums equal those of
+    trainer.features.lookup_kernels.pool, in the order of signs.
+    """
+    shift, last = shift_of(index_I), np.uint64(len(index_I) - 1)
+    num_slots, num_samples, width = offset_SB1.shape[0], offset_SB1.shape[1] - 1, len(default_W)
+    for s in range(num_slots):
+        step = np.uint64(slot_S7[s, GROUP] + 1) * np.uint64(GOLDEN)
+        pooling, max_len, padded = slot_S7[s, POOLING], slot_S7[s, MAX_LEN], slot_S7[s, PADDED]
+        for b in range(num_samples):
+            begin, end = offset_SB1[s, b], offset_SB1[s, b + 1]
+            there = end - begin
+            if padded:
+                for n in range(begin, end):
+                    there -= sign_N[n] == padding_S[s]
+            kept = min(there, max_len) if max_len else there
+            skipped = there - kept if slot_S7[s, TAIL] else 0
+            divisor = np.float32(1)
+            if pooling == MEAN:
+                divisor = np.float32(max(kept, 1))
+            elif pooling == SQRTN:
+                divisor = np.sqrt(np.float32(max(kept, 1)))
+            seen = 0
+            for n in range(begin, end):
+                if padded and sign_N[n] == padding_S[s]:
+                    continue
+                place = seen - skipped
+                seen += 1
+                if place < 0 or place >= kept:
+                    continue
+                key = mix(sign_N[n] + step)
+                at = key >> shift
+                row = index_I[at]
+                while row != EMPTY and keys_R[np.uint32(row)] != key:
+                    at = (at + np.uint64(1)) & last
+                    row = index_I[at]
+                scale = (weight_N[n] if len(weight_N) else np.float32(1)) / divisor
+                to = num_samples * slot_S7[s, BEGIN] + b * width
+                if pooling == SEQUENCE:
+                    to = num_samples * slot_S7[s, BEGIN] + (b * max_len + place) * width
+                    mask[num_samples * slot_S7[s, MASK] + b * max_len + place] = True
+                for w in range(width):
+                    value = default_W[w] if row == EMPTY else rows_RW[np.uint32(row), w]
+                    out[to + w] += scale * value
+
+
+def pool_reference(
+    rows: dict[int, F32],
+    default_W: F32,
+    signs: list[list[tuple[int, np.float32]]],
+    slot: dict[str, int],
+    padding: int | None,
+) -> tuple[F32, list[list[bool]]]:
+    """Reference for `pool` on a dictionary, for one slot: (B, W) or (B, MAX_LEN, W), and the marks of a sequence.
+
+    `signs` are (sign, weight) by sample; `slot` has "group", "pooling", "max_len", "tail".
+    """
+    found, marks = [], []
+    for sample in signs:
+        kept = [(sign, weight) for sign, weight in sample if sign != padding]
+        if slot["max_len"]:
+            kept = kept[-slot["max_len"] :] if slot["tail"] else kept[: slot["max_len"]]
+        values = [(rows.get(key_of_reference(sign, slot["group"]), default_W), weight) for sign, weight in kept]
+        if slot["pooling"] == SEQUENCE:
+            empty = slot["max_len"] - len(kept)
+            found.append(np.array([row * weight for row, weight in values] + [0 * default_W] * empty, np.float32))
+            marks.append([True] * len(kept) + [False] * empty)
+            continue
+        count = np.float32(max(1, len(kept)))
+        divisor = {SUM: np.float32(1), MEAN: count, SQRTN: np.sqrt(count)}[slot["pooling"]]
+        total = np.zeros_like(default_W)
+        for row, weight in values:
+            total += np.float32(weight / divisor) * row
+        found.append(total)
+    return np.array(found, np.float32), marks
+
+
+@njit(nogil=True, cache=True)
+def replace(index_I, keys_R, old_U, new_U):  # type: ignore[no-untyped-def]
+    """Point the keys of rows `old_U` to the rows `new_U`, which have the same keys."""
+    shift, last = shift_of(index_I), np.uint64(len(index_I) - 1)
+    for u in range(len(old_U)):
+        at = keys_R[np.uint32(old_U[u])] >> shift
+        while index_I[at] != old_U[u]:
+            at = (at + np.uint64(1)) & last
+        index_I[at] = new_U[u]
+
+
+def replace_reference(row_of: dict[int, int], keys: list[int], new: list[int]) -> None:
+    """Reference for `replace` on a dictionary."""
+    for key, row in zip(keys, new, strict=True):
+        assert key in row_of
+        row_of[key] = row

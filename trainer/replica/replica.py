@@ -1,0 +1,103 @@
+"""Runs a replica: a source, a state, the thread that applies updates, the server."""
+
+import gc
+import logging
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from prometheus_client import disable_created_metrics
+
+from millrace.deadline import Deadline
+from millrace.http.listening import Listener, listen
+from millrace.lifecycle import stop_flag
+from trainer.replica import feed_address
+from trainer.replica.config import ReplicaConfig, read_token
+from trainer.replica.export_updates import ExportUpdates
+from trainer.replica.feed_updates import FeedUpdates
+from trainer.replica.http_api import gated, serving
+from trainer.replica.kept_versions import ServedVersion
+from trainer.replica.replica_metrics import ReplicaMetrics
+from trainer.replica.replica_state import ReplicaState
+from trainer.replica.update_loop import ReplicaSource, UpdateLoop
+from trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
+
+SWITCH_S = 0.0005
+"""Interval of thread switches of the interpreter: requests wait for the update thread no longer than this."""
+STOP_S = 10.0
+"""Longest wait for the end of the update thread."""
+
+log = logging.getLogger(__name__)
+
+
+class RestartingSource:
+    """A source that cannot return to an older version: it restarts with a whole update."""
+
+    def __init__(self, begin: Callable[[], ReplicaUpdates]) -> None:
+        self._begin, self._lock, self._closed = begin, threading.Lock(), False
+        self._updates = begin()
+
+    def next(self, deadline: Deadline) -> ReplicaUpdate | None:
+        """See Updates."""
+        return self._updates.next(deadline)
+
+    def resume(self, served: ServedVersion | None) -> None:
+        """See Source."""
+        with self._lock:
+            if not self._closed:
+                self._updates.close()
+                self._updates = self._begin()
+
+    def close(self) -> None:
+        """See Updates."""
+        with self._lock:
+            self._closed = True
+            self._updates.close()
+
+
+def run(config: ReplicaConfig) -> None:
+    """Serve until a signal. Raises SpecError."""
+    sys.setswitchinterval(SWITCH_S)
+    pa.set_cpu_count(1)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    state = ReplicaState(config.keep_versions, config.keep_memory)
+    figures = ReplicaMetrics(state)
+    with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="millrace-replica-") as scratch:
+        source = source_of(config, Path(scratch) / "fetched")
+        keeper = UpdateLoop(source, state, figures)
+        api, tls = gated(state, keeper, figures, config), config.tls()
+        listener = listen(*config.address, "--listen")
+        thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
+        thread.start()
+        gc.collect()
+        gc.freeze()  # otherwise each collection scans all loaded modules while requests wait
+        with serving(api, listener, tls):
+            _publish_address(listener, config)
+            stopping.wait()
+        source.close()
+        thread.join(STOP_S)
+
+
+def source_of(config: ReplicaConfig, scratch: Path) -> ReplicaSource:
+    """The source to follow. Raises SpecError."""
+    if config.exports is not None:
+        return ExportUpdates(config.exports, scratch, config.poll)
+    if config.store is not None:
+        find = feed_address.in_store(config.store)
+    else:
+        assert config.feed is not None
+        token = read_token(config.feed_token_file, "--feed-token-file") if config.feed_token_file else None
+        find = feed_address.at_url(config.feed, token)
+    return RestartingSource(lambda: FeedUpdates(find))
+
+
+def _publish_address(listener: Listener, config: ReplicaConfig) -> None:
+    host, port = listener.getsockname()[:2]
+    log.info("answering on %s://%s:%d/v2", "http" if config.tls_cert is None else "https", host, port)
+    if config.address_file is not None:
+        unfinished = config.address_file.with_name(config.address_file.name + ".part")
+        unfinished.write_text(f"{host}:{port}", encoding="ascii")
+        unfinished.rename(config.address_file)

@@ -1,0 +1,112 @@
+"""Metrics of a replica for Prometheus. tests/golden/replica_metrics.txt fixes names and labels."""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trainer.replica.replica_state import ReplicaState
+from trainer.replica.updates import ReplicaUpdate
+from trainer.status.freshness import DelayHistogram, EventTimes
+
+PREFIX = "millrace_replica_"
+LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+REASONS = ("unusable", "broken", "golden", "older", "no-base", "no-model", "another-job", "bug")
+"""Labels of refusals; the log has the details."""
+
+
+class ReplicaMetrics:
+    """Counters for other modules, and gauges that are read from the state at each scrape."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Inference requests answered", "code")
+        self.samples = self._counter("samples", "Samples predicted")
+        self.updates = self._counter("updates", "Versions applied", "kind")
+        self.refused = self._counter("refused", "Updates refused: the version before goes on", "reason")
+        self.request_seconds = self._histogram("request_seconds", "From a request's body to its answer", LATENCY_S)
+        self.apply_seconds = self._histogram("apply_seconds", "From an update to its being served", LATENCY_S)
+        self._freshness = DelayHistogram()
+        self.registry.register(_FreshnessCollector(self._freshness))
+        self.following = Gauge(f"{PREFIX}following", "1 while updates come, or could", registry=self.registry)
+        self._by_code: dict[int, Counter] = {}
+        for kind in ("whole", "difference"):
+            self.updates.labels(kind)
+        for reason in REASONS:
+            self.refused.labels(reason)
+        self.registry.register(_StateCollector(state))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, text, buckets=buckets, registry=self.registry)
+
+    def served(self, update: ReplicaUpdate, now_s: float) -> None:
+        """Count a version that is served from `now_s` on (unix seconds).
+
+        A whole update has events of any age, which other replicas may have served before: only the newest one counts.
+        """
+        self.updates.labels("whole" if update.whole else "difference").inc()
+        if update.event_times is not None:
+            self._freshness.add(update.event_times, now_s)
+        elif update.event_time_s is not None:
+            self._freshness.add(EventTimes.one(update.event_time_s), now_s)
+
+    def count(self, code: int, seconds: float) -> None:
+        """Count an answered request."""
+        counter = self._by_code.get(code)
+        if counter is None:
+            counter = self._by_code[code] = self.requests.labels(str(int(code)))
+        counter.inc()
+        self.request_seconds.observe(seconds)
+
+    def exposition(self) -> bytes:
+        """The text of /metrics."""
+        return bytes(generate_latest(self.registry))
+
+
+class _FreshnessCollector(Collector):
+    def __init__(self, delays: DelayHistogram) -> None:
+        self._delays = delays
+
+    def collect(self) -> Iterator[Metric]:
+        """The freshness histogram."""
+        found = self._delays.message()
+        yield HistogramMetricFamily(
+            f"{PREFIX}freshness_seconds",
+            "From events' times to their being servable; the newest's alone, where a version does not tell all",
+            buckets=[tuple(each) for each in found["buckets"]],
+            sum_value=found["sum_s"],
+        )
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges, each where its value is known."""
+        served, now_s = self._state.served, time.time()
+        version = GaugeMetricFamily(
+            "millrace_replica_version", "The version that is served", labels=["job", "timeline"]
+        )
+        age = GaugeMetricFamily("millrace_replica_version_age_seconds", "Since the version was first served here")
+        event_age = GaugeMetricFamily("millrace_replica_event_age_seconds", "Since the newest event that is served")
+        rows = GaugeMetricFamily("millrace_replica_rows", "Rows of the version that is served", labels=["table"])
+        held = GaugeMetricFamily("millrace_replica_held_back", "1 while a version is served that somebody chose")
+        kept = GaugeMetricFamily("millrace_replica_kept_versions", "Versions there to go back to, and the newest")
+        num_bytes = GaugeMetricFamily("millrace_replica_kept_bytes", "Memory of what is kept beside the newest version")
+        if served is not None:
+            version.add_metric([served.version.job, served.version.timeline], served.version.number)
+            age.add_metric([], now_s - served.served_at_s)
+            if served.event_time_s is not None:
+                event_age.add_metric([], now_s - served.event_time_s)
+            for table, number in self._state.num_rows().items():
+                rows.add_metric([table], number)
+        held.add_metric([], float(self._state.is_held_back))
+        kept.add_metric([], len(self._state.versions()))
+        num_bytes.add_metric([], self._state.kept_bytes())
+        yield from (version, age, event_age, rows, held, kept, num_bytes)

@@ -1,0 +1,1 @@
+"""The logged spec: defaults by set, changes of a job file, rules of slots."""

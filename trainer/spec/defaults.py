@@ -1,0 +1,84 @@
+"""Defaults of the job spec, in numbered sets: a store continues with the set that it began with.
+
+A logged spec has every key, and the number of its set. Specs logged before sets had numbers left defaults out; they use
+set 1. `defaults_1.json` is that set, frozen, by class of the spec's models and key. A later key is in no frozen set; it
+takes the default of its class. To change a default: freeze the newest set as the file of its number, raise
+NEWEST_DEFAULTS, and change the class. Imports no torch.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from millrace import documents
+from millrace.config import Section, validate
+from millrace.errors import SpecError
+from trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
+from trainer.models.registry import MODELS
+
+FIRST = 1
+"""The set of a logged or committed spec without a number."""
+MAX_REMEMBERED = 64
+"""Size of the cache of full specs: a replay needs a few of them again and again."""
+
+Frozen = Mapping[str, Mapping[str, Any]]
+"""Defaults by class and key."""
+
+
+def fill_defaults(spec: Mapping[str, Any], *, unset: int = FIRST) -> dict[str, Any]:
+    """A spec with every default written out, and the number of its set; `unset`: the set of a spec without a number.
+
+    Sections that trainers do not know are unchanged. A spec that is invalid in this version is returned unchanged.
+    """
+    return documents.parse_object(_in_full(json.dumps(spec, default=str), unset), "a spec")
+
+
+@lru_cache(MAX_REMEMBERED)
+def _in_full(text: str, unset: int) -> str:
+    spec = documents.parse_object(text, "a spec")
+    number = spec.get("defaults") or unset
+    try:
+        job = validate(TrainerJob, {**spec, "defaults": number}, only_known=True)
+        full = _written_out(job, job.model_dump(mode="json", by_alias=True), frozen(number))
+    except SpecError:
+        return text
+    rest = {name: section for name, section in spec.items() if name not in full}
+    if cluster := frozen(number).get("ClusterSection"):
+        rest["cluster"] = {**cluster, **rest.get("cluster", {})}
+    return json.dumps({**full, **rest})
+
+
+@cache
+def frozen(number: int) -> Frozen:
+    """The frozen defaults of a set; empty for the newest set, which is in the classes."""
+    if number == NEWEST_DEFAULTS:
+        return {}
+    return documents.read_object(Path(__file__).with_name(f"defaults_{number}.json"))
+
+
+def _written_out(section: Section, dumped: dict[str, Any], table: Frozen) -> dict[str, Any]:
+    """All keys of a section; `dumped` is the section as JSON."""
+    for name, field in type(section).model_fields.items():
+        key = field.alias or name
+        default = next((table[c.__name__] for c in type(section).__mro__ if key in table.get(c.__name__, ())), {})
+        if name not in section.model_fields_set and key in default:
+            dumped[key] = default[key]
+        else:
+            dumped[key] = _value(getattr(section, name), dumped[key], table)
+    if isinstance(section, ModelSection) and section.name is not None and section.name in MODELS:
+        settings = validate(MODELS[section.name].settings, section.settings)
+        dumped["settings"] = _written_out(settings, settings.model_dump(mode="json", by_alias=True), table)
+    return dumped
+
+
+def _value(value: object, dumped: Any, table: Frozen) -> Any:
+    match value:
+        case Section():
+            return _written_out(value, dumped, table)
+        case Mapping():
+            return {name: _value(part, dumped[str(name)], table) for name, part in value.items()}
+        case tuple():
+            return [_value(part, dump, table) for part, dump in zip(value, dumped, strict=True)]
+    return dumped

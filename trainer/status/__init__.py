@@ -1,0 +1,1 @@
+"""Progress of a trainer for people: rates, time spent, stalls, freshness."""

@@ -1,0 +1,164 @@
+"""Progress and speed of the job, for its status. Clocks here decide nothing."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.journal.pass_plan import PassPlan
+from trainer.status.step_clock import StepClock
+from trainer.status.time_spent import TimeSpent, advice
+
+RATE_WINDOW_S = 10.0
+"""Rates cover the passes that closed within this time."""
+
+
+SAVED = ("version", "num_positions", "num_events", "num_samples", "skipped_steps")
+"""Counts that a commit holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassReading:
+    """What all ranks read in a pass."""
+
+    num_events: int
+    num_samples: int
+    num_judged: int
+    """The number of which `rejected` is a part."""
+    rejected: Mapping[str, int]
+    day: int | None
+    """Median UTC day of the samples' event times; None without event time."""
+
+
+class TrainerProgress:
+    """Counts of one rank; those of rank 0 are the job's status. Written by the loop, read by any thread."""
+
+    def __init__(self, job: str, *, learning: bool = True, max_step_s: float = math.inf) -> None:
+        """`learning`: whether the job learns, until the first pass begins; then the current pass tells.
+
+        A step that takes longer than `max_step_s` is reported as stalled.
+        """
+        self._job = job
+        self.step = StepClock(max_step_s)
+        """The clock of the current step."""
+        self._lock = threading.Lock()
+        self._begin_s = time.monotonic()
+        self.spent = TimeSpent()
+        """Time that the loop spends on each part of its work."""
+        self.step.goes_on = self.spent.goes_on
+        self._closes: deque[tuple[float, int, int]] = deque([(self._begin_s, 0, 0)])
+        self._said: dict[str, Any] = {}
+        self.state = "starting"
+        self.current = 0
+        """The pass in progress, or the last one."""
+        self.version = 0
+        """The last closed pass."""
+        self.num_positions = 0
+        """Positions of all closed passes."""
+        self.last_planned = 0
+        """Highest number that a plan has used."""
+        self.planned_positions: dict[str, int] = {}
+        self.num_planned = 0
+        """Positions of all planned passes."""
+        self.positions: dict[str, int] = {}
+        self.says: Callable[[], Mapping[str, Any]] = dict
+        """Returns further lines of the status; called at each status."""
+        self.num_events = self.num_samples = self.skipped_steps = 0
+        self.rejected: dict[str, int] = {}
+        self.learning = learning
+
+    def planned(self, plan: PassPlan) -> None:
+        """A pass is planned."""
+        self.used(plan.number)
+        self.planned_positions |= plan.positions()
+        self.num_planned += plan.num_positions
+
+    def opened(self, plan: PassPlan, state: str) -> None:
+        """A pass begins."""
+        self.current, self.state, self.learning = plan.number, state, plan.learn
+
+    def idle(self, paused: bool) -> None:
+        """No pass is known: the job is paused, or waits for events."""
+        if paused:
+            self.state = "paused"
+        elif self.state == "paused":
+            self.state = "training"
+
+    def used(self, number: int) -> None:
+        """Mark the numbers up to this one as used by plans, which may be void: they are not used again."""
+        self.last_planned = max(self.last_planned, number)
+
+    def closed(self, plan: PassPlan, reading: PassReading, said: Mapping[str, Any]) -> None:
+        """A pass is closed. `said`: further lines of the status."""
+        with self._lock:
+            self.version = plan.number
+            self.num_positions += plan.num_positions
+            self.positions |= plan.positions()
+            self.num_events += reading.num_events
+            self.num_samples += reading.num_samples
+            for reason, count in reading.rejected.items():
+                self.rejected[reason] = self.rejected.get(reason, 0) + count
+            self._said = dict(said)
+            now_s = time.monotonic()
+            self._closes.append((now_s, self.num_events, self.num_samples))
+            while len(self._closes) > 2 and self._closes[0][0] < now_s - RATE_WINDOW_S:
+                self._closes.popleft()
+
+    def saved(self) -> dict[str, Any]:
+        """The state that a commit holds."""
+        return {name: getattr(self, name) for name in SAVED} | {
+            "positions": dict(self.positions),
+            "rejected": dict(self.rejected),
+        }
+
+    def load_saved(self, state: Mapping[str, Any]) -> None:
+        """Continue from a commit."""
+        with self._lock:
+            for name in SAVED:
+                setattr(self, name, int(state[name]))
+            self.positions, self.rejected = dict(state["positions"]), dict(state["rejected"])
+            self.last_planned, self.num_planned = self.version, self.num_positions
+            self.planned_positions = dict(self.positions)
+            self._closes = deque([(time.monotonic(), self.num_events, self.num_samples)])
+
+    def ended(self) -> None:
+        """The job has ended."""
+        self.state = "done"
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begin_s
+
+    def status(self) -> dict[str, Any]:
+        """The status that the Role service answers."""
+        with self._lock:
+            first, last = self._closes[0], self._closes[-1]
+            elapsed_s = max(last[0] - first[0], 1e-9)
+            spent_s = self.spent.seconds()
+            moving = last is not first and time.monotonic() - last[0] < 2 * RATE_WINDOW_S
+            return (
+                {
+                    "job": self._job,
+                    "state": self.state,
+                    "pass": self.current,
+                    "version": self.version,
+                    "learning": self.learning,
+                    "events": self.num_events,
+                    "samples": self.num_samples,
+                    "rejected": dict(self.rejected),
+                    "skipped_steps": self.skipped_steps,
+                    "events_per_s": (last[1] - first[1]) / elapsed_s if moving else 0.0,
+                    "samples_per_s": (last[2] - first[2]) / elapsed_s if moving else 0.0,
+                    "positions": dict(self.positions),
+                    "wall_s": self.wall_s,
+                    "stalled": self.step.stalled(),
+                    "time_s": spent_s,
+                    "advice": advice(spent_s) or None,
+                }
+                | self._said
+                | dict(self.says())
+            )

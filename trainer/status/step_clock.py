@@ -1,0 +1,64 @@
+"""How long a trainer has worked on its current step, and what it waits for, so that a status shows a stalled step.
+
+Clocks here decide nothing: a step that waits too long ends by its deadline. service.monitor.alarms formats the message.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+STALL_SHARE = 0.25
+"""A step that has taken this share of `train.step_deadline` is stalled."""
+
+
+class WaitsFor(StrEnum):
+    """Things that a step can wait for."""
+
+    PIPE = "pipe"
+    """Samples, from the pipe command or the source."""
+    TRAINERS = "trainers"
+    """The other trainers, in a collective."""
+    SHARDS = "shards"
+    """Rows from shards, or the acknowledgement of a push."""
+    MODEL = "model"
+    """This process's own computation."""
+    CLOSE = "close"
+    """The close of the pass."""
+
+
+class StepClock:
+    """The clock of one rank. Written by the loop, read by any thread."""
+
+    def __init__(self, max_step_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        """A step that takes longer than `max_step_s` is stalled."""
+        self._max_step_s, self._now = max_step_s, now
+        self.goes_on: Callable[[WaitsFor | None], None] = lambda _: None
+        """Called with what the current step waits for next; with None at its end."""
+        self._at: tuple[float, WaitsFor] | None = None
+        self.unanswered: Callable[[], Sequence[int]] = tuple
+        """Returns the numbers of the shards that have not answered yet."""
+
+    def begin(self, waits_for: WaitsFor) -> None:
+        """A step begins."""
+        self._at = self._now(), waits_for
+        self.goes_on(waits_for)
+
+    def at(self, waits_for: WaitsFor) -> None:
+        """The step now waits for something else."""
+        if self._at is not None:
+            self._at = self._at[0], waits_for
+            self.goes_on(waits_for)
+
+    def end(self) -> None:
+        """The step has ended."""
+        self._at = None
+        self.goes_on(None)
+
+    def stalled(self) -> dict[str, Any] | None:
+        """The status of a stalled step; None if no step is stalled."""
+        at = self._at
+        if at is None or (for_s := self._now() - at[0]) <= self._max_step_s:
+            return None
+        facts = {"waits_for": at[1].value, "for_s": for_s, "max_s": self._max_step_s}
+        return facts | ({"shards": list(self.unanswered())} if at[1] in (WaitsFor.SHARDS, WaitsFor.CLOSE) else {})

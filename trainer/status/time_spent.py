@@ -1,0 +1,143 @@
+"""Time that a trainer's loop spends on each part of its work, and advice where one part takes most of it.
+
+This is for operators; nothing is decided by it. On a GPU, queued work counts where the loop waits for its result.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TypeVar
+
+from trainer.status.step_clock import WaitsFor
+
+T = TypeVar("T")
+
+
+class LoopPart(StrEnum):
+    """A part of the loop's work, or something it waits for."""
+
+    EVENTS = "events"
+    """Waiting for events."""
+    PIPE = "pipe"
+    """Waiting for samples from the source and the pipe command."""
+    LOADER = "loader"
+    """Waiting for batches to be made from samples."""
+    FORWARD = "forward"
+    """Predictions, and their metrics."""
+    BACKWARD = "backward"
+    """Gradients, and the update of the dense part."""
+    EXCHANGE = "exchange"
+    """Rows to and from shards, sums over trainers, and waiting for the slowest of them."""
+    CLOSE = "close"
+    """Closes of passes."""
+    COMMIT = "commit"
+    """Pauses for commits and exports, and waiting for the last ones at the end."""
+    OTHER = "other"
+    """The rest, for example the start."""
+
+
+PARTS = {
+    WaitsFor.PIPE: LoopPart.LOADER,
+    WaitsFor.TRAINERS: LoopPart.EXCHANGE,
+    WaitsFor.SHARDS: LoopPart.EXCHANGE,
+    WaitsFor.MODEL: LoopPart.FORWARD,
+    WaitsFor.CLOSE: LoopPart.CLOSE,
+}
+"""The part to which a step counts, by what it waits for."""
+ADVICE = {
+    LoopPart.PIPE: "raise pipe.processes, or make the generator faster (`generate_columns` takes many events at once); "
+    "`python -m dataset --spec JOB.TOML --limit 100000` measures source and generator alone",
+    LoopPart.LOADER: "make batches larger (train.batch_size), or give the job more cores",
+    LoopPart.FORWARD: "make batches larger (train.batch_size) or the model smaller, or give the job more cores, a GPU "
+    "(train.device), or more trainers (cluster.trainers)",
+    LoopPart.BACKWARD: "make batches larger (train.batch_size) or the model smaller, or give the job more cores, a GPU "
+    "(train.device), or more trainers (cluster.trainers)",
+    LoopPart.EXCHANGE: "make batches larger (train.batch_size), or change how many trainers and shards share the cores "
+    "(cluster.trainers, cluster.shards)",
+    LoopPart.CLOSE: "make passes longer: passes.max_events, and passes.wait where events come slowly",
+    LoopPart.COMMIT: "commit less often (commit.every), export less often, or use a faster disk",
+}
+"""Advice where a part takes most of the time. Waiting for events needs none."""
+MUCH = 0.5
+"""A part gets advice from this share of the time, of which waiting for events and OTHER are no part."""
+LEAST_S = 10.0
+"""No advice is given before this time."""
+
+
+class TimeSpent:
+    """Seconds by part. `part` is used on one thread, `seconds` on any."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._seconds = dict.fromkeys(LoopPart, 0.0)
+        self._within = [LoopPart.OTHER]
+        self._since_s, self._last_s = clock(), 0.0
+
+    @contextmanager
+    def part(self, part: LoopPart) -> Iterator[None]:
+        """A context whose time counts to `part`. A part inside another one interrupts it."""
+        self._turn(part)
+        try:
+            yield
+        finally:
+            self._turn(None)
+
+    def _turn(self, part: LoopPart | None) -> None:
+        with self._lock:
+            self._count()
+            if part is None:
+                self._within.pop()
+            else:
+                self._within.append(part)
+
+    def _count(self) -> None:
+        now_s = self._clock()
+        self._last_s = now_s - self._since_s
+        self._seconds[self._within[-1]] += self._last_s
+        self._since_s = now_s
+
+    def goes_on(self, waits_for: WaitsFor | None) -> None:
+        """From now on, time outside every `part` counts to what a step waits for; None: there is no step."""
+        with self._lock:
+            self._count()
+            self._within[0] = LoopPart.OTHER if waits_for is None else PARTS[waits_for]
+
+    def loaded(self, batches: Iterator[T], starved_s: Callable[[], float]) -> Iterator[T]:
+        """Yield the batches. Waiting for them counts to the loader, and to the pipe while the loader was starved.
+
+        `starved_s`: see dataset.loader.batch_loader.Loader.
+        """
+        while True:
+            before_s = starved_s()
+            with self.part(LoopPart.LOADER):
+                batch = next(batches, None)
+            self._move(LoopPart.LOADER, LoopPart.PIPE, starved_s() - before_s)
+            if batch is None:
+                return
+            yield batch
+
+    def _move(self, part: LoopPart, to: LoopPart, seconds: float) -> None:
+        """Move seconds of the last count from one part to another."""
+        with self._lock:
+            moved_s = min(seconds, self._last_s)
+            self._seconds[part] -= moved_s
+            self._seconds[to] += moved_s
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by part up to now. Their sum is the time since the start."""
+        with self._lock:
+            running_s = self._clock() - self._since_s
+            found = self._seconds | {self._within[-1]: self._seconds[self._within[-1]] + running_s}
+        return {part.value: round(seconds, 3) for part, seconds in found.items()}
+
+
+def advice(seconds: Mapping[str, float]) -> str:
+    """One sentence about the part that takes most of the time; empty if no part does."""
+    busy = {part: seconds.get(part, 0.0) for part in ADVICE}
+    total_s = sum(busy.values())
+    most = max(busy, key=lambda part: busy[part])
+    if total_s < LEAST_S or busy[most] < MUCH * total_s:
+        return ""
+    return f"{busy[most] / total_s:.0%} of the work's time went to {most.value}: {ADVICE[most]}"

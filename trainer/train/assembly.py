@@ -1,0 +1,405 @@
+"""Builds one trainer from its configuration: the composition root of a trainer process."""
+
+import ctypes
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dataset.loader.batch_loader import Loader, PassReader
+from dataset.loader.dead_letters import BadFraction, DeadLetters
+from dataset.loader.segment_reader import SegmentReader
+from dataset.spec.schema import Schema
+from dataset.stream.source import Source
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.failpoints import Failpoint, arm, failpoint
+from millrace.secrets import with_secrets
+from millrace.seeds import derive
+from pserver.client.remote import RemoteShards
+from pserver.consistency.modes import policy_of
+from pserver.consistency.policy import Consistency
+from pserver.protocol.shards import Shards
+from pserver.server.embedded import EmbeddedShards
+from trainer.blob.address import parse
+from trainer.checkpoint.commits import Commit, Commits, read_commit
+from trainer.checkpoint.committer import Committer, ManifestFacts
+from trainer.checkpoint.mirror_uploader import MirrorUploader
+from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
+from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
+from trainer.dense.strategy import dense_strategy
+from trainer.exports.coordinator import ExportCoordinator
+from trainer.exports.pointers import newest_timeline
+from trainer.features.deduplication import tables_of
+from trainer.features.default_rows import DefaultRows, widths_of
+from trainer.features.pooling import pooling_for
+from trainer.features.training_batches import BatchMaker, TrainingBatch
+from trainer.journal.log import Log
+from trainer.models.needs import shape_of
+from trainer.models.registry import load_model
+from trainer.rank0.parts import CLOSE_S, OPEN_S, RankZero, rank_zero, source_of
+from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
+from trainer.spec.defaults import fill_defaults
+from trainer.status.progress import TrainerProgress
+from trainer.status.step_clock import STALL_SHARE
+from trainer.train.close import PassCloser
+from trainer.train.export_setup import open_exporting, resume_exports
+from trainer.train.fingerprint import fingerprint
+from trainer.train.infer_first import InferFirst
+from trainer.train.loop import TrainLoop
+from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
+from trainer.train.observer import Observer
+from trainer.train.saved_state import SavedState, StateHolders
+from trainer.train.step import Stepper
+from trainer.train.trainer_parts import TrainerParts
+
+MIRROR_END_S = 60.0
+"""Longest wait at the end for the upload of the last commit to the mirror; then a warning is logged."""
+RESTORE_S = 3600.0
+"""Longest time to restore the rows of a commit."""
+
+HALVES = "halves"
+"""Folder in the store with the predictions that the metrics of the two halves need."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer, ready to run."""
+
+    loop: TrainLoop
+    parts: TrainerParts
+    job: TrainerJob
+    store: Path
+    answer: Callable[[Mapping[str, Any]], dict[str, Any]] | None
+    """Answers requests to the running job. Only on rank 0."""
+
+
+@contextmanager
+def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iterator[Trainer]:
+    """Everything that one trainer process needs, restored to the last state of the job. Closed in reverse order.
+
+    `reader` replaces the source and pipe of the spec; the source still lists what there is to read.
+    """
+    arm(config.faults)
+    config = config.model_copy(update={"job": fill_defaults(config.job, unset=NEWEST_DEFAULTS)})
+    job = validate(TrainerJob, with_secrets(config.job, config.secrets), only_known=True)
+    schema = Schema.of(job.slots)
+    device = pick_device(job.train.device, config.rank)
+    set_up_torch(job.train, config.cores, device)
+    with ExitStack() as held:
+        ranks = _ranks(config, device, job.train)
+        held.callback(ranks.close)
+        beginning = on_rank_0(ranks, lambda: begin_at(config, job))
+        progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
+        policy = policy_of(job.train.mode)
+        shards = _shards(config, job, schema, policy)
+        held.callback(shards.close)
+        progress.step.unanswered = shards.unanswered
+        rank0 = rank_zero(config, job, schema, shards, beginning) if beginning is not None else None
+        if rank0 is not None:
+            held.callback(rank0.close)
+        maker = _maker(job, schema, shards)
+        dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
+        source = source_of(config, job)  # reads plans, and makes none
+        reader = reader or _reader(config, job, schema, source, dead_letters)
+        loader: Loader[TrainingBatch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
+        held.callback(lambda: loader.close(Deadline.after(10.0)))
+        model = build_model(job, schema, config.folder, device)
+        default_rows = DefaultRows(widths_of(schema, job.tables), device)
+        dense = dense_strategy(model, job.train, ranks, default_rows.parameters)
+        threads = torch.get_num_threads()
+        stepper = Stepper(model, schema, job.tasks, job.train, pooling_for(device, threads), device, default_rows)
+        halves = config.store / HALVES if job.metrics.halves and source.bounded else None
+        exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
+        observer = Observer(job, schema, halves, exclusive)
+        joint = (ranks, policy, shards, loader)
+        closer = PassCloser(
+            *joint,
+            dense,
+            observer,
+            progress,
+            rank0,
+            BadFraction(job.pipe.max_bad_fraction),
+            dead_letters,
+            schema,
+            *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
+        )
+        holders = StateHolders(dense, observer, closer, progress, stepper.scale)
+        restore(ranks, beginning, shards, holders)
+        keeping = _keeping(config, job, schema, rank0, shards, model, holders, fingerprint(device))
+        parts = TrainerParts(
+            job.train,
+            job.tasks,
+            *joint,
+            maker,
+            stepper,
+            dense,
+            observer,
+            closer,
+            progress,
+            rank0,
+            *held.enter_context(keeping),
+            infer_first=_infer_first(job, shards, stepper, observer, progress),
+        )
+        yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if rank0 is None else rank0.answer)
+
+
+def begin_at(config: WorkerConfig, job: TrainerJob) -> RestartPoint:
+    """Rank 0: the point from which the job continues. Claims the generation, except in a rerun."""
+    if config.rerun is not None:
+        return rerun_point(config.rerun.store, config.rerun.commit)
+    facts = {"world": config.world, "shards": len(config.shards)}
+    mirror, logged_only = _mirror(config, job), config.until is not None
+    taken = partial(newest_timeline, job.name, job.exports, config.store, config.folder)
+    return claim_and_recover(
+        config.store, config.generation, config.job, mirror, facts, logged_only=logged_only, taken=taken
+    )
+
+
+def restore(ranks: Ranks, beginning: RestartPoint | None, shards: Shards, holders: StateHolders) -> None:
+    """Restore the state of every rank and the rows of the shards from the commit that rank 0 chose."""
+
+    def rows() -> None:
+        assert beginning is not None, "rank 0"
+        commit = beginning.commit
+        if commit is None:
+            shards.restore(Path(), [], 0, Deadline.after(RESTORE_S))
+        else:
+            shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
+        failpoint(Failpoint.RESTORED)
+
+    on_rank_0(ranks, rows)
+    commit = None if beginning is None else beginning.commit
+    message = ranks.broadcast({"commit": None if commit is None else str(commit.folder)} if ranks.rank == 0 else None)
+    if message["commit"] is not None:
+        commit = commit or read_commit(Path(message["commit"]))
+        holders.load(commit.folder, commit.state)
+    if beginning is not None:
+        holders.progress.used(beginning.last_number)
+
+
+@contextmanager
+def _keeping(
+    config: WorkerConfig,
+    job: TrainerJob,
+    schema: Schema,
+    rank0: RankZero | None,
+    shards: Shards,
+    model: nn.Module,
+    holders: StateHolders,
+    arithmetic: Mapping[str, str],
+) -> Iterator[tuple[Committer | None, ExportCoordinator | None, ModelFeed | None]]:
+    """Apply settings and waiting operations on every rank; on rank 0, except in a rerun: commits, exports, the feed."""
+    with ExitStack() as held:
+        exporting, committer, feed = None, None, None
+        if rank0 is not None and rank0.beginning.joblog is not None:
+            parts = (schema, rank0, shards, model, holders.dense, holders.observer, arithmetic)
+            exporting = held.enter_context(open_exporting(config, job, *parts))
+        holders.closer.begin(None if rank0 is None else rank0.begin(config.job, holders.closer.day))
+        if rank0 is not None and exporting is not None:
+            committing = _committing(config, job, rank0, shards, holders, arithmetic, exporting.changes_since)
+            committer = held.enter_context(committing)
+            resume_exports(exporting, rank0, committer)
+            content = FeedContent.of(config, job, schema, rank0, model, holders)
+            feed = held.enter_context(open_feed(content, shards, rank0))
+        yield committer, exporting, feed
+
+
+@contextmanager
+def _committing(
+    config: WorkerConfig,
+    job: TrainerJob,
+    rank0: RankZero,
+    shards: Shards,
+    holders: StateHolders,
+    arithmetic: Mapping[str, str],
+    changes_since: Callable[[], int | None],
+) -> Iterator[Committer]:
+    """The committer of rank 0, shown in the status. The context ends when a commit in progress is complete."""
+    beginning, planner = rank0.beginning, rank0.planner
+    assert beginning.joblog is not None, "claimed"
+    origin = ManifestFacts(job.name, beginning.timeline, config.generation, config.world, arithmetic)
+
+    def show(positions: Mapping[str, int]) -> None:
+        if planner is not None:
+            planner.commit(positions)
+
+    mirror, capture = _uploader(config, job, beginning, beginning.joblog), partial(_capture, config, rank0, holders)
+    whose = (config.store, job.commit, origin, beginning.joblog, shards)
+    committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since)
+    changed = changed_arithmetic(beginning.commit, arithmetic)
+    holders.progress.says = partial(_status_lines, config, rank0, committer, changed)
+    try:
+        yield committer
+    finally:
+        committer.close()
+        if mirror is not None and not mirror.stop(Deadline.after(MIRROR_END_S)):
+            log.warning(
+                "the mirror lacks the last commit: the next run uploads it first; %s", mirror.status()["trouble"]
+            )
+
+
+def _mirror(config: WorkerConfig, job: TrainerJob) -> str | None:
+    """The full address of the mirror."""
+    return None if job.store.mirror is None else parse(job.store.mirror, config.folder).text
+
+
+def _uploader(config: WorkerConfig, job: TrainerJob, beginning: RestartPoint, joblog: Log) -> MirrorUploader | None:
+    """Copies commits to the mirror, first the restored one, whose upload may not have ended before."""
+    uri = _mirror(config, job)
+    if uri is None:
+        return None
+
+    def check_generation() -> None:
+        with joblog.exclusive():
+            pass
+
+    uploader = MirrorUploader(uri, config.store, job.commit.keep, Commits(config.store).holders, check_generation)
+    if beginning.commit is not None:
+        uploader.offer(beginning.commit)
+    return uploader
+
+
+def _capture(config: WorkerConfig, rank0: RankZero, holders: StateHolders, dense: Mapping[str, Tensor]) -> SavedState:
+    """Rank 0, between passes: what a commit holds beside the rows. `dense`: the tensors that were consolidated."""
+    known = rank0.beginning.known if rank0.planner is None else rank0.planner.known
+    skips = rank0.beginning.skips if rank0.planner is None else rank0.planner.skips
+    facts = {
+        "spec": config.job,
+        "partitions": [each.message() for each in known.values()],
+        "skips": [list(skip) for skip in skips],
+        "operations": rank0.operator.state(),
+    }
+    return holders.capture(rank0.chronicle.needed_from, facts, dense)
+
+
+def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
+    """Differences between the arithmetic of `commit` and the present one, in words; sums may depend on them."""
+    then: Mapping[str, str] = now if commit is None else commit.manifest["fingerprint"] or now
+    changed = [f"{name} was {then.get(name)}, is {now.get(name)}" for name in now if then.get(name) != now[name]]
+    if changed:
+        log.warning("from now on sums may be rounded differently: %s", "; ".join(changed))
+    return changed
+
+
+def _status_lines(
+    config: WorkerConfig, rank0: RankZero, committer: Committer, changed: Sequence[str]
+) -> dict[str, Any]:
+    """Rank 0: lines of the status about log, operations, commits and recovery."""
+    beginning, chronicle = rank0.beginning, rank0.chronicle
+    return {
+        "generation": config.generation,
+        "timeline": beginning.timeline,
+        "commit": committer.status(),
+        "restored": None if beginning.commit is None else beginning.commit.name,
+        "passed_over": dict(beginning.passed_over),
+        "forked": chronicle.forked or bool(changed),
+        "trouble": chronicle.trouble,
+        "operations": rank0.operator.status(),
+        "overrides": dict(rank0.operator.overrides),
+    }
+
+
+def build_model(job: TrainerJob, schema: Schema, folder: Path, device: torch.device) -> nn.Module:
+    """The model at its initial weights: the same on every rank."""
+    torch.manual_seed(derive(job.seed, "model"))
+    shape = shape_of(schema, job.tables, [task.name for task in job.tasks])
+    return load_model(job.model, shape, folder).to(device)
+
+
+def pick_device(wanted: str, rank: int) -> torch.device:
+    """One GPU for each rank if there are GPUs and they are wanted; otherwise the CPU."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SpecError('is "cuda", but torch sees no GPU here; use "auto" or "cpu"', "train.device")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
+    """Fix the threads and choose deterministic algorithms, so that two runs agree bit for bit."""
+    torch.set_num_threads(train.threads or cores)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms loads torch's compiler, too
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    keep_freed_memory()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif train.amp == "float16":
+        raise SpecError('"float16" is for GPUs; use "bfloat16" or "off" on a CPU', "train.amp")
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep freed memory for the next step, so that its pages are not faulted in again.
+
+    Without this, several MB are returned to the system and requested again in each step. glibc only: in its malloc.h
+    M_TRIM_THRESHOLD is -1 and M_MMAP_THRESHOLD is -3, of which the largest allowed value is 32 MiB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-1, 1 << 30)
+        mallopt(-3, 32 << 20)
+
+
+def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> Ranks:
+    if config.world == 1:
+        return SingleRank()
+    assert config.rendezvous is not None, "the launcher names a rendezvous file"
+    return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
+
+
+def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency) -> Shards:
+    groups = {slot.name: slot.group for slot in schema.sparse}
+    if not config.shards:
+        return EmbeddedShards(job.tables, job.seed, config.cores, config.live, groups, config.generation, policy)
+    return RemoteShards(
+        config.shards,
+        job.tables,
+        rank=config.rank,
+        world=config.world,
+        generation=config.generation,
+        secret=config.secret,
+        deadline=Deadline.after(OPEN_S),
+        max_message_bytes=config.max_message,
+    )
+
+
+def _maker(job: TrainerJob, schema: Schema, shards: Shards) -> BatchMaker:
+    """The loader's thread announces keys to the shards; with `infer_first` the loop does so, twice for each batch."""
+    tables = tables_of(schema, job.tables, job.tasks[0].label)
+    return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=not job.metrics.infer_first)
+
+
+def _infer_first(
+    job: TrainerJob, shards: Shards, stepper: Stepper, observer: Observer, progress: TrainerProgress
+) -> InferFirst | None:
+    """None unless the spec asks for it."""
+    if not job.metrics.infer_first:
+        return None
+    return InferFirst(shards, stepper, observer, job.metrics, job.train.step_deadline, progress.step)
+
+
+def _reader(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, source: Source, dead_letters: DeadLetters
+) -> SegmentReader:
+    """Reads the source and pipe of the spec, and closes the source."""
+    return SegmentReader(
+        source,
+        job.pipe,
+        schema,
+        next(iter(job.sources.values())),
+        dead_letters,
+        config.folder,
+        masks={task.label: task.mask for task in job.tasks if task.mask},
+        max_outage_s=job.passes.max_outage,
+    )

@@ -1,0 +1,83 @@
+"""Builds the exports of a job from their parts, on rank 0."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from torch import nn
+
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from pserver.protocol.shards import F32, Keys, Shards
+from trainer.checkpoint.committer import Committer
+from trainer.config import TrainerJob, WorkerConfig
+from trainer.dense.strategy import DenseStrategy
+from trainer.exports.coordinator import ExportCoordinator
+from trainer.exports.export_settings import STAGES, ExportSettings
+from trainer.exports.exporter_process import ExporterProcess
+from trainer.exports.request import ExporterConfig, ExportRequest
+from trainer.rank0.parts import RankZero
+from trainer.train.export_stage import ExportStager
+from trainer.train.observer import Observer
+
+LOOK_S = 60.0
+"""Longest time to read the rows of the golden predictions."""
+
+
+@contextmanager
+def open_exporting(
+    config: WorkerConfig,
+    job: TrainerJob,
+    schema: Schema,
+    rank0: RankZero,
+    shards: Shards,
+    model: nn.Module,
+    dense: DenseStrategy,
+    observer: Observer,
+    arithmetic: Mapping[str, str],
+) -> Iterator[ExportCoordinator]:
+    """The decider that exports, added to the operator; its process ends with the context.
+
+    Traces the model, once, if the job has exports.
+    """
+
+    def look(keys: Mapping[str, Keys]) -> Mapping[str, F32]:
+        return shards.look(keys, Deadline.after(LOOK_S))
+
+    def stage(request: ExportRequest, folder: Path) -> None:
+        assert stager is not None, "there are streams"
+        stager.stage(request, folder)
+
+    stager = None
+    if job.exports:
+        scratch = config.store / STAGES / "template"
+        stager = ExportStager(model, schema, job.tables, job.tasks, job.exports, scratch, dense.tensors, look)
+        observer.watch(stager.saw)
+    setting = ExportSettings(
+        job=job.name,
+        store=config.store,
+        folder=config.folder,
+        timeline=rank0.beginning.timeline,
+        fingerprint=arithmetic,
+        timed=next(iter(job.sources.values())).event_time.kind != "none",
+        streams=job.exports,
+        schema=schema,
+        tables=lambda: rank0.operator.tables,
+        forks=lambda: sum(bool(found) for _, found in rank0.chronicle.compared),
+        stage=stage,
+        exclusive=nullcontext if rank0.beginning.joblog is None else rank0.beginning.joblog.exclusive,
+    )
+    configuration = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)
+    exporting = ExportCoordinator(setting, ExporterProcess(configuration), rank0.operator.note)
+    rank0.operator.add(exporting)
+    try:
+        yield exporting
+    finally:
+        exporting.close()
+
+
+def resume_exports(exporting: ExportCoordinator, rank0: RankZero, committer: Committer) -> None:
+    """Resume the exports that were cut, once everything is restored; see Exporting.begin."""
+    beginning = rank0.beginning
+    replayed = [operation for logged in beginning.replay for operation in logged.operations]
+    exporting.begin(committer, [*replayed, *beginning.waiting], committer.version)

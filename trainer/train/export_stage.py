@@ -1,0 +1,146 @@
+"""Prepares what only rank 0 knows of a version that is exported: model description, trace, golden predictions.
+
+Writes model.json, golden.parquet and onnx-template.onnx into a folder, as far as possible, and why.json, which says why
+one of the latter two is missing. The exporter process continues from there.
+
+Shapes: U unique keys of a table, W weights of a row.
+"""
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dataset.samples.batch import F32, Samples
+from dataset.spec.schema import Schema
+from millrace.durable import REAL, write_whole, writing
+from pserver.config import TableSection
+from pserver.protocol.shards import Keys
+from trainer.config import ExportSection, TaskSection
+from trainer.exports.golden import as_bytes, as_exported, table_of
+from trainer.exports.model_document import describe
+from trainer.exports.model_files import GOLDEN, MODEL, TEMPLATE, WHY
+from trainer.exports.request import ExportRequest
+from trainer.exports.value_encoding import Dtype
+from trainer.features.deduplication import Deduplicator, EmbeddingTable, tables_of
+from trainer.features.default_rows import default_rows_of, widths_of, without_marks
+from trainer.features.model_inputs import inputs_of
+from trainer.features.pooling import KernelPooling
+from trainer.models.needs import shape_of
+from trainer.train.tracing import FrozenModel, TraceFailed, trace
+
+log = logging.getLogger(__name__)
+
+Look = Callable[[Mapping[str, Keys]], Mapping[str, F32]]
+"""Keys by table -> (U, W) their present rows, as inference sees them: zeros where there is no row, or marks
+(pserver.protocol.shards.absent) where the table learns its default row."""
+
+
+class ExportStager:
+    """Traces the model in its constructor. Runs on the loop's thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schema: Schema,
+        tables: Mapping[str, TableSection],
+        tasks: Sequence[TaskSection],
+        streams: Mapping[str, ExportSection],
+        scratch: Path,
+        tensors: Callable[[], Mapping[str, Tensor]],
+        look: Look,
+    ) -> None:
+        """`tensors` returns the model's state like trainer.dense.all_reduce.AllReduceDense.tensors; `scratch` takes the
+        template."""
+        self._schema, self._tables, self._tasks = schema, tables, tasks
+        self._tensors, self._look = tensors, look
+        self._most = max((section.golden for section in streams.values()), default=0)
+        self._kept: deque[Samples] = deque()
+        self._num_kept = 0
+        self._template, self._why = scratch / TEMPLATE, ""
+        self._deduplicators = [Deduplicator(table) for table in tables_of(schema, tables, None)]
+        self._pooling = KernelPooling(1)
+        self._frozen: FrozenModel | None = None
+        try:
+            self._frozen = FrozenModel(model, tasks)
+            template = trace(model, shape_of(schema, tables, [task.name for task in tasks]), tasks)
+        except TraceFailed as error:
+            self._why = str(error)
+            log.warning("exports will have no dense.onnx: %s", error)
+        else:
+            scratch.mkdir(parents=True, exist_ok=True)
+            _put(self._template, template)
+
+    def saw(self, samples: Samples) -> None:
+        """Remember a batch of the pass, for golden samples. Called at every step, so it copies nothing."""
+        self._kept.append(samples)
+        self._num_kept += len(samples)
+        while self._num_kept - len(self._kept[0]) >= self._most and len(self._kept) > 1:
+            self._num_kept -= len(self._kept.popleft())
+
+    def stage(self, request: ExportRequest, folder: Path) -> None:
+        """Write all that is available into `folder`, for a version whose pass is closed. Raises Unwritable."""
+        section = request.section
+        learnt = {name: row.tolist() for name, row in self._default_rows().items()}
+        described = describe(self._schema, self._tables, self._tasks, section, learnt)
+        _put(folder / MODEL, json.dumps(described, indent=1, ensure_ascii=False).encode())
+        why = {"onnx": self._why, "golden": ""}
+        if not self._why:
+            os.link(self._template, folder / TEMPLATE)
+        golden, why["golden"] = self._golden(section)
+        if golden is not None:
+            _put(folder / GOLDEN, golden)
+        _put(folder / WHY, json.dumps(why).encode())
+
+    def _default_rows(self) -> dict[str, F32]:
+        """The learnt default rows, as they are now."""
+        return default_rows_of(self._tensors(), widths_of(self._schema, self._tables))
+
+    def _golden(self, section: ExportSection) -> tuple[bytes | None, str]:
+        """The file, or why there is none."""
+        if not section.golden:
+            return None, "golden = 0"
+        if not self._num_kept:
+            return None, "the first trainer has seen no sample since the job was started"
+        if self._frozen is None:
+            return None, self._why
+        joined = Samples.concat(list(self._kept))
+        samples = joined.slice(max(0, len(joined) - section.golden), len(joined))
+        try:
+            return as_bytes(table_of(samples, self._schema, self._predicted(samples, section))), ""
+        except TraceFailed as error:
+            return None, str(error)
+
+    def _predicted(self, samples: Samples, section: ExportSection) -> dict[str, F32]:
+        """Predictions of the present model and rows, with rows rounded as in the export."""
+        assert self._frozen is not None
+        self._frozen.load({name.removeprefix("model."): value for name, value in self._tensors().items()})
+        lookups = [each.lookup(samples) for each in self._deduplicators]
+        rows, default_rows = self._look({look.table.name: look.keys for look in lookups}), self._default_rows()
+        leaves = {
+            look.table.name: self._pooling.cells(
+                look, _served(rows[look.table.name], look.table, section.dtype, default_rows)
+            ).detach()
+            for look in lookups
+        }
+        return self._frozen.predict(inputs_of(self._schema, samples, lookups, leaves, torch.device("cpu")))
+
+
+def _served(rows_UW: F32, table: EmbeddingTable, dtype: Dtype, default_rows: Mapping[str, F32]) -> F32:
+    """Rows as a reader of the export gets them. Default rows are not rounded: model.json has them as numbers."""
+    if table.name not in default_rows:
+        return as_exported(rows_UW, table.first_order, dtype)
+    zeros_W = np.zeros(table.width, np.float32)
+    present_UW, absent_U = without_marks(rows_UW, zeros_W)
+    return np.where(absent_U[:, None], default_rows[table.name], as_exported(present_UW, table.first_order, dtype))
+
+
+def _put(path: Path, content: bytes) -> None:
+    with writing(path):
+        write_whole(REAL, path, content)

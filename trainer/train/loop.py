@@ -1,0 +1,342 @@
+"""The life of a pass on every rank: plan, read ahead, train, close.
+
+Every rank makes the same collective calls in the same order. Rank 0 decides: it plans and leads commits, and it
+broadcasts its decisions. trainer.train.assembly builds the parts; this module only composes them.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dataset.samples.batch import F32
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.seeds import derive
+from pserver.consistency.policy import StepFigures
+from pserver.protocol.shards import Gradients, StepScale
+from trainer.features.training_batches import TrainingBatch
+from trainer.journal.pass_plan import PassPlan
+from trainer.rank0.planner import StreamEnded
+from trainer.status.step_clock import WaitsFor
+from trainer.status.time_spent import LoopPart
+from trainer.train.infer_first import announced_ahead
+from trainer.train.trainer_parts import TrainerParts
+
+IDLE_WAIT_S = 0.2
+"""Longest time rank 0 waits for a plan before it tells the other ranks that there is none yet."""
+FINISH_WAIT_S = 0.02
+"""Pause between two checks of the last commit."""
+
+log = logging.getLogger(__name__)
+
+
+class NonFinite(MillraceError):
+    """A loss or gradient is not finite, and `on_nonfinite` is "fail"."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """Facts about a step that all ranks know before it begins."""
+
+    weight: dict[str, float]
+    """Weight of the step's samples over all ranks, by task."""
+    num_samples: int
+    more: bool
+    """Whether any rank has a batch."""
+
+
+class TrainLoop:
+    """See module docstring."""
+
+    def __init__(self, parts: TrainerParts, seed: int) -> None:
+        self._parts, self._seed = parts, seed
+        self._spent = parts.progress.spent
+        self._next: PassPlan | None = None
+        self._end = False
+        self._draining = threading.Event()
+
+    def drain(self) -> None:
+        """Request an end after the current pass. May be called on any thread."""
+        self._draining.set()
+
+    def run(self) -> None:
+        """Train until the stream ends or a drain is requested, then commit the last version.
+
+        At the end of the stream, operations that wait for a close get a pass without events. At a drain they wait for
+        the next run.
+        """
+        parts, progress = self._parts, self._parts.progress
+        self._request_plan()
+        while (plan := self._wait_for_plan()) is not None:
+            replaying = parts.rank0 is not None and parts.rank0.chronicle.replaying
+            progress.opened(plan, "replaying" if replaying else "training")
+            self._request_plan()
+            self._train(plan)
+            progress.step.begin(WaitsFor.CLOSE)
+            committed = parts.closer.close(plan, self._commit_is_due)
+            progress.step.end()
+            self._publish()
+            if committed:
+                self._commit()
+            self._export()
+        progress.ended()
+
+    # -- plans
+
+    def _request_plan(self) -> None:
+        """Rank 0: request the pass after the last known one."""
+        rank0, progress = self._parts.rank0, self._parts.progress
+        if rank0 is not None and not self._end:
+            rank0.chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
+
+    def _poll_plan(self, wait_s: float) -> dict[str, object] | None:
+        """Rank 0: the message about the next pass; None while there is none."""
+        rank0 = self._parts.rank0
+        if rank0 is None or self._next is not None or self._end:
+            return None
+        answer = rank0.chronicle.take(wait_s)
+        if isinstance(answer, StreamEnded):
+            return {"end": True}
+        return None if answer is None else {"plan": answer.message()}
+
+    def _handle_news(self, message: Mapping[str, object]) -> None:
+        """All ranks: handle a message of rank 0. Start to read the next pass, or note that there is none."""
+        if "end" in message:
+            self._end = True
+            return
+        plan = PassPlan.of_message(message["plan"])  # type: ignore[arg-type]
+        self._next = plan
+        self._parts.progress.planned(plan)
+        self._parts.maker.expect(plan.number, plan.learn)
+        self._parts.loader.submit(plan.number, plan.segments[self._parts.ranks.rank])
+
+    def _wait_for_plan(self) -> PassPlan | None:
+        """The next pass to train, or None at the end."""
+        ranks = self._parts.ranks
+        clock = self._parts.progress.step
+        while True:
+            action = self._next_action() if ranks.rank == 0 else None
+            clock.begin(WaitsFor.TRAINERS)
+            message = ranks.broadcast(action)
+            clock.end()
+            if "over" in message:
+                return None
+            if "plan" in message or "end" in message:
+                self._handle_news(message)
+            if "commit" in message:
+                self._commit()
+            if self._next is not None and "wait" not in message:
+                plan, self._next = self._next, None
+                return plan
+
+    def _next_action(self) -> dict[str, object]:
+        """Rank 0: the next action of all ranks: begin the known pass, learn of one, commit, wait, or end.
+
+        At a drain, a pass that is known but has not begun stays in the log. It is the first pass of the next run.
+        """
+        parts = self._parts
+        if self._draining.is_set() or (self._end and self._next is None):
+            if not self._draining.is_set() and (plan := self._pass_without_events()) is not None:
+                return {"plan": plan.message()}
+            if self._commit_is_due(parts.progress.version, ended=True):
+                return {"wait": True, "commit": True}
+            if self._all_finished():
+                return {"over": True}
+            with self._spent.part(LoopPart.COMMIT):
+                time.sleep(FINISH_WAIT_S)
+            return {"wait": True}
+        if self._next is not None:
+            return {"go": True}
+        self._publish()
+        if self._commit_is_due(parts.progress.version):
+            return {"wait": True, "commit": True}
+        self._export()
+        with self._spent.part(LoopPart.EVENTS):
+            known = self._poll_plan(IDLE_WAIT_S)
+        if known is not None:
+            return known
+        parts.progress.idle(parts.rank0 is not None and parts.rank0.chronicle.paused)
+        return {"wait": True}
+
+    def _pass_without_events(self) -> PassPlan | None:
+        """Rank 0: at the end of the stream, a pass without events if an operation waits for one."""
+        parts, progress = self._parts, self._parts.progress
+        if parts.rank0 is None or not parts.rank0.operator.wants_pass(ended=True):
+            return None
+        return parts.rank0.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
+
+    def _all_finished(self) -> bool:
+        """Rank 0: whether the last version is committed and all exports that must finish have finished."""
+        parts = self._parts
+        if parts.committer is not None and not parts.committer.finish(parts.progress.version):
+            return False
+        no_more = self._draining.is_set() or parts.rank0 is None or parts.rank0.planner is None
+        return parts.exporting is None or parts.exporting.finish(stopping=no_more)
+
+    # -- between passes
+
+    def _commit_is_due(self, version: int, *, ended: bool = False) -> bool:
+        """Rank 0: whether `version` is to be committed now; at the end, whatever is not committed yet."""
+        parts = self._parts
+        if parts.committer is None:
+            return False
+        with self._spent.part(LoopPart.COMMIT):
+            return parts.committer.due(version, full=parts.closer.memory_waits, ended=ended)
+
+    def _commit(self) -> None:
+        """All ranks: bring the dense part together; rank 0 begins a commit with it."""
+        parts = self._parts
+        with self._spent.part(LoopPart.COMMIT):
+            dense = parts.dense.consolidate()
+            if parts.committer is not None:
+                parts.committer.begin(parts.progress.version, dense)
+
+    def _publish(self) -> None:
+        """Rank 0: publish the version to subscribers. This comes first because replicas wait for it."""
+        if self._parts.feed is not None:
+            with self._spent.part(LoopPart.COMMIT):
+                self._parts.feed.tick(self._parts.progress.version)
+
+    def _export(self) -> None:
+        """Rank 0: process the results of exports."""
+        if self._parts.exporting is not None:
+            with self._spent.part(LoopPart.COMMIT):
+                self._parts.exporting.tick()
+
+    # -- steps
+
+    def _train(self, plan: PassPlan) -> None:
+        """Run every step of a pass on this rank, with empty steps while other ranks have more batches."""
+        parts, clock = self._parts, self._parts.progress.step
+        clock.begin(WaitsFor.SHARDS)
+        parts.shards.open_pass(plan.number, self._deadline())
+        clock.at(WaitsFor.PIPE)
+        batches = self._batches(plan)
+        torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
+        batch = next(batches, None)
+        clock.at(WaitsFor.SHARDS)
+        rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
+        step = 0
+        while (common := self._agree(batch)).more:
+            if plan.learn:
+                batch, rows = self._learn(step, batch, rows, batches, common)
+            else:
+                batch, rows = self._predict(step, batch, rows, batches, common)
+            step += 1
+        parts.dense.flush()
+
+    def _batches(self, plan: PassPlan) -> Iterator[TrainingBatch]:
+        """The batches of a pass. With `infer_first`, all are predicted before the first one is learnt."""
+        parts = self._parts
+        batches = self._spent.loaded(parts.loader.batches(plan.number), parts.loader.starved_s)
+        if parts.infer_first is None:
+            return batches
+        if not plan.learn:
+            return announced_ahead(parts.shards, batches, learn=False)
+        return parts.infer_first.first(batches, self._agree)
+
+    def _agree(self, batch: TrainingBatch | None) -> _Common:
+        """The figures of the next step. The same message carries the next plan as soon as rank 0 has it."""
+        parts, tasks = self._parts, self._parts.tasks
+        parts.progress.step.begin(WaitsFor.TRAINERS)
+        mine = StepFigures([0.0] * len(tasks), num_samples=0, num_batches=0)
+        if batch is not None:
+            weights = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
+            mine = StepFigures(weights, len(batch.samples), num_batches=1)
+        figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
+        if news is not None:
+            self._handle_news(news)
+        weight = {task.name: figures.weights[i] for i, task in enumerate(tasks)}
+        return _Common(weight, figures.num_samples, more=figures.num_batches > 0)
+
+    def _learn(
+        self,
+        step: int,
+        batch: TrainingBatch | None,
+        rows: Mapping[str, F32],
+        batches: Iterator[TrainingBatch],
+        common: _Common,
+    ) -> tuple[TrainingBatch | None, dict[str, F32]]:
+        """One step: predict, measure, learn. Returns the next batch and its rows."""
+        parts, clock = self._parts, self._parts.progress.step
+        clock.at(WaitsFor.MODEL)
+        parts.dense.clear()
+        gradients: dict[str, Gradients] | None = None
+        finite = True
+        if batch is not None:
+            parts.dense.buffers.save()
+            forward = parts.stepper.forward(batch, rows, common.weight)
+            parts.observer.observe(batch, forward, step)
+            with self._spent.part(LoopPart.BACKWARD):
+                gradients, finite = parts.stepper.backward(batch, forward)
+        clock.at(WaitsFor.TRAINERS)
+        if batch is not None or parts.dense.communicates(step):
+            parts.dense.after_backward(step, parts.stepper.scale.value)
+        apply = self._all_finite(step, finite)
+        if apply:
+            with self._spent.part(LoopPart.BACKWARD):
+                parts.dense.step()
+        elif batch is not None:
+            parts.dense.buffers.restore()
+        clock.at(WaitsFor.PIPE)
+        following = next(batches, None) if batch is not None else None
+        clock.at(WaitsFor.SHARDS)
+        prepared = batch.prepared if batch is not None else None
+        following_rows = parts.shards.exchange(
+            step,
+            prepared,
+            gradients if apply else None,
+            following.prepared if following is not None else None,
+            StepScale(common.num_samples),
+            self._deadline(),
+        )
+        return following, following_rows or {}
+
+    def _predict(
+        self,
+        step: int,
+        batch: TrainingBatch | None,
+        rows: Mapping[str, F32],
+        batches: Iterator[TrainingBatch],
+        common: _Common,
+    ) -> tuple[TrainingBatch | None, dict[str, F32]]:
+        """One step of a pass that is only predicted. Returns the next batch and its rows."""
+        if batch is None:
+            return None, {}
+        parts, clock = self._parts, self._parts.progress.step
+        clock.at(WaitsFor.MODEL)
+        forward = parts.stepper.predict(batch, rows, common.weight)
+        parts.observer.observe(batch, forward, step)
+        parts.observer.infer(batch, forward, step)
+        clock.at(WaitsFor.PIPE)
+        following = next(batches, None)
+        clock.at(WaitsFor.SHARDS)
+        return following, {} if following is None else parts.shards.pull(following.prepared, self._deadline())
+
+    def _all_finite(self, step: int, finite: bool) -> bool:
+        """Whether the step may be applied, agreed on by all ranks. Raises NonFinite with `on_nonfinite = "fail"`."""
+        parts = self._parts
+        good = finite and parts.dense.finite()
+        num_bad = parts.policy.num_bad(parts.ranks, good)
+        parts.stepper.scale.settle(num_bad == 0)
+        if not num_bad:
+            return True
+        where = f"pass {parts.progress.current}, step {step}: a loss or gradient on {num_bad} rank(s) is not finite"
+        if parts.stepper.scale.on and parts.stepper.scale.value > 1:
+            log.info("%s; float16 loss scale lowered to %g", where, parts.stepper.scale.value)
+        elif parts.train.on_nonfinite == "fail":
+            raise NonFinite(
+                f'{where}; lower the learning rates, or set train.clip_norm or train.on_nonfinite = "skip_batch"'
+            )
+        else:
+            log.warning("%s; the step is skipped", where)
+            parts.progress.skipped_steps += 1
+        return False
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._parts.train.step_deadline)

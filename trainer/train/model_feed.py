@@ -1,0 +1,207 @@
+"""Rank 0's part of the live feed: its addresses, the publishing of versions, and everything except rows.
+
+Shards publish the rows (pserver.feed.publisher) when rank 0 asks them. Rank 0 publishes the dense tensors, the time of
+the newest event, and the description and ONNX graph of the model. Nothing is opened, traced or copied before the first
+client asks for the addresses, and nothing is published without subscribers.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from pserver.feed import feed_messages
+from pserver.feed.feed_server import FeedServer
+from pserver.feed.publisher import Subscribers, Subscription
+from pserver.protocol.shards import Shards
+from trainer.config import ExportSection, TrainerJob, WorkerConfig
+from trainer.exports.model_document import describe
+from trainer.features.default_rows import default_rows_of, widths_of
+from trainer.models.needs import shape_of
+from trainer.rank0.parts import RankZero
+from trainer.train.saved_state import StateHolders
+from trainer.train.tracing import TraceFailed, trace
+
+ASK_S = 10.0
+"""Longest time for shards to open their ports."""
+PUBLISH_S = 60.0
+"""Longest time for shards to copy the changed rows."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedContent:
+    """Everything in the feed of a job except rows. Callables are called between passes, on the loop's thread."""
+
+    job: str
+    timeline: str
+    generation: int
+    tensors: Callable[[], Mapping[str, Tensor]]
+    """Returns the model's tensors by name."""
+    model: Callable[[], Mapping[str, Any]]
+    """Returns the description of trainer.exports.model_document."""
+    onnx: Callable[[], bytes | None]
+    """Returns the ONNX template of trainer.train.tracing, or None if tracing fails; called once."""
+    event_time_s: Callable[[], float | None]
+    event_times: Callable[[int], Mapping[str, Any] | None] = lambda _version: None
+    """Returns the event times of a version's pass as trainer.status.freshness reports them; None if they are not
+    known."""
+
+    @classmethod
+    def of(
+        cls,
+        config: WorkerConfig,
+        job: TrainerJob,
+        schema: Schema,
+        rank0: RankZero,
+        model: nn.Module,
+        holders: StateHolders,
+    ) -> "FeedContent":
+        """The content for a job, as a full export in float32 would have it."""
+
+        def onnx() -> bytes | None:
+            try:
+                return trace(model, shape_of(schema, job.tables, [task.name for task in job.tasks]), job.tasks)
+            except TraceFailed as error:
+                log.warning("replicas that follow the live feed have no ONNX: %s", error)
+                return None
+
+        def described() -> Mapping[str, Any]:
+            learnt = {name: row.tolist() for name, row in default_rows_of(holders.dense.tensors(), widths).items()}
+            return describe(schema, rank0.operator.tables, job.tasks, ExportSection(), learnt)
+
+        widths = widths_of(schema, job.tables)
+        facts = job.name, rank0.beginning.timeline, config.generation
+        closer = holders.closer
+        latest_s = lambda: closer.latest_event_s  # noqa: E731
+        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of)
+
+
+class ModelFeed:
+    """See module docstring, and pserver.feed.feed_server.FeedSource. `tick` is called by the loop; the rest on any
+    thread."""
+
+    def __init__(self, content: FeedContent, shards: Shards) -> None:
+        self._content, self._shards = content, shards
+        self._opening = threading.Lock()
+        self._server: FeedServer | None = None
+        self._shard_addresses: list[str] = []
+        self._secret = ""
+        self._subscribers = Subscribers()
+        self._new: tuple[Subscription, ...] = ()
+        """Subscriptions that have not received the model yet."""
+        self._again = False
+        self._published_version = 0
+        self._model: Mapping[str, Any] | None = None
+        self._onnx: bytes | None = None
+
+    # --- addresses ---------------------------------------------------------------------------------------------------
+
+    def answer(self, _request: Mapping[str, Any]) -> dict[str, Any]:
+        """The addresses for subscribers, in the form of trainer.replica.feed_address. The first call opens the
+        ports."""
+        with self._opening:
+            if self._server is None:
+                self._secret = secrets.token_hex(16)
+                self._shard_addresses = self._shards.feed(self._secret, Deadline.after(ASK_S))
+                self._server = FeedServer(self, self._secret)
+            facts = {"job": self._content.job, "timeline": self._content.timeline}
+            return facts | {
+                "generation": self._content.generation,
+                "secret": self._secret,
+                "chief": self._server.address,
+                "shards": list(self._shard_addresses),
+            }
+
+    # --- subscribers -------------------------------------------------------------------------------------------------
+
+    def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_messages.Outgoing]:
+        """See Source: a new subscriber receives the model with the next published version."""
+        with self._opening:
+            self._subscribers.add(subscription)
+            self._new = (*self._new, subscription)
+        return iter(())
+
+    def close(self, subscription: Subscription) -> None:
+        """See Source."""
+        with self._opening:
+            self._subscribers.remove(subscription)
+            self._new = tuple(each for each in self._new if each is not subscription)
+
+    def poke(self) -> None:
+        """See Source."""
+        self._again = True
+
+    def end(self) -> None:
+        """See Source."""
+        self._subscribers.end()
+
+    # --- publishing --------------------------------------------------------------------------------------------------
+
+    def tick(self, version: int) -> None:
+        """Between passes, after operations: publish `version`, unless it was published and no subscriber asks again."""
+        if not self._subscribers.now() or not version:
+            return
+        with self._opening:
+            again, self._again = self._again, False
+            new, self._new = self._new, ()
+        if not (again or new) and version == self._published_version:
+            return
+        self._shards.publish(version, Deadline.after(PUBLISH_S))
+        self._send_model(new)
+        facts = {"event_time_s": self._content.event_time_s(), "event_times": self._content.event_times(version)}
+        messages = [feed_messages.dense(version, copies_of(self._content.tensors()), facts)]
+        for subscription in self._subscribers.now():
+            subscription.put(messages)
+        self._published_version = version
+
+    def _send_model(self, new: tuple[Subscription, ...]) -> None:
+        """Send the model to new subscribers, and its description to all subscribers if it has changed.
+
+        The description holds learnt default rows, so it changes with them; the graph does not change.
+        """
+        if self._model is None:
+            self._onnx = self._content.onnx()
+        model, content = self._content.model(), self._content
+        is_changed, self._model = model != self._model, model
+        facts = {"job": content.job, "timeline": content.timeline, "generation": content.generation, "model": model}
+        for subscription in self._subscribers.now():
+            if subscription in new:
+                subscription.put([feed_messages.introduction(facts, self._onnx)])
+            elif is_changed:
+                subscription.put([feed_messages.introduction(facts, None)])
+
+    def shut(self) -> None:
+        """Send the queued messages, and close the port."""
+        with self._opening:
+            server = self._server
+        if server is not None:
+            server.close()
+
+
+@contextmanager
+def open_feed(content: FeedContent, shards: Shards, rank0: RankZero) -> Iterator[ModelFeed]:
+    """The feed of a job, which rank 0 announces. Queued messages are sent at the end."""
+    feed = ModelFeed(content, shards)
+    rank0.answers["feed"] = feed.answer
+    try:
+        yield feed
+    finally:
+        feed.shut()
+
+
+def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """Copies of the model's own tensors on the CPU."""
+    prefix = "model."
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {name: np.array(value.detach().cpu().numpy(), order="C") for name, value in own.items()}

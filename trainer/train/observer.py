@@ -1,0 +1,167 @@
+"""Records each batch before it is learnt: predictions for the metrics, days and event times for the close."""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.config import SlotKind
+from dataset.spec.schema import Schema
+from trainer.collectives.ranks import Ranks
+from trainer.config import TrainerJob
+from trainer.features.training_batches import TrainingBatch
+from trainer.metrics.halves import Exclusive
+from trainer.metrics.meter import Meter, MeterState
+from trainer.metrics.observed import ObservedBatch, ids_of
+from trainer.status.freshness import EventTimes, EventTimesCollector
+from trainer.train.signals import SignalsCollector
+from trainer.train.step import ForwardResult
+
+SECONDS_PER_DAY = 86_400
+INFER_FIRST = "infer_first"
+"""Key of the metrics of trainer.train.infer_first in reports, closes and commits."""
+FIGURES = ("auc", "gauc", "logloss", "calibration", "rmse")
+"""Measures that the log holds for each close."""
+
+
+class Observer:
+    """The observer of one rank. `observe` and `infer` are called in steps, the rest at a close."""
+
+    def __init__(
+        self, job: TrainerJob, schema: Schema, halves_folder: Path | None, exclusive: Exclusive = nullcontext
+    ) -> None:
+        """See Meter."""
+        event_time = next(iter(job.sources.values())).event_time
+        self._timed = event_time.kind != "none"
+        self._schema, self._metrics = schema, job.metrics
+        self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder, exclusive=exclusive)
+        self._infer_first = Meter(job.metrics, job.tasks, timed=self._timed) if job.metrics.infer_first else None
+        self._days: dict[int, int] = {}
+        self._times_s: tuple[float, float] | None = None
+        self._times = EventTimesCollector()
+        self._signals = SignalsCollector(schema, job.tables, job.tasks[0].label)
+        self._watchers: tuple[Callable[[Samples], None], ...] = ()
+
+    def watch(self, watcher: Callable[[Samples], None]) -> None:
+        """Call `watcher` with the samples of each batch from now on."""
+        self._watchers += (watcher,)
+
+    def observe(self, batch: TrainingBatch, forward: ForwardResult, step: int) -> None:
+        """Record a batch."""
+        for watcher in self._watchers:
+            watcher(batch.samples)
+        self._signals.add(batch.samples)
+        if self._timed:
+            self._take_times(batch.samples.time_s_B)
+        self._meter.add(self._observed(batch, forward, step))
+
+    def infer(self, batch: TrainingBatch, forward: ForwardResult, step: int) -> None:
+        """Record the predictions of the model at the beginning of the pass, if they are measured."""
+        if self._infer_first is not None:
+            self._infer_first.add(self._observed(batch, forward, step))
+
+    def _observed(self, batch: TrainingBatch, forward: ForwardResult, step: int) -> ObservedBatch:
+        samples, group, slices = batch.samples, self._metrics.gauc_by, self._metrics.slices
+        return ObservedBatch(
+            step,
+            forward.prediction_B,
+            batch.label_B,
+            batch.weight_B,
+            samples.time_s_B if self._timed else None,
+            None if group is None else ids_of(self._column(samples, group)),
+            {slot: self._column(samples, slot) for slot in slices},
+            forward.tensors,
+        )
+
+    def take_days(self) -> dict[int, int]:
+        """Return the UTC days of the pass's event times with their counts, and forget them."""
+        days, self._days = self._days, {}
+        return days
+
+    def take_signals(self) -> list[str]:
+        """Return which inputs of row statistics occurred in the pass (trainer.train.signals), and forget them."""
+        return self._signals.take()
+
+    def take_times_s(self) -> tuple[float, float] | None:
+        """Return the lowest and highest event time of the pass, unix seconds, and forget them."""
+        times_s, self._times_s = self._times_s, None
+        return times_s
+
+    def take_times(self) -> EventTimes:
+        """Return a summary of the event times of the pass, and forget them."""
+        return self._times.take()
+
+    def close_pass(self, ranks: Ranks) -> dict[str, Any]:
+        """Collective: reduce the pass. Returns the metrics of pass, window and life on rank 0, nothing elsewhere."""
+        closed = self._meter.close_pass(ranks)
+        if self._infer_first is not None:
+            self._infer_first.close_pass(ranks)
+        return {} if closed is None else self._report()
+
+    def fingerprints(self) -> dict[str, str]:
+        """Rank 0: hashes of the metrics of the last closed pass, by the kind of metrics."""
+        found = {"metrics": self._meter.fingerprint().hex()}
+        return found if self._infer_first is None else found | {INFER_FIRST: self._infer_first.fingerprint().hex()}
+
+    def state(self) -> MeterState:
+        """Rank 0, between passes: the state of the metrics that a commit holds."""
+        state = self._meter.state()
+        if self._infer_first is None:
+            return state
+        first = self._infer_first.state()
+        arrays = {f"{INFER_FIRST}/{name}": array for name, array in first.arrays.items()}
+        return MeterState({**state.arrays, **arrays}, {**state.facts, INFER_FIRST: first.facts})
+
+    def load_state(self, state: MeterState) -> None:
+        """Continue from a commit, on every rank. Metrics that it does not hold start anew."""
+        self._meter.load_state(state)
+        if self._infer_first is not None and (facts := state.facts.get(INFER_FIRST)) is not None:
+            prefix = f"{INFER_FIRST}/"
+            arrays = {name.removeprefix(prefix): a for name, a in state.arrays.items() if name.startswith(prefix)}
+            self._infer_first.load_state(MeterState(arrays, facts))
+
+    def _report(self) -> dict[str, Any]:
+        report = self._meter.report()
+        return report if self._infer_first is None else report | {INFER_FIRST: self._infer_first.report()}
+
+    def report(self) -> dict[str, Any]:
+        """Rank 0: the metrics of pass, window, life and halves."""
+        return self._report() | {"halves": self._meter.halves()}
+
+    def _take_times(self, time_s_B: NDArray[np.float64]) -> None:
+        known = time_s_B[np.isfinite(time_s_B)]
+        if not len(known):
+            return
+        self._times.add(known)
+        days, counts = np.unique(known // SECONDS_PER_DAY, return_counts=True)
+        for day, count in zip(days.tolist(), counts.tolist(), strict=True):
+            self._days[int(day)] = self._days.get(int(day), 0) + count
+        low_s, high_s = float(known.min()), float(known.max())
+        times_s = self._times_s or (low_s, high_s)
+        self._times_s = min(times_s[0], low_s), max(times_s[1], high_s)
+
+    def _column(self, samples: Samples, slot: str) -> NDArray[Any]:
+        """(B,) values of a meta slot, or the first id of a sparse slot in each sample, 0 if it has none."""
+        if self._schema.by_name[slot].kind is SlotKind.META:
+            return samples.meta[slot]
+        return first_ids(samples.sparse[slot])
+
+
+def figures_of(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The part of a report that the log holds for a close: FIGURES by task, if they are finite."""
+    return {
+        task: {name: found[name] for name in FIGURES if (value := found.get(name)) is not None and math.isfinite(value)}
+        for task, found in tasks.items()
+    }
+
+
+def first_ids(column: Ragged) -> NDArray[np.uint64]:
+    """(B,) the first id of each sample, 0 if it has none."""
+    begin_B, end_B = column.offset_B1[:-1], column.offset_B1[1:]
+    signs = np.append(column.values_N, np.uint64(0))
+    return np.where(end_B > begin_B, signs[np.minimum(begin_B, len(column.values_N))], np.uint64(0))

@@ -1,0 +1,163 @@
+"""One step of one rank: forward pass, values to measure, backward pass. trainer.train.loop passes the results on.
+
+Shapes: B samples of the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dataset.samples.batch import F32
+from dataset.spec.schema import Schema
+from pserver.protocol.shards import Gradients
+from trainer.config import TaskSection, TrainSection
+from trainer.dense.buffers import batch_norm_for, evaluating
+from trainer.features.default_rows import DefaultRows, Readers
+from trainer.features.model_inputs import inputs_of
+from trainer.features.pooling import Pooling
+from trainer.features.training_batches import TrainingBatch
+from trainer.models.contract import Inputs
+from trainer.models.outputs import check_outputs
+
+
+@dataclass(slots=True)
+class ForwardResult:
+    """The results of a forward pass."""
+
+    prediction_B: dict[str, F32]
+    """By task: probability (bce) or value (mse)."""
+    loss: Tensor
+    """This rank's share of the step's loss: sums over samples, divided by the weights of all ranks."""
+    leaves: dict[str, Tensor]
+    """Cells by table; autograd fills their gradients."""
+    tensors: dict[str, NDArray[np.float32]]
+    """Further outputs of the model by name, which are measured and not learnt; and "loss", the loss of each sample."""
+    readers: Readers
+    """Keys that read a default row, by table with a learnt default row."""
+    has_weight: bool
+    """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
+
+
+class LossScale:
+    """Loss scaling for float16 (Micikevicius et al. 2018): doubled after 2,000 good steps, halved at an overflow."""
+
+    GROW_AFTER = 2000
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+        self.value = 65536.0 if on else 1.0
+        self._good = 0
+
+    def settle(self, finite: bool) -> None:
+        """Adjust the scale after a step."""
+        if not self.on:
+            return
+        self._good = self._good + 1 if finite else 0
+        if not finite:
+            self.value = max(1.0, self.value / 2)
+        elif self._good == self.GROW_AFTER:
+            self.value, self._good = self.value * 2, 0
+
+    def state(self) -> list[float]:
+        """The state that a commit holds."""
+        return [self.value, self._good]
+
+    def load_state(self, state: Sequence[float]) -> None:
+        """The inverse of `state`."""
+        self.value, self._good = float(state[0]), int(state[1])
+
+
+class Stepper:
+    """Runs batches through the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schema: Schema,
+        tasks: Sequence[TaskSection],
+        train: TrainSection,
+        pooling: Pooling,
+        device: torch.device,
+        default_rows: DefaultRows | None = None,
+    ) -> None:
+        self._model, self._schema, self._tasks = model, schema, tasks
+        self._default_rows = default_rows or DefaultRows({}, device)
+        self._pooling, self._device = pooling, device
+        self._amp = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[train.amp]
+        self.scale = LossScale(train.amp == "float16")
+
+    def forward(
+        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+    ) -> ForwardResult:
+        """Predictions and this rank's share of the step's loss. `global_weight`: weight over all ranks, by task."""
+        rows, readers = self._default_rows.filled(rows)
+        leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
+        inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
+        cast = torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None)
+        with cast, batch_norm_for(self._model, len(batch.samples)):
+            given = check_outputs(self._model(inputs), [task.name for task in self._tasks], len(batch.samples))
+        outputs: dict[str, Tensor] = dict(given)
+        loss = torch.zeros((), device=self._device)
+        sample_loss = torch.zeros(len(batch.samples), device=self._device)
+        prediction_B: dict[str, F32] = {}
+        for task in self._tasks:
+            output = outputs.pop(task.name).float()
+            label = torch.from_numpy(batch.label_B[task.name]).to(self._device)
+            weight = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+            if task.loss == "bce":
+                loss_B = functional.binary_cross_entropy_with_logits(output, label, weight, reduction="none")
+                prediction = torch.sigmoid(output.detach())
+            else:
+                loss_B = functional.mse_loss(output, label, reduction="none") * weight
+                prediction = output.detach()
+            if global_weight[task.name]:
+                loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
+            sample_loss = sample_loss + loss_B.detach() * task.weight
+            prediction_B[task.name] = prediction.cpu().numpy()
+        loss = loss + self._own_losses(outputs, inputs, batch, global_weight)
+        has_weight = any(global_weight[task.name] for task in self._tasks)
+        named = {name: value.detach().float().cpu().numpy() for name, value in outputs.items()}
+        return ForwardResult(
+            prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers, has_weight
+        )
+
+    def predict(
+        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+    ) -> ForwardResult:
+        """As `forward`, with the model in inference mode (no dropout) and without autograd."""
+        with torch.no_grad(), evaluating(self._model.modules()):
+            return self.forward(batch, rows, global_weight)
+
+    def _own_losses(
+        self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: TrainingBatch, global_weight: Mapping[str, float]
+    ) -> Tensor | float:
+        """The losses that the model's own `losses` adds, weighted as the first task."""
+        losses = getattr(self._model, "losses", None)
+        first = self._tasks[0].name
+        if losses is None or not global_weight[first]:
+            return 0.0
+        weight = torch.from_numpy(batch.weight_B[first]).to(self._device) / global_weight[first]
+        return torch.stack([(value.float() * weight).sum() for value in losses(outputs, inputs).values()]).sum()
+
+    def backward(self, batch: TrainingBatch, forward: ForwardResult) -> tuple[dict[str, Gradients], bool]:
+        """Gradients by table, and whether the loss and these gradients are finite. Autograd adds the dense gradients.
+
+        In a step without weight all gradients are 0 on every rank; shows and clicks still count.
+        """
+        if forward.has_weight:
+            (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
+        finite = bool(torch.isfinite(forward.loss))
+        gradients: dict[str, Gradients] = {}
+        for look in batch.lookups:
+            grads_UD, all_finite = self._pooling.gradients(look, forward.leaves[look.table.name])
+            self._default_rows.learn(look.table.name, grads_UD, forward.readers)
+            if self.scale.on:
+                grads_UD /= np.float32(self.scale.value)
+            finite = finite and all_finite
+            gradients[look.table.name] = Gradients(grads_UD, look.show_U, look.click_U)
+        return gradients, finite

@@ -1,0 +1,48 @@
+"""The parts of one trainer, as trainer.train.assembly builds them and trainer.train.loop uses them."""
+
+from dataclasses import dataclass
+
+from dataset.loader.batch_loader import Loader
+from pserver.consistency.policy import Consistency
+from pserver.protocol.shards import Shards
+from trainer.checkpoint.committer import Committer
+from trainer.collectives.ranks import Ranks
+from trainer.config import TaskSection, TrainSection
+from trainer.dense.strategy import DenseStrategy
+from trainer.exports.coordinator import ExportCoordinator
+from trainer.features.training_batches import BatchMaker, TrainingBatch
+from trainer.rank0.parts import RankZero
+from trainer.status.progress import TrainerProgress
+from trainer.train.close import PassCloser
+from trainer.train.infer_first import InferFirst
+from trainer.train.model_feed import ModelFeed
+from trainer.train.observer import Observer
+from trainer.train.step import Stepper
+
+
+@dataclass(frozen=True)
+class TrainerParts:
+    """Everything that a trainer consists of."""
+
+    train: TrainSection
+    tasks: tuple[TaskSection, ...]
+    ranks: Ranks
+    policy: Consistency
+    shards: Shards
+    loader: Loader[TrainingBatch]
+    maker: BatchMaker
+    stepper: Stepper
+    dense: DenseStrategy
+    observer: Observer
+    closer: PassCloser
+    progress: TrainerProgress
+    rank0: RankZero | None
+    """Only on rank 0, like the four below; None on the other ranks."""
+    committer: Committer | None
+    """None in a rerun too: a rerun writes nothing."""
+    exporting: ExportCoordinator | None
+    """None in a rerun."""
+    feed: ModelFeed | None = None
+    """None in a rerun."""
+    infer_first: InferFirst | None = None
+    """Only where each pass is predicted before it is learnt from."""
