@@ -1,7 +1,9 @@
-"""The house style that a tool can hold: sizes, and that the imported packages are ours."""
+"""The house style that a tool can hold: sizes, names, plain words, and that the imported packages are ours."""
 
 import ast
 import importlib
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,44 @@ def test_files_and_functions_fit_a_reader():
                 if (lines := node.end_lineno - node.lineno + 1) > FUNCTION_LINES_MAX:
                     offences.append(f"{path}:{node.lineno} {node.name}: {lines} lines")
     assert not offences, "\n".join(offences)
+
+
+def test_no_two_public_classes_share_a_name():
+    places = defaultdict(list)
+    for path in sources():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    offences = [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+    assert not offences, "\n".join(offences)
+
+
+def test_no_package_has_two_files_of_one_name():
+    places = defaultdict(list)
+    for path in sources():
+        if path.stem not in ("__init__", "__main__", "config"):
+            relative = path.relative_to(ROOT)
+            places[relative.parts[0], path.stem].append(str(relative))
+    offences = [", ".join(found) for _, found in sorted(places.items()) if len(found) > 1]
+    assert not offences, "\n".join(offences)
+
+
+def test_no_docstring_begins_like_a_question_without_asking_one():
+    """Style, R16: subject, verb, object. "What the log says" is neither a sentence nor a question."""
+    offences = []
+    for path in sources():
+        for line, text in docstrings(ast.parse(path.read_text())):
+            first = text.strip().split("\n\n")[0]
+            if re.match(r"(What|Who|Whose|Whom)\b", first) and not first.rstrip().endswith("?"):
+                offences.append(f"{path.relative_to(ROOT)}:{line}: {first.splitlines()[0]}")
+    assert not offences, "\n".join(offences)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every string that stands alone as a statement: docstrings, and those below a field or a constant."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
 
 
 @pytest.mark.parametrize("name", PACKAGES)

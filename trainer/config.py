@@ -135,7 +135,7 @@ class TrainSection(Section):
     learn_until: Count | None = None
     """Number of events after which the job only predicts, as with learn = false."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"
-    """What happens when a loss or gradient is not finite: the job stops, or the step is skipped."""
+    """Reaction to a loss or gradient that is not finite: stop the job, or skip the step."""
     step_deadline: PositiveDuration = 120.0
     """Longest time a step waits for shards and other trainers."""
     prefetch_batches: int = Field(default=4, ge=1, le=1024)
@@ -207,7 +207,7 @@ class CommitSection(Section):
     max_failing: Duration = 900.0
     """How long commits may keep failing, for example on a full disk, before the job stops."""
     on_replay_mismatch: Literal["fail", "warn"] = "fail"
-    """What happens if a pass that is trained again after a restart differs from its close in the log."""
+    """Reaction when a pass that is trained again after a restart differs from its close in the log."""
 
 
 class StoreSection(Section):
@@ -272,7 +272,7 @@ class ExportSection(Section):
     at_end: bool = True
     """Whether the end of a bounded stream makes one more export."""
     on_late: Literal["later", "wait"] = "later"
-    """What happens to an export that is due while the one before is being made. "later": it is cut at a later close.
+    """Treatment of an export that is due while the one before is being made. "later": it is cut at a later close.
     "wait": training waits, so that the exported versions depend on the events alone."""
     tables: tuple[str, ...] = ()
     """Tables to export. Default: all."""

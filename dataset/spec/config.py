@@ -173,7 +173,7 @@ class Protocol(StrEnum):
 
 
 class OnBadEvent(StrEnum):
-    """What happens to a rejected event."""
+    """Treatment of a rejected event."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -181,7 +181,7 @@ class OnBadEvent(StrEnum):
 
 
 class DeadLettersSection(Section):
-    """What is kept of rejected events."""
+    """The part of rejected events that is kept."""
 
     keep_bytes: bool = True
     """Keep the event itself (base64); false for private data."""
@@ -209,15 +209,15 @@ class PipeSection(Section):
     on_bad_event: OnBadEvent = OnBadEvent.DEAD_LETTER
     """"fail", "skip" or "dead_letter"."""
     extra: Literal["fail", "drop"] = "fail"
-    """What happens to columns that are not slots: "fail"; or "drop", so that one generator serves several specs."""
+    """Treatment of columns that are not slots: "fail"; or "drop", so that one generator serves several specs."""
     max_bad_fraction: float = Field(default=0.01, ge=0, le=1)
     """The job stops above this fraction of rejected events, over the last 10,000 events, never before 1,000."""
     dead_letters: DeadLettersSection = DeadLettersSection()
-    """What is kept of rejected events."""
+    """The part of rejected events that is kept."""
 
 
 class SlotKind(StrEnum):
-    """What a slot contains."""
+    """Content of a slot."""
 
     SPARSE = "sparse"
     DENSE = "dense"

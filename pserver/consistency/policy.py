@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 News = dict[str, Any]
-"""What rank 0 tells all ranks in the middle of a pass, as JSON-able data."""
+"""Rank 0's message to all ranks in the middle of a pass, as JSON-able data."""
 
 
 class Peers(Protocol):
@@ -36,7 +36,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What one rank brings to a step, or what all ranks that it waits for bring together."""
+    """The contribution of one rank to a step, or the sum over all ranks that it waits for."""
 
     weights: Sequence[float]
     """Weight of the samples, by task."""

@@ -15,7 +15,7 @@ from pserver.errors import InvalidShardCall
 
 
 class CallVerdict(Enum):
-    """What to do with a call."""
+    """The decision about a call."""
 
     ACT = auto()
     """Act now: open or close the pass, or apply pushes. Then call the method that records it."""

@@ -205,7 +205,7 @@ class Shard:
             self._sweeper.sweep(table)
 
     def survey(self, shrink: ShrinkRows) -> ShrinkSurvey | None:
-        """What a shrink would delete; None while a thread counts."""
+        """The rows that a shrink would delete; None while a thread counts."""
         table = self._table(shrink.table)
         return table.survey(shrink) if shrink.at_once else self._sweeper.survey(table, shrink)
 

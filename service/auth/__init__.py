@@ -1,1 +1,1 @@
-"""Who may do what: tokens, roles, allow-lists, limits, exposure."""
+"""Authorization: tokens, roles, allow-lists, limits, exposure."""

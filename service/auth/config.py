@@ -32,7 +32,7 @@ class TlsSection(Section):
 
 
 class AccessSection(Section):
-    """Who may call the API."""
+    """Access to the API."""
 
     anonymous: RoleWord | Literal["none"] = "none"
     """The role of callers without a token."""
@@ -48,7 +48,7 @@ class AccessSection(Section):
 
 
 class AllowSection(Section):
-    """What job specs may name. Everything else is refused."""
+    """Limits on what job specs may name. Everything else is refused."""
 
     pipe_commands: tuple[CommandWords, ...] = ()
     """Commands for `pipe.command`, word for word; a last word "..." lets any arguments follow."""

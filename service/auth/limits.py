@@ -78,5 +78,5 @@ class CallerShares:
 
 
 def share_key(caller: Caller, address: str) -> str:
-    """Whom a share counts for: the token, or without one the address, which several users may have."""
+    """The client that a share counts for: its token, or without one its address, which several users may have."""
     return f"{ANONYMOUS} {network_of(address)}" if caller.name == ANONYMOUS else caller.name

@@ -105,7 +105,7 @@ def _claimed(job: LoadedJob) -> Iterator[Path]:
 
 
 def format_import(done: ImportResult, asked: ImportRequest, store: Path) -> Iterator[str]:
-    """What an import did, or would do, as lines of text."""
+    """The result of an import, or of a dry run, as lines of text."""
     choice = done.choice
     for table, rows in done.rows.items():
         yield f"table {table}: {count(rows)} rows loaded"

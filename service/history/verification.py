@@ -23,7 +23,7 @@ class CommitCheck:
 
     name: str
     damage: Mapping[str, str]
-    """What is wrong, by file or table."""
+    """Damage by file or table."""
     shared: Mapping[str, list[str]]
     """By damaged file: the other commits that share it."""
     files: int
@@ -47,7 +47,7 @@ def check_commit(store: Path, name: str) -> CommitCheck:
 
 
 def damage_in(store: Path, name: str) -> dict[str, str]:
-    """What is wrong with a commit, by file or table; empty if it is sound. The commit is held meanwhile."""
+    """Damage of a commit by file or table; empty if it is sound. The commit is held meanwhile."""
     commits = Commits(store)
     with lease(commits, name, "verify"), scratch(store) as folder:
         try:
@@ -57,7 +57,7 @@ def damage_in(store: Path, name: str) -> dict[str, str]:
 
 
 def damage_of(commit: Commit, scratch: Path) -> dict[str, str]:
-    """What is wrong with `commit`, by file or table; empty if it is sound.
+    """Damage of `commit` by file or table; empty if it is sound.
 
     Tables are opened in `scratch`, a path on the commit's disk; the folder is created and removed.
     """

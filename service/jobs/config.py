@@ -51,9 +51,9 @@ class ServiceConfig(Section):
     tls: TlsSection = TlsSection()
     """Encryption."""
     access: AccessSection = AccessSection()
-    """Who may call the API."""
+    """Access to the API."""
     allow: AllowSection = AllowSection()
-    """What job specs may name."""
+    """Limits on what job specs may name."""
     limits: LimitsSection = LimitsSection()
     """Limits."""
     _file: Path | None = PrivateAttr(None)

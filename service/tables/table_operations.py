@@ -140,7 +140,7 @@ def shrink(job: LoadedJob, tables: Sequence[str], rule: Rule, deadline: Deadline
 
 
 def dry_run(job: LoadedJob, table: str, rule: Rule, deadline: Deadline) -> dict[str, Any]:
-    """What a shrink of the table would delete now."""
+    """The rows that a shrink of the table would delete now."""
     request = {"table": table, **rule}
     if in_use(job.store):
         return JobClient(job.store).answer({"do": "dry_run", "operation": request}, deadline)

@@ -73,7 +73,7 @@ async def _home(_request: Request) -> Response:
 
 
 def _sharer(client: "Client") -> str:
-    """Whom a page counts for; empty for a page of NiceGUI itself."""
+    """The client that a page counts for; empty for a page of NiceGUI itself."""
     try:
         visit: Visit = client.request.scope[VISIT]
     except (RuntimeError, KeyError):

@@ -48,7 +48,7 @@ class Visit:
 
     @property
     def sharer(self) -> str:
-        """Whom the visitor's pages count for."""
+        """The client that the visitor's pages count for."""
         return share_key(self.caller, self.address)
 
 

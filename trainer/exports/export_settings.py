@@ -32,7 +32,7 @@ STAGES = "exports-stage"
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What exports need to know about their job."""
+    """The facts about their job that exports need."""
 
     job: str
     store: Path
@@ -100,7 +100,7 @@ def address_of(section: ExportSection, stream: str, store: Path, folder: Path) -
 
 
 class ExportLocation(NamedTuple):
-    """What an address means, however it is spelled."""
+    """The location that an address means, however it is spelled."""
 
     root: str
     """"s3://bucket/prefix", or a folder without links in its path."""

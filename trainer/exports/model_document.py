@@ -52,7 +52,7 @@ INPUTS = (
 
 
 class TaskFacts(Protocol):
-    """What the document says of a task: a part of trainer.config.TaskSection."""
+    """The document's entry of a task: a part of trainer.config.TaskSection."""
 
     @property
     def name(self) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PREFIX = "model."
 """Prefix of the names of a model's tensors in a commit; serving needs no others."""
 MODEL, GOLDEN, TEMPLATE, WHY = "model.json", "golden.parquet", "onnx-template.onnx", "why.json"
-"""What rank 0 prepares, as far as it can; WHY says why a file is missing."""
+"""The files that rank 0 prepares, as far as it can; WHY says why a file is missing."""
 ONNX = "dense.onnx"
 LOST = "the job was restarted between this version and its export, and what was prepared for it is lost"
 

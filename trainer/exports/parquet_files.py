@@ -47,7 +47,7 @@ OpenFile = Callable[[str], AbstractContextManager[BlobWriter]]
 
 @dataclass(slots=True)
 class TableCounts:
-    """What an export has of one table."""
+    """The content of one table in an export."""
 
     rows: int = 0
     tombstones: int = 0

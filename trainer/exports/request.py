@@ -72,7 +72,7 @@ class ExportAnswer(Section):
     outcome: Literal["complete", "failed"]
     """"complete": _DONE is there."""
     error: str | None = None
-    """What failed, where, what to do."""
+    """The failure, its place, and what to do."""
     final: bool = False
     """Whether another try cannot succeed either."""
     path: str = ""

@@ -1,4 +1,4 @@
-"""What is kept for exports: which exports at a destination; commits and prepared files in the store.
+"""Retention for exports: exports at a destination, commits and prepared files in the store.
 
 `exports_to_remove` is pure; trainer.exports.pointers removes exports.
 """

@@ -50,7 +50,7 @@ class FeedPosition(NamedTuple):
 
 @dataclass(slots=True)
 class _Step:
-    """What one shard sent up to a version."""
+    """The messages of one shard up to a version."""
 
     version: int
     tables: dict[str, list[TableDelta]]
@@ -60,7 +60,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _ShardParts:
-    """What one shard sent and was not returned yet."""
+    """Messages of one shard that were not returned yet."""
 
     whole: bool | None = None
     """None: the shard has not answered yet."""
@@ -99,7 +99,7 @@ class _ShardParts:
 
 @dataclass(slots=True)
 class _Rank0Parts:
-    """What rank 0 sent and was not returned yet."""
+    """Messages of rank 0 that were not returned yet."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     onnx: bytes | None = None

@@ -140,7 +140,7 @@ class ServingModel:
             raise BadInput(f"dense.onnx reads {unknown[0]!r}, which model.json does not tell of")
 
     def feeds(self, views: Mapping[str, TableView], inputs: InferenceInputs) -> dict[str, NDArray[Any]]:
-        """What the graph reads, from the rows of one version; weights are missing yet."""
+        """The inputs of the graph from the rows of one version, still without weights."""
         feeds: dict[str, NDArray[Any]] = dict(inputs.dense)
         for table, signs in zip(self.tables, inputs.signs, strict=True):
             table.feed(views[table.name], signs, inputs.num_samples, feeds)

@@ -22,7 +22,7 @@ SAVED = ("version", "num_positions", "num_events", "num_samples", "skipped_steps
 
 @dataclass(frozen=True, slots=True)
 class PassReading:
-    """What all ranks read in a pass."""
+    """Totals of what all ranks read in a pass."""
 
     num_events: int
     num_samples: int
