@@ -59,7 +59,7 @@ def test_what_would_go_is_counted_and_a_shrink_acts_in_the_next_run(ended):
     log = ended.parent / "store" / "log"
     assert not [record for record in read(log) if record.body.get("op") == "shrink" and record.body["id"]]
     said = say("shrink", ended, "--delete-after-days", "0", "--allow")
-    assert f"a shrink of table default is logged, and `millrace run` does it; {going} of {before} rows" in said
+    assert f"a shrink of table default is logged for the next run; {going} of {before} rows" in said
     assert read(log)[-1].kind is RecordKind.OPERATION and rows_in(ended) == before
     ran = millrace(ended)
     assert ran.code == 0 and ran.report["tables"]["default"]["rows"] == rows_of_days(2), ran.output

@@ -68,7 +68,7 @@ def now():
 
 
 def test_every_key_of_the_frozen_set_is_there_under_its_name():
-    assert service.config and trainer.config and trainer.predict.config  # so that all sections are known
+    assert service.spec.config and trainer.config and trainer.predict.config  # so that all sections are known
     named = {f"{section}.{key}" for section, keys in frozen(FIRST).items() for key in keys}
     assert named - now().keys() == set()
 
