@@ -302,5 +302,5 @@ def test_another_format_and_too_many_are_told_so(monkeypatch):
                 assert "1 subscribers follow already" in str(another.troubled())
         monkeypatch.setattr("pserver.feed.feed_messages.FORMAT", 2)
         with f.follower(job) as newer:
-            monkeypatch.setattr("pserver.feed.feed_server.feed_wire", type("Old", (), {"FORMAT": 1}))
+            monkeypatch.setattr("pserver.feed.feed_server.feed_messages", type("Old", (), {"FORMAT": 1}))
             assert isinstance(newer.troubled(), Refused)

@@ -110,7 +110,7 @@ def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, mon
         def close(self):
             pass
 
-    monkeypatch.setattr(exporter_process, "Child", Child)
+    monkeypatch.setattr(exporter_process, "ExporterChild", Child)
     fault = ArmedFailpoint(point=Failpoint.EXPORT_BEGUN)
     exporter = ExporterProcess(ExporterConfig(store=tmp_path, faults=(fault,)))
     world = World(tmp_path)

@@ -265,7 +265,7 @@ def test_a_version_or_a_time_chooses(chain, tmp_path, says, options, version):
     ("options", "words"),
     [
         (["--to", "0"], "no export is as old as version 0; the oldest is 0000000001-base"),
-        (["--at", "soon"], "'soon' is no time"),
+        (["--at", "soon"], "'soon' is not a time"),
         (["--at", "1970-01-01", "--to", "3"], "not both"),
     ],
 )
@@ -278,7 +278,7 @@ def test_what_cannot_be_chosen_is_told(chain, tmp_path, says, options, words):
 def test_a_folder_that_is_there_is_left_alone_and_damage_leaves_nothing(chain, tmp_path, says):
     (tmp_path / "whole").mkdir()
     code, said = says("materialize", chain[2], "--out", tmp_path / "whole")
-    assert code == 2 and "is there already" in said
+    assert code == 2 and "exists already" in said
     (chain[1] / "rows-default-0.parquet").write_bytes(b"")
     code, said = says("materialize", chain[2], "--out", tmp_path / "new")
     assert code == 1 and "rows-default-0.parquet has 0 bytes" in said

@@ -38,7 +38,7 @@ def test_a_thread_ahead_of_need_goes_last_and_an_awaited_one_is_as_urgent_as_any
 
 
 def test_where_the_process_may_not_nothing_happens(monkeypatch):
-    monkeypatch.setattr(priority, "can_yield", lambda: False)
+    monkeypatch.setattr(priority, "can_lower_priority", lambda: False)
     assert policy_after("ahead") == os.sched_getscheduler(0)
 
 

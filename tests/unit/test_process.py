@@ -130,7 +130,7 @@ def test_descriptors_are_given_back(start):
 
 def test_no_other_module_starts_processes():
     """service.jobs starts launchers that outlive the service; its supervisor only names the type."""
-    allowed = {"millrace/process.py", "service/hosting/detached.py", "service/jobs/supervisor.py"}
+    allowed = {"millrace/process.py", "service/jobs/launcher_process.py", "service/jobs/supervisor.py"}
     starts = re.compile(r"^\s*(import|from) (subprocess|pty)\b|os\.(system|popen|spawn\w+|posix_spawn\w*)\(", re.M)
     packages = ("millrace", "dataset", "pserver", "trainer", "service")
     found = {

@@ -116,7 +116,7 @@ def changed(at, **changes):
 
 LENGTHS = {"name": "a.lengths", "datatype": "INT64", "shape": [1], "data": [3]}
 WRONG = {
-    "no JSON": (b"{", "the body is no JSON"),
+    "no JSON": (b"{", "the body is not JSON"),
     "deep": (b"[" * 100_000, "the body has lists and objects nested deeper than 100"),
     "a list": ([], '"inputs", a list of tensors'),
     "no inputs": ({"inputs": []}, '"inputs", a list of tensors'),

@@ -59,7 +59,7 @@ def test_what_is_no_pair_is_refused_by_its_option(tmp_path):
     (cert, key), (other, _) = write_pair(tmp_path, "ours"), write_pair(tmp_path, "other")
     with pytest.raises(SpecError, match="--tls-cert.*name both"):
         config(tls_cert=str(cert)).tls()
-    with pytest.raises(SpecError, match="no certificate with its key"):
+    with pytest.raises(SpecError, match="not a certificate and its key"):
         config(tls_cert=str(other), tls_key=str(key)).tls()
     key.chmod(0o644)
     with pytest.raises(SpecError, match="--tls-key.*chmod 600"):

@@ -213,9 +213,9 @@ MISTAKES = {
     'exports.main={tables=["defualt"]}': "exports.main.tables.0: there is no table 'defualt'; did you mean 'default'?",
     f'{NO_TIME} ; exports.main={{clock="event"}}': 'exports.main.clock: the source has no event_time; use "wall"',
     "exports.a.delta_threshold=1 ; exports.b.delta_threshold=2": "exports.b.delta_threshold: stream 'a' has one above "
-    "0 already, and its exports begin the count anew; only one may",
-    "train.learn=false ; exports.main={}": "exports: with train.learn = false the model never changes, so each export "
-    "would be the last one again; leave exports out (--set exports={})",
+    "0 already, and its exports reset the count; only one may",
+    "train.learn=false ; exports.main={}": "exports: with train.learn = false the model never changes, "
+    "so all exports would be equal; leave exports out (--set exports={})",
     'exports.main={base="1h",delta="2h"}': "exports.main: delta is longer than base, so there would be no delta",
     "tasks.0.label=clik": "tasks.0.label: there is no slot 'clik'; a meta slot is needed; did you mean 'click'?",
     "tasks.0.label=list_length": "tasks.0.label: slot 'list_length' is dense; a meta slot is needed",
