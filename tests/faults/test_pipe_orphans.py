@@ -24,7 +24,7 @@ from dataset.stream.source import Segment
 schema = Schema.of([MetaSlot(name="label", kind="meta")])
 pipe = PipeSection(command=("python", "stuck.py"), protocol=sys.argv[1])
 reader = SegmentReader(MemorySource([[b"x"]]), pipe, schema, SourceSection(), None, Path.cwd())
-list(reader.read(0, [Segment("memory/0", 0, 0, 1)], Tally()))
+list(reader.read(0, [Segment("memory/0", 0, 0, 1)], PassTally()))
 """
 STUCK = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
 

@@ -162,12 +162,12 @@ def test_an_uploader_killed_in_the_middle_leaves_no_manifest_without_files(tmp_p
     program = f"""
 from pathlib import Path
 from millrace.deadline import Deadline
-from millrace.failpoints import Fault, Point, arm
+from millrace.failpoints import ArmedFailpoint, Failpoint, arm
 from trainer.checkpoint.commits import read_commit
 from trainer.blob.errors import BlobUnavailable
 from trainer.blob.blob_store import whole
 from trainer.checkpoint.mirror import Mirror
-arm((Fault(point=Point.UPLOADED),))
+arm((ArmedFailpoint(point=Failpoint.UPLOADED),))
 Mirror.open({uri!r}, Deadline.after(30)).upload(read_commit(Path({str(second.folder)!r})), [], Deadline.after(30))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9

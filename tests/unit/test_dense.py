@@ -79,14 +79,14 @@ def test_weights_and_state_are_those_of_torch_s_classes_bit_for_bit(kind):
 START = """
 import sys, torch
 from trainer.config import TrainSection
-from trainer.dense.all_reduce import DensePart
+from trainer.dense.all_reduce import AllReduceDense
 from trainer.train.assembly import set_up_torch
-from trainer.collectives.ranks import Alone
+from trainer.collectives.ranks import SingleRank
 
 config = TrainSection()
 set_up_torch(config, 1, torch.device("cpu"))
 assert torch.are_deterministic_algorithms_enabled()
-part = DensePart(torch.nn.Linear(2, 2), config, Alone())
+part = AllReduceDense(torch.nn.Linear(2, 2), config, SingleRank())
 part.gradient.fill_(1.0)
 part.step()
 print(sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))

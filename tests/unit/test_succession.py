@@ -14,7 +14,7 @@ from trainer.journal.log import Log, Superseded
 WAITING = """
 import sys, threading
 from pathlib import Path
-from trainer.journal.fencing import end_when_replaced
+from trainer.journal.fencing import end_when_superseded
 
 end_when_replaced(Path(sys.argv[1]), 1, check_s=0.05)
 print("up", flush=True)
