@@ -209,7 +209,7 @@ class Exporter:
     def _made(self, request: ExportRequest) -> ExportAnswer:
         scratch = self._world.store / "live" / f"export-{request.stream}"
         if self.fate in ("fails", "killed") or self._world.dies_at == "exporting":
-            with patch("trainer.exports.exporter.reach", self._stop), suppress(KeyboardInterrupt):
+            with patch("trainer.exports.exporter.failpoint", self._stop), suppress(KeyboardInterrupt):
                 return export(request, scratch)  # and where it is killed, begun anew
         answer = export(request, scratch)
         self._world.made(request, answer)

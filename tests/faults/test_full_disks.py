@@ -153,7 +153,7 @@ def test_a_disk_that_fills_up_between_two_steps_of_a_commit(disk, chief, monkeyp
         if reached is point:
             disk.leave(0) if what == "room" else disk.leave_names(0)
 
-    monkeypatch.setattr(module, "reach", fill)
+    monkeypatch.setattr(module, "failpoint", fill)
     chief.train()
     reason = chief.commit()
     needs_no_room = point in (Failpoint.MANIFEST_WRITTEN, Failpoint.COMMITTED, Failpoint.PRUNE_BEGUN)

@@ -16,7 +16,7 @@ HOST = """
 import sys
 from pathlib import Path
 from dataset.spec.config import MetaSlot, PipeSection, SourceSection
-from dataset.loader.batch_loader import Tally
+from dataset.loader.batch_loader import PassTally
 from dataset.stream.scripted_source import MemorySource
 from dataset.loader.segment_reader import SegmentReader
 from dataset.spec.schema import Schema

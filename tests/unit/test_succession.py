@@ -16,7 +16,7 @@ import sys, threading
 from pathlib import Path
 from trainer.journal.fencing import end_when_superseded
 
-end_when_replaced(Path(sys.argv[1]), 1, check_s=0.05)
+end_when_superseded(Path(sys.argv[1]), 1, check_s=0.05)
 print("up", flush=True)
 threading.Event().wait()
 """
