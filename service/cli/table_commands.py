@@ -1,6 +1,6 @@
 """The commands that change or show a job's rows. They read arguments and print; the other modules do the work.
 
-A command that changes rows waits until the change acts, at the close of a pass. `table_operations`, `explain` and
+A command that changes rows waits until the change acts, at the close of a pass. `tables`, `explain` and
 `shrink` also work for a job that does not run.
 """
 
@@ -39,7 +39,7 @@ NONE = "none"
 def set_(
     job: JobOrFile,
     values: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE...", help="As in table_operations.default.optimizer.lr=0.02.")
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="As in tables.default.optimizer.lr=0.02.")
     ],
     overrides: Overrides = [],  # noqa: B006  # typer copies it
     timeout: Timeout = 120.0,

@@ -1,11 +1,14 @@
 """Overrides: keys that may be set while a job runs, their effect, and a changed job file."""
 
 import json
+import re
+from typing import get_type_hints
 
 import pytest
 
 from millrace.config import load_toml, validate
 from millrace.errors import SpecError
+from service.cli.table_commands import set_
 from tests.unit.test_spec import NEWS
 from trainer.config import TrainerJob
 from trainer.spec.changes import after_set, is_hot, remaining, with_overrides
@@ -139,3 +142,8 @@ def test_a_changed_key_of_the_job_file_wins_and_other_overrides_remain():
 def test_an_override_of_a_learning_rate_ends_with_its_optimizer():
     other = {**SPEC, "train": {"dense_optimizer": {"kind": "sgd"}}}
     assert "train.dense_optimizer.lr" not in remaining(SET, SPEC, other) and LR in remaining(SET, SPEC, other)
+
+
+def test_the_example_key_in_the_help_of_set_may_be_set():
+    (values,) = (each for each in get_type_hints(set_, include_extras=True)["values"].__metadata__)
+    assert is_hot(re.fullmatch(r"As in ([\w.]+)=[\d.]+\.", values.help)[1])
