@@ -1,7 +1,10 @@
 """What follows an export: what is not kept goes, and what is another stream's never does."""
 
+from pathlib import Path
+
 import pytest
 
+from millrace.durable import RealDisk
 from tests.fakes.exports import write_export
 from trainer.exports import pointers
 from trainer.exports.destination import folder_destination
@@ -85,3 +88,23 @@ def test_a_field_that_is_not_there_is_named(folder):
     (folder / "current.json").write_text('{"format": 1, "path": "t1/0000000001-base"}')
     with pytest.raises(ManifestUnusable, match=r"current\.json is damaged: its 'chain' is null; restore it"):
         pointers.read_current(folder_destination(folder))
+
+
+def test_a_current_json_that_a_killed_process_left_unfinished_is_removed(folder, monkeypatch):
+    outlet = folder_destination(folder)
+    manifest = pointers.read_manifest(outlet, "t1/0000000005-base")
+
+    class Killed(BaseException):
+        """In place of SIGKILL: the rename is not reached, and nothing is cleaned up."""
+
+    def die(*_):
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(RealDisk, "rename", die)
+        patched.setattr(Path, "unlink", lambda *_, **__: None)
+        pointers.write_current(outlet, manifest, ["t1/0000000005-base"])
+    (folder / "current.json.mine").touch()
+    assert len(list(folder.glob("current.json.*"))) == 2
+    assert pruned(folder, keep=2) == []
+    assert [path.name for path in folder.glob("current.json*")] == ["current.json.mine"]

@@ -14,6 +14,7 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.done_markers import MARKERS, has_done
 from millrace.errors import MillraceError
+from trainer.blob.blob_store import UNFINISHED
 from trainer.config import ExportSection
 from trainer.exports import manifest as manifests
 from trainer.exports.destination import ExportDestination, open_destination
@@ -93,6 +94,7 @@ def remove_old_exports(
     gone = [path for path in found if not _is_anothers(outlet, path, stream)]
     for path in gone:
         remove_export(outlet, path)
+    _remove_unfinished(outlet)
     if gone:
         what = "1 old export" if len(gone) == 1 else f"{len(gone):,} old exports"
         log.info("removed %s, the newest %s", what, gone[0])
@@ -104,6 +106,13 @@ def remove_export(outlet: ExportDestination, path: str) -> None:
     for marker in MARKERS:
         outlet.remove(f"{path}/{marker}")
     outlet.remove_folder(path)
+
+
+def _remove_unfinished(outlet: ExportDestination) -> None:
+    """Remove what a killed process left of a current.json. Each such file has a name of its own."""
+    for name in outlet.names(""):
+        if name.startswith(f"{CURRENT}.") and name.endswith(UNFINISHED):
+            outlet.remove(name)
 
 
 def _present(outlet: ExportDestination) -> list[StoredExport]:
