@@ -29,7 +29,7 @@ from service.history.rewind import rewind_job
 from service.history.verification import check_commit
 from service.jobs.errors import WrongPhase
 from service.jobs.host import HostedJob
-from trainer.checkpoint.commits import Commits
+from trainer.control.commit_store import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}/commits", tags=["commits"], route_class=AuthorizedRoute)
 

@@ -10,7 +10,6 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 
 from millrace.deadline import Deadline
-from millrace.done_markers import MARKERS
 from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, downloads, note
 from service.api.commits import named
 from service.api.job_cache import JobCache, StatusesOf
@@ -22,7 +21,7 @@ from service.auth.roles import Role
 from service.exports import export_list
 from service.exports.export_request import make_export
 from service.spec.job import LoadedJob
-from trainer.exports.reader import MANIFEST
+from trainer.control.export_store import files_of
 
 router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_class=AuthorizedRoute)
 
@@ -170,7 +169,7 @@ def get_file(
 ) -> FileResponse:
     """One file of a complete export in a folder. Files in an object store must be fetched from there."""
     found = _shown(statuses.loaded(job), stream, timeline, name)
-    if file not in (*found.manifest["files"], MANIFEST, *MARKERS) or PurePosixPath(file).name != file:
+    if file not in files_of(found.manifest) or PurePosixPath(file).name != file:
         raise http_error(HTTPStatus.NOT_FOUND, f"export {found.path} has no file {file!r}")
     if "://" in found.url:
         raise http_error(HTTPStatus.CONFLICT, f"this export is stored at {found.url}; fetch {file} from there")

@@ -21,7 +21,7 @@ from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, 
 from service.auth.roles import Role
 from service.auth.spec_sizes import check_lines
 from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
-from trainer.spec.changes import check_set
+from trainer.control.job_spec import check_set
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute)
 

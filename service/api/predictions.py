@@ -22,8 +22,7 @@ from service.jobs.operation_queue import Act, ReportProgress
 from service.jobs.prediction_rules import PredictionRules
 from service.predict.prediction import job_of, predict
 from service.spec.job import LoadedJob
-from trainer.predict.config import PredictionRequest
-from trainer.predict.prediction_plan import with_absolute_paths
+from trainer.control.predictions import PredictionRequest, with_absolute_paths
 
 router = APIRouter(tags=["predictions"], route_class=AuthorizedRoute)
 

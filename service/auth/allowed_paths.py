@@ -19,8 +19,7 @@ from dataset.spec.path_search import DEEP
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, SpecError
 from service.cluster.store import MARKER
-from trainer.blob.address import StoreAddress, StoreKind, parse
-from trainer.exports.export_settings import EXPORTS
+from trainer.control.job_spec import EXPORTS, StoreAddress, StoreKind, parse_store_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def _folders(texts: Iterable[Any], base: Path) -> Iterator[Path]:
     """Those of `texts` that are folders of this machine; a spec that is none any more keeps nothing there."""
     for text in texts:
         try:
-            address = parse(text, base) if isinstance(text, str) else None
+            address = parse_store_address(text, base) if isinstance(text, str) else None
             if address is not None and address.kind is StoreKind.FOLDER:
                 yield Path(address.root).resolve()
         except (ValueError, OSError, RuntimeError):
@@ -120,7 +119,7 @@ class AllowedPaths:
     ) -> "AllowedPaths":
         """Of absolute roots as in `allow.roots`. For one check, which ends after LOOK_S."""
         own = None if own is None else _resolved(own)
-        places, hidden = tuple(parse(root) for root in roots), tuple(_resolved(path) for path in private)
+        places, hidden = tuple(parse_store_address(root) for root in roots), tuple(_resolved(path) for path in private)
         return cls(own, places, hidden, reserved, Deadline.after(LOOK_S))
 
     def check_base(self, folder: Path, at: str) -> None:
@@ -194,7 +193,7 @@ class AllowedPaths:
     def _address(self, text: str, folder: Path, at: str) -> tuple[StoreAddress, str]:
         """The address, and its root. Raises SpecError where the root has a ".."."""
         try:
-            address = parse(_plain(text, at), folder)
+            address = parse_store_address(_plain(text, at), folder)
         except ValueError as error:
             raise SpecError(str(error), at) from None
         return address, _plain(address.root, at)  # again: it may have been written with %2e

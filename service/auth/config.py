@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from millrace.config import Section
-from trainer.blob.address import parse as parse_address
+from trainer.control.job_spec import parse_store_address
 
 RoleWord = Literal["viewer", "operator", "admin"]
 ANY_MORE = "..."
@@ -76,7 +76,7 @@ class AllowSection(Section):
     @classmethod
     def _are_places(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
         for root in roots:
-            if parse_address(root).root == "/":
+            if parse_store_address(root).root == "/":
                 raise ValueError("'/' would allow everything; name folders")
         return roots
 

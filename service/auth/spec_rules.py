@@ -18,8 +18,8 @@ from millrace.secrets import SECRET_KEYS, is_reference
 from service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
 from service.auth.config import ANY_MORE, AllowSection
 from service.spec.job import LoadedJob
-from trainer.models.registry import MODELS
-from trainer.predict.prediction_plan import names_commit, servers_of
+from trainer.control.job_spec import MODELS
+from trainer.control.predictions import names_commit, servers_of
 
 MAX_NAME = 128
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")

@@ -13,7 +13,7 @@ from service.history import commit_list
 from service.history.commit_lookup import continue_from, find_commit, lineage
 from service.history.verification import CommitCheck, check_commit
 from service.monitor.lines import count
-from trainer.checkpoint.commits import CommitDamaged, Commits
+from trainer.control.commit_store import CommitDamaged, Commits
 
 WIDE = 240
 """Columns of a table that is not printed to a terminal."""

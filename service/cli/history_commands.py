@@ -19,8 +19,8 @@ from service.history.log_text import print_log
 from service.history.rerun import rerun_job
 from service.monitor.display import choose_show
 from service.spec.job import LoadedJob, load_job
-from trainer.checkpoint.commits import Commits
-from trainer.journal.partitions import SkippedRange
+from trainer.control.commit_store import Commits
+from trainer.control.job_log import SkippedRange
 
 past = typer.Typer()
 commits = typer.Typer(no_args_is_help=True, help="A job's commits: list, verify, pin, prune.")

@@ -22,9 +22,7 @@ from service.monitor.lines import count, labelled
 from service.predict.prediction import predict
 from service.predict.summary import summary_of_prediction
 from service.spec.job import LoadedJob, load_job
-from trainer.predict.config import LIVE, PredictionRequest
-from trainer.predict.output_files import PredictionOutput
-from trainer.predict.prediction_plan import error_at, with_absolute_paths
+from trainer.control.predictions import LIVE, PredictionOutput, PredictionRequest, error_at, with_absolute_paths
 
 predicting = typer.Typer()
 

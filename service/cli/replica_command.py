@@ -7,7 +7,7 @@ import typer
 
 from millrace import logs
 from millrace.config import validate
-from trainer.replica.config import ReplicaConfig
+from trainer.control.replicas import ReplicaConfig, serve
 
 
 def replica(
@@ -63,7 +63,5 @@ def replica(
         "max_body": max_body,
         "max_requests": max_requests,
     }
-    from trainer.replica.replica import run  # loads onnxruntime and a web server, which other commands do not need
-
     logs.setup("replica")
-    run(validate(ReplicaConfig, options))
+    serve(validate(ReplicaConfig, options))

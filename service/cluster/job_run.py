@@ -27,12 +27,8 @@ from service.cluster.worker_plan import JobPlan, plan_job
 from service.monitor.lines import summary_lines
 from service.spec.config import ClusterSection
 from service.spec.job import LoadedJob
-from trainer.blob.address import parse
-from trainer.checkpoint.commits import Commits
-from trainer.checkpoint.mirror import read_catalog
-from trainer.checkpoint.mirror_fetch import fetch, newest_generation_in
-from trainer.journal.log import newest_generation
-from trainer.rank0.recovery import replay_first
+from trainer.control.commit_store import Commits, MirrorReader, replay_first
+from trainer.control.job_log import newest_generation
 
 FETCH_S = 3600.0
 """Longest time to fetch a commit from the mirror."""
@@ -118,13 +114,12 @@ def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
     """
     if job.spec.store.mirror is None or newest_generation(job.store / "log"):
         return 0
-    uri, deadline = parse(job.spec.store.mirror, job.folder).text, Deadline.after(FETCH_S)
+    mirror = MirrorReader.of(job.spec.store.mirror, job.folder, Deadline.after(FETCH_S))
     if Commits(job.store).names():  # fetched by a run that was killed before its first claim
-        return newest_generation_in(uri, deadline)
-    catalog = read_catalog(uri, deadline)
-    if not catalog.commits and not catalog.damaged:
+        return mirror.newest_generation()
+    if mirror.is_empty():
         return 0
-    fetched = fetch(uri, job.store, job.spec.name, deadline)
+    fetched = mirror.fetch(job.store, job.spec.name)
     for reason in fetched.passed_over:
         on_line(LAUNCHER, f"skipped in the mirror: {reason}")
     on_line(LAUNCHER, f"continuing from the mirror, at commit {fetched.name}, on a new timeline")

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from service.spec.job import LoadedJob, with_defaults
-from trainer.checkpoint.commits import CommitDamaged, Commits
 from trainer.config import NEWEST_DEFAULTS
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.spec.changes import flat_values
-from trainer.spec.defaults import FIRST
+from trainer.control.commit_store import CommitDamaged, Commits
+from trainer.control.job_log import read_history
+from trainer.control.job_spec import FIRST, flat_values
 
 
 def with_store_defaults(job: LoadedJob) -> LoadedJob:
@@ -34,7 +32,7 @@ def newest_spec(store: Path) -> Mapping[str, Any] | None:
         with suppress(CommitDamaged):
             spec: Mapping[str, Any] = commits.read(name).state["spec"]
             return spec
-    return JobHistory.of(read(store / "log")).spec
+    return read_history(store / "log").spec
 
 
 def old_defaults_note(job: LoadedJob) -> str | None:

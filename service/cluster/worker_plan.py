@@ -16,8 +16,8 @@ from millrace.secrets import dump_with_secrets, with_secrets
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import LIVE
 from service.spec.job import LoadedJob
-from trainer.predict.config import PredictionRequest
-from trainer.status.step_clock import STALL_SHARE
+from trainer.control.job_spec import STALL_SHARE
+from trainer.control.predictions import PredictionRequest
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Millrace."""

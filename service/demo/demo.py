@@ -37,7 +37,7 @@ from service.monitor.lines import count, labelled, ratio, summary_lines
 from service.monitor.status import Status
 from service.server.serve import running_service
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import Commits, order_of
+from trainer.control.commit_store import Commits, order_of
 
 LISTEN = "127.0.0.1:8080"
 """Address of the page, if it is free."""

@@ -15,7 +15,7 @@ from millrace.errors import SpecError
 from service.cluster.store import claimed
 from service.history.commit_lookup import lease
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import FOLDER, Commit, CommitDamaged, Commits, sync_tree, write_manifest
+from trainer.control.commit_store import Commit, CommitDamaged, Commits, sync_tree, write_manifest
 
 LEASE = "predict0"
 """The holder of the commit meanwhile; names are those of service.history.commit_lookup."""
@@ -38,7 +38,8 @@ def fork(store: Path, name: str, twin: LoadedJob) -> Commit:
 
 def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
     """1. Link the files under an unfinished name. 2. Write the new job's manifest. 3. Rename: the commit exists."""
-    unfinished, there = store / FOLDER / f"{commit.name}{UNFINISHED}", store / FOLDER / commit.name
+    commits = Commits(store)
+    unfinished, there = commits.folder / f"{commit.name}{UNFINISHED}", commits.folder / commit.name
     shutil.rmtree(unfinished, ignore_errors=True)
     with writing(unfinished):
         for path in commit.files:  # 1
@@ -52,7 +53,7 @@ def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
         REAL.make_folder(store / "log")  # readers of commits take the lock in it
         REAL.rename(unfinished, there)  # 3
         sync_tree(there.parent)
-    return Commits(store).read(commit.name)
+    return commits.read(commit.name)
 
 
 def _manifest(commit: Commit, twin: LoadedJob) -> Mapping[str, Any]:

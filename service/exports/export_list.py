@@ -15,11 +15,17 @@ from millrace.done_markers import has_done
 from millrace.errors import SpecError
 from millrace.validation import nearest
 from service.spec.job import LoadedJob
-from trainer.exports import pointers
-from trainer.exports.destination import ExportDestination, open_destination
-from trainer.exports.export_settings import address_of
-from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.retention import StoredExport, is_export
+from trainer.control.export_store import (
+    ExportDestination,
+    ManifestUnusable,
+    StoredExport,
+    is_export,
+    open_destination,
+    point_to,
+    read_current,
+    read_manifest,
+)
+from trainer.control.job_spec import address_of
 
 LOOK_S = 300.0
 """Longest time to list an export store."""
@@ -41,7 +47,7 @@ class ExportStream:
 
     def current(self) -> str | None:
         """The path of the export that current.json names; None if there is no such file."""
-        current = pointers.read_current(self.outlet)
+        current = read_current(self.outlet)
         return None if current is None else str(current["path"])
 
     def chosen(self, text: str) -> str:
@@ -59,7 +65,7 @@ class ExportStream:
 
     def manifest(self, path: str) -> dict[str, Any]:
         """The manifest of a complete export. Raises ManifestUnusable."""
-        manifest = pointers.read_manifest(self.outlet, path)
+        manifest = read_manifest(self.outlet, path)
         if manifest is None:
             raise ManifestUnusable(f"{self.outlet.url(path)}: is not complete, or has no manifest")
         return manifest
@@ -147,6 +153,6 @@ def make_current(job: LoadedJob, stream: str, text: str) -> NewCurrent:
     with open_streams(job, stream) as [found]:
         path = found.chosen(text)
         manifest = found.manifest(path)
-        pointers.write_current(found.outlet, manifest, pointers.chain_of(found.outlet, manifest, ()))
+        point_to(found.outlet, manifest)
         url = found.outlet.url(path)
     return NewCurrent(path, url, [gate for gate, each in manifest["gates"].items() if not each["passed"]])

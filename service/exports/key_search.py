@@ -19,9 +19,7 @@ from millrace.errors import MillraceError
 from pserver.store.row_store import sort_order_of
 from service.exports.export_list import ExportStream, open_streams
 from service.spec.job import LoadedJob
-from trainer.exports import reader
-from trainer.exports.destination import ExportFolder, ExportUnusable
-from trainer.exports.reader import Export
+from trainer.control.export_store import Export, ExportUnusable, open_chain
 
 MAX_FETCHED_BYTES = 512 << 20
 """Most bytes of one stream's exports that may be fetched to find one key."""
@@ -57,7 +55,7 @@ def _of_stream(stream: ExportStream, table: str, key: int, scratch: Path, deadli
     complete = [each.path for each in stream.present() if each.complete]
     if not complete:
         return {}
-    chain = reader.chain_of(reader.open_folder(ExportFolder(stream.outlet.url(complete[-1]), scratch)))
+    chain = open_chain(stream.outlet.url(complete[-1]), scratch)
     search = KeySearch(table, key, deadline)
     places = [{"name": each.name, "version": each.version, "as": kind} for each in chain if (kind := search.kind(each))]
     return {"newest": complete[-1], "chain": len(chain), "in": places}

@@ -16,15 +16,19 @@ from millrace.printable import print_printable
 from service.cluster.store import RUN, claimed
 from service.monitor.lines import count
 from service.spec.job import LoadedJob
-from trainer.blob.address import parse
-from trainer.checkpoint.commits import Commits
-from trainer.checkpoint.mirror import read_catalog
-from trainer.importing.first_commit import ImportResult, make_first_commit
-from trainer.importing.model_shapes import shapes_of
-from trainer.importing.selection import ImportSelection, TensorSelection, choose_tensors, parse_slots
-from trainer.importing.source import ImportSource
-from trainer.importing.source_kinds import open_source
-from trainer.journal.log import newest_generation
+from trainer.control.commit_store import Commits, MirrorReader
+from trainer.control.job_log import newest_generation
+from trainer.control.model_import import (
+    ImportResult,
+    ImportSelection,
+    ImportSource,
+    TensorSelection,
+    choose_tensors,
+    make_first_commit,
+    open_source,
+    parse_slots,
+    shapes_of,
+)
 
 MIRROR_S = 600.0
 """Longest time to list the mirror."""
@@ -80,7 +84,7 @@ def _check_empty(job: LoadedJob) -> None:
             "store.path",
         )
     mirror = job.spec.store.mirror
-    if mirror is not None and read_catalog(parse(mirror, job.folder).text, Deadline.after(MIRROR_S)).commits:
+    if mirror is not None and MirrorReader.of(mirror, job.folder, Deadline.after(MIRROR_S)).commit_names():
         raise SpecError(
             f"{mirror} contains commits, and a run would mix the two; choose another prefix", "store.mirror"
         )

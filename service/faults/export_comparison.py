@@ -11,14 +11,9 @@ from typing import Any, TypeVar
 from millrace import documents
 from millrace.done_markers import DONE, MARKERS
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import Commits, hash_of
-from trainer.exports.export_settings import STAGES
-from trainer.exports.pointers import DONEFILE
-from trainer.exports.reader import CURRENT, MANIFEST
-from trainer.exports.retention import HOLDER
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.journal.records import ExportedOperation, ExportOperation
+from trainer.control.commit_store import Commits, hash_of
+from trainer.control.export_store import CURRENT, DONEFILE, HOLDER, MANIFEST, STAGES
+from trainer.control.job_log import ExportedOperation, ExportOperation, read_history
 
 OperationT = TypeVar("OperationT", ExportOperation, ExportedOperation)
 CUT = ("type", "version", "timeline", "parent", "why", "all")
@@ -112,7 +107,7 @@ def _folders(job: LoadedJob) -> Iterator[tuple[str, Path]]:
 
 
 def _operations(log: Path, cls: type[OperationT]) -> Iterator[OperationT]:
-    return (each.content for each in JobHistory.of(read(log)).operations if isinstance(each.content, cls))
+    return (each.content for each in read_history(log).operations if isinstance(each.content, cls))
 
 
 def differing(wanted: Exported, found: Exported) -> list[str]:

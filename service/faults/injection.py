@@ -29,10 +29,16 @@ from service.faults.deaths import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtFa
 from service.faults.exporter import kill_exporter
 from service.faults.held_process import HeldProcess, HoldingStarter
 from service.spec.job import LoadedJob
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import AnyRecord, RecordPlace, read
-from trainer.journal.log_file import file_name, record_of
-from trainer.journal.records import ExportedOperation, ExportOperation, PassClose
+from trainer.control.job_log import (
+    AnyRecord,
+    ExportedOperation,
+    ExportOperation,
+    PassClose,
+    RecordPlace,
+    file_name,
+    read_history,
+    record_of,
+)
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
 """Restarts without a pause and, in effect, without a limit: the deaths are wanted."""
@@ -143,7 +149,7 @@ class Deaths:
     def read_closes(self) -> None:
         """Read every close ever logged, once the run is over."""
         self._keep_log()
-        self.closes = {number: record.body for number, record in JobHistory.of(read(self.log)).closes.items()}
+        self.closes = {number: record.body for number, record in read_history(self.log).closes.items()}
 
     def _keep_log(self) -> None:
         """Link the log's files, so that pruning does not remove them. An old chief may still write to one of them."""

@@ -17,9 +17,7 @@ from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
 from millrace.rpc.job_client import JobClient, NotRunning
 from service.spec.job import Job
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.journal.records import RequestedOperation
+from trainer.control.job_log import RequestedOperation, read_history
 
 MAX_REQUESTS = 40
 """Most requests of a run: while there are requests, a stream at its end continues with passes of no events."""
@@ -101,7 +99,7 @@ class FaultRunOperator:
 
 def request_violations(requests: list[OperatorRequest], log: Path) -> Iterator[str]:
     """Requests that did not act exactly once, in words. `log`: a folder with every record ever logged."""
-    history = JobHistory.of(read(log))
+    history = read_history(log)
     logged = Counter(
         record.content.id for record in history.operations if isinstance(record.content, RequestedOperation)
     )

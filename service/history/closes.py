@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.checkpoint.commits import NAME
-from trainer.journal.log_file import AnyRecord, LogTooNew, RecordPlace, file_numbers, listed, record_of
-from trainer.journal.records import Claim, PassClose
+from trainer.control.commit_store import NAME
+from trainer.control.job_log import AnyRecord, Claim, LogTooNew, PassClose, RecordPlace, file_numbers, listed, record_of
 
 MAX_KEPT = 50_000
 """Most closes kept of one job; beyond that, the oldest half is dropped."""

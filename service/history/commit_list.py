@@ -7,11 +7,10 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
-from millrace.file_lock import locked
 from service.cluster.store import stopped
 from service.history.commit_lookup import LOCK_S, OF_COMMANDS, clear_ended, continue_from, find_commit, hold, lineage
-from trainer.checkpoint.commits import Commit, CommitDamaged, Commits, order_of
-from trainer.journal.log import LOCK
+from trainer.control.commit_store import Commit, CommitDamaged, Commits, order_of
+from trainer.control.job_log import store_locked
 
 PROGRESS = (("num_events", "events"), ("num_samples", "samples"), ("skipped_steps", "skipped steps"))
 """Counters of a manifest, and their names in text."""
@@ -104,7 +103,7 @@ def remove(store: Path, job: str, text: str) -> str:
             raise MillraceError(f"commit {name} is held by {', '.join(holders)}; remove their holds first")
         if name == continue_from(commits.names(), lineage(store)):
             raise MillraceError(f"the next run begins at commit {name}; make another commit first")
-        lock = locked(store / "log" / LOCK, Deadline.after(LOCK_S))
+        lock = store_locked(store, Deadline.after(LOCK_S))
         commits.prune(0, lock, held=[each for each in commits.names() if each != name])
     return name
 
@@ -130,5 +129,5 @@ def prune(store: Path, keep: int) -> list[str]:
         raise MillraceError(f"{store} has no commit")
     clear_ended(store)
     start = continue_from(commits.names(), lineage(store))
-    lock = locked(store / "log" / LOCK, Deadline.after(LOCK_S))
+    lock = store_locked(store, Deadline.after(LOCK_S))
     return commits.prune(keep, lock, held=[start] if start else [])

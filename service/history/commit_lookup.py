@@ -14,11 +14,9 @@ from pathlib import Path
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
-from millrace.file_lock import locked
 from service.cluster.store import RERUNS
-from trainer.checkpoint.commits import VERSION, Commit, Commits, order_of
-from trainer.checkpoint.rewind import Lineage, claims
-from trainer.journal.log import LOCK
+from trainer.control.commit_store import VERSION, Commit, Commits, Lineage, claims, order_of
+from trainer.control.job_log import store_locked
 
 LOCK_S = 60.0
 """Longest time a running worker may hold the store's lock."""
@@ -77,7 +75,7 @@ def continue_from(names: list[str], past: Lineage) -> str | None:
 
 def hold(commits: Commits, name: str, who: str) -> None:
     """Keep a commit from being pruned. Takes the store's lock, as pruning does."""
-    with locked(commits.folder.parent / "log" / LOCK, Deadline.after(LOCK_S)):
+    with store_locked(commits.folder.parent, Deadline.after(LOCK_S)):
         if name not in commits.names():
             raise MillraceError(f"commit {name} was just pruned; `millrace commits list` shows the others")
         commits.hold(name, who)

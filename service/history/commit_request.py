@@ -8,7 +8,7 @@ from millrace.errors import DeadlineExceeded, MillraceError
 from millrace.rpc.job_client import CALL_S, RETRY_S, JobClient, NotRunning
 from millrace.rpc.role import RoleClient
 from service.history.commit_lookup import continue_from, lineage
-from trainer.checkpoint.commits import Commits, order_of
+from trainer.control.commit_store import Commits, order_of
 
 
 def make_commit(store: Path, deadline: Deadline) -> str:

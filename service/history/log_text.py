@@ -12,12 +12,9 @@ from millrace.errors import MillraceError
 from millrace.printable import print_printable
 from millrace.secrets import without_secrets
 from service.monitor.lines import count
-from trainer.journal.log import AnyRecord, LogDamaged, RecordKind, RecordPlace, read
-from trainer.journal.log_file import listed, record_of
-from trainer.journal.partitions import KnownPartition
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import (
+from trainer.control.job_log import (
     ActingOperation,
+    AnyRecord,
     Claim,
     Content,
     DayTickOperation,
@@ -26,17 +23,24 @@ from trainer.journal.records import (
     ForgetOperation,
     GapOperation,
     HoldOperation,
+    KnownPartition,
+    LogDamaged,
     PartitionsOperation,
     PassClose,
+    PassPlan,
+    RecordKind,
+    RecordPlace,
     RestoreOperation,
     SetOperation,
     ShrinkOperation,
     SkipOperation,
     SpecOperation,
     Void,
+    listed,
+    read_records,
+    record_of,
 )
-from trainer.spec import changes
-from trainer.spec.defaults import fill_defaults
+from trainer.control.job_spec import changed_keys, fill_defaults, flat_values
 
 MAX_NAMED = 12
 """Most partitions or keys named on a line; the line counts the others. `--json` has all."""
@@ -49,7 +53,7 @@ DIGEST_DIGITS = 8
 def good_records(folder: Path) -> tuple[list[AnyRecord], LogDamaged | None]:
     """The records of the log in `folder`, and None; of a damaged log, the records before the damage, and the error."""
     try:
-        return read(folder), None
+        return read_records(folder), None
     except LogDamaged as error:
         return records_before(folder, error), error
 
@@ -227,11 +231,11 @@ def _partition(known: KnownPartition) -> str:
 
 def _spec(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
     if before is None:
-        return f"spec: of job {now.get('name', '-')}, {count(len(dict(changes.flat_values(now))))} keys"
-    old, new = dict(changes.flat_values(before)), dict(changes.flat_values(now))
+        return f"spec: of job {now.get('name', '-')}, {count(len(dict(flat_values(now))))} keys"
+    old, new = dict(flat_values(before)), dict(flat_values(now))
     absent = "(not given)"
     return "spec: " + _listed(
-        [f"{key} {old.get(key, absent)} -> {new.get(key, absent)}" for key in changes.changed_keys(before, now)]
+        [f"{key} {old.get(key, absent)} -> {new.get(key, absent)}" for key in changed_keys(before, now)]
     )
 
 

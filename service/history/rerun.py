@@ -23,12 +23,9 @@ from service.history.commit_lookup import find_commit, lease, lineage
 from service.monitor.lines import count
 from service.monitor.shows import Show
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import Commit, Commits
-from trainer.checkpoint.rewind import NotPossible
-from trainer.journal.job_history import JobHistory, LoggedPass
-from trainer.journal.log import read
-from trainer.spec import changes
-from trainer.spec.defaults import fill_defaults
+from trainer.control.commit_store import Commit, Commits, NotPossible
+from trainer.control.job_log import JobHistory, LoggedPass, read_records
+from trainer.control.job_spec import fill_defaults, significant_keys
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
 
 def course_of(store: Path, commit: Commit | None) -> RerunPlan:
     """The passes in the log after `commit`. Raises HistoryMissing, SpecError, NotPossible if the spec changes."""
-    records = read(store / "log")
+    records = read_records(store / "log")
     if commit is not None and not lineage(store).holds(commit.name):
         raise SpecError(f"commit {commit.name} did not lead to the present state; the log has no passes after it")
     history, version = JobHistory.of(records), 0 if commit is None else commit.version
@@ -97,7 +94,7 @@ def _spec(history: JobHistory, commit: Commit | None, passes: Sequence[LoggedPas
     numbers = [each.plan.number for each in passes]
     first, *others = [_in_force(history, commit, history.plans[number].number) for number in numbers]
     for last, spec in zip(numbers, others, strict=False):
-        if keys := changes.significant_keys(first, spec):
+        if keys := significant_keys(first, spec):
             raise NotPossible(
                 f"{', '.join(keys)} changed after pass {last}, and a rerun uses one spec; "
                 f"begin at a commit of version {last} or later"

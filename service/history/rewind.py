@@ -11,12 +11,17 @@ from service.history.commit_lookup import continue_from, find_commit, lineage
 from service.history.verification import damage_in
 from service.monitor.lines import count
 from service.spec.job import LoadedJob
-from trainer.blob.address import parse
-from trainer.checkpoint.commits import Commit, CommitDamaged, Commits, order_of
-from trainer.checkpoint.mirror import read_catalog
-from trainer.checkpoint.rewind import rewind, rewind_anew, skip
-from trainer.journal.log import LogDamaged, read
-from trainer.journal.partitions import SkippedRange
+from trainer.control.commit_store import (
+    Commit,
+    CommitDamaged,
+    Commits,
+    MirrorReader,
+    order_of,
+    rewind,
+    rewind_anew,
+    skip,
+)
+from trainer.control.job_log import LogDamaged, SkippedRange, read_records
 
 MIRROR_S = 300.0
 """Longest time to list the mirror."""
@@ -53,7 +58,7 @@ def rewind_job(job: LoadedJob, to: str) -> RewindResult:
         timeline = past.next_timeline([*commits.names(), *_mirrored(job)])
         damaged, aside = "", None
         try:
-            read(job.store / "log")
+            read_records(job.store / "log")
         except LogDamaged as error:
             damaged, aside = f"{error.path.name}, byte {error.byte}", rewind_anew(job.store, commit, timeline)
         else:
@@ -80,8 +85,7 @@ def _mirrored(job: LoadedJob) -> list[str]:
     """Names of the commits in the job's mirror."""
     if job.spec.store.mirror is None:
         return []
-    catalog = read_catalog(parse(job.spec.store.mirror, job.folder).text, Deadline.after(MIRROR_S))
-    return [commit.name for commit in catalog.commits]
+    return MirrorReader.of(job.spec.store.mirror, job.folder, Deadline.after(MIRROR_S)).commit_names()
 
 
 def skip_job(job: LoadedJob, wanted: SkippedRange, reason: str) -> list[int]:

@@ -14,7 +14,7 @@ from pserver.errors import PserverError
 from pserver.protocol.shards import ShardCommitPart
 from pserver.store.rocks_store import HEADER, RocksRowStore
 from service.history.commit_lookup import lease, scratch
-from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, problems_of
+from trainer.control.commit_store import MANIFEST, Commit, CommitDamaged, Commits, problems_of
 
 
 @dataclass(frozen=True)

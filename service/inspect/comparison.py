@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from service.inspect.model_state import ModelState
 from service.monitor.lines import count
-from trainer.exports.row_chunks import ComparedChunk, RowChunk, compare_states
+from trainer.control.model_states import ComparedChunk, RowChunk, compare_states
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,10 +10,9 @@ from service.inspect.comparison import TableDifference
 from service.inspect.model_state import CommitState, export_folder, open_commit
 from service.monitor.lines import count, pending_text
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import Commit, problems_of
-from trainer.exports.destination import ExportUnusable
-from trainer.exports.reader import Export, chain_of, open_export, state_at
-from trainer.exports.row_chunks import compare_states
+from trainer.control.commit_store import Commit, problems_of
+from trainer.control.export_store import ExportUnusable
+from trainer.control.model_states import Export, chain_of, compare_states, open_export, state_at
 
 FACTS = ("name", "kind", "job", "stream", "timeline", "version", "made_at", "why", "day", "positions", "metrics")
 """Keys copied from an export's manifest."""

@@ -24,12 +24,20 @@ from pserver.rows.row_format import groups_of
 from service.cluster.store import check_run
 from service.history.commit_lookup import find_commit, lease, scratch
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import Commit, CommitDamaged, Commits
 from trainer.config import TrainerJob
-from trainer.exports.reader import DENSE, Export, chain_of, open_export, state_at
-from trainer.exports.row_chunks import RowChunk
-from trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
-from trainer.spec.defaults import fill_defaults
+from trainer.control.commit_store import Commit, CommitDamaged, Commits
+from trainer.control.job_spec import fill_defaults
+from trainer.control.model_states import (
+    DENSE,
+    CommitTableRows,
+    Export,
+    RowChunk,
+    RowSelection,
+    chain_of,
+    open_export,
+    state_at,
+    weights_of,
+)
 
 READ_S = 86_400.0
 """Longest time to read one table."""

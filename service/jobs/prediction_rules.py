@@ -17,8 +17,7 @@ from service.jobs.config import LimitsSection
 from service.jobs.host import HostedJob
 from service.spec.job import LoadedJob
 from trainer.config import TrainerJob
-from trainer.predict.config import PredictionRequest
-from trainer.predict.prediction_plan import servers_of, source_config
+from trainer.control.predictions import PredictionRequest, servers_of, source_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from service.cluster.store import check_free
 from service.cluster.store_defaults import with_store_defaults
 from service.predict.after_training import check_before
 from service.spec.job import LoadedJob
-from trainer.models.class_check import check_class
-from trainer.rank0.recovery import replay_first
+from trainer.control.commit_store import replay_first
+from trainer.control.job_spec import check_class
 
 LIST_S = 60.0
 """Longest time to list the files of a source."""

@@ -23,10 +23,7 @@ from service.predict.prediction import predict
 from service.predict.summary import summary_of_prediction
 from service.predict.worker_group import PredictionCancelled
 from service.spec.job import LoadedJob
-from trainer.predict.after_training import SECTION, names_tensors, try_outputs
-from trainer.predict.config import PredictionRequest
-from trainer.predict.output_files import PredictionOutput
-from trainer.predict.prediction_plan import fingerprint_of
+from trainer.control.predictions import SECTION, PredictionOutput, PredictionRequest, check_outputs, fingerprint_of
 
 
 def request_of(job: LoadedJob) -> PredictionRequest | None:
@@ -55,8 +52,8 @@ def check_before(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -
             raise SpecError(f"{folder} is not empty and holds no prediction; choose another", at)
         if manifest is not None and manifest["fingerprint"] != fingerprint_of(request, job.spec):
             raise SpecError(f"{folder} holds another prediction; choose another folder, or remove it", at)
-    if tensors and names_tensors(request, job.spec):
-        try_outputs(job.full, job.folder, request)
+    if tensors:
+        check_outputs(request, job.spec, job.full, job.folder)
 
 
 class RunThenPredict:

@@ -32,15 +32,19 @@ from service.predict.versions import PredictionVersion, version_of
 from service.predict.worker_group import PredictionCancelled, WorkerDied, WorkerGroup
 from service.spec.job import Job, LoadedJob, with_defaults
 from service.spec.references import check_references
-from trainer.checkpoint.commits import hash_of
 from trainer.config import NEWEST_DEFAULTS
-from trainer.predict.config import PredictionRequest
-from trainer.predict.metric_inputs import compute_metrics
-from trainer.predict.output_files import DEAD_LETTERS, METRICS, PartMark, PredictionOutput, part_name
-from trainer.predict.prediction_plan import (
+from trainer.control.commit_store import hash_of
+from trainer.control.predictions import (
+    DEAD_LETTERS,
+    METRICS,
     OutputTaken,
+    PartMark,
+    PredictionOutput,
     PredictionPlan,
+    PredictionRequest,
+    compute_metrics,
     fingerprint_of,
+    part_name,
     segments_of,
     with_absolute_paths,
 )

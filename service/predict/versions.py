@@ -17,12 +17,10 @@ from service.cluster.store import check_run
 from service.exports.export_list import open_streams
 from service.history.commit_lookup import continue_from, find_commit, lease, lineage
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import VERSION, Commit, CommitDamaged, Commits, hash_of
 from trainer.config import TrainerJob
-from trainer.predict.config import LIVE
-from trainer.predict.export_commit import as_commit
-from trainer.predict.prediction_plan import names_commit
-from trainer.spec.defaults import fill_defaults
+from trainer.control.commit_store import VERSION, Commit, CommitDamaged, Commits, hash_of
+from trainer.control.job_spec import fill_defaults
+from trainer.control.predictions import LIVE, as_commit, names_commit
 
 DENSE = "dense.safetensors"
 _numbers = itertools.count(1)

@@ -17,7 +17,7 @@ from service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHandle, Work
 from service.cluster.supervision import format_exit
 from service.cluster.worker_plan import PredictionWorkers
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import read_commit
+from trainer.control.commit_store import read_commit
 
 START_S, RESTORE_S = 120.0, 3600.0
 """Longest time for the shards to start, and to read the rows."""

@@ -15,9 +15,8 @@ from millrace.secrets import check_shown, secrets_of, with_secrets, with_secrets
 from service.spec.config import ClusterSection
 from service.spec.references import check_places, check_references
 from trainer.config import NEWEST_DEFAULTS, TrainerJob
-from trainer.predict.after_training import check_after
-from trainer.predict.config import PredictionRequest
-from trainer.spec.defaults import fill_defaults
+from trainer.control.job_spec import fill_defaults
+from trainer.control.predictions import PredictionRequest, check_after
 
 
 class Job(TrainerJob):

@@ -12,10 +12,14 @@ from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.validation import nearest
 from trainer.config import TrainerJob
-from trainer.exports.export_settings import ExportLocation, address_of, destination_of
-from trainer.models.needs import shape_of
-from trainer.models.registry import check_section
-from trainer.spec.slot_rules import check_slot_rules
+from trainer.control.job_spec import (
+    ExportLocation,
+    address_of,
+    check_section,
+    check_slot_rules,
+    destination_of,
+    shape_of,
+)
 
 RESERVED_COLUMNS = ("event", "error")
 """Columns of the answers in the arrow protocol that are not slots."""

@@ -24,14 +24,11 @@ from service.cluster.store_defaults import with_store_defaults
 from service.history.commit_lookup import continue_from, lease, lineage, scratch
 from service.predict.versions import check_fits
 from service.spec.job import LoadedJob
-from trainer.checkpoint.commits import Commit, Commits
-from trainer.checkpoint.rewind import log_operation
 from trainer.config import TrainerJob
-from trainer.journal.records import ShrinkOperation
-from trainer.rank0.parts import describe_key
-from trainer.rank0.recovery import overrides_of
-from trainer.rank0.shrinks import SMALL_ROWS, Shrinks
-from trainer.spec.changes import with_overrides
+from trainer.control.commit_store import Commit, Commits
+from trainer.control.job_log import ShrinkOperation
+from trainer.control.job_spec import with_overrides
+from trainer.control.stored_tables import SMALL_ROWS, Shrinks, describe_key, log_operation, overrides_of
 
 TABLE_BYTES = 8 * MIN_TABLE_BYTES
 """Memory for the rows of a table while a commit is read; the other rows stay on the disk."""

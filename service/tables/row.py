@@ -15,7 +15,6 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import REAL, check_no_link, write_whole, writing
 from millrace.errors import SpecError
-from millrace.file_lock import locked
 from millrace.keys import sign_of_text
 from millrace.rpc.job_client import JobClient
 from millrace.validation import nearest
@@ -25,8 +24,8 @@ from service.history.commit_request import make_commit
 from service.monitor.lines import count
 from service.spec.job import Job, LoadedJob
 from service.tables import committed_tables
-from trainer.checkpoint.commits import Commits
-from trainer.journal.log import LOCK
+from trainer.control.commit_store import Commits
+from trainer.control.job_log import store_locked
 
 
 def sign_of(spec: Job, slot: str, value: str) -> int:
@@ -133,7 +132,7 @@ def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterato
     version = JobClient(job.store).carry_out({"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1
     yield f"slot {slot}: the value has no row from version {version} on, unless it is seen again"
     make_commit(job.store, deadline)  # 2
-    with locked(job.store / "log" / LOCK, deadline):
+    with store_locked(job.store, deadline):
         there = sorted(check_no_link(job.store / LETTERS).glob("pass-*.jsonl"))
         letters = [path for path in there if not path.is_symlink()]
         dropped = sum(drop_letters(path, value) for path in letters)  # 3

@@ -21,8 +21,8 @@ from service.monitor.lines import count
 from service.monitor.status import Status
 from service.spec.job import LoadedJob
 from service.tables import committed_tables
-from trainer.checkpoint.commits import Commit
-from trainer.rank0.shrink_guard import has_rule
+from trainer.control.commit_store import Commit
+from trainer.control.job_spec import has_rule
 
 COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
 """Figures of a table that a status reports; null for a job that does not run, except bytes."""

@@ -12,7 +12,7 @@ from typing import Any
 from millrace import documents
 from service.tables.table_operations import format_dry_run
 from service.ui.format import format_count
-from trainer.spec.changes import hot_keys
+from trainer.control.job_spec import hot_keys
 
 Job = Mapping[str, Any]
 RUNS = frozenset({"starting", "training", "replaying", "paused", "draining", "restarting"})

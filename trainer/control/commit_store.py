@@ -1,0 +1,82 @@
+"""The commits of a store and of its mirror, and the choice of the one where the next run continues.
+
+Rewinds and skips are for a job that does not run. A running job makes its commits itself.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from millrace.deadline import Deadline
+from trainer.blob.address import parse
+from trainer.checkpoint.commits import (
+    MANIFEST,
+    NAME,
+    VERSION,
+    Commit,
+    CommitDamaged,
+    Commits,
+    hash_of,
+    order_of,
+    problems_of,
+    read_commit,
+    sync_tree,
+    write_manifest,
+)
+from trainer.checkpoint.mirror import read_catalog
+from trainer.checkpoint.mirror_fetch import FetchedCommit, fetch, newest_generation_in
+from trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
+from trainer.rank0.recovery import replay_first
+
+__all__ = [
+    "MANIFEST",
+    "NAME",
+    "VERSION",
+    "Commit",
+    "CommitDamaged",
+    "Commits",
+    "Lineage",
+    "MirrorReader",
+    "NotPossible",
+    "claims",
+    "hash_of",
+    "order_of",
+    "problems_of",
+    "read_commit",
+    "replay_first",
+    "rewind",
+    "rewind_anew",
+    "skip",
+    "sync_tree",
+    "write_manifest",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorReader:
+    """A job's mirror, read before the job starts. Each method raises BlobUnavailable after the deadline."""
+
+    uri: str
+    deadline: Deadline
+
+    @classmethod
+    def of(cls, mirror: str, folder: Path, deadline: Deadline) -> Self:
+        """The mirror at the address `mirror` of a spec; relative paths start at `folder`."""
+        return cls(parse(mirror, folder).text, deadline)
+
+    def commit_names(self) -> list[str]:
+        """Names of the readable commits, newest first."""
+        return [commit.name for commit in read_catalog(self.uri, self.deadline).commits]
+
+    def is_empty(self) -> bool:
+        """Whether it holds no commit, not even a damaged one."""
+        catalog = read_catalog(self.uri, self.deadline)
+        return not catalog.commits and not catalog.damaged
+
+    def fetch(self, store: Path, job: str) -> FetchedCommit:
+        """Fetch the newest sound commit of `job` to `store`. Raises MirrorEmpty, SpecError, NewerFormat, Unwritable."""
+        return fetch(self.uri, store, job, self.deadline)
+
+    def newest_generation(self) -> int:
+        """The highest generation in it, also in damaged commits and in its copy of the log."""
+        return newest_generation_in(self.uri, self.deadline)

@@ -1,0 +1,96 @@
+"""A job's log: its files, its records and their meaning, and the lock under which the store changes.
+
+Reads only. Records of a job that does not run are appended by trainer.control.commit_store and .stored_tables.
+"""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from millrace.deadline import Deadline
+from millrace.file_lock import locked
+from trainer.journal.job_history import JobHistory, LoggedPass
+from trainer.journal.log import LOCK
+from trainer.journal.log import read as read_records
+from trainer.journal.log_file import (
+    AnyRecord,
+    LogDamaged,
+    LogTooNew,
+    RecordPlace,
+    file_name,
+    file_numbers,
+    listed,
+    newest_generation,
+    record_of,
+)
+from trainer.journal.partitions import KnownPartition, SkippedRange
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import (
+    ActingOperation,
+    Claim,
+    Content,
+    DayTickOperation,
+    ExportedOperation,
+    ExportOperation,
+    ForgetOperation,
+    GapOperation,
+    HoldOperation,
+    PartitionsOperation,
+    PassClose,
+    RecordKind,
+    RequestedOperation,
+    RestoreOperation,
+    SetOperation,
+    ShrinkOperation,
+    SkipOperation,
+    SpecOperation,
+    Void,
+)
+
+__all__ = [
+    "ActingOperation",
+    "AnyRecord",
+    "Claim",
+    "Content",
+    "DayTickOperation",
+    "ExportOperation",
+    "ExportedOperation",
+    "ForgetOperation",
+    "GapOperation",
+    "HoldOperation",
+    "JobHistory",
+    "KnownPartition",
+    "LogDamaged",
+    "LogTooNew",
+    "LoggedPass",
+    "PartitionsOperation",
+    "PassClose",
+    "PassPlan",
+    "RecordKind",
+    "RecordPlace",
+    "RequestedOperation",
+    "RestoreOperation",
+    "SetOperation",
+    "ShrinkOperation",
+    "SkipOperation",
+    "SkippedRange",
+    "SpecOperation",
+    "Void",
+    "file_name",
+    "file_numbers",
+    "listed",
+    "newest_generation",
+    "read_history",
+    "read_records",
+    "record_of",
+    "store_locked",
+]
+
+
+def read_history(folder: Path) -> JobHistory:
+    """The meaning of the log in `folder`. Raises LogDamaged and LogTooNew."""
+    return JobHistory.of(read_records(folder))
+
+
+def store_locked(store: Path, deadline: Deadline) -> AbstractContextManager[int]:
+    """Hold the lock under which the content of `store` changes. Raises DeadlineExceeded, Unwritable."""
+    return locked(store / "log" / LOCK, deadline)
