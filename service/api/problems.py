@@ -28,10 +28,10 @@ STATUSES: tuple[tuple[type[MillraceError], HTTPStatus], ...] = (
     (UnknownOperation, HTTPStatus.NOT_FOUND),
     (LimitReached, HTTPStatus.TOO_MANY_REQUESTS),
     (SpecError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
     (DeadlineExceeded, HTTPStatus.SERVICE_UNAVAILABLE),
     (NotYet, HTTPStatus.SERVICE_UNAVAILABLE),
-    (Unwritable, HTTPStatus.INSUFFICIENT_STORAGE),
+    (Unwritable, HTTPStatus.INSUFFICIENT_STORAGE),  # before Unavailable: a full folder of exports is both
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 """The first error class that fits counts. Any other MillraceError gets 409: the state of the job forbids the action."""
 AGAIN = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)

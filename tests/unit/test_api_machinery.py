@@ -1,15 +1,17 @@
 """Rules of every route: problems, pages, preconditions, idempotency keys, the audit log."""
 
+import errno
 import json
 import threading
 from datetime import timedelta
+from http import HTTPStatus
 
 import httpx
 import pytest
 from sqlalchemy import select
 
 from millrace.errors import NotYet, SpecError, Unavailable
-from service.api import idempotency
+from service.api import idempotency, problems
 from service.api.idempotency import IdempotencyStore, StoredAnswer
 from service.api.job_cache import TimedCache
 from service.api.schemas import MAX_LIMIT, Paging, decoded, encoded, page
@@ -19,6 +21,7 @@ from service.records.database import utc_now
 from service.records.schema import AuditRow, RepeatRow
 from tests.fakes.asked_api import PROBLEM, api
 from tests.integration.stream_job import SPEC
+from trainer.blob.errors import BlobUnavailable, BlobUnwritable
 
 KEYS = {"keys": {"tables.default.optimizer.lr": 0.02}}
 
@@ -342,3 +345,11 @@ def test_clients_that_ask_often_do_not_ask_the_job_as_often(served):
         kept.get(("b",), 1, lambda: 1 // 0)
     assert kept.get(("b",), 1, look) == 6 and kept.get(("c",), 1, look) == 7
     assert kept.get(("a",), 1, look) == 8  # forgotten, as there was no more room
+
+
+def test_a_full_folder_of_exports_is_no_reason_to_ask_again(tmp_path):
+    error = BlobUnwritable(
+        "exports at /full", tmp_path / "current.json", OSError(errno.ENOSPC, "No space left on device")
+    )
+    assert problems.status_of(error) == HTTPStatus.INSUFFICIENT_STORAGE and error.exit_code == 1
+    assert problems.status_of(BlobUnavailable("exports at s3://b", "reading x", "away")) in problems.AGAIN

@@ -4,14 +4,14 @@ MillraceError
 +-- SourceDamaged            a local file is not what it should be, and is not sent              exit code 1
 +-- Unavailable
     +-- BlobUnavailable      the store refused, failed or did not answer in time; later it may   exit code 75
-        +-- BlobUnwritable   a file of a local store cannot be written                           exit code 1
+        +-- BlobUnwritable   a file of a local store cannot be written; also an Unwritable       exit code 1
 
 A disk that refuses what is fetched or collected is millrace.errors.Unwritable.
 """
 
 from pathlib import Path
 
-from millrace.errors import MillraceError, Unavailable
+from millrace.errors import MillraceError, Unavailable, Unwritable
 
 
 class BlobUnavailable(Unavailable):
@@ -26,11 +26,11 @@ class SourceDamaged(MillraceError):
     """A local file has other bytes than were written."""
 
 
-class BlobUnwritable(BlobUnavailable):
+class BlobUnwritable(BlobUnavailable, Unwritable):
     """A file of a local store cannot be written: its disk is full or fails."""
 
     exit_code = 1
 
     def __init__(self, store: str, path: Path, error: OSError) -> None:
         why = f"{path} cannot be written: {error.strerror or error}"
-        super().__init__(store, why, "make room on this disk, or mend it")
+        MillraceError.__init__(self, f"{store}: {why}: make room on this disk, or mend it")
