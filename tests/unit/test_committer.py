@@ -252,6 +252,26 @@ def test_a_requested_version_waits_for_the_commit_in_flight(world, monkeypatch):
     world.thread.go()
 
 
+def test_only_the_beginning_of_a_requested_commit_waits_so_that_the_close_and_its_publication_do_not(
+    world, monkeypatch
+):
+    waits = []
+
+    def wait(futures, timeout):
+        waits.append(timeout)
+        world.thread.hold = False
+        world.thread.go()
+
+    monkeypatch.setattr(module, "wait", wait)
+    world.thread.hold = True
+    world.close_pass(EVERY_S)
+    world.version += 1
+    world.want(2)
+    assert world.committer.due(2) and waits == [], "rank 0 says so in the message of the close"
+    world.committer.begin(2, {"w": torch.ones(2)})
+    assert waits == [CommitSection().deadline] and world.versions() == [1, 2]
+
+
 def test_the_client_of_a_failed_commit_is_notified_and_holds_nothing(world):
     world.shards.fails = {"write": StoreFailed("full")}
     world.want(1)

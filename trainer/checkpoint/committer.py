@@ -8,7 +8,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -187,7 +187,7 @@ class Committer:
         once: Superseded, ManifestFailed, StoreDamaged, and those of shards that cannot receive a commit's result.
         """
         self._reap()
-        if self._wanted and self._wanted_now(version):
+        if self._is_wanted(version):
             return True
         now_s = time.monotonic()
         if self._flight is not None or version <= self.version or now_s < self._not_before_s:
@@ -198,11 +198,21 @@ class Committer:
         return ended or full or by_time or by_count or self._failing is not None or self._asked.is_set()
 
     def begin(self, version: int, dense: Mapping[str, Any]) -> None:
-        """Begin the commit of `version`, for which `due` was true. `dense`: what all ranks consolidated, on rank 0."""
+        """Begin the commit of `version`, for which `due` was true. `dense`: what all ranks consolidated, on rank 0.
+
+        An exact request waits here for the commit in flight, up to `commit.deadline`; `due` returns at once, so that
+        the version is published before. Raises as `due`.
+        """
         wanted, self._wanted = tuple(self._wanted), []
         if not wanted:
             self._asked.clear()
-        self._begin(version, dense, wanted)
+        elif self._flight is not None:
+            wait([self._flight], timeout=self._section.deadline)
+            self._reap()
+        if self._flight is None:
+            self._begin(version, dense, wanted)
+        else:
+            self._refuse(wanted, "the commit before it was still being written")
 
     def finish(self, version: int) -> bool:
         """At an orderly end: whether `version` is committed. Call it again until it is."""
@@ -228,20 +238,18 @@ class Committer:
         """Wait for the thread, and for the commit that it is writing."""
         self._thread.shutdown()
 
-    def _wanted_now(self, version: int) -> bool:
-        """Whether a commit of this version is requested and can begin; training waits for the one in flight."""
-        if self._flight is not None:
-            wait([self._flight], timeout=self._section.deadline)
-            self._reap()
-        wanted, self._wanted = self._wanted, []
-        ours = [each for each in wanted if each.version == version]
-        if ours and self._flight is None and version > self.version:
-            self._wanted = ours
-            return True
-        why = "the commit before it was still being written" if self._flight is not None else "a later one was closed"
-        for each in wanted:
+    def _is_wanted(self, version: int) -> bool:
+        """Whether a commit of this version is requested. Requests for other versions come too late."""
+        asked, self._wanted = self._wanted, []
+        can_be_made = version > self.version
+        self._wanted = [each for each in asked if can_be_made and each.version == version]
+        self._refuse([each for each in asked if not can_be_made or each.version != version], "a later one was closed")
+        return bool(self._wanted)
+
+    @staticmethod
+    def _refuse(requests: Sequence[_ExactRequest], why: str) -> None:
+        for each in requests:
             each.notify(None, f"no commit of version {each.version} could be made: {why}")
-        return False
 
     def _begin(self, version: int, dense: Mapping[str, Any], held_for: tuple[_ExactRequest, ...]) -> None:
         self._begun_s = time.monotonic()
