@@ -27,7 +27,7 @@ GENERATED = ("reference",)
 """Folders of the documentation whose pages the build makes."""
 every_doc = pytest.mark.parametrize("doc", DOCS, ids=str)
 TABLE = ROOT / "deploy" / "README.md"
-service_readme = pytest.fixture(lambda: (ROOT / "service" / "README.md").read_text())
+durability = pytest.fixture(lambda: (ROOT / "docs" / "durability.md").read_text())
 
 
 COMMANDS = commands()
@@ -53,9 +53,9 @@ def test_every_command_and_option_named_is_there(doc):
 
 def test_every_command_is_documented():
     pages = [doc for doc in DOCS if doc.parts[0] == "docs"]
-    told = " ".join((ROOT / doc).read_text() for doc in (Path("service/README.md"), *pages))
+    text = " ".join((ROOT / doc).read_text() for doc in pages)
     groups = {"", *(name.split()[0] for name in COMMANDS if " " in name)}
-    words = set(re.findall(r"[\w-]+", told))
+    words = set(re.findall(r"[\w-]+", text))
     assert [name for name in COMMANDS if name not in groups and name.split()[-1] not in words] == []
 
 
@@ -125,17 +125,17 @@ def test_every_setting_of_a_command_is_a_key(doc, keys):
         assert ".".join(names) in keys or key.startswith("model.settings"), key
 
 
-def test_what_a_changed_job_file_does_is_what_respec_does(service_readme):
-    (at_once,) = re.findall(r"^\| at once \| (.*) \|$", service_readme, re.M)
+def test_what_a_changed_job_file_does_is_what_respec_does(durability):
+    (at_once,) = re.findall(r"^\| at once \| (.*) \|$", durability, re.M)
     assert tuple(re.findall(r"`([^`]+)`", at_once)) == changes.AT_ONCE
-    (never,) = re.findall(r"^\| never \| (.*?): rows are made", service_readme, re.M)
+    (never,) = re.findall(r"^\| never \| (.*?): rows are made", durability, re.M)
     assert tuple(re.findall(r"`([^`]+)`", never)) == (*changes.NEVER, *changes.NEVER_OF_TABLES)
 
 
-def test_documented_defaults_are_those_of_the_spec(service_readme):
+def test_documented_defaults_are_those_of_the_spec(durability):
     schema = Job.model_json_schema()["$defs"]
     seconds = {"s": 1, "min": 60}
-    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\d+)(?: (s|min))? \|", service_readme, re.M)
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\d+)(?: (s|min))? \|", durability, re.M)
     assert len(rows) >= 6
     for section, key, number, unit in rows:
         default = schema[f"{section.title()}Section"]["properties"][key]["default"]
@@ -157,16 +157,17 @@ def test_the_table_of_metrics_is_that_of_the_golden_files():
     assert rows == [(one.name, one.kind, ", ".join(one.labels), one.what) for one in there]
 
 
-def test_documented_memory_of_rows_is_that_of_the_code(service_readme):
+def test_documented_memory_of_rows_is_that_of_the_code():
+    text = (ROOT / "docs" / "tables.md").read_text()
     section = TableSection()
     width = int(section.first_order) + section.dim + len(optimizer_of(section).start_state)
-    assert f"{width} for `dim = {section.dim}`" in service_readme
-    assert f"4 W + {row_bytes_of(0) + BOOKKEEPING_BYTES} bytes" in service_readme
-    assert f"a copy 4 W + {8 + 4 * HEAD}" in service_readme
-    (code, answer) = re.search(r'python -c "(.*)"\n(.*)\n', service_readme).groups()
+    assert f"{width} for `dim = {section.dim}`" in text
+    assert f"4 W + {row_bytes_of(0) + BOOKKEEPING_BYTES} bytes" in text
+    assert f"a copy 4 W + {8 + 4 * HEAD}" in text
+    (code, answer) = re.search(r'python -c "(.*)"\n(.*)\n', text).groups()
     expected, names = CacheBound.of(512 << 20, width), {"print": lambda value: None}
-    exec(code, names)  # noqa: S102  # the README's own line
-    assert answer == repr(expected) and f"Bound.of(512 << 20, {width})" in code
+    exec(code, names)  # noqa: S102  # the page's own line
+    assert answer == repr(expected) and f"CacheBound.of(512 << 20, {width})" in code
 
 
 def test_everything_that_a_run_makes_is_drawn():
@@ -204,9 +205,36 @@ def test_the_job_and_the_generator_of_the_readme_work_together(tmp_path):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_is_left_out_of_its_packages_readme(package):
-    """A module is named by its file, or by its folder."""
-    text = (ROOT / package / "README.md").read_text()
-    silent = {"__init__", "__main__", "errors", "config"}
-    modules = [path for path in (ROOT / package).glob("*.py") if path.stem not in silent]
-    missing = sorted(path.name for path in modules if path.name not in text)
+    """A module is listed with its folder; in the README of its own folder, if there is one, by its file name."""
+    missing = []
+    for path in modules(package):
+        room = ROOT / package / path.relative_to(ROOT / package).parts[0]
+        folder = room if (room / "README.md").exists() else ROOT / package
+        name = str(path.relative_to(folder))
+        if name not in re.findall(r"^- `([\w/]+\.py)`: \S", (folder / "README.md").read_text(), re.M):
+            missing.append(f"{folder.name}: {name}")
     assert missing == []
+
+
+def modules(package):
+    """The files of a package that a reader looks for: no generated ones, no migrations of tables."""
+    silent = {"__init__", "__main__", "errors", "config"}
+    paths = sorted((ROOT / package).rglob("*.py"))
+    return [
+        path for path in paths if path.stem not in silent and "_pb2" not in path.name and "versions" not in path.parts
+    ]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_a_package_is_in_its_readme_and_has_no_import_of_one_above_it(package):
+    (section,) = re.findall(r"^## Rooms\n(.*?)^## ", (ROOT / package / "README.md").read_text(), re.M | re.S)
+    listed = re.findall(r"^\| `(\w+)/` \| \S", section, re.M)
+    assert sorted(listed) == sorted({path.parent.name for path in (ROOT / package).glob("*/__init__.py")})
+    above = [
+        f"{room} imports {name}"
+        for number, room in enumerate(listed)
+        for path in sorted((ROOT / package / room).rglob("*.py"))
+        for name in listed[:number]
+        if re.search(rf"^\s*(from|import) {package}\.{name}\b", path.read_text(), re.M)
+    ]
+    assert above == []
