@@ -19,7 +19,8 @@ from dataset.spec.path_search import DEEP
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, SpecError
 from service.cluster.store import MARKER
-from trainer.control.job_spec import EXPORTS, StoreAddress, StoreKind, parse_store_address
+from trainer.control.export_destinations import EXPORTS
+from trainer.control.store_addresses import StoreAddress, StoreKind, parse_store_address
 
 
 @dataclass(frozen=True, slots=True)

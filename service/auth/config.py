@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from millrace.config import Section
-from trainer.control.job_spec import parse_store_address
+from trainer.control.store_addresses import parse_store_address
 
 RoleWord = Literal["viewer", "operator", "admin"]
 ANY_MORE = "..."

@@ -15,8 +15,8 @@ from service.exports.model_import import ImportRequest, import_into
 from service.inspect import comparison, facts, model_state
 from service.monitor.lines import count
 from service.spec.job import LoadedJob, load_job
-from trainer.control.export_store import at_time, at_version, open_export
-from trainer.control.export_store import materialize as write_export
+from trainer.control.model_states import at_time, at_version, open_export
+from trainer.control.model_states import materialize as write_export
 
 looking = typer.Typer()
 

@@ -22,7 +22,8 @@ from service.monitor.lines import count, labelled
 from service.predict.prediction import predict
 from service.predict.summary import summary_of_prediction
 from service.spec.job import LoadedJob, load_job
-from trainer.control.predictions import LIVE, PredictionOutput, PredictionRequest, error_at, with_absolute_paths
+from trainer.control.prediction_output import PredictionOutput
+from trainer.control.predictions import LIVE, PredictionRequest, error_at, with_absolute_paths
 
 predicting = typer.Typer()
 

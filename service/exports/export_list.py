@@ -15,6 +15,7 @@ from millrace.done_markers import has_done
 from millrace.errors import SpecError
 from millrace.validation import nearest
 from service.spec.job import LoadedJob
+from trainer.control.export_destinations import address_of
 from trainer.control.export_store import (
     ExportDestination,
     ManifestUnusable,
@@ -25,7 +26,6 @@ from trainer.control.export_store import (
     read_current,
     read_manifest,
 )
-from trainer.control.job_spec import address_of
 
 LOOK_S = 300.0
 """Longest time to list an export store."""

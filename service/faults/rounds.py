@@ -27,7 +27,8 @@ from service.faults.operator import FaultRunOperator, OperatorRequest, request_v
 from service.history.rerun import rerun_job
 from service.monitor.shows import Show
 from service.spec.job import LoadedJob, load_job
-from trainer.control.job_spec import EXPORTS, has_rule
+from trainer.control.export_destinations import EXPORTS
+from trainer.control.job_spec import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
 """Fields of the report that must be equal."""

@@ -23,7 +23,8 @@ from service.predict.prediction import predict
 from service.predict.summary import summary_of_prediction
 from service.predict.worker_group import PredictionCancelled
 from service.spec.job import LoadedJob
-from trainer.control.predictions import SECTION, PredictionOutput, PredictionRequest, check_outputs, fingerprint_of
+from trainer.control.prediction_output import PredictionOutput
+from trainer.control.predictions import SECTION, PredictionRequest, check_outputs, fingerprint_of
 
 
 def request_of(job: LoadedJob) -> PredictionRequest | None:

@@ -34,17 +34,19 @@ from service.spec.job import Job, LoadedJob, with_defaults
 from service.spec.references import check_references
 from trainer.config import NEWEST_DEFAULTS
 from trainer.control.commit_store import hash_of
-from trainer.control.predictions import (
+from trainer.control.prediction_output import (
     DEAD_LETTERS,
     METRICS,
-    OutputTaken,
     PartMark,
     PredictionOutput,
+    compute_metrics,
+    part_name,
+)
+from trainer.control.predictions import (
+    OutputTaken,
     PredictionPlan,
     PredictionRequest,
-    compute_metrics,
     fingerprint_of,
-    part_name,
     segments_of,
     with_absolute_paths,
 )

@@ -20,7 +20,8 @@ from service.spec.job import LoadedJob
 from trainer.config import TrainerJob
 from trainer.control.commit_store import VERSION, Commit, CommitDamaged, Commits, hash_of
 from trainer.control.job_spec import fill_defaults
-from trainer.control.predictions import LIVE, as_commit, names_commit
+from trainer.control.model_states import as_commit
+from trainer.control.predictions import LIVE, names_commit
 
 DENSE = "dense.safetensors"
 _numbers = itertools.count(1)

@@ -12,14 +12,8 @@ from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.validation import nearest
 from trainer.config import TrainerJob
-from trainer.control.job_spec import (
-    ExportLocation,
-    address_of,
-    check_section,
-    check_slot_rules,
-    destination_of,
-    shape_of,
-)
+from trainer.control.export_destinations import ExportLocation, address_of, destination_of
+from trainer.control.job_spec import check_section, check_slot_rules, shape_of
 
 RESERVED_COLUMNS = ("event", "error")
 """Columns of the answers in the arrow protocol that are not slots."""

@@ -11,10 +11,9 @@ from millrace.done_markers import MARKERS
 from trainer.exports.destination import ExportDestination, ExportFolder, ExportUnusable, open_destination
 from trainer.exports.export_settings import STAGES
 from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.materialize import at_time, at_version, materialize
 from trainer.exports.pointers import DONEFILE, read_current, read_manifest, write_current
 from trainer.exports.pointers import chain_of as chain_of_manifest
-from trainer.exports.reader import CURRENT, MANIFEST, Export, chain_of, open_export, open_folder
+from trainer.exports.reader import CURRENT, MANIFEST, Export, chain_of, open_folder
 from trainer.exports.retention import HOLDER, StoredExport, is_export
 
 __all__ = [
@@ -28,14 +27,10 @@ __all__ = [
     "ExportUnusable",
     "ManifestUnusable",
     "StoredExport",
-    "at_time",
-    "at_version",
     "files_of",
     "is_export",
-    "materialize",
     "open_chain",
     "open_destination",
-    "open_export",
     "point_to",
     "read_current",
     "read_manifest",

@@ -1,11 +1,8 @@
-"""Job specs: the trainer's checks and defaults, addresses in a spec, and what changes from one spec to the next.
+"""Job specs: the trainer's checks and defaults, and what changes from one spec to the next.
 
-Predictions are trainer.control.predictions', the sections themselves trainer.config's.
+The sections are trainer.config's. Addresses, exports and predictions have modules of their own beside this one.
 """
 
-from trainer.blob.address import StoreAddress, StoreKind
-from trainer.blob.address import parse as parse_store_address
-from trainer.exports.export_settings import EXPORTS, ExportLocation, address_of, destination_of
 from trainer.models.class_check import check_class
 from trainer.models.needs import shape_of
 from trainer.models.registry import MODELS, check_section
@@ -16,25 +13,18 @@ from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
 
 __all__ = [
-    "EXPORTS",
     "FIRST",
     "MODELS",
     "STALL_SHARE",
-    "ExportLocation",
-    "StoreAddress",
-    "StoreKind",
-    "address_of",
     "changed_keys",
     "check_class",
     "check_section",
     "check_set",
     "check_slot_rules",
-    "destination_of",
     "fill_defaults",
     "flat_values",
     "has_rule",
     "hot_keys",
-    "parse_store_address",
     "shape_of",
     "significant_keys",
     "with_overrides",

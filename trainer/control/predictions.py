@@ -1,4 +1,4 @@
-"""Prediction jobs: their requests, plans and output files, and the metrics over all parts.
+"""Prediction jobs: their requests, the checks of these, and their plans.
 
 Workers are processes of their own (`python -m trainer.predict`).
 """
@@ -10,9 +10,6 @@ from typing import Any
 from trainer.config import TrainerJob
 from trainer.predict.after_training import SECTION, check_after, names_tensors, try_outputs
 from trainer.predict.config import LIVE, PredictionRequest
-from trainer.predict.export_commit import as_commit
-from trainer.predict.metric_inputs import compute_metrics
-from trainer.predict.output_files import DEAD_LETTERS, METRICS, PartMark, PredictionOutput, part_name
 from trainer.predict.prediction_plan import (
     OutputTaken,
     PredictionPlan,
@@ -26,23 +23,16 @@ from trainer.predict.prediction_plan import (
 )
 
 __all__ = [
-    "DEAD_LETTERS",
     "LIVE",
-    "METRICS",
     "SECTION",
     "OutputTaken",
-    "PartMark",
-    "PredictionOutput",
     "PredictionPlan",
     "PredictionRequest",
-    "as_commit",
     "check_after",
     "check_outputs",
-    "compute_metrics",
     "error_at",
     "fingerprint_of",
     "names_commit",
-    "part_name",
     "segments_of",
     "servers_of",
     "source_config",
