@@ -32,7 +32,7 @@ from trainer.predict.config import PredictionRequest
 from trainer.predict.output_files import PredictionOutput
 from trainer.predict.prediction_plan import OutputTaken
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]  # the fixture runs whole jobs
 EXPORTED = SPEC + "\n[exports.main]\ngolden = 64\n"
 
 
@@ -95,7 +95,6 @@ def test_these_are_no_progressive_predictions(ended, live):
     assert after["auc"] > progressive["auc"] + 0.05, "it has learnt from these very samples"
 
 
-@pytest.mark.long
 def test_an_export_says_the_same_without_a_run_of_a_job(ended, export, live, tmp_path):
     raw = {name: value for name, value in ended.raw.items() if name not in ("store", "exports")}
     asked = request_of(tmp_path / "out", version=str(export), spec=raw, base=str(ended.folder), outputs=["ctr"])
@@ -106,7 +105,6 @@ def test_an_export_says_the_same_without_a_run_of_a_job(ended, export, live, tmp
         job_of(request_of(tmp_path / "none", version=str(export)))
 
 
-@pytest.mark.long
 def test_a_number_names_the_export_of_a_version_whose_commit_is_pruned(ended, export, live, tmp_path):
     number, store = str(int(export.name.partition("-")[0])), tmp_path / "store"
     shutil.copytree(ended.store, store)
@@ -135,7 +133,6 @@ def test_four_trainers_and_two_shards_write_the_same(ended, live, tmp_path):
     assert content(tmp_path / "out") == content(live)
 
 
-@pytest.mark.long
 def test_the_commit_is_held_meanwhile_and_a_cancelled_one_leaves_its_parts(ended, live, tmp_path):
     cancelled, held, private, told = threading.Event(), [], tmp_path / "private", set()
     private.mkdir()
@@ -166,7 +163,6 @@ def test_an_output_of_something_else_is_left_alone(ended, live, tmp_path):
     assert again["samples"] == 1179, "one that is done is not made again"
 
 
-@pytest.mark.long
 def test_what_a_worker_says_is_what_the_caller_hears(ended, tmp_path):
     with pytest.raises(SpecError, match="the model has no tensor 'ctrl'; did you mean 'ctr'"):
         predicted(ended, tmp_path / "out", outputs=["ctrl"])

@@ -11,7 +11,7 @@ from tests.fakes.exports import write_export
 from tests.integration.stream_job import millrace, write_job
 from trainer.checkpoint.commits import Commits
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]  # the fixture runs whole jobs
 
 
 def newest(store):
@@ -88,7 +88,6 @@ def test_shards_do_not_change_what_comes_of_it(warm, learnt, tmp_path):
     assert all(dense[name].tobytes() == other_dense[name].tobytes() for name in dense)
 
 
-@pytest.mark.long
 def test_a_rerun_from_the_import_comes_out_alike(warm, learnt):
     job, *_ = learnt
     rerun = millrace(job, store="embedded", command="rerun", options=("--from", "1"))

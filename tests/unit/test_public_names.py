@@ -63,6 +63,7 @@ def test_the_examples_import_public_names_only():
     assert "dataset.generator" in seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("module", "expected"), MODULES.items())
 def test_modules_that_are_run_by_name_run(module, expected):
     command = [sys.executable, "-m", module, "--help"]
