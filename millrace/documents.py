@@ -33,7 +33,7 @@ class InvalidDocument(MillraceError, ValueError):
 
 
 def parse(content: bytes | str, what: object, max_bytes: int = MAX_BYTES) -> Any:
-    """The value in a document; `what` names it. Raises NotReadable."""
+    """The value in a document; `what` names it. Raises InvalidDocument."""
     if len(content) > max_bytes:
         raise InvalidDocument(what, f"is longer than {max_bytes:,} bytes")
     if text_nested_deeper(content, MAX_DEPTH):
@@ -45,7 +45,7 @@ def parse(content: bytes | str, what: object, max_bytes: int = MAX_BYTES) -> Any
 
 
 def parse_object(content: bytes | str, what: object, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The object in a document. Raises NotReadable."""
+    """The object in a document. Raises InvalidDocument."""
     found = parse(content, what, max_bytes)
     if not isinstance(found, dict):
         raise InvalidDocument(what, "is not a JSON object")
@@ -53,7 +53,7 @@ def parse_object(content: bytes | str, what: object, max_bytes: int = MAX_BYTES)
 
 
 def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The object in a file. Raises NotReadable, and OSError as opening it does."""
+    """The object in a file. Raises InvalidDocument, and OSError as opening it does."""
     with path.open("rb") as file:
         return parse_object(read_bounded(file, max_bytes), path, max_bytes)
 

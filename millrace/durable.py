@@ -167,7 +167,7 @@ class SymbolicLinkFound(MillraceError):
 
 
 def check_no_link(path: Path) -> Path:
-    """`path`, which need not exist. Raises Linked if it is a symbolic link."""
+    """`path`, which need not exist. Raises SymbolicLinkFound if it is a symbolic link."""
     if path.is_symlink():
         raise SymbolicLinkFound(path)
     return path

@@ -1,6 +1,7 @@
 """The house style that a tool can hold: sizes, names, plain words, and that the imported packages are ours."""
 
 import ast
+import builtins
 import importlib
 import re
 from collections import defaultdict
@@ -62,6 +63,27 @@ def test_no_docstring_begins_like_a_question_without_asking_one():
             first = text.strip().split("\n\n")[0]
             if re.match(r"(What|Who|Whose|Whom)\b", first) and not first.rstrip().endswith("?"):
                 offences.append(f"{path.relative_to(ROOT)}:{line}: {first.splitlines()[0]}")
+    assert not offences, "\n".join(offences)
+
+
+def test_classes_that_docstrings_name_exist():
+    """ "See Updates" and "Raises TooMany" must follow a class when it is renamed."""
+    trees = {path: ast.parse(path.read_text()) for path in sources()}
+    known = set(dir(builtins))
+    for node in (node for tree in trees.values() for node in ast.walk(tree)):
+        match node:
+            case ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                known.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                known |= {alias.asname or alias.name for alias in names}
+    offences = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path, tree in trees.items()
+        for line, text in docstrings(tree)
+        for named in re.findall(r"\b(?:[Ss]ee|Raises?) ((?:[A-Z][a-z]\w+(?:, | and |, and )?)+)", text)
+        for name in re.findall(r"[A-Z][a-z]\w+", named)
+        if name not in known
+    ]
     assert not offences, "\n".join(offences)
 
 

@@ -25,7 +25,8 @@ from millrace.durable import REAL, check_no_link, writing
 class DeadLetters:
     """Dead letters of one rank in `folder`, which is created for the first one. Any thread may call.
 
-    Raises Linked if the folder is a symbolic link, Unwritable if the disk is full. `close` deletes unpublished letters.
+    Raises SymbolicLinkFound if the folder is a symbolic link, Unwritable if the disk is full. `close` deletes
+    unpublished letters.
     """
 
     def __init__(self, folder: Path, rank: int, config: DeadLettersSection) -> None:

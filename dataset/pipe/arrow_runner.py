@@ -37,7 +37,7 @@ class AnswerStream:
         self._begun = False
 
     def read(self, num_bytes: int) -> bytes:
-        """Exactly `num_bytes`. Raises ChildFailed if the output ends before."""
+        """Exactly `num_bytes`. Raises PipeProcessFailed if the output ends before."""
         parts, num = [], 0
         while num < num_bytes:
             if self._at == len(self._held):

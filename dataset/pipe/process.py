@@ -68,7 +68,7 @@ class PipeProcess:
         self._poll.register(self._in, select.POLLOUT)
 
     def read(self) -> bytes:
-        """Some output; b"" at its end. Raises ChildFailed where the command hangs or never stops printing."""
+        """Some output; b"" at its end. Raises PipeProcessFailed where the command hangs or never stops printing."""
         last_s = time.monotonic()
         while not self._output and not self._out_ended:
             left_s = last_s + self._idle_s - time.monotonic()
@@ -83,7 +83,8 @@ class PipeProcess:
         return self._output.popleft() if self._output else b""
 
     def finish(self) -> None:
-        """After the end of its output: wait for its end. Raises ChildFailed unless it read all and exits with 0."""
+        """After the end of its output: wait for its end. Raises PipeProcessFailed unless it read all and exits with
+        0."""
         ended = self.ends_within(self._idle_s)
         self._drain_stderr()
         self.kill()

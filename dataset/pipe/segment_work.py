@@ -58,7 +58,7 @@ class PipeRunner(Protocol):
     """Runs one command. One thread at a time may call `run` and `reset`; any may call `close`."""
 
     def run(self, work: PipeInput) -> PipeOutput:
-        """Run one segment. Raises ChildFailed; nothing of a failed try is kept."""
+        """Run one segment. Raises PipeProcessFailed; nothing of a failed try is kept."""
         ...
 
     def reset(self) -> None:

@@ -25,7 +25,8 @@ class InvalidRequestHead(ValueError):
 
 
 def check_head(headers: Headers, http_version: str) -> None:
-    """Raise BadHead for headers that are too long, or that do not define the end of the body (RFC 9112, 6.1 and 6.3).
+    """Raise InvalidRequestHead for headers that are too long, or that do not define the end of the body (RFC 9112, 6.1
+    and 6.3).
 
     A proxy in front could see another end, and take a part of the body for a request of another client.
     """

@@ -60,7 +60,7 @@ class StepOrder(Protocol):
     def push(self, step: int, rank: int) -> bool:
         """Accept the push of a rank. False: it was applied before and must not count again.
 
-        A push that is repeated before it is applied counts once. Raises BadRequest for a push out of turn.
+        A push that is repeated before it is applied counts once. Raises InvalidShardCall for a push out of turn.
         """
         ...
 
@@ -81,7 +81,8 @@ class StepOrder(Protocol):
         ...
 
     def close(self, rank: int) -> None:
-        """`rank` pushes no more in this pass. Raises BadRequest where an accepted push could no longer be applied."""
+        """`rank` pushes no more in this pass. Raises InvalidShardCall where an accepted push could no longer be
+        applied."""
         ...
 
 

@@ -97,7 +97,7 @@ def num_bytes(outgoing: Sequence[Outgoing]) -> int:
 
 
 def part_of(message: pb.FeedPart) -> FeedMessage:
-    """A message, decoded. Raises BadRequest where its payload does not fit."""
+    """A message, decoded. Raises InvalidShardCall where its payload does not fit."""
     payload, tables, tensors = Payload(message), dict[str, TableDelta](), dict[str, NDArray[Any]]()
     for each in message.tables:
         keys_P, group_P = payload.take(np.uint64, each.num_rows), payload.take(np.uint16, each.num_rows)

@@ -29,7 +29,7 @@ class FeedSource(Protocol):
     """Where the messages of a feed come from. Any thread."""
 
     def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_messages.Outgoing]:
-        """Add a subscriber; return its first messages. Raises TooMany."""
+        """Add a subscriber; return its first messages. Raises TooManySubscribers."""
         ...
 
     def close(self, subscription: Subscription) -> None:

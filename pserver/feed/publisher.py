@@ -76,7 +76,7 @@ class Subscription:
             self._turn.notify_all()
 
     def waiting(self) -> Iterator[feed_messages.Outgoing]:
-        """The messages that are queued now. Raises TooSlow."""
+        """The messages that are queued now. Raises SubscriberTooSlow."""
         while True:
             with self._turn:
                 if self._slow:
@@ -88,7 +88,7 @@ class Subscription:
             yield message
 
     def all(self) -> Iterator[feed_messages.Outgoing]:
-        """All messages until the end, waiting for new ones. Raises TooSlow."""
+        """All messages until the end, waiting for new ones. Raises SubscriberTooSlow."""
         while True:
             yield from self.waiting()
             with self._turn:
@@ -110,7 +110,7 @@ class Subscribers:
         return self._all
 
     def add(self, subscription: Subscription) -> None:
-        """Add a subscriber. Raises TooMany."""
+        """Add a subscriber. Raises TooManySubscribers."""
         with self._lock:
             if len(self._all) >= MAX_SUBSCRIBERS:
                 raise TooManySubscribers
@@ -213,7 +213,7 @@ class ShardFeed:
     def open(self, subscription: Subscription, since: int, generation: int) -> Iterator[feed_messages.Outgoing]:
         """Add a subscriber. Returns its base, the first messages, which it reads at its own pace.
 
-        `since` is the version that it has, from workers of `generation`. Raises TooMany.
+        `since` is the version that it has, from workers of `generation`. Raises TooManySubscribers.
         """
         with self._lock:
             since = self._begin_of(since, generation)

@@ -79,7 +79,7 @@ def message_of(operation: TableOperation) -> dict[str, Any]:
 
 
 def operation_of(message: Mapping[str, Any]) -> TableOperation:
-    """The inverse of `message_of`. Raises BadRequest for an unknown operation."""
+    """The inverse of `message_of`. Raises InvalidShardCall for an unknown operation."""
     if message.get("op") not in KINDS:
         raise InvalidShardCall(f"unknown operation {message.get('op')!r}; known are {', '.join(KINDS)}")
     fields = {name: value for name, value in message.items() if name != "op"}

@@ -136,7 +136,7 @@ class Shard:
                 table.admit(keys.keys_U, keys.group_U, seen, version)
 
     def check(self, push: Push) -> None:
-        """Raise BadRequest for gradients that do not fit their batch, or whose batch was not pulled."""
+        """Raise InvalidShardCall for gradients that do not fit their batch, or whose batch was not pulled."""
         for name, gradients in push.gradients.items():
             if name not in push.batch.rows or not push.batch.learn:
                 raise InvalidShardCall(f"gradients of table {name!r}, which the batch did not prepare to learn")
@@ -229,7 +229,7 @@ class Shard:
 
     @property
     def stores(self) -> ShardStores:
-        """The stores of committed rows. Raises BadRequest for a shard whose rows are only in memory."""
+        """The stores of committed rows. Raises InvalidShardCall for a shard whose rows are only in memory."""
         if self._stores is None:
             raise InvalidShardCall("this shard was started without a folder for committed rows (`live`)")
         return self._stores

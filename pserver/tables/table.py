@@ -295,7 +295,7 @@ class ShardTable:
         return self._departures.sweep()
 
     def survey(self, shrink: ShrinkRows, stopping: Callable[[], bool] = lambda: False) -> ShrinkSurvey:
-        """See Departures."""
+        """See Deletions."""
         return self._departures.survey(shrink, stopping)
 
     def explain(self, key: int, group: int) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def named() -> Iterator[None]:
 
 
 def must_rest(job: HostedJob) -> None:
-    """Raise NotNow while the job runs."""
+    """Raise WrongPhase while the job runs."""
     if in_use(job.store):
         raise WrongPhase(f"job {job.name!r} is running; stop it, and retry once its phase is stopped, ended or failed")
 

@@ -44,7 +44,7 @@ class JobLocks:
     def changing(self, host: Host, name: str, wanted: str | None, *, needed: bool) -> Iterator[None]:
         """Hold the job, whose ETag is one of `wanted`, until the end of the context.
 
-        Raises UnknownJob, what `check` raises, and NotNow where another change takes long.
+        Raises UnknownJob, what `check` raises, and WrongPhase where another change takes long.
         """
         with self._lock:
             mine = self._locks.setdefault(name, threading.Lock())

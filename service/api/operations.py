@@ -66,7 +66,7 @@ def entry(operation: Operation) -> OperationEntry:
 def start_operation(
     host: Host, kind: str, job: str | None, who: Caller, act: Act, response: Response
 ) -> OperationEntry:
-    """Start `act` as an operation; the answer 202, with its address. Raises TooMany."""
+    """Start `act` as an operation; the answer 202, with its address. Raises LimitReached."""
     return accepted(host.work.start(kind, job, who.name, act), response)
 
 

@@ -169,7 +169,7 @@ class Tokens:
         return Caller(found.name, found.role)
 
     def at_once(self, token: str) -> Caller | None:
-        """See Lookup: only by a fresh copy, and for a token whose use was recorded lately."""
+        """See TokenLookup: only by a fresh copy, and for a token whose use was recorded lately."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -239,7 +239,7 @@ def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(answer: httpx.Response) -> Any:
-    """The JSON value of an answer's body. Raises NotReadable."""
+    """The JSON value of an answer's body. Raises InvalidDocument."""
     return documents.parse(answer.content, f"the answer of {answer.url}")
 
 

@@ -66,22 +66,22 @@ class SpawnedChild:
         self.output: TextIO = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
 
     def terminate(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         self.signal(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         self._process.signal(number)
 
     def kill(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         self._process.kill()
 
     def wait(self) -> int:
-        """See Child."""
+        """See WorkerProcess."""
         self._process.ends_within(None)
         return self._process.end()
 
     def release(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         self._process.close()

@@ -44,15 +44,15 @@ class ForkedChild:
         self._open = True
 
     def terminate(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """See Child. The forkserver kills the rest of the group when the leader is gone."""
+        """See WorkerProcess. The forkserver kills the rest of the group when the leader is gone."""
         self.signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """See Child."""
+        """See WorkerProcess."""
         poll = select.poll()
         poll.register(self.started.result()[1], select.POLLIN)
         poll.poll()
@@ -63,7 +63,7 @@ class ForkedChild:
             return self.ended.result()
 
     def release(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         with self._lock:
             self._open = False
             os.close(self.started.result()[1])
@@ -81,7 +81,7 @@ class ForkedChild:
             self.ended.set_result(-signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         with self._lock, suppress(ProcessLookupError):
             if self._open:
                 signal.pidfd_send_signal(self.started.result()[1], number)

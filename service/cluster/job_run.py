@@ -44,14 +44,14 @@ class JobRun:
         self._end: Mapping[str, Any] = {}
 
     def run(self) -> RunOutcome:
-        """Run the job to its end; see LocalLauncher.run."""
+        """Run the job to its end; see JobRunner.run."""
         outcome = self.launcher.run()
         self.report = read_report(self.store / REPORT)
         self._end = last_status(outcome, self.report, self.launcher.status())
         return outcome
 
     def status(self) -> Mapping[str, Any]:
-        """See LocalLauncher.status; after the end, with the final figures."""
+        """See JobRunner.status; after the end, with the final figures."""
         return {**self.launcher.status(), **self._end}
 
 

@@ -187,7 +187,7 @@ def clear_live(store: Path) -> None:
 
 
 def check_no_links(store: Path) -> None:
-    """Raise Linked where a file of a store, or in one of its folders, is a symbolic link.
+    """Raise SymbolicLinkFound where a file of a store, or in one of its folders, is a symbolic link.
 
     WORKERS may be the launcher's own link to a private folder: the launcher replaces it and never follows it
     (service.cluster.run_folder). Files in LETTERS are replaced, never followed, by all readers and writers.

@@ -62,7 +62,8 @@ def _of_stream(stream: ExportStream, table: str, key: int, scratch: Path, deadli
 
 
 class KeySearch:
-    """Finds one key of one table in exports of one stream. Raises ExportUnusable, TooMuch, DeadlineExceeded."""
+    """Finds one key of one table in exports of one stream. Raises ExportUnusable, FetchLimitExceeded,
+    DeadlineExceeded."""
 
     def __init__(self, table: str, key: int, deadline: Deadline, max_fetched: int = MAX_FETCHED_BYTES) -> None:
         self._table, self._deadline, self._left = table, deadline, max_fetched

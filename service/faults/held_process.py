@@ -36,7 +36,7 @@ class _Lines:
 
 
 class HeldProcess:
-    """A process that its launcher may take for dead. It then lives until `end`. See Child."""
+    """A process that its launcher may take for dead. It then lives until `end`. See WorkerProcess."""
 
     def __init__(self, child: WorkerProcess) -> None:
         self._child, self._lines = child, _Lines()
@@ -52,25 +52,25 @@ class HeldProcess:
         threading.Thread(target=self._wait, name="held-wait", daemon=True).start()
 
     def terminate(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         if not self._taken_for_dead:
             self._child.terminate()
 
     def kill(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         if not self._taken_for_dead:
             self._child.kill()
 
     def signal(self, number: signal.Signals) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         self._child.signal(number)
 
     def wait(self) -> int:
-        """See Child."""
+        """See WorkerProcess."""
         return self._reported.result()
 
     def release(self) -> None:
-        """See Child."""
+        """See WorkerProcess."""
         if not self._taken_for_dead:
             self._child.release()
 

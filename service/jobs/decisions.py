@@ -194,7 +194,7 @@ def phase_of(wanted: DesiredState, observed: ObservedState, state: str) -> Phase
 
 
 def requested_changes(wanted: DesiredState, observed: ObservedState, action: Action, now: datetime) -> dict[str, Any]:
-    """Changes of the job's record for `action`; none if it was requested already. Raises NotNow."""
+    """Changes of the job's record for `action`; none if it was requested already. Raises WrongPhase."""
     ended = observed.ending is not None
     over = ended or wanted.desired in (Desired.DRAINED, Desired.STOPPED)
     anew = {"desired": Desired.RUNNING, "ask": wanted.ask + 1, "asked_at": now, "deaths": ()}

@@ -154,7 +154,7 @@ class Host(Protocol):
         ...
 
     def create(self, request: NewJob, who: str) -> HostedJob:
-        """Create a job, and start it if requested. Raises SpecError, JobExists, TooMany, NotHosted."""
+        """Create a job, and start it if requested. Raises SpecError, JobExists, LimitReached, NotHosted."""
         ...
 
     def delete(self, name: str, who: str, keep_store: bool) -> None:
@@ -165,7 +165,7 @@ class Host(Protocol):
         ...
 
     def act(self, name: str, action: Action, who: str) -> HostedJob:
-        """Request an action, which is carried out soon; return the job as it is now. Raises NotNow, NotHosted.
+        """Request an action, which is carried out soon; return the job as it is now. Raises WrongPhase, NotHosted.
 
         Idempotent: a second request has no further effect.
         """
@@ -174,7 +174,7 @@ class Host(Protocol):
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
         """Change hot settings of a running job; return the operation, which ends when they take effect.
 
-        Raises SpecError, TooMany.
+        Raises SpecError, LimitReached.
         """
         ...
 

@@ -31,7 +31,7 @@ def observed(entry: JobRecord, *, draining: bool = False, dead_since_s: float | 
 
 
 def _observed(entry: JobRecord, alive: bool, draining: bool, dead_since_s: float | None) -> ObservedState:
-    """Raises Broken, OSError, ValueError."""
+    """Raises FolderDamaged, OSError, ValueError."""
     folder = entry.folder
     assigned = folder.assigned()
     outcome = folder.outcome(entry.ask)
@@ -49,7 +49,7 @@ def _observed(entry: JobRecord, alive: bool, draining: bool, dead_since_s: float
 
 
 def _what_is_wrong(entry: JobRecord, folder: JobFolder) -> str:
-    """Why no launcher can be started now; empty where one can. Raises Broken."""
+    """Why no launcher can be started now; empty where one can. Raises FolderDamaged."""
     spec, base = folder.job()
     if spec != entry.spec or base != entry.base:
         return f"{folder.path / 'job.json'} differs from the service's records; put it back, or delete the job"

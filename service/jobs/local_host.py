@@ -157,7 +157,7 @@ class LocalHost:
             return self._create(loaded, request, who)
 
     def _checked(self, request: NewJob) -> LoadedJob:
-        """The requested job, validated. Raises SpecError, JobExists, TooMany."""
+        """The requested job, validated. Raises SpecError, JobExists, LimitReached."""
         raw = {
             **documents.parse_object(json.dumps(request.spec, default=str), "the spec"),
             **({"name": request.name} if request.name else {}),

@@ -125,7 +125,7 @@ class OperationQueue:
             thread.start()
 
     def start(self, kind: str, job: str | None, who: str, act: Act) -> Operation:
-        """Queue an operation. Raises TooMany."""
+        """Queue an operation. Raises LimitReached."""
         with self._lock:
             if self._closing or len(self._going) >= self._max_operations:
                 raise LimitReached(

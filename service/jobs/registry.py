@@ -82,12 +82,12 @@ class JobRegistry:
             return self._get(name)
 
     def check_room(self, name: str, max_jobs: int) -> None:
-        """Raise JobExists or TooMany where no job of that name can be added."""
+        """Raise JobExists or LimitReached where no job of that name can be added."""
         with self._lock:
             self._check_room(name, max_jobs)
 
     def add(self, entry: JobRecord, max_jobs: int) -> None:
-        """Add a job. Raises JobExists, TooMany."""
+        """Add a job. Raises JobExists, LimitReached."""
         with self._lock:
             self._check_room(entry.name, max_jobs)
             with self._records.session() as session:

@@ -85,7 +85,7 @@ class RunThenPredict:
                 self._shown = {}
 
     def status(self) -> Mapping[str, Any]:
-        """See Run.status. A job that predicts is still "draining"."""
+        """See JobRun.status. A job that predicts is still "draining"."""
         return {**self._run.status(), **self._shown}
 
     def drain(self) -> None:

@@ -86,7 +86,7 @@ def predict(
     secrets, lie in a folder below `private`; where that is None, below the folder for temporary files. `check_files`
     takes the files of the input, relative to the job's folder, before any is read, and raises where one is not allowed.
 
-    Raises SpecError, PredictionFailed, PredictionCancelled, OtherPrediction, Unavailable. Finished parts stay.
+    Raises SpecError, PredictionFailed, PredictionCancelled, OutputTaken, Unavailable. Finished parts stay.
 
     1. Claim the output, which is empty or of the same request. 2. Hold the version. 3. Fix the plan. 4. Workers make
     the missing parts. 5. Metrics over all parts. 6. Manifest, then _DONE.
@@ -139,7 +139,7 @@ def job_of(request: PredictionRequest) -> LoadedJob:
 
 
 def _claim(output: PredictionOutput, fingerprint: str, held: ExitStack) -> dict[str, Any] | None:
-    """Step 1; the manifest, where the prediction is complete. Raises SpecError, OtherPrediction."""
+    """Step 1; the manifest, where the prediction is complete. Raises SpecError, OutputTaken."""
     other = f"{output.folder} holds another prediction; choose another folder, or remove it"
     if (manifest := output.manifest()) is not None:
         if manifest["fingerprint"] != fingerprint:

@@ -86,7 +86,7 @@ class CommittedTable:
                 time.sleep(RETRY_S)
 
     def shrink_record(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> ShrinkOperation:
-        """The operation that logs a shrink. Raises TooMany, SpecError."""
+        """The operation that logs a shrink. Raises ShrinkTooLarge, SpecError."""
         while True:
             try:
                 shrink = self.shrinking.asked({**request, "op": ShrinkOperation.op, "id": uuid.uuid4().hex})
@@ -122,7 +122,8 @@ def open_table(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Commi
 def log_shrink(job: LoadedJob, table: str, rule: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
     """Log a shrink, which acts in the next run; return what `Committed.dry_run` finds now.
 
-    Raises TooMany if it would delete too many rows and `rule` does not allow it, SpecError if the job runs by now.
+    Raises ShrinkTooLarge if it would delete too many rows and `rule` does not allow it, SpecError if the job runs by
+    now.
     """
     with stopped(job.store, job.spec.name), open_table(job, table, deadline) as rows:
         found = rows.dry_run({"table": table, **rule}, deadline)

@@ -51,7 +51,7 @@ class NowPart:
         self._learning, self._stream = LearningPart(visitor, name), StreamPart(name, recorder)
 
     async def refresh(self, job: Mapping[str, Any]) -> None:
-        """See Part."""
+        """See TabContent."""
         if self._looks % JOBS_EVERY == 0:
             self._learning.others([each["name"] for each in await list_all(self._visitor, "/jobs")])
         self._looks += 1

@@ -102,7 +102,7 @@ MANIFEST = {"version": {"version": 3}, "events": 5, "samples": 7, "rejected": {}
 
 @pytest.fixture
 def predicts(tmp_path, monkeypatch):
-    """Replace `predict`; the outcome of ThenPredict, and the statuses and lines meanwhile."""
+    """Replace `predict`; the outcome of RunThenPredict, and the statuses and lines meanwhile."""
 
     def run(act, **ended):
         ran, lines, statuses = Ran(tmp_path, **ended), [], []

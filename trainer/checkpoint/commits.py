@@ -212,7 +212,7 @@ class Commits:
         self._holds = store / "holds"
 
     def names(self) -> list[str]:
-        """Names of folders with a manifest, readable or not, in order of time. Raises Linked."""
+        """Names of folders with a manifest, readable or not, in order of time. Raises SymbolicLinkFound."""
         paths = check_no_link(self.folder).glob(f"*/{MANIFEST}")
         found = (path.parent.name for path in paths if not path.parent.is_symlink())
         return sorted((name for name in found if NAME.fullmatch(name)), key=order_of)

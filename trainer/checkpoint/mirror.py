@@ -92,7 +92,7 @@ class MirrorCatalog:
         return [order_of(name) for name in names if NAME.fullmatch(name)]
 
     def refuse_followed(self, commit: Commit) -> None:
-        """Raise MirrorTaken where another machine continued from this mirror, on a timeline after the commit's."""
+        """Raise MirrorSuperseded where another machine continued from this mirror, on a timeline after the commit's."""
         newest = max([0, *(timeline for timeline, _, _ in self.orders)])
         if newest > commit.order[0]:
             raise MirrorSuperseded(

@@ -41,7 +41,7 @@ class ExporterChild:
     """One running exporter. One thread at a time; `kill` from any."""
 
     def __init__(self, config: ExporterConfig) -> None:
-        """Raises ChildGone."""
+        """Raises ExporterGone."""
         try:  # in the session of this process, so that its niceness counts
             self._process = ChildProcess((sys.executable, "-m", "trainer.exports"), new_session=False)
         except OSError as error:
@@ -52,7 +52,7 @@ class ExporterChild:
         self._send(config.model_dump_json())
 
     def ask(self, request: ExportRequest, deadline: Deadline) -> ExportAnswer:
-        """Send a request and wait for its answer. Raises ChildGone."""
+        """Send a request and wait for its answer. Raises ExporterGone."""
         self._send(request.model_dump_json())
         while True:
             line = self._line(deadline)

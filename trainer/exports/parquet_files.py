@@ -146,7 +146,7 @@ class ExportTableWriter:
         return counts
 
     def delta(self, source: CommitTableRows, selection: RowSelection) -> TableCounts:
-        """Write the rows that changed, and the deletions. Raises NotCovered."""
+        """Write the rows that changed, and the deletions. Raises DeltaImpossible."""
         counts = TableCounts(model_rows=source.num_rows)
         changes = source.changes(selection.cut.since)
         for _ in self._rows(source.among(changes, selection, self.deadline), counts):

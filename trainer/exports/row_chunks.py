@@ -112,7 +112,7 @@ class ChunkStream:
     _last: int = -1
 
     def fill(self) -> bool:
-        """Read the next chunk if the current one is used up -> whether rows are left. Raises NotInOrder."""
+        """Read the next chunk if the current one is used up -> whether rows are left. Raises KeysOutOfOrder."""
         while self._held is None or not len(self._held):
             self._held = next(self.chunks, None)
             if self._held is None:

@@ -123,7 +123,7 @@ class CommitTableRows:
         return found_U, weights_UD
 
     def changes(self, since: int) -> ChangedKeys:
-        """Keys that changed or were deleted after version `since`. Raises NotCovered."""
+        """Keys that changed or were deleted after version `since`. Raises DeltaImpossible."""
         if any(life.shrinks for life in self._lives):
             raise DeltaImpossible(
                 f"table {self._table!r}: a shrink has not removed all of its rows: no delta can be cut"

@@ -79,11 +79,11 @@ class MemoryPlanJournal:
         self.plans: list[PassPlan] = []
 
     def operation(self, operation: PartitionsOperation | GapOperation) -> None:
-        """See Journal."""
+        """See PlanJournal."""
         self.operations.append(operation)
 
     def plan(self, plan: PassPlan) -> None:
-        """See Journal."""
+        """See PlanJournal."""
         self.plans.append(plan)
 
 

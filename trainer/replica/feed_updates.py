@@ -203,7 +203,7 @@ class _Following:
 
 
 class FeedUpdates:
-    """See Updates. Subscribes at the first call of `next`."""
+    """See ReplicaUpdates. Subscribes at the first call of `next`."""
 
     def __init__(self, find: Find, held: FeedPosition | None = None) -> None:
         """`held`: the version that the caller has; the first update may then be what changed since."""
@@ -217,7 +217,7 @@ class FeedUpdates:
         self._closed = False
 
     def next(self, deadline: Deadline) -> ReplicaUpdate | None:
-        """See Updates. Returns the newest complete version, with all changes since the one returned last."""
+        """See ReplicaUpdates. Returns the newest complete version, with all changes since the one returned last."""
         while True:
             following = self._following or self._subscribe(deadline)
             with following.turn:
@@ -289,7 +289,7 @@ class FeedUpdates:
                 self._following = None
 
     def close(self) -> None:
-        """See Updates."""
+        """See ReplicaUpdates."""
         with self._lock:
             self._closed, following = True, self._following
         if following is not None:

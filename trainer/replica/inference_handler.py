@@ -20,7 +20,7 @@ from trainer.replica.replica_state import NoVersionLoaded, ReplicaState
 INLINE_BYTES = 1 << 16
 """Longer requests are answered by another thread, so that they do not delay short ones."""
 INLINE_COST = 2048
-"""Likewise requests of a higher cost, whatever their length; see Reader.cost. This cost takes about 1 ms."""
+"""Likewise requests of a higher cost, whatever their length; see RequestReader.cost. This cost takes about 1 ms."""
 MAX_LONG = 4
 """Long requests that are answered at the same time, each with the memory of a batch; others wait."""
 TRIES = 10
@@ -85,7 +85,7 @@ class InferenceHandler:
         raise NoVersionLoaded("the model keeps changing; try again")
 
     def _current(self) -> RequestReader:
-        """The reader of the model that is served. Raises NothingServed."""
+        """The reader of the model that is served. Raises NoVersionLoaded."""
         model, reader = self._state.model(), self._reader
         if reader is None or reader.model is not model:
             self._reader = reader = RequestReader(model, self._max_batch)
@@ -122,7 +122,7 @@ class InferenceHandler:
 
 
 def check_name(state: ReplicaState, name: str, version: str | None = None) -> None:
-    """Raises NoSuchModel, NothingServed."""
+    """Raises NoSuchModel, NoVersionLoaded."""
     served = state.served
     if served is None:
         raise NoVersionLoaded("no version is loaded yet; try again once /v2/health/ready reports ready")
@@ -135,7 +135,7 @@ def check_name(state: ReplicaState, name: str, version: str | None = None) -> No
 
 
 def _read(body: bytes) -> object:
-    """The parsed JSON of a body; a BadRequest, returned and not raised, where it is not JSON."""
+    """The parsed JSON of a body; a InvalidInference, returned and not raised, where it is not JSON."""
     try:
         return documents.parse(body, "the body")
     except documents.InvalidDocument as error:

@@ -67,7 +67,7 @@ class RequestTensor:
             raise InvalidInference(f"{self.name}: {size} values; at most {MAX_VALUES}")
 
     def typed(self, *kinds: str) -> "RequestTensor":
-        """Return itself. Raises BadRequest where its values have none of these types."""
+        """Return itself. Raises InvalidInference where its values have none of these types."""
         if self.kind not in kinds:
             raise InvalidInference(f"{self.name}: is {self.kind}, and must be {' or '.join(kinds)}")
         wanted = {str} if self.kind == "BYTES" else {int} if self.kind in INTS else {int, float}
@@ -76,7 +76,7 @@ class RequestTensor:
         return self
 
     def floats(self) -> F32:
-        """The values as float32. Raises BadRequest."""
+        """The values as float32. Raises InvalidInference."""
         try:
             with np.errstate(over="ignore"):
                 found = np.array(self.data, np.float32)
@@ -99,7 +99,7 @@ class RequestReader:
         self._any_weighted = {each.name: any(slot["weighted"] for slot in each.slots) for each in model.tables}
 
     def inputs(self, request: object) -> InferenceInputs:
-        """The samples of a request. Raises BadRequest."""
+        """The samples of a request. Raises InvalidInference."""
         content = request.get("inputs") if isinstance(request, dict) else None
         if type(content) is not list or not content:
             raise InvalidInference('a request must be an object with "inputs", a list of tensors')
@@ -117,7 +117,7 @@ class RequestReader:
         return InferenceInputs(num_samples, signs, self._dense(tensors, num_samples))
 
     def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
-        """The outputs that a request of `num_samples` asks for; all where it names none. Raises BadRequest."""
+        """The outputs that a request of `num_samples` asks for; all where it names none. Raises InvalidInference."""
         content = request.get("outputs")
         names = _names(content) if content else self.model.outputs
         known = self.model.graph.outputs

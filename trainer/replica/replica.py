@@ -41,7 +41,7 @@ class RestartingSource:
         self._updates = begin()
 
     def next(self, deadline: Deadline) -> ReplicaUpdate | None:
-        """See Updates."""
+        """See ReplicaUpdates."""
         return self._updates.next(deadline)
 
     def resume(self, served: ServedVersion | None) -> None:
@@ -52,7 +52,7 @@ class RestartingSource:
                 self._updates = self._begin()
 
     def close(self) -> None:
-        """See Updates."""
+        """See ReplicaUpdates."""
         with self._lock:
             self._closed = True
             self._updates.close()

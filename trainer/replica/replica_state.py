@@ -79,7 +79,7 @@ class ReplicaState:
         return self._is_held_back
 
     def model(self) -> ServingModel:
-        """The model of the served version. Raises NothingServed."""
+        """The model of the served version. Raises NoVersionLoaded."""
         if (served := self.served) is None:
             raise NoVersionLoaded("no version is loaded yet; try again once /v2/health/ready reports ready")
         return served.model
@@ -87,7 +87,7 @@ class ReplicaState:
     def predict(self, model: ServingModel, inputs: InferenceInputs) -> tuple[KeptVersion, dict[str, F32]] | None:
         """Predictions of the served version; None where it has another model than `model`, which `inputs` are for.
 
-        Raises NothingServed, BadInput.
+        Raises NoVersionLoaded, BadInput.
         """
         with self._reading() as view:
             kept = view.kept
@@ -131,7 +131,7 @@ class ReplicaState:
         return self._history.num_bytes()
 
     def apply(self, update: ReplicaUpdate) -> KeptVersion:
-        """Serve another version. Raises UpdateRefused, HeldBack; then nothing has changed.
+        """Serve another version. Raises UpdateRefused, RollbackInForce; then nothing has changed.
 
         1. Write new rows to unused memory. 2. Apply the step to the idle side. 3. Check its predictions. 4. Publish the
         idle side: the version is served. 5. When the last reader has left the other side, apply the step to it, too.
@@ -194,7 +194,7 @@ class ReplicaState:
         return view
 
     def go_to(self, number: int, timeline: str | None = None) -> KeptVersion:
-        """Serve a kept version, older or newer, and no other until `go_to_newest`. Raises NotKept.
+        """Serve a kept version, older or newer, and no other until `go_to_newest`. Raises VersionNotKept.
 
         Without a timeline it is the version of the newest timeline that has the number.
         """

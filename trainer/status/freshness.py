@@ -137,7 +137,7 @@ class Freshness:
         self._counts = counts and len(self._times.oldest_s_G) > 0 and self._live(float(self._times.oldest_s_G[-1]))
 
     def closed(self, now_s: float) -> dict[str, Any] | None:
-        """The pass is closed. Returns the histogram since the start as Delays.message; None in a replay."""
+        """The pass is closed. Returns the histogram since the start as DelayHistogram.message; None in a replay."""
         if self._counts:
             self._learnt.add(self._times, now_s)
             self._counts, self._any = False, True

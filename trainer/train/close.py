@@ -156,7 +156,7 @@ class PassCloser:
         """Rank 0: largest span of event times in one pass."""
         self._pass_days: Sequence[int] = ()
         self._pass_signals: Sequence[str] = ()
-        """Rank 0: see Closing.days and .signals."""
+        """Rank 0: see ClosingPass.days and .signals."""
         self._said: dict[str, Any] = {}
         self.memory_waits = False
         """Rank 0: whether a commit is due, because uncommitted rows have used most of a table's limit."""

@@ -77,7 +77,7 @@ def open_exporting(
 
 
 def resume_exports(exporting: ExportCoordinator, rank0: RankZero, committer: Committer) -> None:
-    """Resume the exports that were cut, once everything is restored; see Exporting.begin."""
+    """Resume the exports that were cut, once everything is restored; see ExportCoordinator.begin."""
     beginning = rank0.beginning
     replayed = [operation for logged in beginning.replay for operation in logged.operations]
     exporting.begin(committer, [*replayed, *beginning.waiting], committer.version)
