@@ -161,6 +161,10 @@ def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
         for number in range(2):  # 10,000 rows, which nobody asks for one by one
             more = {"default": w.keys(*range(1000 + 5000 * number, 6000 + 5000 * number))}
             job.live([more | {"other": w.keys(*f.SIGNS, group=2)}])
+        first = f.Held(job)
+        while first.hear(0.05, partly=True) is None:  # compiles the kernels, which may take longer than what follows
+            job.chief.tick(job.version)
+        first.feed.close()
         held = [f.Held(job) for _ in range(3)]
         ended, errors = threading.Event(), []
 
