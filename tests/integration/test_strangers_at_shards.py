@@ -31,6 +31,7 @@ from tests.contract import shards_world as w
 NUM_CALLS = 100
 SOON_S = 5.0
 NOBODY = 65534
+REFUSED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
 
 
 class Source:
@@ -109,10 +110,13 @@ def test_calls_whose_message_never_comes_keep_nobody_waiting(served):
         try:
             for _ in range(3):
                 ask()
+            codes = set()
             for call in calls:  # each was answered without its message
                 with pytest.raises(grpc.RpcError) as refused:
                     next(call)
-                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                codes.add(refused.value.code())
+            # The transport may refuse a call above `channels.MAX_CALLS` itself.
+            assert {grpc.StatusCode.UNAUTHENTICATED} <= codes <= {*REFUSED}
         finally:
             over.set()
 

@@ -429,14 +429,14 @@ def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped
 def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch):
     monkeypatch.setattr("service.cluster.forkserver.TOLD_S", 0.2)
     chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
-    launcher = world.make([SHARD], [chief])
-    forkserver = forkserver_of(os.getpid())
+    launcher, stopped = world.make([SHARD], [chief]), []
 
-    def stop_and_kill():
-        os.kill(forkserver, signal.SIGSTOP)
+    def stop_and_kill():  # its command line can be read only a moment after its start
+        stopped.append(forkserver_of(os.getpid()))
+        os.kill(stopped[0], signal.SIGSTOP)
         os.kill(world.pids()[1], signal.SIGKILL)
 
     with when(lambda: ("trainer-0", "up") in world.lines, stop_and_kill):
         outcome = launcher.run()
     assert outcome.code == 70
-    world.assert_nobody_left(forkserver)
+    world.assert_nobody_left(*stopped)
