@@ -10,8 +10,10 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
+from millrace.durable import check_no_link
 from service.history.closes import Closes
 from service.history.commit_list import entries_of
+from service.history.log_pages import LogPages
 from service.jobs.host import Host, HostedJob
 from service.monitor.status import Status
 from service.spec.job import LoadedJob
@@ -64,7 +66,8 @@ class TimedCache:
 KEEP_S = 0.2
 COMMITS_S = 1.0
 LOADED_S = 60.0
-CLOSES_S = 3_600.0
+FOLLOWED_S = float("inf")
+"""A follower of a log reads on at each request, so it never expires; the oldest is dropped beyond MAX_KEPT."""
 ALL = "*"
 """In place of a job's name; no job has this name."""
 
@@ -99,10 +102,17 @@ class JobCache:
 
     def closes(self, name: str) -> Closes:
         """The closes in a job's log, not those of an earlier job of the same name."""
+        return self._followed(name, Closes)
+
+    def log_pages(self, name: str) -> LogPages:
+        """The lines of a job's log, not those of an earlier job of the same name."""
+        return self._followed(name, LogPages)
+
+    def _followed(self, name: str, follow: Callable[[Path], Found]) -> Found:
         job = self.job(name)
-        folder: Path = job.store / "log"
-        key = ("closes", name, str(folder), job.created.isoformat())
-        return self.kept.get(key, CLOSES_S, lambda: Closes(folder))
+        folder = check_no_link(job.store / "log")
+        key = (follow.__name__, name, str(folder), job.created.isoformat())
+        return self.kept.get(key, FOLLOWED_S, lambda: follow(folder))
 
     def forget(self, name: str) -> None:
         """Drop what is cached of a job that has changed."""

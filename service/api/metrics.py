@@ -121,16 +121,16 @@ def _begin(paging: Paging, since: int, timeline: str | None) -> TimelineVersion:
 
 def close_entry(close: Close) -> CloseEntry:
     """A close as an entry of the API."""
-    body, at_s = close.body, close.body.get("event_time_s")
+    content, at_s = close.content, close.content.event_time_s
     return CloseEntry(
         version=close.version,
         timeline=close.timeline,
         event_time=None if at_s is None else datetime.fromtimestamp(at_s, UTC),
-        day=body["day"],
-        events=body["events"],
-        samples=body["samples"],
-        rejected=body["rejected"],
-        window=body.get("window", {}),
+        day=content.day,
+        events=content.events,
+        samples=content.samples,
+        rejected=dict(content.rejected),
+        window=dict(content.window),
     )
 
 

@@ -12,19 +12,19 @@ from fastapi.responses import FileResponse
 
 from millrace.durable import check_no_link
 from service.api.authorization import AuthorizedRoute, HostOf, authorized, downloads
-from service.api.job_cache import StatusesOf
+from service.api.job_cache import JobCache, StatusesOf
 from service.api.jobs import JobName
 from service.api.problems import http_error
 from service.api.schemas import Page, Paged, ResponseBody, cut, encoded, number_after, page
 from service.auth.roles import Role
 from service.cluster.store import LETTERS
-from service.history.log_text import good_records, log_lines
+from service.history.log_text import RecordLine, good_records, log_lines
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=AuthorizedRoute)
 
 LINES = "application/x-ndjson"
-LOG_S = 1.0
-"""Greatest age of a cached log, which is always read whole."""
+DAMAGED_LOG_S = 1.0
+"""Greatest age of a cached log that may be damaged, which is read whole."""
 FILE = re.compile(r"pass-(\d{12})-rank-(\d+)\.jsonl")
 GONE = (HTTPStatus.NOT_FOUND,)
 WorkerName = Annotated[str | None, Query(max_length=64, description='Only lines of this process, as in "trainer-0".')]
@@ -79,23 +79,32 @@ def log(
 
     A damaged log is read up to the damage, which is the last entry.
     """
-    folder = check_no_link(statuses.job(job).store / "log")
-    lines = statuses.kept.get(("log", job, str(folder)), LOG_S, lambda: _lines(folder))
+    pages, begin = statuses.log_pages(job), number_after(paging)
+    found = pages.after(begin, paging.limit + 1) if last is None else pages.newest(last)
+    lines = _damaged_log(statuses, job) if found is None else [_entry(each) for each in found]
     if last is not None:
         return Page(items=lines[-last:], next=None)
-    begin = number_after(paging)
     return cut([line for line in lines if line.number > begin], paging, lambda each: str(each.number))
 
 
-def _lines(folder: Path) -> list[LogLine]:
-    records, damage = good_records(folder)
-    lines = [
-        LogLine(number=each.number, when=each.when, kind=each.kind.value, words=each.text)
-        for each in log_lines(records)
-    ]
-    if damage is not None:
-        lines.append(LogLine(number=(lines[-1].number if lines else 0) + 1, when="", kind="damage", words=str(damage)))
-    return lines
+def _entry(line: RecordLine) -> LogLine:
+    return LogLine(number=line.number, when=line.when, kind=line.kind.value, words=line.text)
+
+
+def _damaged_log(statuses: JobCache, job: str) -> list[LogLine]:
+    """All lines up to the damage, and the damage."""
+    folder = check_no_link(statuses.job(job).store / "log")
+
+    def read_whole() -> list[LogLine]:
+        records, damage = good_records(folder)
+        lines = [_entry(each) for each in log_lines(records)]
+        if damage is None:
+            statuses.log_pages(job).forget()
+            return lines
+        number = (lines[-1].number if lines else 0) + 1
+        return [*lines, LogLine(number=number, when="", kind="damage", words=str(damage))]
+
+    return statuses.kept.get(("log", job, str(folder)), DAMAGED_LOG_S, read_whole)
 
 
 @router.get(

@@ -1,25 +1,23 @@
 """Follows the closes in a job's log while the job writes it, so that figures over time need no second read of the log.
 
-Closes stay in memory after the log is pruned. trainer.journal.log reads and checks the log as a whole; records that
-cannot be read are left out here.
+Closes stay in memory after the log is pruned. service.history.log_follower reads the log.
 """
 
 import re
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from service.history.log_follower import LogFollower
 from trainer.control.commit_store import NAME
-from trainer.control.job_log import AnyRecord, Claim, LogTooNew, PassClose, RecordPlace, file_numbers, listed, record_of
+from trainer.control.job_log import AnyRecord, Claim, PassClose
 
 MAX_KEPT = 50_000
 """Most closes kept of one job; beyond that, the oldest half is dropped."""
-MAX_READ_BYTES = 4 << 20
-"""Most bytes read of one file at a time."""
 _MOMENT = re.compile(r"(?:t([0-9]{1,9})-)?([0-9]{1,15})")
 
 
@@ -44,11 +42,13 @@ class TimelineVersion(NamedTuple):
 class Close:
     """A closed pass."""
 
-    number: int
-    """Number of its record in the log."""
     timeline: str
-    version: int
-    body: Mapping[str, Any]
+    content: PassClose
+
+    @property
+    def version(self) -> int:
+        """The version that it made."""
+        return self.content.number
 
     @property
     def moment(self) -> TimelineVersion:
@@ -56,40 +56,21 @@ class Close:
         return TimelineVersion(_number_of(self.timeline), self.version)
 
 
-@dataclass(slots=True)
-class _Read:
-    """How far a file of the log is read."""
-
-    path: Path
-    head: bytes
-    """Its first record, which differs from that of every other log."""
-    byte: int = 0
-
-    @classmethod
-    def begun(cls, path: Path) -> "_Read":
-        """At the beginning of the file at `path`."""
-        return cls(path, _head(path))
-
-    def is_replaced(self, paths: Sequence[Path]) -> bool:
-        """Whether `paths` belong to another log than this file did. Pruning leaves newer files of the same log."""
-        place = file_numbers(self.path) or ()
-        later = [path for path in paths if (file_numbers(path) or ()) >= place]
-        return not later or (later[0] == self.path and _head(self.path) not in (self.head, b""))
-
-
-@dataclass(slots=True)
 class Closes:
     """The closes of the log in `folder`. Any thread may call."""
 
-    folder: Path
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _at: _Read | None = None
-    _timeline: str = ""
-    _found: list[Close] = field(default_factory=list)
-    _left: dict[int, list[Close]] = field(default_factory=dict)
-    """By number of a timeline that was left: the closes that led to its end. A rewind may return to it."""
-    _bases: dict[int, TimelineVersion] = field(default_factory=dict)
-    """By number of a timeline: where it began."""
+    def __init__(self, folder: Path) -> None:
+        self._follower = LogFollower(folder)
+        self._lock = threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._timeline = ""
+        self._found: list[Close] = []
+        self._left: dict[int, list[Close]] = {}
+        """By number of a timeline that was left: the closes that led to its end. A rewind may return to it."""
+        self._bases: dict[int, TimelineVersion] = {}
+        """By number of a timeline: where it began."""
 
     def placed(self, moment: TimelineVersion) -> TimelineVersion:
         """The last version up to `moment` that led to the present, on the present timeline.
@@ -120,49 +101,20 @@ class Closes:
             return self._found[max(begin, len(self._found) - limit) :]
 
     def _read_on(self) -> None:
-        """Read the new records. The claim of the next file says how long a file is; see trainer.journal.log_file."""
-        paths = listed(self.folder)
-        if self._at is not None and self._at.is_replaced(paths):  # the job was started afresh
-            self._at, self._timeline, self._found, self._left, self._bases = None, "", [], {}, {}
-        if self._at is None and paths:
-            self._at = _Read.begun(paths[0])
-        while self._at is not None:
-            place = file_numbers(self._at.path)
-            later = [path for path in paths if (number := file_numbers(path)) and place and number > place]
-            if not self._take(self._at, _sealed_length(self._at.path, later[0]) if later else None) or not later:
-                return
-            self._at = _Read.begun(later[0])
-
-    def _take(self, at: _Read, end: int | None) -> bool:
-        """Read the complete records of a file up to byte `end`; return whether it is read to there."""
-        try:
-            with at.path.open("rb") as file:
-                file.seek(at.byte)
-                while content := file.read(MAX_READ_BYTES if end is None else min(MAX_READ_BYTES, end - at.byte)):
-                    whole = content[: content.rfind(b"\n") + 1]
-                    for line in whole.splitlines(keepends=True):
-                        record = record_of(line, RecordPlace(at.path, at.byte))
-                        if record is None:
-                            return end is not None  # still being written, or damaged
-                        self._add(record)
-                        at.byte += len(line)
-                    if not whole:
-                        return end is not None
-                    file.seek(at.byte)
-        except FileNotFoundError:  # pruned
-            return True
-        except (OSError, LogTooNew):
-            return False
-        return True
+        for record in self._follower.new_records():
+            if record is None:
+                self._begin_anew()
+            else:
+                self._add(record)
 
     def _add(self, record: AnyRecord) -> None:
         match record.content:
             case Claim(timeline=str(timeline), base=base) if timeline != self._timeline:
                 self._branch(timeline, base or "")
-            case PassClose(number=version):
+            case PassClose() as content:
                 if len(self._found) >= MAX_KEPT:
                     del self._found[: MAX_KEPT // 2]
-                self._found.append(Close(record.number, self._timeline, version, record.body))
+                self._found.append(Close(self._timeline, content))
 
     def _branch(self, timeline: str, base: str) -> None:
         """Start a new timeline at the commit `base`, or at the initial state."""
@@ -185,24 +137,3 @@ class Closes:
 
 def _number_of(timeline: str) -> int:
     return int(re.sub(r"\D", "", timeline) or 0)
-
-
-def _head(path: Path) -> bytes:
-    """The first record of a file; empty if the file is gone. It is complete as soon as the file has its name."""
-    try:
-        with path.open("rb") as file:
-            return file.readline()
-    except OSError:
-        return b""
-
-
-def _sealed_length(path: Path, after: Path) -> int | None:
-    """The valid length of a file, from the claim at the start of the file after it; None if the claim has none."""
-    try:
-        with after.open("rb") as file:
-            record = record_of(file.readline(), RecordPlace(after, 0))
-    except (OSError, LogTooNew):
-        return None
-    if record is None or not isinstance(record.content, Claim):
-        return None
-    return record.content.sealed.get(path.name)

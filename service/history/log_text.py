@@ -5,6 +5,7 @@ The records are defined by trainer.journal.records.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
@@ -114,21 +115,34 @@ class RecordLine(NamedTuple):
         return f"{self.number:>7}  {when}{self.kind:<9}  {self.text}"
 
 
-def log_lines(records: Iterable[AnyRecord]) -> Iterator[RecordLine]:
-    """A line for each record. `records` start with the oldest, since some lines describe a change."""
-    generation, timeline, spec = 0, "", None
-    for record in records:
+@dataclass(slots=True)
+class LogWording:
+    """Formats records as lines, one after another from the oldest on, since some lines describe a change."""
+
+    generation: int = 0
+    timeline: str = ""
+    spec: Mapping[str, Any] | None = None
+    """With all defaults."""
+
+    def line(self, record: AnyRecord) -> RecordLine:
+        """The line of the next record."""
+        at = ""
         match record.content:
             case Claim() as claim:
-                text = _claim(claim, generation, timeline)
-                generation, timeline = claim.generation, timeline if claim.timeline is None else claim.timeline
+                text, at = _claim(claim, self.generation, self.timeline), str(claim.facts.get("at", ""))
+                self.generation = claim.generation
+                self.timeline = self.timeline if claim.timeline is None else claim.timeline
             case SpecOperation():
                 now = fill_defaults(record.content.spec)
-                text, spec = _spec(spec, now), now
+                text, self.spec = _spec(self.spec, now), now
             case _:
                 text = _content(record.content)
-        at = record.content.facts.get("at", "") if isinstance(record.content, Claim) else ""
-        yield RecordLine(record.number, str(at), record.kind, text)
+        return RecordLine(record.number, at, record.kind, text)
+
+
+def log_lines(records: Iterable[AnyRecord]) -> Iterator[RecordLine]:
+    """A line for each record. `records` start with the oldest."""
+    return map(LogWording().line, records)
 
 
 def _content(content: Content) -> str:
@@ -140,7 +154,7 @@ def _content(content: Content) -> str:
         case PassClose():
             return _close(content)
         case Claim() | SpecOperation():
-            raise AssertionError("log_lines formats these: their lines need the records before")
+            raise AssertionError("LogWording formats these: their lines need the records before")
         case _:
             return _operation(content)
 

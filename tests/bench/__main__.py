@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tests.bench import admission as admitting
 from tests.bench import aging as ageing
-from tests.bench import bench_shards, beyond_memory, load, parsing
+from tests.bench import bench_shards, beyond_memory, job_log, load, parsing
 from tests.bench import commits as committing
 from tests.bench import exports as exporting
 from tests.bench import freshness as freshening
@@ -152,6 +152,11 @@ def readers(rounds: int, rows: int) -> dict[str, dict]:
     return load.figures()
 
 
+def logs(rounds: int, rows: int) -> dict[str, dict]:
+    """How fast a job's log is read, whole and page by page."""
+    return job_log.figures()
+
+
 PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "pipes": pipes,
     "shards": shards,
@@ -166,6 +171,7 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "serving": serving,
     "freshness": freshness,
     "load": readers,
+    "log": logs,
 }
 LONG_PARTS = {"long-commits": long_commits, "memory-curve": memory_curve}
 """Asked for by name only: `make soak` does."""

@@ -13,7 +13,8 @@ Latency: 100 requests a second, at random times that do not wait for answers, of
 from when it was due. Who asks must not wait for a core here, or its own waiting would be measured: it goes first where
 that is allowed (millrace.priority), and is of the service's session; the other clients are of their own.
 
-`python -m tests.bench.load [--pairs 4]` prints the figures as JSON.
+`python -m tests.bench.load [--pairs 4] [--passes 0]` prints the figures as JSON. `--pairs 0 --passes 1500` prints the
+latency alone, beside a job that has closed 1,500 passes.
 """
 
 import argparse
@@ -54,16 +55,17 @@ ROUTES = {
 CLIENTS, EVERY_S, STREAMS = 200, 10.0, 20
 RATE, LATENCY_S, CONNECTIONS = 100.0, 20.0, 4
 WARM_S, BLOCK_S, PAIRS = 6.0, 8.0, 4
+MAX_EVENTS, PASSES_S = 2000, 600.0
 MAX_SLOWDOWN, TARGET_P99_MS = 0.05, 50.0
 LOOK_S = 0.02
 
 
-def spec() -> dict:
+def spec(max_events: int = MAX_EVENTS) -> dict:
     """The clicks example, whose events come as fast as they are read, in passes short enough to time blocks by."""
     raw = tomllib.loads((EXAMPLE / "job.toml").read_text())
     del raw["store"]
     raw["sources"]["clicks"]["rate"] = 1e7
-    return raw | {"passes": {"max_events": 2000, "cut": "count"}}
+    return raw | {"passes": {"max_events": max_events, "cut": "count"}}
 
 
 # -- the clients' process
@@ -274,20 +276,26 @@ def latency(address: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1]) | {"target_p99_ms": TARGET_P99_MS}
 
 
-def figures(pairs: int = PAIRS) -> dict[str, dict]:
-    """Both."""
+def figures(pairs: int = PAIRS, passes: int = 0) -> dict[str, dict]:
+    """Both; without pairs the latency alone. It is measured once the job has closed so many passes."""
     with tempfile.TemporaryDirectory() as name, service(Path(name)) as hosted:
         hosted.ask("POST", "/jobs", {"spec": spec(), "base": str(Path(name) / "data")})
         hosted.until("/jobs/clicks", lambda told: (told["version"] or 0) > 5, START_S)
         time.sleep(WARM_S)
         address = str(hosted.http.base_url).partition("//")[2].rstrip("/")
-        found = {"200 clients and 20 streams beside training": slowdown(hosted, address, pairs)}
-        return found | {"GET, 100 requests/s while training": latency(address)}
+        found = {"200 clients and 20 streams beside training": slowdown(hosted, address, pairs)} if pairs else {}
+        hosted.until("/jobs/clicks", lambda told: told["version"] >= passes, PASSES_S)
+        begun = hosted.ask("GET", "/jobs/clicks")["version"]
+        found["GET, 100 requests/s while training"] = latency(address)
+        ended = hosted.ask("GET", "/jobs/clicks")["version"]
+        found["GET, 100 requests/s while training"] |= {"passes": [begun, ended]}
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--passes", type=int, default=0)
     parser.add_argument("--read", metavar="HOST:PORT")
     parser.add_argument("--ask", metavar="HOST:PORT")
     told = parser.parse_args()
@@ -298,7 +306,7 @@ def main() -> None:
         with prioritized():
             print(json.dumps(asyncio.run(ask(host, int(port)))))
     else:
-        print(json.dumps(figures(told.pairs), indent=1))
+        print(json.dumps(figures(told.pairs, told.passes), indent=1))
 
 
 if __name__ == "__main__":
