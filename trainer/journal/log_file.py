@@ -51,7 +51,7 @@ class UnknownRecord(LogTooNew):
         MillraceError.__init__(self, f"{place}, record {number}: {error}; run the program that wrote it")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RecordPlace:
     """The place of a record on disk, for messages."""
 
@@ -65,7 +65,7 @@ class RecordPlace:
 ContentT = TypeVar("ContentT", bound=Content, covariant=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LogRecord(Generic[ContentT]):
     """One record of the log."""
 

@@ -5,7 +5,7 @@
 records together is trainer.journal.job_history's. Imports no torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, assert_never, get_args
@@ -264,6 +264,11 @@ Content = Claim | PassPlan | Void | PassClose | Operation
 
 _OPERATIONS: Mapping[str, type[Operation]] = {each.op: each for each in get_args(Operation)}
 _OMITTED_IF_NONE = ("rule",)
+_FIELDS: Mapping[type, Sequence[tuple[str, bool]]] = {
+    cls: [(each.name, each.default is MISSING and each.default_factory is MISSING) for each in fields(cls)]
+    for cls in (Void, PassClose, *get_args(Operation))
+}
+"""By class: the name of each field, and whether it has no default."""
 
 
 def kind_of(content: Content) -> RecordKind:
@@ -310,20 +315,11 @@ def decode(kind: str, body: Mapping[str, Any]) -> Content:
 
     Raises UndecodableRecord for an unknown kind or operation, and for a known one without one of its keys.
     """
-    if kind not in list(RecordKind):
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
         raise UndecodableRecord(f"the kind {kind!r} is unknown; known are {', '.join(RecordKind)}")
     try:
-        match RecordKind(kind):
-            case RecordKind.CLAIM:
-                return _claim(body)
-            case RecordKind.PLAN:
-                return PassPlan.of_message(body)
-            case RecordKind.VOID:
-                return Void(**_known(Void, body))
-            case RecordKind.CLOSE:
-                return PassClose(**_known(PassClose, body))
-            case RecordKind.OPERATION:
-                return _operation(body)
+        return decoder(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UndecodableRecord(f"the {kind} is not understood: {type(error).__name__}: {error}") from error
 
@@ -354,16 +350,25 @@ def _operation(body: Mapping[str, Any]) -> Operation:
 
 def _plain(content: Any) -> dict[str, Any]:
     """The fields of a dataclass in their order, by name."""
-    values = {each.name: getattr(content, each.name) for each in fields(content)}
+    values = {name: getattr(content, name) for name, _ in _FIELDS[type(content)]}
     return {name: value for name, value in values.items() if value is not None or name not in _OMITTED_IF_NONE}
 
 
 def _known(cls: type, body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `cls` that `body` has. Raises KeyError where one without a default is absent."""
     found = {}
-    for each in fields(cls):
-        if each.name in body:
-            found[each.name] = body[each.name]
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise KeyError(each.name)
+    for name, required in _FIELDS[cls]:
+        if name in body:
+            found[name] = body[name]
+        elif required:
+            raise KeyError(name)
     return found
+
+
+_DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Content]] = {
+    RecordKind.CLAIM: _claim,
+    RecordKind.PLAN: PassPlan.of_message,
+    RecordKind.VOID: lambda body: Void(**_known(Void, body)),
+    RecordKind.OPERATION: _operation,
+    RecordKind.CLOSE: lambda body: PassClose(**_known(PassClose, body)),
+}
