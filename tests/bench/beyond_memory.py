@@ -46,7 +46,7 @@ def zipf(num_rows: int) -> Signs:
 def spec_of(hidden: int, store: Path, a_pass: int, memory: str | None) -> dict:
     """W1's job with adagrad by row, its 26 slots sharing rows."""
     spec = job(hidden, store, 1) | {"passes": {"max_events": a_pass * BLOCK}}
-    spec["sources"]["rows"]["events"] = 1 << 40  # more than are trained
+    spec["sources"]["rows"]["events"] = 10**11  # more than are trained
     spec["tables"]["default"]["optimizer"]["per"] = "row"
     spec["slots"][1]["share"] = "ids"
     if memory is not None:

@@ -106,7 +106,7 @@ def rate(npz: Path, hidden: int, every_s: float, seconds: float) -> dict[str, fl
     """Samples a second with a commit every so often, and without one for as long, in turn within one run."""
     with tempfile.TemporaryDirectory() as name:
         spec = job(hidden, Path(name), 1) | {"commit": {"every": "1d"}}
-        spec["sources"]["rows"]["events"] = 1 << 40
+        spec["sources"]["rows"]["events"] = 10**11
         num_samples = touching(npz, DIRTY_ROWS)
         reader = ArrayReader(npz, num_samples)
         blocks: list[dict] = []

@@ -117,7 +117,7 @@ def beside(cache: Path, npz: Path, num_rows: int, hidden: int, blocks: int, bloc
         folder = Path(name)
         base = filled.store_of(folder / "filled", num_rows)[0]
         spec = job(hidden, folder, 1) | {"commit": {"every": "1d"}, "passes": {"max_events": PASS_BATCHES * BLOCK}}
-        spec["sources"]["rows"]["events"] = 1 << 40  # more than are trained
+        spec["sources"]["rows"]["events"] = 10**11  # more than are trained
         closes: list[tuple[float, int]] = []
         with trainer_with(spec, ArrayReader(npz), 0, folder) as trainer, exporter_of(folder / "filled") as exporter:
             progress = trainer.parts.progress
