@@ -23,7 +23,7 @@ class ShardUnavailable(PserverError, Unavailable):
 
     def __init__(self, shard: str, attempts: int, detail: str) -> None:
         super().__init__(f"{shard} did not answer in {attempts} attempts: {detail}; is its process alive?")
-        self.shard, self.attempts = shard, attempts
+        self.shard, self.attempts, self.detail = shard, attempts, detail
 
 
 class StepTimedOut(PserverError, DeadlineExceeded):

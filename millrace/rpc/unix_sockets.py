@@ -1,4 +1,4 @@
-"""Unix sockets for their owner only: addresses for gRPC, for paths of any length.
+"""Unix sockets for their owner only: addresses for gRPC and ZeroMQ, for paths of any length.
 
 A socket's address has room for a path of 107 bytes (`sockaddr_un`). A longer path is given by a descriptor of its
 folder below /proc/self/fd, which must stay open while the name is used.

@@ -1,1 +1,1 @@
-"""The shards as a trainer calls them over gRPC."""
+"""The shards as a trainer calls them when they are processes."""

@@ -1,27 +1,32 @@
-"""The client of shards that are processes of their own: pserver.protocol.shards.Shards over gRPC.
+"""The client of shards that are processes of their own: implements pserver.protocol.shards.Shards.
 
 Keys are split by shard, all shards are called at the same time, and their rows are put together. The keys of a batch
 are announced when it is prepared, so that shards find row numbers while the trainer computes. An exchange then names
-its batches by number only.
+its batches by number only. These calls go over the data plane, all others by gRPC.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import zmq
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from millrace import documents
 from millrace.deadline import Deadline
+from millrace.retry import Backoff
+from millrace.rpc.data_sockets import DataAddress, KeyPair
 from pserver.client.connection import ShardConnection
+from pserver.client.data_plane import Call, DataPlane, Greeting
 from pserver.config import TableSection
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol import messages
+from pserver.protocol import frames, messages
+from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from pserver.protocol.placement import Placement, put_rows, take_rows
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
@@ -34,6 +39,9 @@ Reply = TypeVar("Reply", bound=Message)
 
 ANNOUNCE_S = 120.0
 """Longest time for a shard to find the rows of a batch; it does not wait for ranks."""
+MAX_ANNOUNCING = 32
+"""Most announcements to all shards without a reply; `prepare` waits until there are fewer."""
+NO_RETRY = Backoff(())
 FIRST_BATCH = 1 << 32
 """Numbers of batches begin here. `look` uses lower ones, since a pull makes a shard forget all lower numbers."""
 MAX_MESSAGE_BYTES = 256 << 20
@@ -49,12 +57,12 @@ class AnnouncedBatch:
     positions: Mapping[str, Sequence[I32]]
     """By table, for each shard: the positions of its keys in the batch."""
     num_keys: Mapping[str, int]
-    calls: Sequence[Future[Any]]
+    calls: Sequence[Call]
     """The announcement to each shard, which must end before the batch is used."""
 
 
 class RemoteShards:
-    """Implements pserver.protocol.shards.Shards over gRPC.
+    """Implements pserver.protocol.shards.Shards with processes.
 
     One thread calls `prepare`, one writes and settles snapshots, one makes the other calls.
     """
@@ -79,29 +87,42 @@ class RemoteShards:
         self._connections = [
             ShardConnection(shard, address, secret, max_message_bytes) for shard, address in enumerate(addresses)
         ]
-        # One thread for each shard announces, in order. Steps use other threads, so they never queue behind it.
-        self._announcers = [ThreadPoolExecutor(1, thread_name_prefix="announce") for _ in addresses]
-        self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="exchange")
+        self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
         self._num_announced = 0
         self._num_looks = 0
         self._pass_number = 0
         self._counted: dict[ShrinkRows, dict[int, ShrinkSurvey]] = {}
         self._unanswered: set[int] = set()
-        self._announcing: Sequence[Future[Any]] = ()
-        self._each(
-            lambda shard: self._connections[shard].call("Hello", self._hello(shard, world), pb.HelloReply, deadline)
+        self._waiting: Sequence[Call] = ()
+        self._world, self._keys, self._context = world, KeyPair.make(), zmq.Context()
+        names = [connection.name for connection in self._connections]
+        tables_of = TableNumbers(self._widths)
+        # Steps have sockets of their own, so they never wait behind announcements.
+        self._announcements, self._steps = (
+            DataPlane(self._context, names, self._greet, tables_of, self._keys, max_message_bytes) for _ in range(2)
         )
+        try:
+            self._each(lambda shard: self._hello(shard, deadline, None))
+        except BaseException:
+            self.close()
+            raise
 
-    def _hello(self, shard: int, world: int) -> pb.HelloRequest:
-        return pb.HelloRequest(
+    def _hello(self, shard: int, deadline: Deadline, backoff: Backoff | None) -> pb.HelloReply:
+        request = pb.HelloRequest(
             caller=self._caller,
             format=messages.FORMAT,
             shard=shard,
             num_shards=len(self._connections),
-            num_ranks=world,
+            num_ranks=self._world,
             tables_json=messages.tables_json(self._sections),
+            data_key=self._keys.public,
         )
+        return self._connections[shard].call("Hello", request, pb.HelloReply, deadline, backoff)
+
+    def _greet(self, shard: int, deadline: Deadline) -> Greeting:
+        reply = self._hello(shard, deadline, NO_RETRY)
+        return Greeting(DataAddress(reply.data_address, reply.data_ticket, reply.data_key), reply.max_message_bytes)
 
     def _each(self, act: Callable[[int], Result], pool: ThreadPoolExecutor | None = None) -> list[Result]:
         """Call `act` with the number of each shard, all at the same time. The last call runs on this thread.
@@ -127,8 +148,7 @@ class RemoteShards:
 
     def unanswered(self) -> list[int]:
         """See Shards."""
-        announcing = [shard for shard, call in enumerate(self._announcing) if not call.done()]
-        return sorted(self._unanswered.copy()) or announcing
+        return sorted(self._unanswered.copy() | {call.shard for call in self._waiting if not call.done})
 
     def _call_all(
         self,
@@ -154,26 +174,28 @@ class RemoteShards:
         return self._announce(FIRST_BATCH + self._num_announced, tables, learn=learn)
 
     def _announce(self, number: int, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
+        self._announcements.make_room(MAX_ANNOUNCING)
         positions = {name: self._placement.route(keys.keys_U) for name, keys in tables.items()}
         calls = []
-        for shard, (connection, announcer) in enumerate(zip(self._connections, self._announcers, strict=True)):
-            message = pb.AnnounceRequest(caller=self._caller, batch=number, learn=learn)
-            request = messages.with_keys(message, _keys_part(tables, positions, shard))
-            calls.append(announcer.submit(connection.call, "Announce", request, pb.Empty, Deadline.after(ANNOUNCE_S)))
+        for shard in range(len(self._connections)):
+            part = _keys_part(tables, positions, shard)
+            sizes = tuple((name, len(keys.keys_U)) for name, keys in part.items())
+            request = self._request(DataCall.ANNOUNCE, batch=number, learn=learn, parts=sizes)
+            calls.append(self._announcements.send(shard, request, frames.key_frames(part), Deadline.after(ANNOUNCE_S)))
         num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
         return AnnouncedBatch(number, learn, positions, num_keys, calls)
+
+    def _request(self, call: DataCall, **more: Any) -> DataRequest:
+        """A call of this rank; the data plane gives it its number and the time left."""
+        rank, generation = self._caller.rank, self._caller.generation
+        return DataRequest(call, generation, rank, 0, 0.0, pass_number=self._pass_number, **more)
 
     def pull(self, batch: Prepared, deadline: Deadline) -> dict[str, F32]:
         """See Shards."""
         mine = self._ready(batch)
-        request = pb.PullRequest(caller=self._caller, batch=mine.number)
-        rows = self._room(mine)
-
-        def act(shard: int) -> None:
-            self._put(rows, mine, shard, self._connections[shard].call("Pull", request, pb.RowsReply, deadline))
-
-        self._each(act)
-        return rows
+        request = self._request(DataCall.PULL, batch=mine.number)
+        calls = [self._steps.send(shard, request, (), deadline) for shard in range(len(self._connections))]
+        return self._rows(calls, mine) or {}
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
         """See Shards."""
@@ -192,45 +214,49 @@ class RemoteShards:
         """See Shards."""
         learnt = None if batch is None else self._ready(batch)
         wanted = None if following is None else self._ready(following)
-        rows = None if wanted is None else self._room(wanted)
-
-        def act(shard: int) -> None:
-            message = pb.ExchangeRequest(
-                caller=self._caller,
-                pass_number=self._pass_number,
+        calls = []
+        for shard in range(len(self._connections)):
+            part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
+            request = self._request(
+                DataCall.EXCHANGE,
                 step=step,
                 batch=None if learnt is None else learnt.number,
-                batch_samples=scale.batch_samples,
                 following=None if wanted is None else wanted.number,
+                batch_samples=scale.batch_samples,
+                parts=tuple((name, len(push.show_U)) for name, push in part.items()),
             )
-            part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
-            request = messages.with_gradients(message, part)
-            reply = self._connections[shard].call("Exchange", request, pb.RowsReply, deadline)
-            if wanted is not None and rows is not None:
-                self._put(rows, wanted, shard, reply)
-
-        self._each(act)
-        return rows
+            calls.append(self._steps.send(shard, request, frames.gradient_frames(part), deadline))
+        return self._rows(calls, wanted)
 
     def _ready(self, batch: Prepared) -> AnnouncedBatch:
         """The batch, once every shard has found its rows."""
         if not isinstance(batch, AnnouncedBatch):
             raise InvalidShardCall("the batch was prepared by other shards than these")
-        self._announcing = batch.calls
-        for call in batch.calls:
-            call.result()
+        self._waiting = batch.calls
+        for _ in self._announcements.wait(batch.calls):
+            pass
         return batch
 
-    def _room(self, batch: AnnouncedBatch) -> dict[str, F32]:
-        return {name: np.empty((count, self._widths[name]), np.float32) for name, count in batch.num_keys.items()}
+    def _rows(self, calls: Sequence[Call], batch: AnnouncedBatch | None) -> dict[str, F32] | None:
+        """Wait for the replies; the rows of a batch, if one was requested."""
+        self._waiting, rows = calls, None
+        if batch is not None:
+            counts = batch.num_keys.items()
+            rows = {name: np.empty((count, self._widths[name]), np.float32) for name, count in counts}
+        for call in self._steps.wait(calls):
+            if batch is not None and rows is not None:
+                self._put(rows, batch, call)
+        return rows
 
-    def _put(self, rows: Mapping[str, F32], batch: AnnouncedBatch, shard: int, reply: pb.RowsReply) -> None:
+    def _put(self, rows: Mapping[str, F32], batch: AnnouncedBatch, call: Call) -> None:
         """Write the rows of one shard to the positions of its keys."""
-        parts = messages.rows_from(reply, self._widths)
+        assert call.reply is not None, "it is done"
+        parts = frames.rows_from(call.reply, call.rows, self._widths)
         for name, rows_UD in rows.items():
-            position_P = batch.positions[name][shard]
-            if len(parts[name]) != len(position_P):
-                raise InvalidShardCall(f"a shard sent {len(parts[name])} rows of {name!r} for {len(position_P)} keys")
+            position_P = batch.positions[name][call.shard]
+            if name not in parts or len(parts[name]) != len(position_P):
+                found = len(parts.get(name, ()))
+                raise InvalidShardCall(f"a shard sent {found} rows of {name!r} for {len(position_P)} keys")
             put_rows(parts[name], position_P, rows_UD)
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
@@ -318,8 +344,11 @@ class RemoteShards:
 
     def close(self) -> None:
         """See Shards."""
-        for pool in (*self._announcers, self._pool, self._writers):
+        for pool in (self._pool, self._writers):
             pool.shutdown(wait=False, cancel_futures=True)
+        for plane in (self._announcements, self._steps):
+            plane.close()
+        self._context.term()
         for connection in self._connections:
             connection.close()
 

@@ -1,6 +1,6 @@
 """Messages of feed.proto with the arrays they carry, to bytes and back.
 
-pserver.protocol.messages encodes arrays; pserver.feed.publisher decides which messages are sent.
+pserver.feed.payloads encodes arrays; pserver.feed.publisher decides which messages are sent.
 
 Shapes: U deleted keys, P present rows, D weights of a row.
 """
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from millrace import documents
 from pserver.errors import InvalidShardCall
+from pserver.feed.payloads import MessageWithArrays, Payload
 from pserver.feed.table_changes import PresentRows, TableDelta
 from pserver.proto import feed_pb2 as pb
-from pserver.protocol.messages import MessageWithArrays, Payload
 from pserver.protocol.shards import U64
 
 FORMAT = 1

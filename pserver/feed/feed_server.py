@@ -14,10 +14,9 @@ import grpc
 from millrace.errors import MillraceError
 from millrace.rpc import channels
 from pserver.errors import InvalidShardCall
-from pserver.feed import feed_messages
+from pserver.feed import feed_messages, payloads
 from pserver.feed.publisher import MAX_SUBSCRIBERS, SubscriberTooSlow, Subscription, TooManySubscribers
 from pserver.proto import feed_pb2 as pb
-from pserver.protocol import messages
 
 CUT_S = 2.0
 """How long a disconnected subscriber may take to read the error."""
@@ -54,7 +53,7 @@ class FeedServer:
         self._server, self.address = channels.local_server(
             secret, max_workers=MAX_SUBSCRIBERS + 2, max_message_bytes=feed_messages.MAX_MESSAGE_BYTES
         )
-        channels.add_service(self._server, feed_messages.SERVICE, _Servicer(source), messages.encoded)
+        channels.add_service(self._server, feed_messages.SERVICE, _Servicer(source), payloads.encoded)
         self._server.start()
 
     def close(self) -> None:

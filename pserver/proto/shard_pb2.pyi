@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -25,24 +25,34 @@ class CallerRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("caller", "format", "shard", "num_shards", "num_ranks", "tables_json")
+    __slots__ = ("caller", "format", "shard", "num_shards", "num_ranks", "tables_json", "data_key")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     TABLES_JSON_FIELD_NUMBER: _ClassVar[int]
+    DATA_KEY_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     format: int
     shard: int
     num_shards: int
     num_ranks: int
     tables_json: bytes
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., format: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., num_ranks: _Optional[int] = ..., tables_json: _Optional[bytes] = ...) -> None: ...
+    data_key: str
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., format: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., num_ranks: _Optional[int] = ..., tables_json: _Optional[bytes] = ..., data_key: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("data_address", "data_ticket", "data_key", "max_message_bytes")
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DATA_TICKET_FIELD_NUMBER: _ClassVar[int]
+    DATA_KEY_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    data_address: str
+    data_ticket: str
+    data_key: str
+    max_message_bytes: int
+    def __init__(self, data_address: _Optional[str] = ..., data_ticket: _Optional[str] = ..., data_key: _Optional[str] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class PassRequest(_message.Message):
     __slots__ = ("caller", "pass_number")
@@ -51,64 +61,6 @@ class PassRequest(_message.Message):
     caller: Caller
     pass_number: int
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ...) -> None: ...
-
-class TablePart(_message.Message):
-    __slots__ = ("table", "num_keys")
-    TABLE_FIELD_NUMBER: _ClassVar[int]
-    NUM_KEYS_FIELD_NUMBER: _ClassVar[int]
-    table: str
-    num_keys: int
-    def __init__(self, table: _Optional[str] = ..., num_keys: _Optional[int] = ...) -> None: ...
-
-class AnnounceRequest(_message.Message):
-    __slots__ = ("caller", "batch", "learn", "parts", "payload")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    LEARN_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    caller: Caller
-    batch: int
-    learn: bool
-    parts: _containers.RepeatedCompositeFieldContainer[TablePart]
-    payload: bytes
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., batch: _Optional[int] = ..., learn: _Optional[bool] = ..., parts: _Optional[_Iterable[_Union[TablePart, _Mapping]]] = ..., payload: _Optional[bytes] = ...) -> None: ...
-
-class PullRequest(_message.Message):
-    __slots__ = ("caller", "batch")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    caller: Caller
-    batch: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., batch: _Optional[int] = ...) -> None: ...
-
-class ExchangeRequest(_message.Message):
-    __slots__ = ("caller", "pass_number", "step", "batch", "parts", "batch_samples", "following", "payload")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    caller: Caller
-    pass_number: int
-    step: int
-    batch: int
-    parts: _containers.RepeatedCompositeFieldContainer[TablePart]
-    batch_samples: int
-    following: int
-    payload: bytes
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., step: _Optional[int] = ..., batch: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[TablePart, _Mapping]]] = ..., batch_samples: _Optional[int] = ..., following: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
-
-class RowsReply(_message.Message):
-    __slots__ = ("parts", "payload")
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    parts: _containers.RepeatedCompositeFieldContainer[TablePart]
-    payload: bytes
-    def __init__(self, parts: _Optional[_Iterable[_Union[TablePart, _Mapping]]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ClosePassRequest(_message.Message):
     __slots__ = ("caller", "pass_number", "day")

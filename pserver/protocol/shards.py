@@ -1,4 +1,4 @@
-"""The shards as one trainer uses them: a narrow protocol, in this process or behind gRPC.
+"""The shards as one trainer uses them: a narrow protocol, in this process or in others.
 
 `pserver.server.embedded.EmbeddedShards` holds a single shard itself; `pserver.client.remote.RemoteShards` routes keys
 to shard processes. Both run the same kernels in the same order, so rows are equal bit for bit.

@@ -1,1 +1,1 @@
-"""One shard: its calls, its passes, embedded or behind gRPC."""
+"""One shard: its calls, its passes, embedded or as a server."""

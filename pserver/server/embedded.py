@@ -1,4 +1,4 @@
-"""The one shard inside a trainer's process, without gRPC: the same kernels run in the same order as in a process."""
+"""The one shard inside a trainer's process, without messages: the same kernels in the same order as in a process."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

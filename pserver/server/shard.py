@@ -1,7 +1,7 @@
 """One shard's part of every table: find the rows of batches, read rows, apply pushes, close passes.
 
-The same code runs in a trainer's process (pserver.server.embedded) and behind gRPC (pserver.server.shard_server). It
-does not know how many ranks there are. A consistency policy decides when a push is applied, and the callers wait.
+The same code runs in a trainer's process (pserver.server.embedded) and in one of its own (pserver.server.shard_server).
+It does not know how many ranks there are. A consistency policy decides when a push is applied, and the callers wait.
 """
 
 from collections.abc import Mapping, Sequence

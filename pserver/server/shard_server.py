@@ -1,38 +1,33 @@
-"""One shard behind gRPC: holds the pushes of ranks, waits for the consistency policy, and answers.
+"""One shard as a server: the calls of passes, operations and commits by gRPC, those of every step by the data plane.
 
-pserver.server.pass_state decides what a call means; pserver.server.shard changes rows. This module has the lock, the
-waiting, the batches that ranks announced, and the translation of our errors into status codes.
+pserver.server.pass_state decides what a call means; pserver.server.shard changes rows. This module has the lock and the
+waits of closes; pserver.server.data_server has the calls of every step.
 """
 
 import json
 import threading
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import grpc
 from grpc import ServicerContext as Context
 
 from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
-from millrace.failpoints import Failpoint, failpoint
+from millrace.errors import MillraceError, Unavailable
 from millrace.rpc import channels
+from millrace.rpc.data_sockets import DataListener
 from pserver.config import ShardProcess
 from pserver.consistency.modes import policy_of
-from pserver.errors import InvalidShardCall, OutOfMemory, StaleGeneration, StepTimedOut, StoreDamaged, StoreFailed
+from pserver.errors import InvalidShardCall, StepTimedOut
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol import messages
-from pserver.protocol.messages import MessageWithArrays
+from pserver.protocol import messages, statuses
 from pserver.protocol.placement import Placement
 from pserver.protocol.table_operations import ShrinkRows
+from pserver.server.data_server import ANSWER_S, DataServer
 from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.shard import Push, ResolvedBatch, Shard
-
-MAX_BATCHES_AHEAD = 2048
-"""Most batches that a rank may have announced and not used; one more is refused."""
-ANSWER_S = 0.5
-"""Part of a caller's deadline reserved to name the late ranks; at most a tenth of the time left."""
+from pserver.server.shard import Shard
+from pserver.server.step_calls import StepCalls
 
 
 class _HasCaller(Protocol):
@@ -46,24 +41,6 @@ Request = TypeVar("Request", bound=_HasCaller)
 Reply = TypeVar("Reply")
 
 
-def _status_of(error: MillraceError) -> grpc.StatusCode:
-    match error:
-        case StaleGeneration():
-            return grpc.StatusCode.FAILED_PRECONDITION
-        case StoreFailed():
-            return grpc.StatusCode.ABORTED
-        case StoreDamaged():
-            return grpc.StatusCode.DATA_LOSS
-        case OutOfMemory():
-            return grpc.StatusCode.OUT_OF_RANGE
-        case DeadlineExceeded():
-            return grpc.StatusCode.DEADLINE_EXCEEDED
-        case Unavailable():
-            return grpc.StatusCode.UNAVAILABLE
-        case _:
-            return grpc.StatusCode.INVALID_ARGUMENT
-
-
 def _guarded(
     call: Callable[["_Servicer", Request, Context], Reply],
 ) -> Callable[["_Servicer", Request, Context], Reply]:
@@ -72,10 +49,10 @@ def _guarded(
     @wraps(call)
     def answer(self: "_Servicer", request: Request, context: Context) -> Reply:
         try:
-            self.check_caller(request.caller)
+            self.steps.check_caller(request.caller.generation, request.caller.rank)
             return call(self, request, context)
         except MillraceError as error:
-            context.abort(_status_of(error), str(error))
+            context.abort(statuses.status_of(error), str(error))
 
     return answer
 
@@ -83,7 +60,7 @@ def _guarded(
 class _Servicer:
     """The calls of shard.proto, each on a thread of the server."""
 
-    def __init__(self, config: ShardProcess) -> None:
+    def __init__(self, config: ShardProcess, listener: DataListener) -> None:
         self._config = config
         self._shard = Shard(
             config.tables,
@@ -94,25 +71,16 @@ class _Servicer:
             groups=config.groups,
             generation=config.generation,
         )
-        self._widths = {name: table.num_weights for name, table in self._shard.tables.items()}
         self._turn = threading.Condition()
         self._ledger = PassState(config.num_ranks, policy_of(config.mode))
-        self._pushes: dict[tuple[int, int], Push | None] = {}  # by step and rank: accepted, and not applied yet
+        self.steps = StepCalls(config, self._shard, self._ledger, self._turn)
+        """The calls that do not come by gRPC."""
+        self._listener = listener
         self._close_digest, self._num_taken = "", 0
         self._stopping = False
-        self._announcing = threading.Lock()
-        self._batches: dict[int, dict[int, ResolvedBatch]] = {rank: {} for rank in range(config.num_ranks)}
-
-    def check_caller(self, caller: pb.Caller) -> None:
-        """Raise for a caller of another generation, or with a rank that the job does not have."""
-        config = self._config
-        if caller.generation != config.generation:
-            raise StaleGeneration(
-                f"shard {config.shard} is of generation {config.generation} of the job's workers, "
-                f"the caller of {caller.generation}"
-            )
-        if caller.rank >= config.num_ranks:
-            raise InvalidShardCall(f"rank {caller.rank} of a job with {config.num_ranks} trainers")
+        self.closed: Callable[[], None] = lambda: None
+        """Called when a pass has closed, which may allow answers to pushes."""
+        self._opening = threading.Lock()
 
     def stop(self) -> None:
         """End all waiting calls, since a process ends only after its last call."""
@@ -133,7 +101,14 @@ class _Servicer:
             raise InvalidShardCall(f"(shard, shards, trainers) are {ours} here, the caller expects {theirs}")
         if request.tables_json != messages.tables_json(config.tables):
             raise InvalidShardCall(f"shard {config.shard} has other tables or settings than the caller")
-        return pb.HelloReply()
+        try:
+            self._listener.allow(request.data_key)
+        except ValueError as error:
+            raise InvalidShardCall(str(error)) from error
+        at = self._listener.address
+        return pb.HelloReply(
+            data_address=at.address, data_ticket=at.ticket, data_key=at.key, max_message_bytes=config.max_message
+        )
 
     @_guarded
     def OpenPass(self, request: pb.PassRequest, _context: Context) -> pb.Empty:
@@ -141,86 +116,6 @@ class _Servicer:
             if self._ledger.open_pass(request.pass_number) is CallVerdict.ACT:
                 self._shard.open_pass()
         return pb.Empty()
-
-    @_guarded
-    def Announce(self, request: pb.AnnounceRequest, _context: Context) -> pb.Empty:
-        batch = self._shard.resolve(messages.keys_from(request), learn=request.learn)
-        with self._announcing:
-            mine = self._batches[request.caller.rank]
-            if request.batch in mine:  # repeated
-                self._shard.release(batch)
-            elif len(mine) >= MAX_BATCHES_AHEAD:
-                raise InvalidShardCall(
-                    f"rank {request.caller.rank} announced {len(mine)} batches and used none of them"
-                )
-            else:
-                mine[request.batch] = batch
-        return pb.Empty()
-
-    def _batch(self, rank: int, number: int) -> ResolvedBatch:
-        """The batch that a rank announced under this number."""
-        with self._announcing:
-            if number not in self._batches[rank]:
-                raise InvalidShardCall(f"rank {rank} never announced batch {number} to shard {self._config.shard}")
-            return self._batches[rank][number]
-
-    def _release_before(self, rank: int, number: int) -> None:
-        """Release the batches that a rank does not use any more."""
-        with self._announcing:
-            mine = self._batches[rank]
-            # The rank may have stopped waiting for a push that is not applied yet: that batch is kept.
-            pushes = [push for (_, other), push in list(self._pushes.items()) if other == rank and push is not None]
-            for older in [other for other in mine if other < number]:
-                if not any(mine[older] is push.batch for push in pushes):
-                    self._shard.release(mine.pop(older))
-
-    @_guarded
-    def Pull(self, request: pb.PullRequest, _context: Context) -> MessageWithArrays[pb.RowsReply]:
-        self._release_before(request.caller.rank, request.batch)
-        return messages.with_rows(self._shard.rows(self._batch(request.caller.rank, request.batch)))
-
-    @_guarded
-    def Exchange(self, request: pb.ExchangeRequest, context: Context) -> pb.RowsReply | MessageWithArrays[pb.RowsReply]:
-        rank = request.caller.rank
-        push = None
-        if request.HasField("batch"):
-            batch = self._batch(rank, request.batch)
-            self._release_before(rank, request.batch)
-            if gradients := messages.gradients_from(request, self._widths):
-                push = Push(batch, gradients, request.batch_samples)
-                self._shard.check(push)
-        self._take_push(request.pass_number, request.step, rank, push, _deadline_of(context))
-        if not request.HasField("following"):
-            return pb.RowsReply()
-        # The policy changes no row of this rank's next step before its next push, so reading needs no lock.
-        return messages.with_rows(self._shard.rows(self._batch(rank, request.following)))
-
-    def _take_push(self, pass_number: int, step: int, rank: int, push: Push | None, deadline: Deadline) -> None:
-        """Accept the push of a rank; return once the policy allows an answer."""
-        with self._turn:
-            same_step = (other for (at, _), other in self._pushes.items() if at == step)
-            samples = {other.batch_samples for other in (push, *same_step) if other is not None}
-            if len(samples) > 1:
-                raise InvalidShardCall(f"ranks disagree on the samples of step {step}: {sorted(samples)}")
-            verdict = self._ledger.push(pass_number, step, rank)
-            if verdict is CallVerdict.REPEAT:
-                return
-            self._pushes[step, rank] = push
-            if verdict is CallVerdict.ACT:
-                self._apply_due(pass_number)
-            else:
-                failpoint(Failpoint.PARTLY_PUSHED)
-            answerable = partial(self._ledger.may_answer, pass_number, step, rank)
-            self._wait(answerable, f"step {step}", pass_number, deadline)
-
-    def _apply_due(self, pass_number: int) -> None:
-        """Apply the pushes that are due."""
-        pushes = [self._pushes.pop(key, None) for key in self._ledger.steps.due()]
-        self._shard.apply([push for push in pushes if push is not None], pass_number)
-        if self._config.num_ranks == 1:
-            failpoint(Failpoint.PARTLY_PUSHED)
-        self._ledger.steps.applied()
-        self._turn.notify_all()
 
     def _wait(self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline) -> None:
         left_s = deadline.left_s()
@@ -245,6 +140,7 @@ class _Servicer:
                 self._close_digest = self._shard.close_pass(request.day, pass_number)
                 self._ledger.closed()
                 self._turn.notify_all()
+                self.closed()
             return pb.ClosePassReply(digest=self._close_digest)
 
     @_guarded
@@ -273,7 +169,7 @@ class _Servicer:
     @_guarded
     def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:
         _check_rank_0(request)
-        with self._announcing:  # opening a port takes a moment, so not under the lock of steps
+        with self._opening:  # opening a port takes a moment, so not under the lock of steps
             return pb.FeedReply(address=self._shard.feed(request.secret))
 
     @_guarded
@@ -357,13 +253,18 @@ class ShardServer:
         self._server, self.address = channels.local_server(
             config.secret, max_workers=2 * config.num_ranks + 6, max_message_bytes=config.max_message, socket=socket
         )
-        self._servicer = _Servicer(config)
-        channels.add_service(self._server, messages.SERVICE, self._servicer, messages.encoded)
+        data_socket = None if socket is None else socket.with_suffix(".data") / "socket"
+        listener = DataListener(data_socket, config.max_message)
+        self._servicer = _Servicer(config, listener)
+        self._data = DataServer(self._servicer.steps, listener)
+        self._servicer.closed = self._data.wake
+        channels.add_service(self._server, messages.SERVICE, self._servicer)
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:
         """Stop serving and free the address. Calls in flight have `grace_s` to end."""
         self._servicer.stop()
+        self._data.close()
         self._server.stop(grace_s).wait()
         self._servicer.close()
 

@@ -1,7 +1,7 @@
 """What shards cost: kernels on one core, the exchange of a W1 step's rows, memory per million rows.
 
-`python tests/bench/bench_shards.py [kernels | exchange_28k | memory_per_million_rows]` prints JSON. Figures are of
-the machine and the minute: quote them together.
+`python tests/bench/bench_shards.py [kernels | exchange_28k | wire | memory_per_million_rows]` prints JSON. Figures are
+of the machine and the minute: quote them together.
 """
 
 import json
@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +80,9 @@ def kernels() -> dict[str, float]:
     return figures
 
 
-def _start_shards(num_shards: int, folder: Path, stack: ExitStack) -> list[str]:
-    files = []
+def _start_shards(num_shards: int, folder: Path, stack: ExitStack, *, port: bool) -> tuple[list[str], list[int]]:
+    """Addresses and process ids; with `port`, the data plane is a TCP port with CURVE."""
+    files, pids = [], []
     for shard in range(num_shards):
         config = ShardProcess(
             shard=shard,
@@ -91,6 +92,8 @@ def _start_shards(num_shards: int, folder: Path, stack: ExitStack) -> list[str]:
             seed=1,
             address_file=folder / f"{shard}.address",
         )
+        if port:
+            (folder / f"{shard}.data").touch()  # where the folder of its socket would be
         path = folder / f"{shard}.json"
         path.write_text(config.model_dump_json())
         command = [sys.executable, "-m", "pserver", "--config", str(path)]
@@ -101,11 +104,12 @@ def _start_shards(num_shards: int, folder: Path, stack: ExitStack) -> list[str]:
         )
         stack.callback(child.terminate)
         files.append(config.address_file)
-    return [await_address(file, Deadline.after(60), lambda: None) for file in files]
+        pids.append(child.pid)
+    return [await_address(file, Deadline.after(60), lambda: None) for file in files], pids
 
 
-def _exchanges(shards: Shards, steps: int) -> dict[str, float]:
-    """Times of prepare and exchange, in milliseconds, over the second half of the steps."""
+def _exchanges(shards: Shards, steps: int, pids: Sequence[int] = ()) -> dict[str, float]:
+    """Milliseconds of prepare and exchange, and of CPU time of `pids`, in the second half of the steps."""
     deadline, draw = Deadline.after(300), np.random.default_rng(1)
     batches = [_keys(draw.choice(KNOWN, UNIQUE, replace=False)) for _ in range(40)]
     shards.open_pass(1, deadline)
@@ -114,6 +118,8 @@ def _exchanges(shards: Shards, steps: int) -> dict[str, float]:
     push = {"default": Gradients(np.full((UNIQUE, 17), 0.01, np.float32), *[np.ones(UNIQUE, np.float32)] * 2)}
     times = []
     for step in range(steps):
+        if step == steps // 2:
+            cpu_ms = _cpu_ms(pids)
         begin = time.perf_counter()
         following = shards.prepare({"default": batches[(step + 1) % 40]}, learn=True)
         prepared = time.perf_counter()
@@ -122,27 +128,54 @@ def _exchanges(shards: Shards, steps: int) -> dict[str, float]:
         shards.exchange(step, mine, push, following, StepScale(4096), deadline)
         times.append((prepared - begin, time.perf_counter() - asked))
         mine = following
+    cpu_ms = (_cpu_ms(pids) - cpu_ms) / (steps - steps // 2)
     shards.close_pass(0, deadline)
     settled = 1000 * np.array(times[steps // 2 :])
     prepare, exchange = np.median(settled, axis=0)
-    return {"prepare_ms": prepare, "exchange_ms": exchange, "exchange_ms_p10": float(np.quantile(settled[:, 1], 0.1))}
+    return {
+        "prepare_ms": prepare,
+        "exchange_ms": exchange,
+        "exchange_ms_p10": float(np.quantile(settled[:, 1], 0.1)),
+        "cpu_ms": cpu_ms,
+    }
 
 
 def exchange_28k(steps: int = 120) -> dict[str, dict[str, float]]:
-    """Push and pull of 28,000 rows x 17 floats: embedded, on 1 shard and on 2 shards over gRPC."""
+    """Push and pull of 28,000 rows x 17 floats: embedded, and on 1 and 2 shards as processes."""
     figures = {}
     embedded = EmbeddedShards(TABLES, 1, num_threads=os.cpu_count() or 1)
     figures["embedded"] = _exchanges(embedded, steps)
     embedded.close()
     for num_shards in (1, 2):
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            addresses = _start_shards(num_shards, Path(folder), stack)
-            shards = RemoteShards(
-                addresses, TABLES, rank=0, world=1, generation=1, secret="", deadline=Deadline.after(60)
-            )
-            figures[f"grpc_{num_shards}"] = _exchanges(shards, steps)
-            shards.close()
+        figures[f"shards_{num_shards}"] = _remote_exchanges(num_shards, steps, port=False)
     return figures
+
+
+def wire(rounds: int = 5, steps: int = 120) -> dict[str, dict[str, list[float]]]:
+    """The same on 2 shards by unix sockets and by TCP with CURVE, in turn: medians of each round, and the CPU time of
+    all three processes for a step."""
+    figures: dict[str, dict[str, list[float]]] = {}
+    for _ in range(rounds):
+        for name, port in (("unix_sockets", False), ("tcp_with_curve", True)):
+            found = _remote_exchanges(2, steps, port=port)
+            of_way = figures.setdefault(name, {"exchange_ms": [], "cpu_ms": []})
+            for key, values in of_way.items():
+                values.append(round(found[key], 2))
+    return figures
+
+
+def _remote_exchanges(num_shards: int, steps: int, *, port: bool) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        addresses, pids = _start_shards(num_shards, Path(folder), stack, port=port)
+        with closing(
+            RemoteShards(addresses, TABLES, rank=0, world=1, generation=1, secret="", deadline=Deadline.after(60))
+        ) as shards:
+            return _exchanges(shards, steps, [os.getpid(), *pids])
+
+
+def _cpu_ms(pids: Sequence[int]) -> float:
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return 1000 * sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_per_million_rows() -> dict[str, float]:

@@ -67,7 +67,7 @@ def rows_of(shards):
 
 @contextmanager
 def shards_of(kind, tables, live, generation):
-    """Embedded, or `kind` shards behind gRPC."""
+    """Embedded, or `kind` shards as servers."""
     with ExitStack() as held:
         if kind == 0:
             made = EmbeddedShards(tables, w.SEED, num_threads=2, live=live, generation=generation)

@@ -1,5 +1,6 @@
-"""Jobs of shards to put the contract suite on: embedded, and behind gRPC in threads of this process."""
+"""Jobs of shards to put the contract suite on: embedded, and as servers in threads of this process."""
 
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -88,7 +89,10 @@ def job(
     live: Path | None = None,
     **more: Any,
 ):
-    """A World of `num_shards` shards, 0: embedded; with `live`, they can commit."""
+    """A World of `num_shards` shards, 0: embedded; with `live`, they can commit.
+
+    Every second shard listens at a port, the others at sockets.
+    """
     with ExitStack() as stack:
         if num_shards == 0:
             assert num_ranks == 1
@@ -96,7 +100,9 @@ def job(
         else:
             homes = [None if live is None else str(live / f"shard-{s}") for s in range(num_shards)]
             configs = [process(s, num_shards, num_ranks, tables, live=homes[s], **more) for s in range(num_shards)]
-            servers = [stack.enter_context(ShardServer(config)) for config in configs]
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            sockets = [None if s % 2 else folder / f"shard-{s}.socket" for s in range(num_shards)]
+            servers = [stack.enter_context(ShardServer(*each)) for each in zip(configs, sockets, strict=True)]
             ranks = [client(servers, rank, num_ranks, tables) for rank in range(num_ranks)]
         for shards in ranks:
             stack.callback(shards.close)

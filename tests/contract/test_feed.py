@@ -242,11 +242,11 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
         assert job.find(None) == where
         for address in (where.chief, *where.shards):
             channel = channels.open_channel(address)
-            exchange = channel.unary_unary(
-                channels.path_of(messages.SERVICE, "Exchange"), shard_pb2.ExchangeRequest.SerializeToString
+            stats = channel.unary_unary(
+                channels.path_of(messages.SERVICE, "Stats"), shard_pb2.CallerRequest.SerializeToString
             )
             with pytest.raises(grpc.RpcError) as refused:
-                exchange(shard_pb2.ExchangeRequest(), timeout=5, metadata=channels.metadata(where.secret))
+                stats(shard_pb2.CallerRequest(), timeout=5, metadata=channels.metadata(where.secret))
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
             subscribe = channel.unary_stream(
                 channels.path_of(feed_messages.SERVICE, "Subscribe"), feed_pb2.SubscribeRequest.SerializeToString

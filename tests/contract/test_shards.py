@@ -1,4 +1,4 @@
-"""The contract of shards for a trainer: equal bits, embedded or with 1, 2 or 3 shards behind gRPC."""
+"""The contract of shards for a trainer: equal bits, embedded or with 1, 2 or 3 shards as servers."""
 
 import numpy as np
 import pytest

@@ -297,7 +297,7 @@ def test_a_part_that_is_gone_is_named_and_another_commit_may_be_tried(kind, worl
 
 def test_points_of_death_come_in_the_order_of_the_steps(world, kind, tmp_path, monkeypatch):
     seen = []
-    for module in ("server.embedded", "server.shard_server", "commit.shard_commits"):
+    for module in ("server.embedded", "server.step_calls", "commit.shard_commits"):
         monkeypatch.setattr(f"pserver.{module}.failpoint", lambda point: seen.append(point.value))
     w.train(world.one, 1, [batch(1)], seed=1, steps=1)
     assert seen == ["partly-pushed"] * max(kind, 1)

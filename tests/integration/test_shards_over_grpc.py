@@ -8,7 +8,6 @@ import sys
 import threading
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
@@ -21,6 +20,7 @@ from pserver.config import TableSection
 from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
 from pserver.protocol.shards import StepScale
 from pserver.server.shard_server import ShardServer
+from pserver.server.step_calls import StepCalls
 from pserver.store.rocks_store import RocksRowStore
 from tests.contract import shards_world as w
 
@@ -154,7 +154,7 @@ def test_a_batch_that_was_never_announced_is_refused(server):
 
 
 def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
-    monkeypatch.setattr("pserver.server.shard_server.MAX_BATCHES_AHEAD", 3)
+    monkeypatch.setattr("pserver.server.step_calls.MAX_BATCHES_AHEAD", 3)
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
     batches = [shards.prepare({"default": w.keys(n)}, learn=True) for n in range(4)]
@@ -181,25 +181,23 @@ def test_a_call_without_an_answer_is_retried_and_counts_once(server, monkeypatch
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
     first, second = (shards.prepare({"default": w.keys(*signs)}, learn=True) for signs in ([1, 2], [2, 3]))
-    method = shards._connections[0]._methods["Exchange"]
-    calls = []
+    pushed, push = [], StepCalls.push
+    monkeypatch.setattr(
+        StepCalls, "push", lambda self, request, *more: pushed.append(request) or push(self, request, *more)
+    )
+    steps, answers = shards._steps, []
+    take = steps._take
 
-    class Lost(grpc.RpcError):
-        def code(self):
-            return grpc.StatusCode.UNAVAILABLE
+    def lose_the_first_answer(link, message):
+        answers.append([bytes(part) for part in message])
+        if len(answers) == 1:
+            steps._lose(link, "lost")
+        else:
+            take(link, message)
 
-        def details(self):
-            return "lost"
-
-    def lose_the_first_answer(*args, **kwargs):
-        calls.append(method(*args, **kwargs))
-        if len(calls) == 1:
-            raise Lost
-        return calls[-1]
-
-    monkeypatch.setitem(shards._connections[0]._methods, "Exchange", lose_the_first_answer)
+    monkeypatch.setattr(steps, "_take", lose_the_first_answer)
     shards.exchange(0, first, {"default": w.push_of(w.keys(1, 2), 5, 0)}, second, StepScale(64), w.soon())
-    assert len(calls) == 2 and calls[0].payload == calls[1].payload
+    assert len(pushed) == 2 and pushed[0].request == pushed[1].request and answers[0] == answers[1]
     shards.close_pass(0, w.soon())
     digest = shards.digest(w.soon())
     shards.close()

@@ -181,7 +181,7 @@ def test_a_message_that_is_refused_is_not_read(tmp_path):
             def send(_):
                 with channels.open_channel(address, max_message_bytes=1 << 30) as channel:
                     with pytest.raises(grpc.RpcError) as refused:
-                        channel.unary_unary(path_of(shard_pb2, "Exchange"))(message, timeout=60)
+                        channel.unary_unary(path_of(shard_pb2, "Restore"))(message, timeout=60)
                     return refused.value.code()
 
             with ThreadPoolExecutor(2) as pool:

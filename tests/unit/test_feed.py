@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pserver.config import TableSection
 from pserver.errors import InvalidShardCall
 from pserver.feed import feed_messages
+from pserver.feed import payloads as wire
 from pserver.feed.publisher import ShardFeed, SubscriberTooSlow, Subscription, TooManySubscribers
 from pserver.feed.table_changes import PresentRows, TableDelta
 from pserver.proto import feed_pb2 as pb
-from pserver.protocol import messages as wire
 from pserver.protocol.table_operations import ForgetRow, ShrinkRows
 from pserver.tables.table import ShardTable
 from tests.contract.shards_world import keys, push_of
@@ -266,3 +266,10 @@ def test_the_surface_of_the_feed_is_the_one_we_promised():
     assert pb.FeedPart.Kind.items() == [("BEGIN", 0), ("BASE", 1), ("READ", 2), ("ROWS", 3), ("VERSION", 4)]
     calls = pb.DESCRIPTOR.services_by_name["Feed"].methods
     assert [(call.name, call.server_streaming) for call in calls] == [("Subscribe", True), ("Poke", False)]
+
+
+@given(st.integers(0, 1 << 20))
+def test_a_large_payload_has_protobufs_own_encoding(num_floats):
+    array = np.zeros(num_floats % 40_000, np.float32)
+    loaded = wire.MessageWithArrays(pb.FeedPart(version=300), [array])
+    assert wire.encoded(loaded) == pb.FeedPart(version=300, payload=array.tobytes()).SerializeToString()

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from pserver.feed.feed_messages import part_of
+from pserver.feed.payloads import encoded
 from pserver.feed.publisher import Subscription
 from pserver.proto import feed_pb2 as pb
-from pserver.protocol.messages import encoded
 from trainer.train.model_feed import FeedContent, ModelFeed
 
 

@@ -1,4 +1,7 @@
-"""Messages: protobuf reads what our encoder writes, and inconsistent messages are refused."""
+"""Messages between trainers and shards: the decoder reads what the encoder writes, and refuses all else."""
+
+import struct
+from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -6,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.client.connection import error_of_call
 from pserver.config import TableSection
 from pserver.errors import (
     InvalidShardCall,
@@ -20,7 +22,8 @@ from pserver.errors import (
     StoreFailed,
 )
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol import messages
+from pserver.protocol import frames, messages, statuses
+from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
 from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, TableStats
 from pserver.store.row_store import StoredFile
 
@@ -31,56 +34,102 @@ def floats(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def received(arrays):
+    """The arrays of a message as the other end has them: at odd places in memory."""
+    return [memoryview(b"x" + bytes(array))[1:] for array in arrays]
+
+
 @given(COUNTS, st.booleans())
 def test_keys_survive_encoding(counts, learn):
     tables = {
         n: Keys(np.arange(c, dtype=np.uint64) << np.uint64(33), np.arange(c, dtype=np.uint16))
         for n, c in counts.items()
     }
-    loaded = messages.with_keys(pb.AnnounceRequest(batch=300, learn=learn), tables)
-    message = pb.AnnounceRequest.FromString(messages.encoded(loaded))
-    assert (message.batch, message.learn) == (300, learn)
-    found = messages.keys_from(message)
+    request = DataRequest(DataCall.ANNOUNCE, 7, 3, 1 << 40, 2.5, batch=300, learn=learn, parts=tuple(counts.items()))
+    numbers = TableNumbers(dict.fromkeys(counts, 1))
+    assert frames.decode_request(memoryview(frames.encode_request(request, numbers)), numbers) == request
+    found = frames.keys_from(request, received(frames.key_frames(tables)))
     assert list(found) == list(tables)
     for name, keys in tables.items():
         assert (found[name].keys_U == keys.keys_U).all() and (found[name].group_U == keys.group_U).all()
+        assert found[name].keys_U.flags.aligned and not found[name].keys_U.flags.writeable
 
 
-@given(COUNTS, st.integers(1, 9))
-def test_gradients_and_rows_survive_encoding_bit_for_bit(counts, dim):
+@given(COUNTS, st.integers(1, 9), st.none() | st.integers(0, 1 << 63), st.none() | st.integers(0, 1 << 63))
+def test_gradients_and_rows_survive_encoding_bit_for_bit(counts, dim, batch, following):
     tables = {n: Gradients(floats(1, c, dim), floats(2, c), floats(3, c)) for n, c in counts.items()}
-    widths = dict.fromkeys(counts, dim)
-    message = pb.ExchangeRequest.FromString(
-        messages.encoded(messages.with_gradients(pb.ExchangeRequest(step=9), tables))
+    widths, parts = dict.fromkeys(counts, dim), tuple(counts.items())
+    numbers = TableNumbers(widths)
+    request = DataRequest(
+        DataCall.EXCHANGE, 1, 0, 5, 0.0, 9, 8, batch, following=following, batch_samples=1 << 50, parts=parts
     )
-    found = messages.gradients_from(message, widths)
+    assert frames.decode_request(memoryview(frames.encode_request(request, numbers)), numbers) == request
+    found = frames.gradients_from(request, received(frames.gradient_frames(tables)), widths)
     for name, push in tables.items():
         assert (found[name].grads_UD == push.grads_UD).all() and found[name].grads_UD.shape == push.grads_UD.shape
         assert (found[name].show_U == push.show_U).all() and (found[name].click_U == push.click_U).all()
     rows = {name: push.grads_UD for name, push in tables.items()}
-    back = messages.rows_from(pb.RowsReply.FromString(messages.encoded(messages.with_rows(rows))), widths)
+    reply = DataReply(6, parts=parts)
+    assert frames.decode_reply(memoryview(frames.encode_reply(reply, numbers)), numbers) == reply
+    back = frames.rows_from(reply, received(frames.row_frames(rows)), widths)
     assert all((back[name] == rows[name]).all() for name in rows) and list(back) == list(rows)
 
 
-@given(st.integers(0, 1 << 20))
-def test_a_large_payload_has_protobufs_own_encoding(num_floats):
-    rows = {"a": np.zeros((num_floats % 40_000, 1), np.float32)}
-    loaded = messages.with_rows(rows)
-    standard = pb.RowsReply(parts=loaded.message.parts, payload=rows["a"].tobytes())
-    assert messages.encoded(loaded) == standard.SerializeToString()
+@given(st.sampled_from(sorted(code.value[0] for code in grpc.StatusCode if code.value[0])), st.text())
+def test_an_error_survives_encoding(status, details):
+    reply, numbers = DataReply(6, status, details.encode("utf-8", "replace").decode()), TableNumbers({})
+    assert frames.decode_reply(memoryview(frames.encode_reply(reply, numbers)), numbers) == reply
 
 
 @pytest.mark.parametrize("change", [-4, 4])
-def test_a_payload_of_the_wrong_length_is_refused(change):
-    reply = pb.RowsReply(parts=[pb.TablePart(table="a", num_keys=2)], payload=bytes(2 * 3 * 4 + change))
-    with pytest.raises(InvalidShardCall, match=f"payload of {24 + change} bytes"):
-        messages.rows_from(reply, {"a": 3})
+def test_an_array_of_the_wrong_length_is_refused(change):
+    reply = DataReply(1, parts=(("a", 2),))
+    with pytest.raises(InvalidShardCall, match=f"payload of {24 + change} bytes, 24 of them expected"):
+        frames.rows_from(reply, [memoryview(bytes(2 * 3 * 4 + change))], {"a": 3})
 
 
-def test_gradients_of_a_table_that_is_not_here_are_refused():
-    message = pb.ExchangeRequest(parts=[pb.TablePart(table="a", num_keys=2)])
-    with pytest.raises(InvalidShardCall, match="'a', which is not here"):
-        messages.gradients_from(message, {"b": 1})
+@pytest.mark.parametrize("num_frames", [0, 2])
+def test_too_few_or_too_many_arrays_are_refused(num_frames):
+    with pytest.raises(InvalidShardCall, match="payload of 0 bytes|has more than it says"):
+        frames.rows_from(DataReply(1, parts=(("a", 2),)), [memoryview(bytes(24))] * num_frames, {"a": 3})
+
+
+def test_another_format_is_refused_in_every_message():
+    numbers = TableNumbers({"a": 1})
+    request = bytearray(frames.encode_request(DataRequest(DataCall.PULL, 1, 0, 5, 1.0, batch=1), numbers))
+    reply = bytearray(frames.encode_reply(DataReply(5), numbers))
+    assert request[0] == reply[0] == messages.FORMAT == 4
+    request[0] = reply[0] = 3
+    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 4"):
+        frames.decode_request(memoryview(request), numbers)
+    with pytest.raises(InvalidShardCall, match="format 3, not 4"):
+        frames.decode_reply(memoryview(reply), numbers)
+
+
+def valid_header(parts=()):
+    request = DataRequest(DataCall.EXCHANGE, 1, 0, 5, 1.0, batch=1, parts=parts)
+    return frames.encode_request(request, TableNumbers({"a": 1, "b": 2}))
+
+
+@given(st.binary(max_size=120) | st.tuples(st.integers(0, 200), st.binary(min_size=1, max_size=30)))
+def test_a_malformed_header_is_refused_and_nothing_else(change):
+    """Random bytes, or a valid header with some of its bytes replaced."""
+    numbers, header = TableNumbers({"a": 1, "b": 2}), bytearray(valid_header((("a", 2), ("b", 1))))
+    if isinstance(change, bytes):
+        header = bytearray(change)
+    else:
+        header[change[0] : change[0] + len(change[1])] = change[1]
+    for decode in (frames.decode_request, frames.decode_reply):
+        with suppress(InvalidShardCall):
+            decode(memoryview(header), numbers)
+    assert frames.request_number(memoryview(header)) is None or len(header) >= len(valid_header())
+
+
+@pytest.mark.parametrize("parts", [((2, 1),), ((0, 1), (0, 1))])
+def test_tables_that_are_not_here_or_come_twice_are_refused(parts):
+    encoded = b"".join(struct.pack("<II", *part) for part in parts)
+    with pytest.raises(InvalidShardCall, match="of 2 tables"):
+        frames.decode_request(memoryview(valid_header() + encoded), TableNumbers({"a": 1, "b": 2}))
 
 
 def test_tables_are_equal_in_any_order_and_differ_with_any_setting():
@@ -104,11 +153,6 @@ def test_parts_of_a_commit_survive_encoding():
     assert messages.parts_from(messages.parts_json([])) == []
 
 
-class Failure(grpc.RpcError):
-    def __init__(self, code, details="why"):
-        self.code, self.details = lambda: code, lambda: details
-
-
 @pytest.mark.parametrize(
     ("code", "ours", "exit_code"),
     [
@@ -126,28 +170,35 @@ class Failure(grpc.RpcError):
     ],
 )
 def test_every_status_becomes_one_of_our_errors(code, ours, exit_code):
-    error = error_of_call(Failure(code), "shard 3", 2)
+    assert statuses.code_of(statuses.number_of(code)) is code
+    error = statuses.error_of_status(code, "why", "shard 3", 2)
     assert type(error) is ours and isinstance(error, PserverError) and error.exit_code == exit_code
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ShardUnavailable("shard 3", 2, "why"),
+        StepTimedOut("waited"),
+        StaleGeneration("why"),
+        MessageTooLarge("shard 3", "why"),
+        InvalidShardCall("why"),
+        StoreFailed("why"),
+        StoreDamaged("why"),
+        OutOfMemory("why"),
+    ],
+)
+def test_an_error_of_a_shard_is_the_same_one_at_its_caller(error):
+    code = statuses.status_of(error)
+    assert type(statuses.error_of_status(code, str(error), "shard 3", 2)) is type(error)
+
+
 def test_the_surface_of_the_protocol_is_the_one_we_promised():
-    fields = {
-        name: [(field.number, field.name) for field in message.fields]
-        for name, message in sorted(pb.DESCRIPTOR.message_types_by_name.items())
-    }
-    assert fields["ExchangeRequest"] == [
-        (1, "caller"),
-        (2, "pass_number"),
-        (3, "step"),
-        (4, "batch"),
-        (5, "parts"),
-        (6, "batch_samples"),
-        (7, "following"),
-        (15, "payload"),
-    ]
-    assert fields["AnnounceRequest"] == [(1, "caller"), (2, "batch"), (3, "learn"), (4, "parts"), (15, "payload")]
-    assert fields["RowsReply"] == [(1, "parts"), (15, "payload")]
+    request = DataRequest(DataCall.EXCHANGE, 1, 2, 3, 0.5, 4, 5, 6, True, 7, 8, (("b", 9),))
+    header = frames.encode_request(request, TableNumbers({"a": 1, "b": 2}))
+    assert header == struct.pack("<HBBIIQIIQQQdII", 4, 3, 7, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1, 9)
+    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HHQ", 4, 4, 3) + b"why"
     assert sorted(method.name for method in messages.SERVICE.methods) == [
-        "Announce", "ClosePass", "Digest", "Exchange", "Explain", "Feed", "Hello", "OpenPass", "Operate", "Publish",
-        "Pull", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
+        "ClosePass", "Digest", "Explain", "Feed", "Hello", "OpenPass", "Operate", "Publish",
+        "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
     ]  # fmt: skip

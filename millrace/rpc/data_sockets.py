@@ -1,0 +1,225 @@
+"""ZeroMQ sockets between processes of a job: private, bounded, and told when their peer is gone.
+
+On one machine a listener is a unix socket in a folder of mode 0700, and a peer shows a ticket at the handshake. Where
+that cannot be, it is a TCP port with CURVE: encrypted, and a peer proves that it has an admitted key. Tickets and
+public keys travel over gRPC, which checks the job's secret; nobody else gets as far as sending a message.
+"""
+
+import hmac
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils import monitor, z85
+
+from millrace.address import LOOPBACK
+from millrace.rpc import unix_sockets
+
+MAX_QUEUED = 64
+"""Most messages that wait for one peer, and most of its messages that wait here. Sending more is an error."""
+HANDSHAKE_MS = 10_000
+"""How long a connection may take for its handshake."""
+PING_MS, SILENT_MS = 250, 1000
+"""Over TCP: time between pings, and the silence after which a connection counts as broken. At a unix socket the kernel
+closes it when the peer's process ends."""
+PRIVATE = 0o700
+"""Mode of the folder of a unix socket."""
+MAX_KEYS = 256
+"""Most keys admitted at a port; beyond it the oldest is forgotten."""
+
+_LOST = {
+    zmq.Event.DISCONNECTED: "the connection was closed",
+    zmq.Event.CLOSED: "nobody listens there",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "the handshake failed",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "the peer refused the connection",
+}
+_USER = b"millrace"
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DataAddress:
+    """Where a listener is, and what its peers need."""
+
+    address: str
+    """unix:PATH, or host:port."""
+    ticket: str = ""
+    """At a unix socket: what a peer must show."""
+    key: str = ""
+    """At a port: the public key of the listener."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A pair of CURVE keys, as text (Z85)."""
+
+    public: str
+    secret: str
+
+    @classmethod
+    def make(cls) -> "KeyPair":
+        """A new pair."""
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+
+class DataListener:
+    """A ROUTER socket. One thread uses `router` and `admission` and calls `admit`; any thread calls `allow`."""
+
+    def __init__(self, socket: Path | None, max_message_bytes: int) -> None:
+        """Listen at the unix socket `socket`, in a folder of its own; without one at a free port of 127.0.0.1.
+
+        If the socket cannot be bound, a port is used, and the log says so.
+        """
+        self._context: Context = zmq.Context()
+        self._max_message_bytes = max_message_bytes
+        self._ticket = secrets.token_hex(32)
+        self._keys: deque[bytes] = deque(maxlen=MAX_KEYS)
+        self._path: Path | None = None
+        self._descriptor: int | None = None
+        self.admission = self._context.socket(zmq.REP)
+        """Readable while a peer waits to be admitted."""
+        self.admission.bind("inproc://zeromq.zap.01")
+        try:
+            self.router, self.address = self._at_port() if socket is None else self._at_socket(socket)
+        except (OSError, zmq.ZMQError) as error:
+            log.warning("%s cannot be a unix socket (%s); data goes over 127.0.0.1 instead", socket, error)
+            self.router, self.address = self._at_port()
+
+    def _open(self) -> Socket:
+        router = _bounded(self._context.socket(zmq.ROUTER), self._max_message_bytes)
+        router.router_mandatory = True
+        router.zap_domain = _USER
+        return router
+
+    def _at_socket(self, path: Path) -> tuple[Socket, DataAddress]:
+        path.parent.mkdir(mode=PRIVATE, exist_ok=True)
+        path.parent.chmod(PRIVATE)
+        address = unix_sockets.address_of(path)
+        target, self._descriptor = unix_sockets.target_of(address)
+        router = self._open()
+        router.plain_server = True
+        try:
+            router.bind(_ipc(target))
+        except zmq.ZMQError:
+            router.close(0)
+            raise
+        self._path = path
+        return router, DataAddress(address, ticket=self._ticket)
+
+    def _at_port(self) -> tuple[Socket, DataAddress]:
+        keys, router = KeyPair.make(), self._open()
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        port = router.bind_to_random_port(f"tcp://{LOOPBACK}")
+        return router, DataAddress(f"{LOOPBACK}:{port}", key=keys.public)
+
+    def allow(self, key: str) -> None:
+        """Admit peers with this public key. Raises ValueError for text that is no key."""
+        try:
+            raw = z85.decode(key.encode())
+        except (ValueError, KeyError, OverflowError) as error:
+            raise ValueError(f"{key!r} is no public key") from error
+        if len(raw) != 32:
+            raise ValueError(f"{key!r} is no public key")
+        if raw not in self._keys:
+            self._keys.append(raw)
+
+    def admit(self) -> None:
+        """Answer a peer that waits to be admitted (ZeroMQ's RFC 27)."""
+        version, request, _domain, _peer, _identity, mechanism, *given = self.admission.recv_multipart()
+        admitted = False
+        if mechanism == b"PLAIN" and len(given) == 2:
+            admitted = hmac.compare_digest(given[1], self._ticket.encode())
+        elif mechanism == b"CURVE" and len(given) == 1:
+            admitted = given[0] in self._keys
+        self.admission.send_multipart([version, request, b"200" if admitted else b"400", b"", b"", b""])
+
+    def close(self, linger_ms: int) -> None:
+        """Stop listening; messages on their way have `linger_ms`. By the thread of the sockets, or after it."""
+        self.router.close(linger_ms)
+        self.admission.close(0)
+        self._context.term()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # a successor at the same path may already be there
+                self._path.parent.rmdir()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+class DataConnection:
+    """A connection to a listener, which is not made again once it breaks. One thread at a time."""
+
+    def __init__(self, context: Context, to: DataAddress, keys: KeyPair, max_message_bytes: int) -> None:
+        """Connect in the background; `keys` are those of this peer. Raises OSError if the socket's folder is gone."""
+        target, self._descriptor = unix_sockets.target_of(to.address)
+        self.socket = _bounded(context.socket(zmq.DEALER), max_message_bytes)
+        self.socket.reconnect_ivl = -1
+        self.events = self.socket.get_monitor_socket(sum(_LOST))
+        """Readable once the connection may be broken."""
+        if to.key:
+            self.socket.curve_serverkey = to.key.encode()
+            self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+            self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = PING_MS, SILENT_MS
+            self.socket.connect(f"tcp://{to.address}")
+        else:
+            self.socket.plain_username, self.socket.plain_password = _USER, to.ticket.encode()
+            self.socket.connect(_ipc(target))
+
+    def broken(self) -> str:
+        """The reason in words why the connection is of no use any more, or nothing."""
+        try:
+            event = monitor.recv_monitor_message(self.events, zmq.NOBLOCK)
+        except zmq.Again:
+            return ""
+        return _LOST[zmq.Event(event["event"])]
+
+    def close(self) -> None:
+        """Give up the connection and all that it has not sent."""
+        self.socket.disable_monitor()
+        self.events.close(0)
+        self.socket.close(0)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def send(socket: Socket, frames: Sequence[Any]) -> None:
+    """Send a message without waiting. Large arrays are not copied: they must not change until the peer has answered.
+
+    Raises zmq.ZMQError if the peer is gone, or too many messages wait for it.
+    """
+    socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+
+
+def receive(socket: Socket) -> list[memoryview] | None:
+    """The parts of the next message, which are not copied, or None if none is there."""
+    try:
+        return [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+    except zmq.Again:
+        return None
+
+
+def _bounded(socket: Socket, max_message_bytes: int) -> Socket:
+    socket.sndhwm = socket.rcvhwm = MAX_QUEUED
+    socket.maxmsgsize = max_message_bytes
+    socket.handshake_ivl = HANDSHAKE_MS
+    socket.linger = 0
+    return socket
+
+
+def _ipc(target: str) -> str:
+    return f"ipc://{target.removeprefix(unix_sockets.SCHEME)}"

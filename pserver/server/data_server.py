@@ -1,0 +1,223 @@
+"""The data plane of one shard: a thread that reads the calls of every step, acts, and answers.
+
+The thread owns the sockets. It runs pulls and pushes itself, since each hand-over between threads costs about as much
+as a small call; announcements, which may wait for memory, run on a thread for each rank. A push that others must
+complete is held, and answered when the consistency policy allows it.
+"""
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, assert_never
+
+import zmq
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, Unavailable
+from millrace.rpc import data_sockets
+from millrace.rpc.data_sockets import DataListener
+from pserver.errors import InvalidShardCall, MessageTooLarge, StepTimedOut
+from pserver.protocol import frames, statuses
+from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
+from pserver.protocol.shards import F32
+from pserver.server.pass_state import CallVerdict
+from pserver.server.step_calls import StepCalls
+
+ANSWER_S = 0.5
+"""Part of a caller's deadline reserved to name the late ranks; at most a tenth of the time left."""
+LINGER_MS = 1000
+"""How long the last answers may take when a shard stops."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Where an answer goes."""
+
+    peer: memoryview
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A push whose answer waits for other ranks."""
+
+    caller: _Caller
+    request: DataRequest
+    until: Deadline
+
+
+class DataServer:
+    """Serves until `close`."""
+
+    def __init__(self, calls: StepCalls, listener: DataListener) -> None:
+        self._calls, self._listener = calls, listener
+        self._tables = TableNumbers(calls.widths)
+        self._held: dict[tuple[int, int], _Held] = {}  # by rank and number of the call: a repeat takes its place
+        self._answers: queue.SimpleQueue[tuple[_Caller, DataReply]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._announcers = [ThreadPoolExecutor(1, f"announce-{rank}") for rank in range(calls.config.num_ranks)]
+        self._thread = threading.Thread(target=self._serve, name="data-plane", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """From any thread: look again at what is held."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Answer all that is held, and stop."""
+        self._stopping = True
+        self.wake()
+        self._thread.join()
+        for announcer in self._announcers:
+            announcer.shutdown(cancel_futures=True)
+        self._listener.close(LINGER_MS)
+        os.close(self._wake)
+
+    # --- the thread
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._listener.router, self._listener.admission, self._wake):
+            poller.register(source, zmq.POLLIN)
+        while not self._stopping:
+            ready = dict(poller.poll(self._wait_ms()))
+            if self._listener.admission in ready:
+                self._listener.admit()
+            if self._listener.router in ready:
+                self._read()
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+                while not self._answers.empty():
+                    self._send(*self._answers.get())
+                self._answer_held()
+            self._give_up_late()
+        for held in self._held.values():
+            self._fail(held.caller, Unavailable(f"shard {self._calls.config.shard} is stopping"))
+
+    def _wait_ms(self) -> int | None:
+        """How long no held call is late; None: nothing is held."""
+        if not self._held:
+            return None
+        return 1 + int(1000 * min(held.until.left_s() for held in self._held.values()))
+
+    def _read(self) -> None:
+        """Act on all messages that are here."""
+        for _ in range(data_sockets.MAX_QUEUED):  # then others have a turn
+            if (message := data_sockets.receive(self._listener.router)) is None:
+                return
+            peer, *rest = message
+            self._act(peer, rest)
+
+    def _act(self, peer: memoryview, message: Sequence[memoryview]) -> None:
+        header = message[0] if message else memoryview(b"")
+        number = frames.request_number(header)
+        if number is None:
+            log.warning("a message of %d bytes is no call; it is dropped", header.nbytes)
+            return
+        caller = _Caller(peer, number)
+        self._guarded(caller, lambda: self._call(caller, frames.decode_request(header, self._tables), message[1:]))
+
+    def _guarded(self, caller: _Caller, act: Callable[[], None]) -> None:
+        """Act; answer with the error if there is one."""
+        try:
+            act()
+        except MillraceError as error:
+            self._fail(caller, error)
+        except Exception as error:  # a bug must not end the thread that serves all ranks
+            log.exception("a call failed")
+            self._fail(caller, error)
+
+    def _call(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
+        self._calls.check_caller(request.generation, request.rank)
+        match request.call:
+            case DataCall.ANNOUNCE:
+                if request.batch is None:
+                    raise InvalidShardCall("an announcement without the number of its batch")
+                tables = frames.keys_from(request, arrays)
+                self._announcers[request.rank].submit(self._announce, caller, request, tables)
+            case DataCall.PULL:
+                if request.batch is None:
+                    raise InvalidShardCall("a pull without the number of its batch")
+                self._answer(caller, self._calls.pull(request.rank, request.batch))
+            case DataCall.EXCHANGE:
+                self._exchange(caller, request, arrays)
+            case _:
+                assert_never(request.call)
+
+    def _announce(self, caller: _Caller, request: DataRequest, tables: Any) -> None:
+        """On the thread of its rank; the answer is sent by the thread of the sockets."""
+        try:
+            self._calls.announce(request, tables)
+            reply = DataReply(caller.request)
+        except MillraceError as error:
+            reply = _failure(caller, error)
+        except Exception as error:
+            log.exception("an announcement failed")
+            reply = _failure(caller, error)
+        self._answers.put((caller, reply))
+        self.wake()
+
+    def _exchange(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
+        until = Deadline.after(request.left_s - min(ANSWER_S, request.left_s / 10))
+        gradients = frames.gradients_from(request, arrays, self._calls.widths)
+        verdict = self._calls.push(request, gradients)
+        if verdict is CallVerdict.REPEAT or self._calls.may_answer(request):
+            self._answer_push(caller, request)
+        else:
+            self._held[request.rank, request.request] = _Held(caller, request, until)
+        if verdict is CallVerdict.ACT:
+            self._answer_held()
+
+    def _answer_held(self) -> None:
+        """Answer every push that the policy allows to be answered by now."""
+        for key in [key for key, held in self._held.items() if self._calls.may_answer(held.request)]:
+            held = self._held.pop(key)
+            self._guarded(held.caller, partial(self._answer_push, held.caller, held.request))
+
+    def _give_up_late(self) -> None:
+        for key in [key for key, held in self._held.items() if held.until.passed()]:
+            held = self._held.pop(key)
+            self._fail(
+                held.caller,
+                StepTimedOut(
+                    f"shard {self._calls.config.shard} waited {held.request.left_s:.1f} s in step {held.request.step} "
+                    f"of pass {held.request.pass_number} for {self._calls.missing()}: is that trainer alive, "
+                    "or much slower than the others?"
+                ),
+            )
+
+    # --- answers
+
+    def _answer_push(self, caller: _Caller, request: DataRequest) -> None:
+        self._answer(caller, {} if request.following is None else self._calls.rows(request.rank, request.following))
+
+    def _answer(self, caller: _Caller, rows: dict[str, F32]) -> None:
+        parts = tuple((name, len(rows_UD)) for name, rows_UD in rows.items())
+        self._send(caller, DataReply(caller.request, parts=parts), frames.row_frames(rows))
+
+    def _fail(self, caller: _Caller, error: Exception) -> None:
+        self._send(caller, _failure(caller, error))
+
+    def _send(self, caller: _Caller, reply: DataReply, arrays: Sequence[memoryview] = ()) -> None:
+        message = [frames.encode_reply(reply, self._tables), *arrays]
+        most = self._calls.config.max_message
+        if (size := frames.num_bytes_of(message)) > most:
+            refusal = _failure(caller, MessageTooLarge("the rows", f"{size} bytes, and a message has {most} at most"))
+            message = [frames.encode_reply(refusal, self._tables)]
+        try:
+            data_sockets.send(self._listener.router, [caller.peer, *message])
+        except zmq.ZMQError as error:
+            log.info("an answer was not sent (%s); the caller will repeat its call", error)
+
+
+def _failure(caller: _Caller, error: Exception) -> DataReply:
+    details = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+    return DataReply(caller.request, statuses.number_of(statuses.status_of(error)), details)

@@ -1,0 +1,132 @@
+"""The calls of every step on one shard: batches announced ahead, rows pulled, pushes held until they are due.
+
+pserver.server.pass_state decides what a push means; pserver.server.shard changes rows. pserver.server.data_server waits
+and answers.
+"""
+
+import threading
+from collections.abc import Mapping
+
+from millrace.failpoints import Failpoint, failpoint
+from pserver.config import ShardProcess
+from pserver.errors import InvalidShardCall, StaleGeneration
+from pserver.protocol.frames import DataRequest
+from pserver.protocol.shards import F32, Gradients, Keys
+from pserver.server.pass_state import CallVerdict, PassState
+from pserver.server.shard import Push, ResolvedBatch, Shard
+
+MAX_BATCHES_AHEAD = 2048
+"""Most batches that a rank may have announced and not used; one more is refused."""
+
+
+class StepCalls:
+    """See module docstring. Any thread may call `announce`, one makes the other calls."""
+
+    def __init__(self, config: ShardProcess, shard: Shard, ledger: PassState, turn: threading.Condition) -> None:
+        """`turn` guards `ledger` and the rows of steps; it is notified when pushes were applied."""
+        self.config, self.widths = config, {name: table.num_weights for name, table in shard.tables.items()}
+        self._shard, self._ledger, self._turn = shard, ledger, turn
+        self._pushes: dict[tuple[int, int], Push | None] = {}  # by step and rank: accepted, and not applied yet
+        self._announcing = threading.Lock()
+        self._batches: dict[int, dict[int, ResolvedBatch]] = {rank: {} for rank in range(config.num_ranks)}
+
+    def announce(self, request: DataRequest, tables: Mapping[str, Keys]) -> None:
+        """Find or reserve the rows of a later batch."""
+        batch = self._shard.resolve(tables, learn=request.learn)
+        assert request.batch is not None, "checked when it came"
+        with self._announcing:
+            mine = self._batches[request.rank]
+            if request.batch in mine:  # repeated
+                self._shard.release(batch)
+            elif len(mine) >= MAX_BATCHES_AHEAD:
+                self._shard.release(batch)
+                raise InvalidShardCall(f"rank {request.rank} announced {len(mine)} batches and used none of them")
+            else:
+                mine[request.batch] = batch
+
+    def pull(self, rank: int, number: int) -> dict[str, F32]:
+        """The rows of an announced batch as they are now."""
+        self._release_before(rank, number)
+        return self.rows(rank, number)
+
+    def rows(self, rank: int, number: int) -> dict[str, F32]:
+        """The rows of an announced batch.
+
+        The policy changes no row of a rank's next step before its next push, so reading needs no lock.
+        """
+        return self._shard.rows(self._batch(rank, number))
+
+    def push(self, request: DataRequest, gradients: Mapping[str, Gradients]) -> CallVerdict:
+        """Accept the push of a rank; WAIT unless the policy allows an answer. ACT: others may be answered, too."""
+        push = None
+        if request.batch is not None:
+            batch = self._batch(request.rank, request.batch)
+            self._release_before(request.rank, request.batch)
+            if gradients:
+                push = Push(batch, gradients, request.batch_samples)
+                self._shard.check(push)
+        with self._turn:
+            return self._take(request, push)
+
+    def _take(self, request: DataRequest, push: Push | None) -> CallVerdict:
+        step, rank = request.step, request.rank
+        same_step = (other for (at, _), other in self._pushes.items() if at == step)
+        samples = {other.batch_samples for other in (push, *same_step) if other is not None}
+        if len(samples) > 1:
+            raise InvalidShardCall(f"ranks disagree on the samples of step {step}: {sorted(samples)}")
+        verdict = self._ledger.push(request.pass_number, step, rank)
+        if verdict is CallVerdict.REPEAT:
+            return verdict
+        self._pushes[step, rank] = push
+        if verdict is CallVerdict.ACT:
+            self._apply_due(request.pass_number)
+        else:
+            failpoint(Failpoint.PARTLY_PUSHED)
+        return verdict
+
+    def _apply_due(self, pass_number: int) -> None:
+        """Apply the pushes that are due."""
+        pushes = [self._pushes.pop(key, None) for key in self._ledger.steps.due()]
+        self._shard.apply([push for push in pushes if push is not None], pass_number)
+        if self.config.num_ranks == 1:
+            failpoint(Failpoint.PARTLY_PUSHED)
+        self._ledger.steps.applied()
+        self._turn.notify_all()
+
+    def may_answer(self, request: DataRequest) -> bool:
+        """Whether the policy allows an answer to a rank that pushed."""
+        with self._turn:
+            return self._ledger.may_answer(request.pass_number, request.step, request.rank)
+
+    def missing(self) -> str:
+        """The ranks that a waiting rank waits for, in words."""
+        with self._turn:
+            return self._ledger.missing()
+
+    def check_caller(self, generation: int, rank: int) -> None:
+        """Raise for a caller of another generation, or with a rank that the job does not have."""
+        config = self.config
+        if generation != config.generation:
+            raise StaleGeneration(
+                f"shard {config.shard} is of generation {config.generation} of the job's workers, "
+                f"the caller of {generation}"
+            )
+        if rank >= config.num_ranks:
+            raise InvalidShardCall(f"rank {rank} of a job with {config.num_ranks} trainers")
+
+    def _batch(self, rank: int, number: int) -> ResolvedBatch:
+        """The batch that a rank announced under this number."""
+        with self._announcing:
+            if number not in self._batches[rank]:
+                raise InvalidShardCall(f"rank {rank} never announced batch {number} to shard {self.config.shard}")
+            return self._batches[rank][number]
+
+    def _release_before(self, rank: int, number: int) -> None:
+        """Release the batches that a rank does not use any more."""
+        with self._announcing:
+            mine = self._batches[rank]
+            # The rank may have stopped waiting for a push that is not applied yet: that batch is kept.
+            pushes = [push for (_, other), push in list(self._pushes.items()) if other == rank and push is not None]
+            for older in [other for other in mine if other < number]:
+                if not any(mine[older] is push.batch for push in pushes):
+                    self._shard.release(mine.pop(older))

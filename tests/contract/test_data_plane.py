@@ -1,0 +1,393 @@
+"""The contract of the data plane: deaths, freezes and restarts of shards, strangers, and messages of any content."""
+
+import gc
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millrace.deadline import Deadline
+from millrace.rpc import data_sockets
+from millrace.rpc.channels import await_address
+from millrace.rpc.data_sockets import DataAddress, DataConnection, KeyPair
+from pserver.client.remote import RemoteShards
+from pserver.errors import InvalidShardCall, ShardUnavailable, StaleGeneration, StepTimedOut
+from pserver.protocol import frames
+from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
+from pserver.protocol.shards import StepScale
+from pserver.server.shard_server import ShardServer
+from tests.contract import shards_world as w
+
+WAYS = ["socket", "port"]
+SOON_S = 5.0
+"""For what is promised within a second or so, on a machine that is busy."""
+WIDTHS = {"default": 5, "other": 3}
+
+
+def connect(address, **changes):
+    arguments = {"rank": 0, "world": 1, "generation": 1, "secret": w.SECRET, "deadline": w.soon(), **changes}
+    return RemoteShards([address], w.TABLES, **arguments)
+
+
+class Process:
+    """`python -m pserver`, whose data plane is at a socket, or at a port where a file is in the way."""
+
+    def __init__(self, folder: Path, way: str, num_ranks: int = 1) -> None:
+        told = w.process(0, 1, num_ranks, w.TABLES, address_file=str(folder / "shard-0.address"))
+        (folder / "config.json").write_text(told.model_dump_json())
+        self._folder, self._way = folder, way
+        if way == "port":
+            (folder / "shard-0.data").touch()
+        self.start()
+
+    def start(self) -> None:
+        (self._folder / "shard-0.address").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pserver", "--config", str(self._folder / "config.json")]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self.address = await_address(self._folder / "shard-0.address", w.soon(), self._alive)
+
+    def _alive(self) -> None:
+        assert self.child.poll() is None
+
+    def freeze(self) -> None:
+        """Stop every thread; it takes a moment until all have."""
+        self.child.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.child.pid}/task")
+        while any(path.read_text().rpartition(")")[2].split()[0] != "T" for path in tasks.glob("*/stat")):
+            time.sleep(0.001)
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        self.child.send_signal(number)
+        self.child.wait(20)
+        self.child.stdin.close()
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return request.param
+
+
+@pytest.fixture
+def start(tmp_path, way):
+    started = []
+
+    def begin(**changes):
+        started.append(Process(tmp_path, way, **changes))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.child.poll() is None:
+            os.killpg(process.child.pid, signal.SIGKILL)
+            process.end()
+
+
+@contextmanager
+def serving(folder, way, **changes):
+    """A server in this process, and where its data plane is."""
+    with ShardServer(
+        w.process(0, 1, 1, w.TABLES, **changes), folder / "s.socket" if way == "socket" else None
+    ) as server:
+        yield server, server._servicer._listener.address
+
+
+def exchange_in_thread(shards, batch, push, outcome, deadline):
+    def run():
+        try:
+            outcome.append(shards.exchange(0, batch, push, batch, StepScale(64), deadline))
+        except (ShardUnavailable, StepTimedOut) as error:
+            outcome.append((error, time.monotonic()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while shards.unanswered() != [0]:
+        time.sleep(0.001)
+    return thread
+
+
+# --- deaths
+
+
+def test_a_killed_shard_is_known_within_a_second_and_not_at_the_deadline(start):
+    process, outcome = start(num_ranks=2), []
+    with closing(connect(process.address, world=2)) as shards:
+        shards.open_pass(1, w.soon())
+        batch = shards.prepare({"default": w.keys(1, 2)}, learn=True)
+        shards.pull(batch, w.soon())
+        push = {"default": w.push_of(w.keys(1, 2), 5, 0)}
+        waiting = exchange_in_thread(shards, batch, push, outcome, Deadline.after(600))
+        process.end()
+        begin_s = time.monotonic()
+        waiting.join(60)
+        ((error, at_s),) = outcome
+        assert isinstance(error, ShardUnavailable) and "did not answer in 5 attempts" in str(error)
+        assert at_s - begin_s < SOON_S
+        with pytest.raises(ShardUnavailable):
+            shards.pull(batch, w.soon())
+
+
+def test_a_shard_that_stops_says_so_to_all_that_wait(start):
+    process, outcome = start(num_ranks=2), []
+    with closing(connect(process.address, world=2)) as shards:
+        shards.open_pass(1, w.soon())
+        waiting = exchange_in_thread(shards, None, None, outcome, Deadline.after(600))
+        process.end(signal.SIGTERM)
+        waiting.join(60)
+        assert isinstance(outcome[0][0], ShardUnavailable)
+    assert process.child.returncode == 0
+
+
+def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way):
+    process, outcome = start(), []
+    one = {"default": w.keys(1, 2)}
+    with closing(connect(process.address)) as shards:
+        shards.open_pass(1, w.soon())
+        batch = shards.prepare(one, learn=True)
+        shards.pull(batch, w.soon())
+        process.freeze()
+        push = {"default": w.push_of(one["default"], 5, 0)}
+        waiting = exchange_in_thread(shards, batch, push, outcome, w.soon())
+        if way == "port":  # until the silence is noticed, and the call is to be repeated
+            calls = shards._steps._links[0].open
+            while any(call.again_at_s is None for call in list(calls.values())):
+                time.sleep(0.001)
+        process.child.send_signal(signal.SIGCONT)
+        waiting.join(60)
+        shards.close_pass(0, w.soon())
+        digest = shards.digest(w.soon())
+    with w.job(0) as plain:
+        w.train(plain.one, 1, [one], seed=0, steps=1)
+        assert plain.one.digest(w.soon()) == digest
+        prepared = plain.one.prepare(one, learn=False)
+        assert (outcome[0]["default"] == plain.one.pull(prepared, w.soon())["default"]).all()
+
+
+def test_a_frozen_shard_is_named_at_the_deadline(start):
+    process = start()
+    with closing(connect(process.address)) as shards:
+        shards.open_pass(1, w.soon())
+        batch = shards.prepare({"default": w.keys(1)}, learn=True)
+        shards.pull(batch, w.soon())
+        process.freeze()
+        with pytest.raises(StepTimedOut, match="shard 0 at .* did not answer in time"):
+            shards.exchange(0, None, None, None, StepScale(1), Deadline.after(0.4))
+        process.child.send_signal(signal.SIGCONT)
+        assert len(shards.pull(batch, w.soon())["default"]) == 1  # the late answer is not taken for this one
+
+
+def test_a_shard_that_starts_again_behind_its_address_refuses_what_it_does_not_know(start):
+    process = start()
+    with closing(connect(process.address)) as shards:
+        shards.open_pass(1, w.soon())
+        batch = shards.prepare({"default": w.keys(1)}, learn=True)
+        shards.pull(batch, w.soon())
+        process.end()
+        process.start()
+        if process.address.startswith("unix:"):
+            with pytest.raises(InvalidShardCall, match="never announced batch"):
+                shards.pull(batch, w.soon())
+            with pytest.raises(InvalidShardCall, match="pass 0 is closed"):
+                shards.exchange(0, None, None, None, StepScale(1), w.soon())
+            assert shards.look({"default": w.keys(1)}, w.soon())["default"].tolist() == [[0.0] * 5]
+    with closing(connect(process.address)) as shards:
+        assert w.train(shards, 1, [{"default": w.keys(1)}], seed=0, steps=1)
+        process.end(signal.SIGTERM)
+    assert process.child.returncode == 0
+
+
+def test_a_newer_generation_behind_the_same_address_refuses_the_older_one(start, tmp_path):
+    process = start()
+    with closing(connect(process.address)) as shards:
+        shards.open_pass(1, w.soon())
+        batch = shards.prepare({"default": w.keys(1)}, learn=True)
+        shards.pull(batch, w.soon())
+        process.end()
+        told = json.loads((tmp_path / "config.json").read_text()) | {"generation": 2}
+        (tmp_path / "config.json").write_text(json.dumps(told))
+        process.start()
+        with pytest.raises(StaleGeneration, match="generation 2 of the job's workers, the caller of 1"):
+            shards.pull(batch, w.soon())
+
+
+def test_nothing_is_left_of_a_socket(tmp_path):
+    with serving(tmp_path, "socket") as (_, at):
+        folder = tmp_path / "s.data"
+        assert at.address == f"unix:{folder}/socket" and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("length", [107, 108, 900])
+def test_a_socket_may_have_a_path_of_any_length(tmp_path, length):
+    folder = tmp_path
+    while (missing := length - len(str(folder)) - len("/s.data/socket")) > 0:
+        folder /= "x" * max(1, min(200, missing - 1))
+    folder.mkdir(parents=True, exist_ok=True)
+    num_open = []
+    for _ in range(3):
+        with serving(folder, "socket") as (server, at), closing(connect(server.address)) as shards:
+            assert at.ticket and len(at.address) >= length
+            assert w.train(shards, 1, [{"default": w.keys(1)}], seed=0, steps=1)
+        del server, shards
+        gc.collect()
+        num_open.append(len(os.listdir("/proc/self/fd")))
+    assert num_open[2] <= num_open[0]
+
+
+# --- strangers
+
+
+@contextmanager
+def connected(at, keys):
+    with zmq.Context() as context, closing(DataConnection(context, at, keys, 1 << 20)) as connection:
+        yield connection
+
+
+def reaches(at, keys, caller=1):
+    """Whether a call is answered; otherwise the connection is refused."""
+    request = DataRequest(DataCall.PULL, caller, 0, 5, 1.0, batch=1)
+    with connected(at, keys) as connection:
+        data_sockets.send(connection.socket, [frames.encode_request(request, TableNumbers(WIDTHS))])
+        poller = zmq.Poller()
+        poller.register(connection.socket, zmq.POLLIN)
+        poller.register(connection.events, zmq.POLLIN)
+        assert poller.poll(20_000)
+        if (message := data_sockets.receive(connection.socket)) is not None:
+            assert frames.decode_reply(message[0], TableNumbers(WIDTHS)).request == 5
+            return True
+        assert connection.broken()
+        return False
+
+
+def test_only_the_ticket_opens_a_socket(tmp_path):
+    keys = KeyPair.make()
+    with serving(tmp_path, "socket") as (_, at):
+        assert reaches(at, keys)
+        for ticket in ("x", at.ticket[:-1], at.ticket.upper() + "x"):
+            assert not reaches(DataAddress(at.address, ticket), keys)
+        assert reaches(at, keys)
+
+
+def test_only_admitted_keys_and_the_right_shard_open_a_port(tmp_path):
+    keys, other = KeyPair.make(), KeyPair.make()
+    with serving(tmp_path, "port") as (server, at):
+        assert not reaches(at, keys)
+        server._servicer._listener.allow(keys.public)
+        assert reaches(at, keys) and not reaches(at, other)
+        assert not reaches(DataAddress(at.address, key=other.public), keys)  # not the shard it takes itself for
+        with pytest.raises(InvalidShardCall, match="is no public key"):
+            bad = KeyPair("x" * 39, other.secret)
+            with closing(connect(server.address)) as shards:
+                shards._keys = bad
+                shards.look({"default": w.keys(1)}, w.soon())
+
+
+@pytest.mark.parametrize("mechanism", ["none", "password"])
+def test_without_a_key_nothing_reaches_a_port(tmp_path, mechanism):
+    with serving(tmp_path, "port") as (_, at), zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.reconnect_ivl = 0, -1
+        if mechanism == "password":
+            socket.plain_username, socket.plain_password = b"millrace", b"x"
+        with closing(socket.get_monitor_socket()) as events:
+            socket.connect(f"tcp://{at.address}")
+            seen = set()
+            while not seen & {zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL}:
+                seen.add(int(zmq.utils.monitor.recv_monitor_message(events)["event"]))
+            assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in seen
+            socket.disable_monitor()
+
+
+def test_the_wrong_secret_does_not_get_a_ticket(tmp_path, way):
+    with serving(tmp_path, way) as (server, _), pytest.raises(InvalidShardCall, match="another job"):
+        connect(server.address, secret="another")
+
+
+# --- messages of any content
+
+
+def request_of(call, **more):
+    return DataRequest(call, 1, 0, 5, 1.0, **more)
+
+
+VALID = [
+    frames.encode_request(request, TableNumbers(WIDTHS))
+    for request in (
+        request_of(DataCall.ANNOUNCE, batch=1 << 40, learn=True, parts=(("default", 2),)),
+        request_of(DataCall.PULL, batch=9),
+        request_of(DataCall.EXCHANGE, batch=9, following=9, pass_number=1, parts=(("default", 2), ("other", 1))),
+    )
+]
+
+
+@st.composite
+def malformed(draw):
+    """Frames that begin like a call, or like nothing."""
+    header = bytearray(draw(st.sampled_from(VALID)))
+    if draw(st.booleans()):
+        at = draw(st.integers(0, len(header) - 1))
+        header[at : at + draw(st.integers(0, 8))] = draw(st.binary(max_size=12))
+    sizes = st.sampled_from([0, 1, 4, 8, 16, 40])
+    rest = [os.urandom(size) for size in draw(st.lists(sizes, max_size=7))]
+    return draw(st.sampled_from([[bytes(header), *rest], rest or [b""]]))
+
+
+def test_no_message_ends_a_shard_or_changes_its_rows(tmp_path, way):
+    with serving(tmp_path, way) as (server, at), closing(connect(server.address)) as shards:
+        shards.open_pass(1, w.soon())
+        batch = shards.prepare({"default": w.keys(1, 2)}, learn=True)
+        before = shards.pull(batch, w.soon())["default"].tobytes()
+        keys, data = KeyPair.make(), server._data
+        server._servicer._listener.allow(keys.public)
+        with connected(at, keys) as connection:
+
+            @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+            @given(st.lists(malformed(), min_size=1, max_size=8))
+            def send(messages):
+                for message in messages:
+                    data_sockets.send(connection.socket, message)
+                assert shards.pull(batch, w.soon())["default"].tobytes() == before
+                while data_sockets.receive(connection.socket) is not None:
+                    pass
+                assert not connection.broken()
+
+            send()
+        assert not data._held and len(server._servicer.steps._pushes) == 0
+        shards.exchange(0, batch, {"default": w.push_of(w.keys(1, 2), 5, 0)}, None, StepScale(64), w.soon())
+
+
+def test_a_frame_beyond_the_bound_ends_its_connection_alone(tmp_path, way):
+    with serving(tmp_path, way, max_message=1 << 16) as (server, at), closing(connect(server.address)) as shards:
+        shards.open_pass(1, w.soon())
+        keys = KeyPair.make()
+        server._servicer._listener.allow(keys.public)
+        with connected(at, keys) as connection:
+            data_sockets.send(connection.socket, [VALID[1], bytes(1 << 17)])
+            assert connection.events.poll(20_000) and connection.broken() == "the connection was closed"
+        batch = shards.prepare({"default": w.keys(1, 2)}, learn=True)
+        assert len(shards.pull(batch, w.soon())["default"]) == 2
+
+
+def test_a_peer_that_reads_no_answers_keeps_nobody_waiting(tmp_path, way):
+    with serving(tmp_path, way) as (server, at), closing(connect(server.address)) as shards:
+        shards.open_pass(1, w.soon())
+        batch = shards.prepare({"default": w.keys(*range(2000))}, learn=True)
+        shards.pull(batch, w.soon())
+        number = batch.number
+        keys = KeyPair.make()
+        server._servicer._listener.allow(keys.public)
+        header = frames.encode_request(request_of(DataCall.PULL, batch=number), TableNumbers(WIDTHS))
+        with connected(at, keys) as connection:
+            connection.socket.sndtimeo = 20_000
+            for _ in range(3000):  # 120 MB of answers
+                connection.socket.send(header)
+            assert len(shards.pull(batch, w.soon())["default"]) == 2000
