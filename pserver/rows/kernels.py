@@ -13,6 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from millrace.keys import GOLDEN, MASK, mix, mix_reference
+from millrace.prefetch import AHEAD, prefetch_row
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -172,11 +173,13 @@ def initial_vector_reference(key: int, dim: int, init_range: float, table_seed: 
 @njit(nogil=True, cache=True)
 def gather(slab_RW, rows_U, begin, end, out_UD):  # type: ignore[no-untyped-def]
     """Copy the weights of rows_U[begin:end] to `out_UD`."""
-    num_weights = out_UD.shape[1]
-    for u in range(begin, end):
-        row = np.uint32(rows_U[u])
+    slab, width, num_weights = slab_RW.reshape(-1), np.uint64(slab_RW.shape[1]), np.uint64(out_UD.shape[1])
+    last = np.uint64(end) - np.uint64(1)
+    for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, num_weights)
+        row = np.uint64(rows_U[u]) * width
         for w in range(num_weights):
-            out_UD[u, w] = slab_RW[row, w]
+            out_UD[u, w] = slab[row + w]
 
 
 def gather_reference(slab_RW: F32, rows_U: I32, out_UD: F32) -> None:

@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from millrace.errors import SpecError
+from millrace.prefetch import AHEAD, prefetch_row
 from pserver.config import Adagrad, Adam, Ftrl, Optimizer, Sgd, TableSection
 
 F32 = NDArray[np.float32]
@@ -146,7 +147,9 @@ def sgd(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: 
     """Gradient descent: w -= lr * g."""
     slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
     width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
     for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
         row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         if first_order:
             _sgd_part(slab, grads, row, grad, ZERO, ONE, settings[0])
@@ -175,7 +178,9 @@ def adagrad_element(slab_RW, rows_U, grads_UD, begin, end, first_order, settings
     """Adagrad (Duchi, Hazan, Singer 2011, "diagonal"): n += g * g; w -= lr * g / (sqrt(n) + epsilon)."""
     slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
     width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
     for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
         row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         if first_order:
             _adagrad_element_part(slab, grads, row, grad, ZERO, ONE, num_weights, settings[0])
@@ -213,7 +218,9 @@ def adagrad_row(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  
     """
     slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
     width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
     for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
         row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         n = row + num_weights
         if first_order:
@@ -257,7 +264,9 @@ def adam(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type:
     """Adam (Kingma, Ba 2015, algorithm 1), steps counted by row. State: m, v, then beta1^t, beta2^t a part."""
     slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
     width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
     for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
         row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         powers = row + np.uint64(3) * num_weights
         if first_order:
@@ -303,7 +312,9 @@ def ftrl(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type:
     """FTRL-Proximal (McMahan et al. 2013, algorithm 1). State: z, n."""
     slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
     width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
     for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
         row, grad = np.uint64(rows_U[u]) * width, u * num_weights
         if first_order:
             _ftrl_part(slab, grads, row, grad, ZERO, ONE, num_weights, settings[0])

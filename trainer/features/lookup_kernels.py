@@ -12,11 +12,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from millrace.keys import GOLDEN, key_of_reference, mix
+from millrace.prefetch import AHEAD, prefetch
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+
+ONE = np.uint64(1)
 
 
 @njit(nogil=True, cache=True)
@@ -129,11 +132,13 @@ def group_occurrences_reference(inverse: list[int], num_unique: int) -> list[lis
 @njit(nogil=True, cache=True)
 def expand(rows_UD, inverse_N, begin, end, cell_CD):  # type: ignore[no-untyped-def]
     """Copy the row of occurrence n to cell n, for n from `begin` to `end`: pooling of slots with one id per sample."""
-    width = rows_UD.shape[1]
-    for n in range(begin, end):
-        u = inverse_N[n]
+    rows, cells, width = rows_UD.reshape(-1), cell_CD.reshape(-1), np.uint64(rows_UD.shape[1])
+    last = np.uint64(len(inverse_N) - 1)
+    for n in range(np.uint64(begin), np.uint64(end)):
+        prefetch(rows, np.uint64(inverse_N[min(n + AHEAD, last)]) * width)
+        row, cell = np.uint64(inverse_N[n]) * width, n * width
         for d in range(width):
-            cell_CD[n, d] = rows_UD[u, d]
+            cells[cell + d] = rows[row + d]
 
 
 @njit(nogil=True, cache=True)
@@ -157,18 +162,22 @@ def pool_reference(rows_UD: F32, inverse_N: I32, cell_N: I32, scale_N: F32, num_
 @njit(nogil=True, cache=True)
 def sum_single(grad_CD, order_N, start_U1, begin, end, grads_UD):  # type: ignore[no-untyped-def]
     """Sum the gradients of each key's occurrences in order, where cell n is occurrence n. False if not finite."""
-    width = grad_CD.shape[1]
+    cells, grads, width = grad_CD.reshape(-1), grads_UD.reshape(-1), np.uint64(grad_CD.shape[1])
+    last = np.uint64(len(order_N) - 1)
     check = np.float32(0)
-    for u in range(begin, end):
-        n = order_N[start_U1[u]]
+    for u in range(np.uint64(begin), np.uint64(end)):
+        grad, first = u * width, np.uint64(start_U1[u])
+        prefetch(cells, np.uint64(order_N[min(first + AHEAD, last)]) * width)
+        cell = np.uint64(order_N[first]) * width
         for d in range(width):
-            grads_UD[u, d] = grad_CD[n, d]
-        for k in range(start_U1[u] + 1, start_U1[u + 1]):
-            n = order_N[k]
+            grads[grad + d] = cells[cell + d]
+        for k in range(first + ONE, np.uint64(start_U1[u + ONE])):
+            prefetch(cells, np.uint64(order_N[min(k + AHEAD, last)]) * width)
+            cell = np.uint64(order_N[k]) * width
             for d in range(width):
-                grads_UD[u, d] += grad_CD[n, d]
+                grads[grad + d] += cells[cell + d]
         for d in range(width):
-            check += grads_UD[u, d] * np.float32(0)  # stays 0 unless a gradient is not finite
+            check += grads[grad + d] * np.float32(0)  # stays 0 unless a gradient is not finite
     return check == np.float32(0)
 
 
