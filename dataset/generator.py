@@ -295,18 +295,23 @@ class DataGenerator:
 
     def _gather(self, events: Sequence[bytes], errors: dict[int, str]) -> tuple[list[int], list[Row]]:
         """The event of each row, and the rows, generated event by event. Errors go to `errors` by event."""
-        read = SampleReader(*self._job())
+        read, generate = SampleReader(*self._job()), self._generate()
         of, rows = list[int](), list[Row]()
         for index, event in enumerate(events):
-            with self._errors.rejecting(errors, index):
-                found = list(map(read, self._samples(event)))
+            try:
+                found = list(map(read, generate(event)))
+            except Exception as error:  # noqa: BLE001  # a user's generator may raise anything
+                self._errors.reject(errors, index, error)
+            else:
                 rows += found
                 of += [index] * len(found)
         return of, rows
 
-    def _samples(self, event: bytes) -> Iterable[Sample]:
-        if not self._defines("generate_sample"):
-            return self.generate(event)
+    def _generate(self) -> Callable[[bytes], Iterable[Sample]]:
+        """`generate`, or `generate_sample` in its form."""
+        return self._paddle_generate if self._defines("generate_sample") else self.generate
+
+    def _paddle_generate(self, event: bytes) -> Iterable[Sample]:
         return (dict(sample) for sample in self.generate_sample(event.decode() + "\n")() if sample is not None)
 
 

@@ -17,6 +17,8 @@ LONE = frozenset((int, float, str, bytes, bool))
 """Types of values that need no sequence around them."""
 STAYS = LONE | {tuple, type(None)}
 """Immutable types."""
+MAX_LAYOUTS = 1024
+"""Most combinations of types whose layout is kept; beyond that, all are forgotten."""
 MAX_LISTED = 200
 """Most slots that the note of an error lists."""
 
@@ -94,6 +96,19 @@ def unknown_slots(unknown: Iterable[str], slots: Sequence[GeneratorSlot]) -> Val
     return error
 
 
+class _Layout(NamedTuple):
+    """The work on samples whose values have the same types."""
+
+    num_given: int
+    """Number of names that have a value."""
+    lists: tuple[int, ...]
+    """Places of lists. They are copied, because the generator may change them."""
+    others: tuple[int, ...]
+    """Places of other values that the generator may change, such as arrays."""
+    counted: tuple[tuple[int, str, str, int], ...]
+    """Place, name, kind and size of the slots whose number of values is checked."""
+
+
 class SampleReader:
     """Turns samples into rows: the values of every slot, and of its weights, in the order of the spec.
 
@@ -106,18 +121,25 @@ class SampleReader:
         self._fixed = tuple(
             (self._names.index(slot.name), slot.name, slot.kind, slot.size) for slot in slots if slot.kind != "sparse"
         )
+        self._layouts: dict[tuple[type, ...], _Layout] = {}
+        self._types: tuple[type, ...] = ()
+        """Types of the last sample's values; the next sample often has the same, and comparing is less than hashing."""
+        self._layout = _Layout(0, (), (), ())
 
     def __call__(self, sample: Mapping[str, Any]) -> Row:
         """Raises ValueError if a sample has unknown slots, lacks a dense slot, or has a wrong number of values."""
-        row = [
-            tuple(value) if type(value) is list else value if type(value) in STAYS else tuple(values_of(value))
-            for value in map(sample.get, self._names)
-        ]
-        if len(sample) + row.count(None) != len(row) and not self._drop:
-            known = {*self._names, *(f"{slot.name}.weight" for slot in self._slots)}
-            if unknown := [name for name in sample if name not in known]:
-                raise unknown_slots(unknown, self._slots)
-        for place, name, kind, size in self._fixed:
+        row: Row = list(map(sample.get, self._names))
+        types = tuple(map(type, row))
+        if types != self._types:
+            self._types, self._layout = types, self._layouts.get(types) or self._layout_of(types)
+        num_given, lists, others, counted = self._layout
+        for place in lists:
+            row[place] = tuple(row[place])
+        for place in others:
+            row[place] = tuple(values_of(row[place]))
+        if len(sample) != num_given and not self._drop:
+            self._check_names(sample)
+        for place, name, kind, size in counted:
             value = row[place]
             num = 1 if type(value) in LONE else 0 if value is None else len(value)
             if num != size and (num or kind == "dense"):
@@ -125,6 +147,20 @@ class SampleReader:
                     raise ValueError(f"dense slot {name!r} is missing")
                 raise ValueError(f"{kind} slot {name!r} has {num} values instead of {size}")
         return row
+
+    def _layout_of(self, types: tuple[type, ...]) -> _Layout:
+        if len(self._layouts) >= MAX_LAYOUTS:
+            self._layouts.clear()
+        lists = tuple(place for place, kind in enumerate(types) if kind is list)
+        others = tuple(place for place, kind in enumerate(types) if kind not in STAYS and kind is not list)
+        counted = tuple(each for each in self._fixed if each[-1] != 1 or types[each[0]] not in LONE)
+        layout = self._layouts[types] = _Layout(len(types) - types.count(type(None)), lists, others, counted)
+        return layout
+
+    def _check_names(self, sample: Mapping[str, Any]) -> None:
+        known = {*self._names, *(f"{slot.name}.weight" for slot in self._slots)}
+        if unknown := [name for name in sample if name not in known]:
+            raise unknown_slots(unknown, self._slots)
 
 
 def flattened(column: Sequence[Any]) -> tuple[list[Any], list[int] | None]:

@@ -30,8 +30,12 @@ class ErrorLog:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # a user's generator may raise anything
-            self.add(error, event)
-            errors[event] = error_text(error)
+            self.reject(errors, event, error)
+
+    def reject(self, errors: dict[int, str], event: int, error: Exception) -> None:
+        """Put the text of an error into `errors[event]`."""
+        self.add(error, event)
+        errors[event] = error_text(error)
 
     def add(self, error: BaseException, event: int) -> None:
         """Log that `event` is rejected: the first of a kind with its traceback, then the 10th, 100th, 1,000th."""

@@ -1,22 +1,33 @@
-"""What stands before training, alone: the MultiSlot parser, a generator in each example; and whole jobs from a dict."""
+"""What stands before training, alone: the MultiSlot parser, a generator in each example; and whole jobs from a dict.
 
+`python -m tests.bench.parsing` prints how fast generators answer; `python -m tests.bench --only pipes` prints all.
+"""
+
+import gc
 import importlib.util
 import json
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 
+from dataset.formats.generator_answers import answer_schema
+from dataset.formats.generator_columns import GeneratorSlot, JobSlots
 from dataset.formats.multislot_parser import MultiSlotParser
+from dataset.generator import DataGenerator
 from dataset.spec.schema import Schema
 from millrace.config import validate
 from tests.bench.w1 import ROOT, job, make
 from trainer.config import TrainerJob, WorkerConfig
 
 EXAMPLES = ROOT / "deploy" / "examples"
+NAMES = ["click", *(f"s{n}" for n in range(19))]
 
 
 def run_job(spec: dict, folder: Path) -> dict:
@@ -30,7 +41,11 @@ def run_job(spec: dict, folder: Path) -> dict:
 
 def figures(cache: Path) -> dict[str, dict]:
     """Lines a second through the parser; samples a second through the generators."""
-    return {"MultiSlot parser, one core": parser(cache), "generators, one core": generators()}
+    return {
+        "MultiSlot parser, one core": parser(cache),
+        "generators, one core": generators(),
+        "answers of 20 slots, one core": answers(),
+    }
 
 
 def parser(cache: Path) -> dict[str, float]:
@@ -60,6 +75,59 @@ def generators() -> dict[str, float]:
     }
 
 
+class ByEvent(DataGenerator):
+    """A mapping of lone values for each event."""
+
+    def generate(self, event: bytes) -> Iterator[dict[str, int]]:
+        yield dict(zip(NAMES, map(int, event.split(b"\t")), strict=True))
+
+
+class ByEventInLists(DataGenerator):
+    """The same, each value in a list of its own, as Paddle's generators have it."""
+
+    def generate(self, event: bytes) -> Iterator[dict[str, list[int]]]:
+        yield {name: [int(word)] for name, word in zip(NAMES, event.split(b"\t"), strict=True)}
+
+
+class Prepared(DataGenerator):
+    """Mappings that are there already, so that nothing but Millrace's own part is timed."""
+
+    prepared: ClassVar[dict[bytes, dict[str, int]]] = {}
+
+    def generate(self, event: bytes) -> tuple[dict[str, int]]:
+        return (self.prepared[event],)
+
+
+class ByColumn(DataGenerator):
+    """An array for each slot."""
+
+    def generate_columns(self, events: Sequence[bytes]) -> dict[str, np.ndarray]:
+        words = np.array(b"\t".join(events).split(b"\t"), "S20").astype(np.uint64).reshape(len(events), -1)
+        return {"event": np.arange(len(events))} | {name: words[:, n] for n, name in enumerate(NAMES)}
+
+
+def answers(num_events: int = 8192, rounds: int = 5) -> dict[str, float]:
+    """Samples a second from events to an answer of the Arrow protocol: a label and 19 sparse slots of one sign each."""
+    signs = np.random.default_rng(1).integers(1 << 40, size=(num_events, len(NAMES)))
+    events = ["\t".join(map(str, row)).encode() for row in signs.tolist()]
+    samples = (dict(zip(NAMES, row, strict=True)) for row in signs.tolist())
+    Prepared.prepared = dict(zip(events, samples, strict=True))
+    slots = [GeneratorSlot(name, "sparse", "uint64", 0) for name in NAMES]
+    slots[0] = GeneratorSlot(NAMES[0], "dense", "float", 1)
+    made = {kind.__name__: kind() for kind in (Prepared, ByEvent, ByEventInLists, ByColumn)}
+    took: dict[str, list[float]] = {name: [] for name in made}
+    gc.freeze()  # no generator has so many objects of its own
+    for _ in range(rounds):
+        for name, generator in made.items():
+            generator._slots = JobSlots(tuple(slots), drop=False)
+            begin_s = time.process_time()
+            for first in range(0, num_events, 1024):
+                generator._answer(events[first : first + 1024], answer_schema(slots))
+            took[name].append(time.process_time() - begin_s)
+    gc.unfreeze()
+    return {f"{name}_samples_per_s": num_events / statistics.median(each) for name, each in took.items()}
+
+
 def _rate(example: str, name: str, events: list[bytes]) -> float:
     generator = getattr(_module(EXAMPLES / example / "generator.py"), name)()
     begin, count = time.perf_counter(), 0
@@ -74,3 +142,7 @@ def _module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+if __name__ == "__main__":
+    print(json.dumps(answers(), indent=1))
