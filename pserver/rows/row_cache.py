@@ -162,7 +162,7 @@ class RowCache(RowArrays):
 
     def away(self) -> Iterator[tuple[U64, U32]]:
         """See RowArrays."""
-        for keys_U, words_UW in self._store.scan(beside=True) if self._store is not None and self._num_away else ():
+        for keys_U, words_UW in self._store.scan() if self._store is not None and self._num_away else ():
             away_U = self.resident(keys_U) == kernels.EMPTY
             away_U &= ~self._is_deleted(keys_U, words_UW, found_out=False)
             yield keys_U[away_U], words_UW[away_U]
@@ -204,7 +204,7 @@ class RowCache(RowArrays):
 
     def stored(self) -> Iterator[tuple[U64, U32]]:
         """See RowArrays."""
-        return iter(()) if self._store is None else self._store.scan(beside=True)
+        return iter(()) if self._store is None else self._store.scan()
 
     # --- loading -----------------------------------------------------------------------------------------------------
 

@@ -58,9 +58,7 @@ class MemoryRowStore:
         self._rows |= dict(zip(keys_U.tolist(), rows_UW.copy(), strict=True))
         self.num_writes += 1
 
-    def scan(
-        self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS, *, beside: bool = False
-    ) -> Iterator[tuple[U64, U32]]:
+    def scan(self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS) -> Iterator[tuple[U64, U32]]:
         """See RowStore; in one chunk, or none."""
         keys_R = np.array(list(self._rows), np.uint64)
         keys_R = keys_R[np.argsort(sort_order_of(keys_R))]

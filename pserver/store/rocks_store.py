@@ -5,6 +5,8 @@ ingests it whole. A row is durable only as part of a commit, whose manifest name
 hash. A restart trains everything after the newest commit again from the job's log, so no other log is needed. The live
 folder of a process that died is garbage.
 
+RocksDB keeps the files, merges them and makes checkpoints. Rows are read by pserver.store.row_files.
+
 Key: 8 bytes, big-endian, of `order_of(key)`. Value: the row's W words, little-endian. `rows.json` beside RocksDB's
 files holds the version of the format and W.
 
@@ -12,16 +14,14 @@ Shapes: U unique keys, A all keys of a write, G deleted keys, W words (uint32) o
 """
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
-    ReadOptions,
     SstFileWriter,
 )
 
@@ -46,6 +45,7 @@ from millrace.failpoints import Failpoint, failpoint
 from millrace.keys import NUM_BUCKETS
 from millrace.retry import Backoff
 from pserver.errors import PserverError, StoreDamaged, StoreFailed
+from pserver.store.row_files import RowFiles
 from pserver.store.row_store import BUCKET_BITS, U32, U64, StoredFile, keys_in_order, sort_order_of
 
 FORMAT = 1
@@ -54,22 +54,16 @@ HEADER = "rows.json"
 NEXT = "next.sst.part"
 """The file that `write` makes in the live folder. RocksDB ignores names that it does not know."""
 
-CACHE_BYTES = 8 << 20
-"""Block cache of RocksDB, per table and shard; the system's page cache holds the same bytes anyway."""
+CACHE_BYTES = 1 << 20
+"""Block cache of RocksDB, per table and shard: only merging reads through it."""
+MAX_OPEN_FILES = 64
+"""Files that RocksDB holds open, with their indexes and filters, for merging."""
 WRITE_CHUNK = 65_536
 """Rows held as Python objects at a time, about 250 bytes each."""
-SCAN_CHUNK = 65_536
-READAHEAD_BYTES, READAHEAD_BESIDE_BYTES = 2 << 20, 256 << 10
-"""Read from every file at once, holding the interpreter's lock, when a scan begins; the second one beside training."""
-SCAN_BREATH, BREATH_S = 256, 5e-6
-"""Rows that a scan reads while it holds the interpreter's lock, 0.1 ms, and the sleep after them beside training. The
-sleep takes 60 us in fact, the time to wake a thread, so that a thread waiting for the lock gets it first."""
-
-# The interpreter's lock in rocksdict, measured with a thread that spins: a multi-get releases it while RocksDB searches
-# and holds it to make bytes objects. Writing a row to a file, a step of an iterator, ingesting a file (5 ms once it is
-# synced), making a checkpoint and opening hold it; compaction, closing and our syncs do not.
-GET_CHUNK, GET_THREADS = 512, 8
-"""Keys of one multi-get, about 2 ms, half of it with the lock; number of threads that wait for the disk."""
+GET_THREADS = 8
+"""Threads that wait for the disk."""
+# The interpreter's lock in rocksdict, measured with a thread that spins: writing a row to a file, ingesting a file (5
+# ms once it is synced), making a checkpoint and opening hold it; merging, closing and our syncs do not.
 RECOVERY = Backoff((1.0,) * 7)
 """Between tries of a write: after a full disk RocksDB refuses all writes, and checks every 5 s for room."""
 
@@ -82,6 +76,7 @@ class RocksRowStore:
         self._live = live
         self._known = dict(known)
         self._db = db
+        self._files = RowFiles.of(live, db.live_files, None, num_words)
         self._getters = ThreadPoolExecutor(GET_THREADS, thread_name_prefix="rows")
 
     @classmethod
@@ -104,26 +99,23 @@ class RocksRowStore:
                     _link(checkpoint, live, known or {})
             _check_header(live / HEADER, num_words)
             failpoint(Failpoint.RESTORE_LINKED)
-            return cls(live, _opened(live, new=checkpoint is None), num_words, known or {})
+            db = _opened(live, new=checkpoint is None)
+            try:
+                return cls(live, db, num_words, known or {})
+            except PserverError:
+                db.close()
+                raise
         except PserverError:
             shutil.rmtree(live, ignore_errors=True)
             raise
 
     def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
         """See RowStore."""
-        order_U = np.argsort(keys := sort_order_of(keys_U))
-        wanted = _key_bytes(keys[order_U])
-        chunks = [wanted[begin : begin + GET_CHUNK] for begin in range(0, len(wanted), GET_CHUNK)]
-        get: Callable[[Any], Any] = self._db.get
-        with _translated(self._live):
-            parts = self._getters.map(get, chunks) if len(chunks) > 1 else map(get, chunks)
-            values: list[bytes | None] = list(itertools.chain.from_iterable(parts))
-        sorted_found_U = np.fromiter((value is not None for value in values), bool, len(values))
-        there = [value for value in values if value is not None]
-        rows_UW = self._rows_of(b"".join(there), len(there))
+        by_order_U = np.argsort(keys := sort_order_of(keys_U))
+        sorted_found_U, rows_FW = self._files.get(keys[by_order_U], self._getters)
         found_U = np.empty_like(sorted_found_U)
-        found_U[order_U] = sorted_found_U
-        return found_U, rows_UW[np.argsort(order_U[sorted_found_U])]
+        found_U[by_order_U] = sorted_found_U
+        return found_U, rows_FW[np.argsort(by_order_U[sorted_found_U])]
 
     def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
         """See RowStore."""
@@ -137,22 +129,15 @@ class RocksRowStore:
                 _write_sorted(path, all_A, rows_UW)
                 _sync(path)
             self._take_in(path)
+            self._files = RowFiles.of(self._live, self._db.live_files, self._files, self.num_words)
             self.num_writes += 1
         finally:
             path.unlink(missing_ok=True)
 
-    def scan(
-        self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS, *, beside: bool = False
-    ) -> Iterator[tuple[U64, U32]]:
+    def scan(self, begin_bucket: int = 0, end_bucket: int = NUM_BUCKETS) -> Iterator[tuple[U64, U32]]:
         """See RowStore."""
-        options = ReadOptions()
-        options.set_readahead_size(READAHEAD_BESIDE_BYTES if beside else READAHEAD_BYTES)
-        options.fill_cache(False)  # type: ignore[call-arg]  # its stub lacks the argument
-        options.set_background_purge_on_iterator_cleanup(True)  # files deleted meanwhile: 0.2 s for files of GiB
-        begin, end = _bound(begin_bucket), _bound(end_bucket)
-        with _translated(self._live):
-            rows = iter(self._db.items(from_key=begin, read_opt=options))  # not of a snapshot: rocksdict ignores it
-        return self._chunks(rows, begin, end, self.num_writes, BREATH_S if beside else 0.0)
+        chunks = self._files.scan(*(bucket << 64 - BUCKET_BITS for bucket in (begin_bucket, end_bucket)))
+        return ((keys_in_order(order_C), rows_CW) for order_C, rows_CW in chunks)
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:
         """See RowStore."""
@@ -179,9 +164,9 @@ class RocksRowStore:
             self._db.close()
 
     def memory_bytes(self) -> int:
-        """Memory of the filters and indexes of all files, 1.7 bytes for each row and copy, and of the block cache."""
+        """Memory of the filters and indexes of all files, 2 bytes for each row and copy, and of RocksDB."""
         names = ("rocksdb.estimate-table-readers-mem", "rocksdb.block-cache-usage")
-        return sum(self._db.property_int_value(name) or 0 for name in names)
+        return self._files.num_bytes + sum(self._db.property_int_value(name) or 0 for name in names)
 
     def _take_in(self, path: Path) -> None:
         moving = IngestExternalFileOptions()
@@ -192,42 +177,6 @@ class RocksRowStore:
                 self._db.ingest_external_file([str(path)], moving)
 
         retry.call(ingest, RECOVERY, lambda error: isinstance(error, StoreFailed) and "No space" in str(error))
-
-    def _chunks(
-        self, rows: Iterator[Any], begin: bytes, end: bytes, num_writes: int, breath_s: float
-    ) -> Iterator[tuple[U64, U32]]:
-        """Chunks of `rows`, which start at `begin` as of `num_writes` writes; up to before `end`."""
-        after, more = begin, True
-        while more:
-            keys, values = bytearray(), bytearray()
-            with _translated(self._live):
-                while more and len(keys) < SCAN_CHUNK * 8:
-                    some = list(itertools.islice(rows, SCAN_BREATH))
-                    more = len(some) == SCAN_BREATH and some[-1][0] < end
-                    if not more:
-                        some = [row for row in some if row[0] < end]
-                    for joined, column in zip((keys, values), zip(*some, strict=True), strict=False):
-                        joined += b"".join(column)
-                    if breath_s:
-                        time.sleep(breath_s)
-                after = bytes(keys[-8:]) + b"\0" if keys else after
-                if not more and self._is_more(after, end) and self.num_writes == num_writes:
-                    raise StoreFailed(f"{self._live}: a reader of its rows ended too early")
-            if keys:
-                keys_C = keys_in_order(np.frombuffer(keys, ">u8").astype(np.uint64))
-                yield keys_C, self._rows_of(values, len(keys_C))
-
-    def _is_more(self, begin: bytes, end: bytes) -> bool:
-        """Whether there are rows; raises if the next one is damaged, where an iterator of items only ends."""
-        rows = self._db.iter(ReadOptions())
-        rows.seek(begin)
-        rows.status()
-        return rows.valid() and rows.key() < end
-
-    def _rows_of(self, joined: bytes | bytearray, number: int) -> U32:
-        if len(joined) != number * self.num_words * 4:
-            raise StoreDamaged(f"{self._live}: rows of other than {self.num_words} words")
-        return np.frombuffer(joined, "<u4").astype(np.uint32, copy=False).reshape(-1, self.num_words)
 
     def _stored(self, path: Path) -> StoredFile:
         of_rows = path.suffix == ".sst"
@@ -248,6 +197,7 @@ def _options() -> Options:
     table = BlockBasedOptions()
     table.set_bloom_filter(10, False)  # a lookup of an unknown key reads nothing
     table.set_block_size(4096)
+    table.set_format_version(6)  # of pserver.store.row_file
     table.set_checksum_type(ChecksumType.xxh3())
     table.set_block_cache(Cache(CACHE_BYTES))
     options = Options(raw_mode=True)
@@ -265,7 +215,7 @@ def _options() -> Options:
     options.set_max_bytes_for_level_base(512 << 20)
     options.set_target_file_size_base(64 << 20)
     options.set_max_background_jobs(2)  # one compacts; the other would flush, but is never needed
-    options.set_max_open_files(-1)  # index and filter of every file stay in memory
+    options.set_max_open_files(MAX_OPEN_FILES)
     options.set_write_buffer_size(64 << 10)  # never filled, but RocksDB reserves disk space by it
     options.set_manifest_preallocation_size(64 << 10)
     options.set_max_log_file_size(1 << 20)
@@ -333,11 +283,6 @@ def _prune(path: Path) -> bool:
     if not stays:
         path.unlink()
     return stays
-
-
-def _bound(bucket: int) -> bytes:
-    """A key before every key of `bucket` and after all lower ones; rocksdict's own bounds are dangling pointers."""
-    return (bucket << 64 - BUCKET_BITS).to_bytes(8, "big") if bucket < NUM_BUCKETS else b"\xff" * 9
 
 
 def _key_bytes(order_U: U64) -> list[bytes]:

@@ -71,11 +71,8 @@ class RowStore(Protocol):
         """
         ...
 
-    def scan(self, begin_bucket: int = 0, end_bucket: int = 4096, *, beside: bool = False) -> Iterator[tuple[U64, U32]]:
-        """All rows of a range of buckets as of the call, in order, in chunks.
-
-        With `beside` the scan yields to training threads of this process often, and takes longer.
-        """
+    def scan(self, begin_bucket: int = 0, end_bucket: int = 4096) -> Iterator[tuple[U64, U32]]:
+        """All rows of a range of buckets as of the call, in order, in chunks."""
         ...
 
     def checkpoint(self, folder: Path) -> dict[str, StoredFile]:

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import itertools
 import json
 import os
 import tempfile
@@ -79,13 +78,12 @@ def test_nothing_asked_and_nothing_there_are_no_errors(kind, tmp_path):
     again.close()
 
 
-@pytest.mark.parametrize("beside", [False, True])
 @KINDS
-def test_a_scan_is_in_order_by_buckets_and_of_the_state_at_the_call(kind, beside, tmp_path):
+def test_a_scan_is_in_order_by_buckets_and_of_the_state_at_the_call(kind, tmp_path):
     store = kind.open(tmp_path / "live", None, num_words=WORDS)
     keys_U, rows_UW = some_rows(70_000)
     store.write(keys_U, rows_UW)
-    scan = store.scan(beside=beside)
+    scan = store.scan()
     last = keys_in_order(sort_order_of(keys_U).max(keepdims=True) + np.uint64(1))
     store.write(np.append(keys_U[:100], last), rows_UW[:101] + np.uint32(1))
     chunks = list(scan)
@@ -300,28 +298,6 @@ def test_damage_is_recognised_when_opened_or_read(made, damage, reading):
             store.close()
     if damage not in ("sst flipped", "sst flipped at once"):
         assert not (folder / "live2").exists()
-
-
-class EndingEarly:
-    """A database whose items end before their end, without a word."""
-
-    def __init__(self, db):
-        self._db = db
-
-    def items(self, **how):
-        return itertools.islice(self._db.items(**how), 1000)
-
-    def __getattr__(self, name):
-        return getattr(self._db, name)
-
-
-def test_a_reader_that_ends_early_for_no_reason_is_an_error(made, monkeypatch):
-    folder, files, keys_U, _ = made
-    store = RocksRowStore.open(folder / "live2", folder / "c", num_words=WORDS, known=files)
-    monkeypatch.setattr(store, "_db", EndingEarly(store._db))
-    with pytest.raises(StoreFailed, match="ended too early"):
-        list(store.scan())
-    store.close()
 
 
 def test_a_damaged_filter_hides_no_row(made):
