@@ -1,122 +1,71 @@
-"""A Kafka client for the source: checks its options, bounds its waits, translates its errors.
+"""A Kafka client for the source: bounds its waits, translates its errors.
 
 kafka-python reconnects for ever and reports the reason only to its logger. Here a call waits until its deadline, logs
 once that it waits and once that it continues, and the final error contains the last reason that kafka-python logged.
-dataset.sources.kafka_source handles positions and partitions.
+dataset.sources.kafka_options checks its options, dataset.sources.kafka_source handles positions and partitions.
 """
 
-import difflib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from kafka import KafkaConsumer
 from kafka.errors import (
-    CorruptRecordError,
     KafkaError,
     KafkaTimeoutError,
     NodeNotReadyError,
     RetriableError,
-    UnsupportedCodecError,
 )
 from kafka.net.compat import KafkaNetClient
 
+from dataset.sources.kafka_reader import BrokenRecords, ReadRefused
 from dataset.stream.errors import SourceUnavailable
 from millrace.deadline import Deadline
 from millrace.errors import BadInput, SpecError
-from millrace.secrets import SECRET_KEYS, resolve_secret
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OURS = {
-    "allow_auto_create_topics": "reading a topic never creates it",
-    "auto_commit_interval_ms": "positions are Millrace's own",
-    "auto_offset_reset": 'use start = "earliest" | "latest" | "group" | a time',
-    "bootstrap_timeout_ms": "use connect_deadline",
-    "enable_auto_commit": "positions are Millrace's own",
-    "group_id": "use group",
-}
-"""Options that would break guarantees of the source, and what to do instead."""
-NEED_CODE = frozenset(
-    "consumer_timeout_ms default_offset_commit_callback exclude_internal_topics group_instance_id "
-    "heartbeat_interval_ms kafka_client key_deserializer max_poll_interval_ms max_poll_records metric_group_prefix "
-    "metric_reporters partition_assignment_strategy sasl_oauth_token_provider selector session_timeout_ms "
-    "socket_options ssl_context value_deserializer".split()
-)
-"""Options that need Python values, or have no meaning without kafka-python's own groups."""
-DEFAULTS: Mapping[str, Any] = {
-    "enable_incremental_fetch_sessions": False,  # useless: one partition is fetched at a time
-    "fetch_max_wait_ms": 10,  # the records exist; a fetch that waits delays the next partition
-    "isolation_level": "read_committed",
-    "reconnect_backoff_max_ms": 1_000,
-    "metadata_max_age_ms": 10_000,  # new partitions are found within this time
-    "metrics_enabled": False,
-}
-FIXED: Mapping[str, Any] = {
-    "allow_auto_create_topics": False,
-    "auto_offset_reset": "none",
-    "enable_auto_commit": False,
-}
-PATHS = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 TRY_S = 2.0
 """Longest time of one try; after the first failed one, the wait is logged."""
-
-
-def consumer_options(options: Mapping[str, Any], folder: Path, at: str = "sources.*.options") -> dict[str, Any]:
-    """The user's options, checked and completed. Paths of certificates are relative to `folder`; secrets are read.
-
-    Raises SpecError naming the option.
-    """
-    known = sorted(set(KafkaConsumer.DEFAULT_CONFIG) - set(OURS) - NEED_CODE)
-    for name in options:
-        if name in OURS:
-            raise SpecError(f"cannot be set by the user: {OURS[name]}", f"{at}.{name}")
-        if name in NEED_CODE:
-            raise SpecError("cannot be set in a spec", f"{at}.{name}")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise SpecError(f"unknown key; {hint}known here: {', '.join(known)}", f"{at}.{name}")
-    if "bootstrap_servers" not in options:
-        raise SpecError('is missing; for example bootstrap_servers = "broker:9092"', f"{at}.bootstrap_servers")
-    passed = {name: str(folder / value) if name in PATHS else value for name, value in options.items()}
-    for name in SECRET_KEYS & passed.keys():
-        passed[name] = resolve_secret(passed[name], folder, f"{at}.{name}")
-    if isinstance(passed.get("api_version"), list):
-        passed["api_version"] = tuple(passed["api_version"])
-    return {**DEFAULTS, **passed, **FIXED}
+MAX_LINES, LINES_S = 20, 10.0
+"""Lines of a client's own log that are passed on in so many seconds; the others are dropped."""
 
 
 class LastWarning(logging.Handler):
-    """Sends kafka-python's log to our debug log, and keeps its last warning for an error.
+    """Sends the log of a client library to our debug log, bounded, and keeps its last warning for an error.
 
-    Leaves out its debug records, because they contain every byte sent, including passwords.
+    Leaves out its debug records, because kafka-python's contain every byte sent, including passwords.
     """
 
     NO_REASON = ("Bootstrap failed: KafkaTimeoutError", "not ready; waiting")
     """Warnings without a reason."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: str = "kafka") -> None:
         super().__init__(logging.INFO)
         self.text = ""
-        client_log = logging.getLogger("kafka")
-        client_log.propagate = False
-        client_log.addHandler(self)
+        self._since_s, self._num_lines = -float("inf"), 0
+        self._logger = logging.getLogger(logger)
+        self._logger.propagate = False
+        self._logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Handle one record."""
         message = record.getMessage()
         if record.levelno >= logging.WARNING and not any(words in message for words in self.NO_REASON):
             self.text = message
-        log.debug("%s: %s", record.name, message)
+        now_s = time.monotonic()
+        if now_s - self._since_s >= LINES_S:
+            self._since_s, self._num_lines = now_s, 0
+        self._num_lines += 1
+        if self._num_lines <= MAX_LINES:
+            log.debug("%s: %s", record.name, message)
 
     def close(self) -> None:
         """Stop listening."""
-        logging.getLogger("kafka").removeHandler(self)
+        self._logger.removeHandler(self)
         super().close()
 
 
@@ -247,16 +196,17 @@ class KafkaClient:
                 wait.progress()
                 return answer
 
-    def unavailable(self, doing: str, error: Exception | None = None) -> SourceUnavailable:
+    def unavailable(self, doing: str, error: Exception | str = "") -> SourceUnavailable:
         """The error of a wait that reached its limit."""
-        reason = self._last_warning.text or (str(error) if error else "") or "no reason was given"
+        reason = str(error) if isinstance(error, str) and error else self._last_warning.text or str(error)
+        reason = reason or "no reason was given"
         return SourceUnavailable(f"Kafka at {self.servers} did not answer in time while {doing} ({reason})")
 
-    def refused(self, doing: str, error: KafkaError) -> SourceUnavailable | BadInput:
+    def refused(self, doing: str, error: Exception) -> SourceUnavailable | BadInput:
         """The error of a refusal that a retry would not change."""
-        problem = f"Kafka at {self.servers} refused while {doing}: {type(error).__name__}: {error}"
-        broken = isinstance(error, CorruptRecordError | UnsupportedCodecError)
-        return BadInput(problem) if broken else SourceUnavailable(problem)
+        name = "" if isinstance(error, ReadRefused | BrokenRecords) else f"{type(error).__name__}: "
+        problem = f"Kafka at {self.servers} refused while {doing}: {name}{error}"
+        return BadInput(problem) if isinstance(error, BrokenRecords) else SourceUnavailable(problem)
 
     def close(self) -> None:
         """Close connections and threads. May be called twice."""

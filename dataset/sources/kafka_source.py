@@ -8,27 +8,27 @@ Partitions are numbered topic by topic in the order of the spec, then by Kafka's
 and starts at its beginning. A partition's identity is its topic's id (brokers before 2.8 have none), so a recreated
 topic is noticed even if it is longer; the id is checked after each segment.
 
-Only the partition being read is assigned. Pausing the others would keep their fetched records, but kafka-python 3.0 can
-then fail to return them. dataset.sources.kafka_client connects and waits.
+dataset.sources.kafka_client connects and waits: by kafka-python, which knows topics' ids. dataset.sources.kafka_reader
+reads records: by librdkafka where it is installed, else by kafka-python.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import assert_never
 
 from kafka import TopicPartition
-from kafka.consumer.fetcher import ConsumerRecord
-from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError, RetriableError
 from kafka.structs import OffsetAndMetadata
 
-from dataset.sources.kafka_client import BoundedWait, KafkaClient, consumer_options
-from dataset.spec.config import KafkaSource
+from dataset.sources.kafka_client import BoundedWait, KafkaClient
+from dataset.sources.kafka_options import consumer_options, library_of, librdkafka_options
+from dataset.sources.kafka_reader import BrokenRecords, KafkaReader, PositionGone, ReadRefused
+from dataset.spec.config import KafkaLibrary, KafkaSource
 from dataset.stream.errors import SourceGap, SourceUnavailable
 from dataset.stream.source import Events, Partition, Segment, check_identity
 from millrace.deadline import Deadline
 
-MAX_BLOCK_RECORDS = 4_096
 BEGIN_AGE_S = 1.0
 """Largest age of the first retained positions in `partitions`; `read` checks them itself."""
 LOOK_AGAIN_S = 0.25
@@ -46,6 +46,8 @@ class KafkaStream:
         self.bounded = config.end != "never"
         self._config = config
         self._options = consumer_options(config.options, folder)
+        self._library = library_of(config.library, config.options)
+        self._reader: KafkaReader | None = None
         self._group = config.group or job
         self._group_client: KafkaClient | None = None
         self._partitions: list[TopicPartition] = []  # by number
@@ -54,7 +56,6 @@ class KafkaStream:
         self._ends: dict[TopicPartition, int] = {}
         self._identities: dict[str, str] = {}  # by topic
         self._begins_at_s = -float("inf")
-        self._reading: TopicPartition | None = None
         deadline = Deadline.after(min(config.connect_deadline, deadline.left_s()))
         self._client = KafkaClient(self._options, deadline)
         try:
@@ -105,20 +106,17 @@ class KafkaStream:
         part = self._checked(segment, deadline)
         position = segment.begin
         while position < segment.end:
-            self._turn_to(part, position)
             since_s = time.monotonic()
-            records, now = self._poll(part, min(MAX_BLOCK_RECORDS, segment.end - position), wait, segment)
+            events, now = self._poll(part, position, wait, segment)
             if now > position:
                 wait.progress()
             elif wait.empty(time.monotonic() - since_s):
-                raise self._client.unavailable(wait.doing)
+                raise self._client.unavailable(wait.doing, self._record_reader().reason())
             position = now
-            while records and records[-1].offset >= segment.end:
-                records.pop()
             if position >= segment.end and segment.identity:
                 self._check_identity(segment, part.topic, Deadline.after(wait.max_wait_s))
-            if records:
-                yield _events(records)
+            if events is not None:
+                yield events
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
         """See Source: positions are committed to the group as offsets."""
@@ -130,6 +128,8 @@ class KafkaStream:
 
     def close(self) -> None:
         """See Source."""
+        if self._reader is not None:
+            self._reader.close()
         self._client.close()
         if self._group_client is not None:
             self._group_client.close()
@@ -243,25 +243,29 @@ class KafkaStream:
             )
         return part
 
-    def _turn_to(self, part: TopicPartition, position: int) -> None:
-        consumer = self._client.consumer
-        if self._reading != part:
-            consumer.assign([part])
-            consumer.seek(part, position)
-            self._reading = part
-        elif consumer.position(part, timeout_ms=1) != position:
-            consumer.seek(part, position)
+    def _record_reader(self) -> KafkaReader:
+        """The reader of records; made at the first read, since a planner reads none."""
+        if self._reader is None:
+            match self._library:
+                case KafkaLibrary.LIBRDKAFKA:
+                    from dataset.sources.librdkafka_reader import LibrdkafkaReader
+
+                    self._reader = LibrdkafkaReader(librdkafka_options(self._options, self._group))
+                case KafkaLibrary.KAFKA_PYTHON:
+                    from dataset.sources.kafka_python_reader import KafkaPythonReader
+
+                    self._reader = KafkaPythonReader(self._client.consumer)
+                case _:
+                    assert_never(self._library)
+        return self._reader
 
     def _poll(
-        self, part: TopicPartition, max_records: int, wait: BoundedWait, segment: Segment
-    ) -> tuple[list[ConsumerRecord], int]:
+        self, part: TopicPartition, position: int, wait: BoundedWait, segment: Segment
+    ) -> tuple[Events | None, int]:
         """New records, and the position after them."""
-        consumer = self._client.consumer
-        position = int(consumer.position(part, timeout_ms=1))
         try:
-            records = consumer.poll(timeout_ms=wait.poll_ms(), max_records=max_records).get(part, [])
-            return records, int(consumer.position(part, timeout_ms=1))
-        except (OffsetOutOfRangeError, LogTruncationError) as error:
+            return self._record_reader().poll(part, position, segment.end, wait.poll_ms())
+        except PositionGone as error:
             deadline = Deadline.after(wait.max_wait_s)
             begin, end = self._ask_begins([part], deadline)[part], self._ask_ends([part], deadline)[part]
             raise SourceGap(
@@ -269,9 +273,7 @@ class KafkaStream:
                 f"older records were deleted by retention, or the topic was created again; "
                 f"retain records longer than a job may be stopped"
             ) from error
-        except RetriableError:
-            return [], position
-        except KafkaError as error:
+        except (ReadRefused, BrokenRecords) as error:
             raise self._client.refused(wait.doing, error) from error
 
 
@@ -282,15 +284,3 @@ def _name(part: TopicPartition) -> str:
 def _part(name: str) -> TopicPartition:
     topic, _, number = name.rpartition("/")
     return TopicPartition(topic, int(number))
-
-
-def _events(records: Sequence[ConsumerRecord]) -> Events:
-    keys = [record.key for record in records]
-    headers = [record.headers for record in records]
-    return Events.of(
-        [record.value for record in records],
-        [record.offset for record in records],
-        [record.timestamp if record.timestamp is not None else -1 for record in records],
-        keys if any(key is not None for key in keys) else None,
-        headers if any(headers) else None,
-    )

@@ -76,7 +76,7 @@ class SimulatedStream:
             first = chunk * CHUNK_EVENTS
             begin, end = max(segment.begin - first, 0), min(segment.end - first, CHUNK_EVENTS)
             if begin < end:
-                yield _slice(self._chunk(number, chunk), begin, end)
+                yield self._chunk(number, chunk).slice(begin, end)
 
     def commit(self, positions: Mapping[str, int], deadline: Deadline) -> None:
         """See Source. Committed events have arrived."""
@@ -147,12 +147,3 @@ class SimulatedStream:
 
 def _name(number: int) -> str:
     return f"simulated/{number}"
-
-
-def _slice(events: Events, begin: int, end: int) -> Events:
-    if end - begin == len(events):
-        return events
-    cut = slice(begin, end)
-    return Events(
-        events.data, events.begin_E[cut], events.end_E[cut], events.position_E[cut], events.timestamp_ms_E[cut]
-    )

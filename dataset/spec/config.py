@@ -86,6 +86,13 @@ class FilesSource(SourceSection):
         return self
 
 
+class KafkaLibrary(StrEnum):
+    """The library that reads Kafka's records."""
+
+    LIBRDKAFKA = "librdkafka"
+    KAFKA_PYTHON = "kafka-python"
+
+
 class KafkaSource(SourceSection):
     """Records of Kafka topics; each Kafka partition is a partition of the source."""
 
@@ -94,9 +101,12 @@ class KafkaSource(SourceSection):
     topics: Annotated[tuple[str, ...], Field(min_length=1)]
     """Topics; all partitions of each are read."""
     options: Options = {}
-    """Options of kafka-python's consumer by its own names: bootstrap_servers, security_protocol, sasl_*, ssl_*, ...
+    """Options of the consumer by kafka-python's names: bootstrap_servers, security_protocol, sasl_*, ssl_*, ...
 
     Secrets may be references: sasl_plain_password = { env = "NAME" } or { file = "path" }."""
+    library: KafkaLibrary | None = None
+    """"librdkafka" or "kafka-python"; both read the same events. Unset: librdkafka, several times as fast, where it is
+    installed and knows all `options`."""
     group: str | None = None
     """Group id under which lag tools see the positions; default: the job's name."""
     start: str = "earliest"

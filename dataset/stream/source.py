@@ -85,6 +85,21 @@ class Events:
         begin = int(self.begin_E[index])
         return None if begin < 0 else bytes(self.data[begin : int(self.end_E[index])])
 
+    def slice(self, begin: int, end: int) -> "Events":
+        """Events `begin` to `end` (exclusive), on the same buffer."""
+        if end - begin == len(self):
+            return self
+        cut = slice(begin, end)
+        return Events(
+            self.data,
+            self.begin_E[cut],
+            self.end_E[cut],
+            self.position_E[cut],
+            self.timestamp_ms_E[cut],
+            self.keys and self.keys[cut],
+            self.headers and self.headers[cut],
+        )
+
     @classmethod
     def of(
         cls,
@@ -94,13 +109,14 @@ class Events:
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[Sequence[tuple[str, bytes]]] | None = None,
     ) -> "Events":
-        """Make a block of separate values."""
-        length_E = np.fromiter((len(v) if v is not None else 0 for v in values), np.int64, len(values))
-        end_E = np.cumsum(length_E)
-        begin_E = end_E - length_E
-        begin_E[[v is None for v in values]] = -1
+        """Make a block of separate values. In its buffer they are lines, so that a pipe can be given the buffer."""
+        present = [value for value in values if value is not None]
+        length_E = np.fromiter([0 if value is None else len(value) + 1 for value in values], np.int64, len(values))
+        begin_E = np.cumsum(length_E) - length_E
+        end_E = begin_E + np.maximum(length_E - 1, 0)
+        begin_E[length_E == 0] = -1
         times = np.full(len(values), -1, np.int64) if timestamps_ms is None else np.asarray(timestamps_ms, np.int64)
-        data = b"".join(v for v in values if v is not None)
+        data = b"\n".join([*present, b""]) if present else b""
         return cls(data, begin_E, end_E, np.asarray(positions, np.int64), times, keys, headers)
 
 

@@ -4,6 +4,7 @@ Nothing is started, written or connected to. service.spec.references checks the 
 """
 
 from dataset.pipe.command import prepare_command
+from dataset.sources.kafka_options import consumer_options, library_of
 from dataset.sources.opening import open_source
 from dataset.spec.config import FilesSource, KafkaSource
 from dataset.spec.schema import Schema
@@ -51,9 +52,8 @@ def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
         check_class(job.spec.model.class_path, job.folder)
     ((name, source),) = job.spec.sources.items()
     if isinstance(source, KafkaSource):
-        from dataset.sources.kafka_client import consumer_options  # imports kafka-python
-
         consumer_options(source.options, job.folder, f"sources.{name}.options")
+        library_of(source.library, source.options, f"sources.{name}")
     return check_free(job.store, job.spec.name, fresh=fresh)
 
 

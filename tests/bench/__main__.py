@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tests.bench import admission as admitting
 from tests.bench import aging as ageing
-from tests.bench import bench_shards, beyond_memory, job_log, load, parsing
+from tests.bench import bench_shards, beyond_memory, broker, job_log, load, parsing
 from tests.bench import commits as committing
 from tests.bench import exports as exporting
 from tests.bench import freshness as freshening
@@ -78,6 +78,11 @@ def text(rounds: int, rows: int) -> dict[str, dict]:
             report = parsing.run_job(spec, Path(name))
             rates.append((report["samples"] / report["wall_s"], time.perf_counter() - begin))
     return {"text -> cat -> training": {"samples_per_s": statistics.median(r for r, _ in rates), "target": 100_000}}
+
+
+def kafka(rounds: int, rows: int) -> dict[str, dict]:
+    """The same events from Kafka and from a file -> `cat` -> training, in turn, hidden 64, all in one trainer."""
+    return {"Kafka -> cat -> training, against a file": broker.figures(rounds)}
 
 
 def shards(rounds: int, rows: int) -> dict[str, dict]:
@@ -161,6 +166,7 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "pipes": pipes,
     "shards": shards,
     "text": text,
+    "kafka": kafka,
     "w1": w1,
     "commits": commits,
     "recovery": recovery,

@@ -32,7 +32,8 @@ NAMES = ["click", *(f"s{n}" for n in range(19))]
 
 def run_job(spec: dict, folder: Path) -> dict:
     """Run one trainer with an embedded shard on `spec`; its report."""
-    config = WorkerConfig(job=spec, folder=folder, store=folder, rank=0, world=1, address_file=folder / "role", cores=2)
+    where = {"folder": folder, "store": folder, "live": folder / "live", "address_file": folder / "role"}
+    config = WorkerConfig(job=spec, rank=0, world=1, cores=2, **where)
     path = folder / "worker.json"
     path.write_text(config.model_dump_json())
     subprocess.run([sys.executable, "-m", "trainer", "--config", str(path)], check=True, capture_output=True, cwd=ROOT)

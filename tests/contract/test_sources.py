@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dataset.sources.opening import open_source
-from dataset.spec.config import FilesSource, KafkaSource, SimulatedSource
+from dataset.spec.config import FilesSource, KafkaLibrary, KafkaSource, SimulatedSource
 from dataset.stream.errors import SourceGap
 from dataset.stream.scripted_source import MemorySource, ScriptedGap
 from dataset.stream.source import Events, Partition, Segment, Source
@@ -80,12 +80,16 @@ def kafka_config(kafka) -> KafkaSource:
     return KafkaSource(kind="kafka", topics=(topic,), options=options, end="latest")
 
 
-def kafka_world(config: KafkaSource, tmp_path: Path) -> World:
+def kafka_world(config: KafkaSource, library: str, tmp_path: Path) -> World:
+    config = config.model_copy(update={"library": KafkaLibrary(library)})
     values = [value(n) for n in range(LONG)]
     return World(lambda: open_source(config, folder=tmp_path, job="job", seed=1, deadline=soon()), values)
 
 
-@pytest.fixture(params=["plain", "gzip", "memory", "simulated", pytest.param("kafka", marks=pytest.mark.kafka)])
+WITHOUT_BROKER = ["plain", "gzip", "memory", "simulated"]
+
+
+@pytest.fixture(params=[*WITHOUT_BROKER, *(pytest.param(each.value, marks=pytest.mark.kafka) for each in KafkaLibrary)])
 def world(request, tmp_path) -> World:
     match request.param:
         case "plain" | "gzip":
@@ -94,7 +98,7 @@ def world(request, tmp_path) -> World:
             return memory_world()
         case "simulated":
             return simulated_world(tmp_path)
-    return kafka_world(request.getfixturevalue("kafka_config"), tmp_path)
+    return kafka_world(request.getfixturevalue("kafka_config"), request.param, tmp_path)
 
 
 @pytest.fixture

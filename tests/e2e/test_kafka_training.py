@@ -56,7 +56,7 @@ class Stream:
                 producer.commit_transaction() if commit else producer.abort_transaction()
         self.kafka.wait_for_marks(self.topic, partition)
 
-    def run(self, trainers, shards, store):
+    def run(self, trainers, shards, store, *more):
         """Train it all; the report, once it is sure that every event was handed out once."""
         seen = self.folder / "seen"
         shutil.rmtree(seen, ignore_errors=True)
@@ -69,6 +69,7 @@ class Stream:
             f"sources.lines.group={store}",
             f"cluster.trainers={trainers}",
             f"cluster.shards={shards}",
+            *more,
             store=store,
         )
         assert ended.code == 0, ended.output
@@ -102,6 +103,12 @@ def embedded(stream):
 def test_every_event_is_trained_once_and_lag_tools_see_the_ends(stream, embedded):
     assert embedded["passes"] == -(-sum(stream.ends.values()) // 400)  # cut by count of positions, 400 a pass
     assert stream.offsets("embedded") == stream.ends
+
+
+def test_both_libraries_give_the_same_model(stream, embedded):
+    other = stream.run(1, 0, "kafka-python", "sources.lines.library=kafka-python")
+    assert other["digest"] == embedded["digest"]
+    assert other["metrics"] == embedded["metrics"]
 
 
 @pytest.mark.slow

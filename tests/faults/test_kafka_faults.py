@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dataset.sources import kafka_source
 from dataset.sources.kafka_source import KafkaStream
-from dataset.spec.config import KafkaSource
+from dataset.spec.config import KafkaLibrary, KafkaSource
 from dataset.stream.errors import SourceUnavailable
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
@@ -37,6 +38,12 @@ def test_a_broker_that_is_down_at_start_is_a_clear_error_at_the_deadline():
     assert threading.active_count() == before
 
 
+@pytest.fixture(params=list(KafkaLibrary))
+def library(request, monkeypatch):
+    """A test runs with each library."""
+    monkeypatch.setattr(kafka_source, "library_of", lambda *_: request.param)
+
+
 @pytest.fixture
 def filled(own_kafka):
     """A broker of our own with one topic of NUM_EVENTS."""
@@ -45,6 +52,7 @@ def filled(own_kafka):
     return own_kafka, topic
 
 
+@pytest.mark.usefixtures("library")
 def test_a_broker_killed_in_mid_read_is_waited_for_and_no_event_is_lost_or_repeated(filled, caplog):
     cluster, topic = filled
     # Small fetches, so that most of the partition is still at the broker when it dies.
@@ -72,6 +80,7 @@ def test_a_broker_killed_in_mid_read_is_waited_for_and_no_event_is_lost_or_repea
     assert [text.split(":")[0].split(" after")[0] for text in said] == ["Kafka does not answer", "Kafka answers again"]
 
 
+@pytest.mark.usefixtures("library")
 def test_a_broker_that_stays_away_ends_the_wait_at_the_deadline(filled):
     cluster, topic = filled
     source = open_source(config(cluster.servers, topic))

@@ -8,8 +8,9 @@ import pytest
 from kafka import TopicPartition
 from kafka.admin import NewTopic
 
+from dataset.sources import kafka_source
 from dataset.sources.kafka_source import KafkaStream
-from dataset.spec.config import KafkaSource
+from dataset.spec.config import KafkaLibrary, KafkaSource
 from dataset.stream.errors import SourceGap
 from millrace.deadline import Deadline
 from tests.faults.stream_side import StreamSide
@@ -17,6 +18,13 @@ from trainer.journal.records import GapOperation
 from trainer.rank0.planner import StreamEnded
 
 pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(params=list(KafkaLibrary), autouse=True)
+def library(request, monkeypatch):
+    """Each test runs with each library."""
+    monkeypatch.setattr(kafka_source, "library_of", lambda *_: request.param)
+
 
 FIRST = [b"first %d" % n for n in range(10)]
 

@@ -2,11 +2,15 @@
 
 import io
 import logging
+from pathlib import Path
 
 import pytest
+from kafka import TopicPartition
 
+from dataset.sources.kafka_options import consumer_options, librdkafka_options
 from dataset.stream.errors import SourceUnavailable
 from millrace.config import validate
+from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from service.spec.job import job_of
 from tests.fakes.sasl_broker import sasl_broker
@@ -63,3 +67,17 @@ def test_a_broker_of_the_requests_is_not(tmp_path, more):
         error = opened(tmp_path, "broker.invalid:9092", bootstrap_servers=evil.servers, **more)
         assert isinstance(error, SourceUnavailable) or "kafka-python refuses" in str(error)
         assert PASSWORD.encode() not in evil.sent
+
+
+def test_librdkafka_shows_a_password_to_the_broker_and_to_no_log(logged):
+    librdkafka_reader = pytest.importorskip("dataset.sources.librdkafka_reader")
+    with sasl_broker() as broker:
+        own = SASL | {"sasl_plain_username": "me", "sasl_plain_password": PASSWORD, "bootstrap_servers": broker.servers}
+        reader = librdkafka_reader.LibrdkafkaReader(librdkafka_options(consumer_options(own, Path()), "group"))
+        until = Deadline.after(20)
+        while f"\0me\0{PASSWORD}".encode() not in broker.sent or not reader.reason():
+            until.check("waiting for the password, and for the end of the connection")
+            assert reader.poll(TopicPartition("t", 0), 0, 1, 50) == (None, 0)
+        assert PASSWORD not in reader.reason()
+        reader.close()
+    assert "librdkafka" in logged.getvalue() and PASSWORD not in logged.getvalue()

@@ -1,6 +1,7 @@
 """The Kafka source against a real broker."""
 
 import contextlib
+import random
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from dataset.sources.kafka_source import KafkaStream
-from dataset.spec.config import KafkaSource
+from dataset.spec.config import KafkaLibrary, KafkaSource
 from dataset.stream.errors import SourceGap, SourceUnavailable
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
@@ -23,13 +24,14 @@ def soon() -> Deadline:
     return Deadline.after(20)
 
 
-@pytest.fixture
-def opened(kafka):
-    """Opens sources on the shared broker, and closes them."""
+@pytest.fixture(params=list(KafkaLibrary))
+def opened(kafka, request):
+    """Opens sources on the shared broker that read by one library, and closes them."""
     with contextlib.ExitStack() as stack:
 
         def opened(*topics: str, options: dict | None = None, **settings) -> KafkaStream:
             every = {"bootstrap_servers": kafka.servers} | (options or {})
+            settings = {"library": request.param} | settings
             config = KafkaSource(kind="kafka", topics=topics, options=every, **settings)
             source = KafkaStream(config, job="job", folder=Path(), deadline=soon())
             stack.callback(source.close)
@@ -104,6 +106,43 @@ def test_aborted_transactions_are_not_read_and_segments_still_end(kafka, opened,
     assert read(source, name, 3, 6) == read(source, name, 7, 10) == []
     everything = opened(topic, end="latest", options={"isolation_level": "read_uncommitted"})
     assert [value for _, value in read(everything, name, 0, 10)] == [b"a1", b"a2", b"x1", b"x2", b"b1", b"y1"]
+
+
+def test_a_segment_may_end_inside_an_aborted_transaction_where_nothing_follows(kafka, opened, transactional):
+    topic = kafka.create_topic()
+    transaction(transactional, topic, [b"a"], commit=True)  # 0; 1
+    transaction(transactional, topic, [b"x"] * 5, commit=False)  # 2 to 6; 7
+    kafka.wait_for_marks(topic)
+    for begin, end in ((0, 4), (2, 3), (3, 8), (7, 8)):
+        source = opened(topic, end="latest")  # a new one each time: nothing is known of the partition
+        assert read(source, f"{topic}/0", begin, end) == ([(0, b"a")] if begin == 0 else [])
+
+
+def test_segments_in_any_order_give_the_same_events(kafka, opened, transactional):
+    topic = kafka.create_topic(2)
+    for first in range(0, 600, 60):
+        transaction(transactional, topic, [b"%d" % n for n in range(first, first + 60)], commit=first % 180 > 0)
+    kafka.wait_for_marks(topic)
+    kafka.produce(topic, 1, [b"%d" % n for n in range(500)], compression_type="lz4", batch_size=700)
+    source, draw = opened(topic, end="latest"), random.Random(1)
+    whole = {name: dict(read(source, name, 0, end)) for name, end in ends(source).items()}
+    for _ in range(150):
+        name, end = draw.choice(list(ends(source).items()))
+        first, last = sorted(draw.choices(range(end + 1), k=2))
+        assert read(source, name, first, last) == [each for each in whole[name].items() if first <= each[0] < last]
+
+
+def test_many_partitions_share_a_small_buffer(kafka, opened, monkeypatch):
+    librdkafka_reader = pytest.importorskip("dataset.sources.librdkafka_reader")
+    monkeypatch.setattr(librdkafka_reader, "MAX_BUFFER_BYTES", 20_000)
+    topic = kafka.create_topic(5)
+    values = [b"%04d" % n + b"x" * 40 for n in range(1_000)]
+    for number in range(5):
+        kafka.produce(topic, number, values)
+    source = opened(topic, end="latest")
+    for begin in range(0, 1_000, 125):
+        for number in range(5):
+            assert read(source, f"{topic}/{number}", begin, begin + 125) == list(enumerate(values))[begin : begin + 125]
 
 
 def test_an_open_transaction_is_beyond_the_end(kafka, opened, transactional):

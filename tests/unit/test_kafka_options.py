@@ -1,9 +1,21 @@
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
-from dataset.sources.kafka_client import BoundedWait, LastWarning, consumer_options
+from dataset.sources import kafka_options
+from dataset.sources.kafka_client import BoundedWait, LastWarning
+from dataset.sources.kafka_options import (
+    KAFKA_PYTHON_ONLY,
+    PATHS,
+    TRANSLATED,
+    WITHOUT_EFFECT,
+    consumer_options,
+    library_of,
+    librdkafka_options,
+)
+from dataset.spec.config import KafkaLibrary
 from millrace.errors import SpecError
 from tests.kafka import cluster
 
@@ -118,3 +130,103 @@ def test_without_java_or_mvn_the_reason_is_said(monkeypatch):
     assert cluster.why_not() == "no mvn on this machine"
     monkeypatch.setenv("MILLRACE_REQUIRE_KAFKA", "1")
     assert cluster.required()
+
+
+def translated(**settings):
+    return librdkafka_options(options(**settings), "group")
+
+
+def test_librdkafka_gets_every_option_by_its_own_name():
+    passed = translated(
+        bootstrap_servers=["a:1", "b:2"],
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_plain_username="u",
+        sasl_plain_password="p",
+        ssl_cafile="certs/ca.pem",
+        ssl_certfile="certs/me.pem",
+        ssl_check_hostname=False,
+        max_partition_fetch_bytes=1000,
+    )
+    assert passed["bootstrap.servers"] == "a:1,b:2"
+    assert (passed["security.protocol"], passed["sasl.mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
+    assert (passed["sasl.username"], passed["sasl.password"]) == ("u", "p")
+    assert passed["ssl.ca.location"] == "/spec/certs/ca.pem"
+    assert passed["ssl.certificate.location"] == passed["ssl.key.location"] == "/spec/certs/me.pem"
+    assert passed["ssl.endpoint.identification.algorithm"] == "none"
+    assert passed["max.partition.fetch.bytes"] == 1000
+    assert passed["group.id"] == "group"
+
+
+def test_librdkafka_never_chooses_a_position_and_its_queue_is_bounded():
+    fixed = translated()
+    assert fixed["auto.offset.reset"] == "error"
+    assert fixed["enable.partition.eof"] is True
+    assert fixed["enable.auto.commit"] is fixed["allow.auto.create.topics"] is False
+    assert fixed["isolation.level"] == "read_committed"
+    assert fixed["queued.max.messages.kbytes"] == 16 << 10
+    assert translated(fetch_max_wait_ms=500)["fetch.wait.max.ms"] == 500
+
+
+def test_librdkafka_takes_each_translated_option():
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    values = dict.fromkeys(TRANSLATED, 100_000) | {
+        "bootstrap_servers": "127.0.0.1:1",
+        "check_crcs": False,
+        "client_dns_lookup": "use_all_dns_ips",
+        "client_id": "me",
+        "client_rack": "here",
+        "isolation_level": "read_uncommitted",
+        "receive_message_max_bytes": 200_000_000,
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_password": "p",
+        "sasl_plain_username": "u",
+        "security_protocol": "PLAINTEXT",
+        "ssl_check_hostname": True,
+        "ssl_ciphers": "ALL",
+    }
+    values = {name: value for name, value in values.items() if name not in PATHS and name != "ssl_password"}
+    confluent_kafka.Consumer(translated(**values)).close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"socks5_proxy": "http://p:1"}, "socks5_proxy"),
+        ({"sasl_mechanism": "GSSAPI"}, "sasl_mechanism"),
+        ({"sasl_mechanism": "AWS_MSK_IAM"}, "sasl_mechanism"),
+        ({"socks5_proxy": None, "sasl_mechanism": "PLAIN"}, ""),
+    ],
+)
+def test_kafka_python_reads_where_librdkafka_cannot_follow(monkeypatch, settings, option):
+    monkeypatch.setattr(kafka_options, "find_spec", lambda name: object())
+    assert library_of(None, settings) is (KafkaLibrary.KAFKA_PYTHON if option else KafkaLibrary.LIBRDKAFKA)
+    assert library_of(KafkaLibrary.KAFKA_PYTHON, settings) is KafkaLibrary.KAFKA_PYTHON
+    if option:
+        with pytest.raises(SpecError, match=rf"sources\.\*\.library: librdkafka has no {option} = "):
+            library_of(KafkaLibrary.LIBRDKAFKA, settings)
+
+
+def test_kafka_python_reads_where_librdkafka_is_not_installed(monkeypatch):
+    monkeypatch.setattr(kafka_options, "find_spec", lambda name: None)
+    assert library_of(None, {}) is KafkaLibrary.KAFKA_PYTHON
+    with pytest.raises(SpecError, match=r"library: librdkafka is not installed; pip install 'millrace\[kafka\]'"):
+        library_of(KafkaLibrary.LIBRDKAFKA, {})
+
+
+def test_the_readme_lists_every_option():
+    text = (Path(kafka_options.__file__).parents[1] / "README.md").read_text()
+    listed = dict(re.findall(r"\| `([a-z0-9_]+)` \| `([a-z0-9.]+)` (?=\|)", text))
+    assert listed == TRANSLATED
+    for names in (WITHOUT_EFFECT, KAFKA_PYTHON_ONLY):
+        assert ", ".join(f"`{name}`" for name in sorted(names)) in text
+
+
+def test_a_librarys_log_is_bounded(caplog):
+    last_warning = LastWarning("librdkafka")
+    with caplog.at_level(logging.DEBUG, "dataset.sources.kafka_client"):
+        for n in range(100):
+            logging.getLogger("librdkafka").error("refused %d", n)
+    last_warning.close()
+    assert len([record for record in caplog.records if record.name == "dataset.sources.kafka_client"]) == 20
+    assert last_warning.text == "refused 99"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataset.sources.kafka_client import consumer_options
+from dataset.sources.kafka_options import consumer_options
 from millrace.config import validate
 from millrace.errors import SpecError
 from service.auth.config import AllowSection

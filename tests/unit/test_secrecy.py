@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.sources.kafka_client import consumer_options
+from dataset.sources.kafka_options import consumer_options
 from dataset.spec.config import KafkaSource
 from millrace.config import validate
 from millrace.errors import SpecError

@@ -102,6 +102,7 @@ def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
         return FilesSource(kind="files", paths=asked.paths, **shared)
     assert asked.kafka is not None, "checked"
     options = merge_options(own.options if isinstance(own, KafkaSource) else {}, asked.kafka.options)
+    shared["library"] = own.library if isinstance(own, KafkaSource) else None
     if "bootstrap_servers" not in options:
         raise SpecError("the job's source is not Kafka, so set options.bootstrap_servers", "input.kafka.options")
     return KafkaSource(kind="kafka", topics=(asked.kafka.topic,), options=options, end="latest", **shared)
