@@ -183,7 +183,7 @@ def test_an_older_increment_names_more_than_a_delta_takes(job, address, made):
 
 def test_many_files_are_one_table(job, address, made, monkeypatch, tmp_path):
     monkeypatch.setattr(tables_module, "MAX_FILE_ROWS", 100)
-    monkeypatch.setattr("pserver.store.rocks_store.SCAN_CHUNK", 64)
+    monkeypatch.setattr("pserver.store.row_files.SCAN_BLOCKS", 2)
     job.set(1, A)
     found = opened(made(job.request(job.commit(1), "base", address)), tmp_path)
     assert len([path for path in found.files if path.startswith("rows-")]) >= 4
