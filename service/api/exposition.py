@@ -24,6 +24,7 @@ GAUGES = {
     "events_per_s": ("millrace_events_per_second", "Events trained on per second"),
     "samples_per_s": ("millrace_samples_per_second", "Samples trained on per second"),
     "loss": ("millrace_loss", "Mean loss of the last steps"),
+    "pipe_wait": ("millrace_pipe_wait_ratio", "Share of recent passes' time that training waited for samples"),
     "freshness_s": ("millrace_freshness_seconds", "From an event's time to its being learnt"),
     "generation": ("millrace_generation", "How many times the workers were started in the job's life"),
 }

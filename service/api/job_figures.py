@@ -74,8 +74,11 @@ class JobFigures(ResponseBody):
     time_s: dict[str, Number]
     """Training time by part: "events" (waiting for events), "pipe", "loader", "forward", "backward", "exchange",
     "close", "commit", "other"."""
+    pipe_wait: Number | None
+    """Share of the time of recent passes, 0 to 1, that training waited for samples from the source and the pipe
+    command."""
     advice: str | None
-    """Advice if one part takes most of the time."""
+    """Advice if one part takes most of the time, or if training waits much for samples."""
     learning: bool
     """False: the job only predicts."""
     table_rows: dict[str, Number]
@@ -123,6 +126,7 @@ def figures_of(status: Status) -> JobFigures:
         event_span_s=status.counts("event_span_s"),
         late=status.number("late"),
         time_s=status.counts("time_s"),
+        pipe_wait=status.number("pipe_wait"),
         advice=status.text("advice") or None,
         learning=status.raw.get("learning", True) is True,
         table_rows=status.table_rows(),

@@ -37,6 +37,8 @@ def status_lines(job: Json) -> list[str]:
     if trouble := _trouble(job):
         lines.append(trouble)
     lines += (job.get("outcome") or {}).get("lines", [])
+    if (advice := job.get("advice")) and not job.get("outcome"):  # the outcome's lines have it
+        lines.append(f"advice: {advice}")
     return lines + [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
 
 

@@ -9,6 +9,9 @@ from service.monitor.status import Status
 MAX_SLOTS = 20
 """Most slots of a table in a summary; the report has all."""
 
+SHOWN_PIPE_WAIT = 0.1
+"""A line of progress names the share of time that training waits for samples from here on."""
+
 
 def count(value: float | None) -> str:
     """A count with separators of thousands, or a dash."""
@@ -38,6 +41,8 @@ def progress_line(status: Status) -> str:
         f"lag {count(status.total('lag'))}",
         f"loss {ratio(status.number('loss'))}",
     ]
+    if (waited := status.number("pipe_wait")) is not None and waited >= SHOWN_PIPE_WAIT:
+        parts.append(f"waits for the pipe {waited:.0%}")
     if (committed := status.part("commit").number("version")) is not None:
         parts.append(f"committed {count(committed)}")
     if exported := [f"{stream} {count(export.number('version'))}" for stream, export in status.exports().items()]:

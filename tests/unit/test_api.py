@@ -41,6 +41,7 @@ STATUS = {
         }
     },
     "time_s": {"pipe": 20.5, "forward": 4.25},
+    "pipe_wait": 0.25,
     "advice": "raise pipe.processes",
     "restarts": 2,
     "last_death": "shard-0 ended first: killed by SIGKILL",
@@ -128,6 +129,7 @@ def test_a_job_tells_what_it_is_doing(get):
         "event_span_s": {"last": 60.0, "max": 90.0},
         "late": 1,
         "time_s": {"pipe": 20.5, "forward": 4.25},
+        "pipe_wait": 0.25,
         "advice": "raise pipe.processes",
         "learning": True,
         "table_rows": {"default": 4321},

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from dataset.stream.source import Segment
 from trainer.journal.pass_plan import PassPlan
 from trainer.status.progress import PassReading, TrainerProgress
+from trainer.status.time_spent import LoopPart, TimeSpent
 from trainer.train.close import DayJumps, advanced, median_day, merge_tallies, merge_times, would_fill
 
 
@@ -90,6 +91,20 @@ def test_progress_tells_closed_passes_and_plans_apart():
     assert status["version"] == 1 and status["events"] == 9 and status["samples"] == 20
     assert status["positions"] == {"t/0": 9} and status["lag"] == {"t/0": 3} and status["rejected"] == {"bad": 1}
     assert status["samples_per_s"] > 0
+
+
+def test_progress_tells_which_share_of_the_recent_work_was_a_wait_for_samples():
+    progress, clock = TrainerProgress("job"), [100.0]
+    progress.spent = TimeSpent(lambda: clock[0])
+    plan = PassPlan(1, ((Segment("t/0", 0, 0, 5),),))
+    assert progress.status()["pipe_wait"] is None, "no pass is closed"
+    for part, seconds in ((LoopPart.PIPE, 6.0), (LoopPart.FORWARD, 9.0), (LoopPart.EVENTS, 70.0)):
+        with progress.spent.part(part):
+            clock[0] += seconds
+    progress.closed(plan, PassReading(5, 5, 5, {}, None), {})
+    status = progress.status()
+    assert status["pipe_wait"] == 0.4
+    assert status["advice"].startswith("60% of the work's time went to forward")
 
 
 def test_progress_continues_from_a_commit():

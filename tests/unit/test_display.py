@@ -65,6 +65,12 @@ def drawn(status, log_lines=()):
     return console.file.getvalue()
 
 
+def test_progress_says_how_long_training_waits_for_the_pipe():
+    assert "  waits for the pipe 35%" in lines.progress_line(Status({**STATUS, "pipe_wait": 0.35}))
+    for share in (None, 0.0, 0.09):
+        assert "pipe" not in lines.progress_line(Status({**STATUS, "pipe_wait": share}))
+
+
 def test_progress_is_one_line():
     assert lines.progress_line(Status(STATUS)) == (
         "training  pass 12  events 220,000  samples 1,234,567  12,346 events/s  65,432 samples/s  lag 1,500  "

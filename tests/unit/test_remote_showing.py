@@ -38,6 +38,13 @@ def test_a_status_has_figures_alarms_and_the_last_words_of_who_died():
     assert lines[2:] == ["ended with 1: trainer-0 ended first", "error: no", "commits: disk full"]
 
 
+def test_a_status_of_a_running_job_has_its_advice():
+    assert status_lines({**JOB, "advice": "raise pipe.processes"})[-1] == "advice: raise pipe.processes"
+    assert not [line for line in status_lines({**JOB, "advice": None}) if "advice" in line]
+    ended = status_lines({**JOB, "advice": "raise pipe.processes", "outcome": ENDED})
+    assert not [line for line in ended if "raise" in line], "the lines of the outcome have it"
+
+
 HELD = {"rows": 1234, "fraction": 0.25, "why": "the day jumped", "command": "let it"}
 
 

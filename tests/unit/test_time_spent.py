@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.status.step_clock import StepClock, WaitsFor
-from trainer.status.time_spent import ADVICE, PARTS, LoopPart, TimeSpent, advice
+from trainer.status.time_spent import ADVICE, PARTS, LoopPart, TimeSpent, advice, pipe_wait
 
 
 class Clock:
@@ -88,3 +88,19 @@ def test_the_part_that_takes_most_gets_one_sentence_of_advice():
 )
 def test_there_is_no_advice_if_no_part_takes_most_or_little_was_done(seconds):
     assert advice(seconds) == ""
+
+
+def test_a_job_that_waits_for_its_pipe_is_told_so_even_if_that_is_not_the_most():
+    seconds = {"pipe": 4.0, "forward": 4.0, "close": 4.0}
+    told = advice(seconds, 0.345)
+    assert told.startswith("in recent passes, training waited 34% of the time for samples from the source and the pipe")
+    assert "raise pipe.processes" in told and "generate_columns" in told
+    assert advice(seconds, 0.19) == advice(seconds, None) == advice({"forward": 5.0}, 0.9) == ""
+    assert advice({"pipe": 60.0, "forward": 30.0}, 0.6).startswith("67% of the work's time went to pipe")
+
+
+def test_the_wait_for_the_pipe_is_a_share_of_the_work_between_two_moments():
+    before = {"pipe": 10.0, "forward": 100.0, "events": 50.0, "other": 9.0}
+    assert pipe_wait(before, {"pipe": 11.0, "forward": 103.0, "events": 950.0, "other": 99.0}) == 0.25
+    assert pipe_wait(before, before | {"events": 60.0}) is None, "there was no work"
+    assert pipe_wait({}, {"pipe": 3.0}) == 1.0

@@ -6,11 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.journal.pass_plan import PassPlan
 from trainer.status.step_clock import StepClock
-from trainer.status.time_spent import TimeSpent, advice
+from trainer.status.time_spent import TimeSpent, advice, pipe_wait
 
 RATE_WINDOW_S = 10.0
 """Rates cover the passes that closed within this time."""
@@ -33,6 +33,16 @@ class PassReading:
     """Median UTC day of the samples' event times; None without event time."""
 
 
+class _Moment(NamedTuple):
+    """The counts at a close."""
+
+    at_s: float
+    num_events: int
+    num_samples: int
+    spent_s: Mapping[str, float]
+    """Seconds by part since the start."""
+
+
 class TrainerProgress:
     """Counts of one rank; those of rank 0 are the job's status. Written by the loop, read by any thread."""
 
@@ -49,7 +59,7 @@ class TrainerProgress:
         self.spent = TimeSpent()
         """Time that the loop spends on each part of its work."""
         self.step.goes_on = self.spent.goes_on
-        self._closes: deque[tuple[float, int, int]] = deque([(self._begin_s, 0, 0)])
+        self._closes = deque([_Moment(self._begin_s, 0, 0, {})])
         self._said: dict[str, Any] = {}
         self.state = "starting"
         self.current = 0
@@ -103,8 +113,8 @@ class TrainerProgress:
                 self.rejected[reason] = self.rejected.get(reason, 0) + count
             self._said = dict(said)
             now_s = time.monotonic()
-            self._closes.append((now_s, self.num_events, self.num_samples))
-            while len(self._closes) > 2 and self._closes[0][0] < now_s - RATE_WINDOW_S:
+            self._closes.append(_Moment(now_s, self.num_events, self.num_samples, self.spent.seconds()))
+            while len(self._closes) > 2 and self._closes[0].at_s < now_s - RATE_WINDOW_S:
                 self._closes.popleft()
 
     def saved(self) -> dict[str, Any]:
@@ -122,7 +132,7 @@ class TrainerProgress:
             self.positions, self.rejected = dict(state["positions"]), dict(state["rejected"])
             self.last_planned, self.num_planned = self.version, self.num_positions
             self.planned_positions = dict(self.positions)
-            self._closes = deque([(time.monotonic(), self.num_events, self.num_samples)])
+            self._closes = deque([_Moment(time.monotonic(), self.num_events, self.num_samples, self.spent.seconds())])
 
     def ended(self) -> None:
         """The job has ended."""
@@ -137,9 +147,10 @@ class TrainerProgress:
         """The status that the Role service answers."""
         with self._lock:
             first, last = self._closes[0], self._closes[-1]
-            elapsed_s = max(last[0] - first[0], 1e-9)
+            elapsed_s = max(last.at_s - first.at_s, 1e-9)
             spent_s = self.spent.seconds()
-            moving = last is not first and time.monotonic() - last[0] < 2 * RATE_WINDOW_S
+            moving = last is not first and time.monotonic() - last.at_s < 2 * RATE_WINDOW_S
+            waited = pipe_wait(first.spent_s, last.spent_s) if moving else None
             return (
                 {
                     "job": self._job,
@@ -151,13 +162,14 @@ class TrainerProgress:
                     "samples": self.num_samples,
                     "rejected": dict(self.rejected),
                     "skipped_steps": self.skipped_steps,
-                    "events_per_s": (last[1] - first[1]) / elapsed_s if moving else 0.0,
-                    "samples_per_s": (last[2] - first[2]) / elapsed_s if moving else 0.0,
+                    "events_per_s": (last.num_events - first.num_events) / elapsed_s if moving else 0.0,
+                    "samples_per_s": (last.num_samples - first.num_samples) / elapsed_s if moving else 0.0,
                     "positions": dict(self.positions),
                     "wall_s": self.wall_s,
                     "stalled": self.step.stalled(),
                     "time_s": spent_s,
-                    "advice": advice(spent_s) or None,
+                    "pipe_wait": waited,
+                    "advice": advice(spent_s, waited) or None,
                 }
                 | self._said
                 | dict(self.says())

@@ -62,6 +62,8 @@ ADVICE = {
 """Advice where a part takes most of the time. Waiting for events needs none."""
 MUCH = 0.5
 """A part gets advice from this share of the time, of which waiting for events and OTHER are no part."""
+MUCH_PIPE_WAIT = 0.2
+"""Waits for samples get advice from this share of the time of recent passes: they are pure loss."""
 LEAST_S = 10.0
 """No advice is given before this time."""
 
@@ -133,11 +135,23 @@ class TimeSpent:
         return {part.value: round(seconds, 3) for part, seconds in found.items()}
 
 
-def advice(seconds: Mapping[str, float]) -> str:
-    """One sentence about the part that takes most of the time; empty if no part does."""
+def pipe_wait(before: Mapping[str, float], now: Mapping[str, float]) -> float | None:
+    """Share of the work's time, between two results of `seconds`, of waiting for samples; None without any work."""
+    busy = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in ADVICE}
+    total_s = sum(busy.values())
+    return max(0.0, busy[LoopPart.PIPE]) / total_s if total_s > 0 else None
+
+
+def advice(seconds: Mapping[str, float], recent_pipe_wait: float | None = None) -> str:
+    """One sentence about the part that takes most of the time, or about waits for samples in recent passes; or ""."""
     busy = {part: seconds.get(part, 0.0) for part in ADVICE}
     total_s = sum(busy.values())
-    most = max(busy, key=lambda part: busy[part])
-    if total_s < LEAST_S or busy[most] < MUCH * total_s:
+    if total_s < LEAST_S:
         return ""
-    return f"{busy[most] / total_s:.0%} of the work's time went to {most.value}: {ADVICE[most]}"
+    most = max(busy, key=lambda part: busy[part])
+    if busy[most] >= MUCH * total_s:
+        return f"{busy[most] / total_s:.0%} of the work's time went to {most.value}: {ADVICE[most]}"
+    if recent_pipe_wait is not None and recent_pipe_wait >= MUCH_PIPE_WAIT:
+        waited = f"in recent passes, training waited {recent_pipe_wait:.0%} of the time for samples"
+        return f"{waited} from the source and the pipe command: {ADVICE[LoopPart.PIPE]}"
+    return ""
