@@ -325,6 +325,42 @@ def test_a_partition_found_while_down_comes_last_and_is_read_from_its_beginning(
     assert [each.number for each in journal.operations[0].partitions] == [1]
 
 
+def test_a_stream_that_loses_its_end_between_two_runs_is_read_on():
+    first = Planner(MemorySource([[b"a"] * 5, [b"b"] * 3]), PassesSection(), 1, None)
+    ends = plan_of(first).positions()
+    assert ends == {"memory/0": 5, "memory/1": 3}
+    stream = MemorySource([[b"a"] * 5, [b"b"] * 3], bounded=False)
+    journal = MemoryPlanJournal()
+    again = Planner(stream, PassesSection(wait="10ms"), 1, None, journal=journal, known=first.known)
+    again.request(2, ends, 8)
+    assert again.take(0.3) is None, "there is nothing new yet"
+    stream.append(0, [b"a"] * 2)
+    stream.add_partition([b"c"])
+    plan = again.take(10.0)
+    again.close()
+    assert {(s.partition, s.begin, s.end) for s in plan.segments[0]} == {("memory/0", 5, 7), ("memory/2", 0, 1)}
+    logged = {each.name: each.end for operation in journal.operations for each in operation.partitions}
+    assert logged == {"memory/0": None, "memory/1": None, "memory/2": None}
+    assert again.num_late == 0
+    journal.operations.clear()
+    once_more = Planner(stream, PassesSection(wait="10ms"), 1, None, journal=journal, known=again.known)
+    stream.append(1, [b"b"])
+    assert plan_of(once_more, 3, {**ends, **plan.positions()}).positions() == {"memory/1": 4}
+    assert journal.operations == []
+
+
+def test_a_partition_replaced_after_its_end_is_not_read_when_the_stream_loses_its_end(caplog):
+    first = Planner(MemorySource([[b"a"] * 5, [b"b"] * 3]), PassesSection(), 1, None)
+    ends = plan_of(first).positions()
+    stream = MemorySource([[b"a"] * 5, [b"b"] * 3], bounded=False)
+    stream.recreate(0, [b"x"] * 50)
+    stream.append(1, [b"b"])
+    again = Planner(stream, PassesSection(wait="10ms"), 1, None, known=first.known)
+    assert plan_of(again, 2, ends).positions() == {"memory/1": 4}
+    assert [again.known[name].end for name in ("memory/0", "memory/1")] == [5, None]
+    assert "memory/0 was replaced" in caplog.text and "it is not read again" in caplog.text
+
+
 @pytest.mark.parametrize("size", [4, 5, 50])
 def test_a_replaced_partition_stops_the_job_however_long_it_is(size):
     stream = MemorySource([[b"a"] * 5], bounded=False)

@@ -104,10 +104,13 @@ def _new(known: Mapping[str, KnownPartition], seen: Sequence[Partition], bounded
 
 
 def with_growth(
-    known: Mapping[str, KnownPartition], seen: Sequence[Partition]
+    known: Mapping[str, KnownPartition], seen: Sequence[Partition], bounded: bool
 ) -> tuple[Mapping[str, KnownPartition], Sequence[KnownPartition], Sequence[str]]:
     """A bounded stream, read completely and polled again: the registry, its new or longer partitions, and messages
-    about partitions that were replaced or truncated, which are not read."""
+    about partitions that were replaced or truncated, which are not read.
+
+    If the stream is not `bounded` any more, its partitions lose their ends.
+    """
     now = {partition.name: partition for partition in seen}
     longer, words = list[KnownPartition](), list[str]()
     for each in sorted(known.values(), key=lambda each: each.number):
@@ -118,9 +121,11 @@ def with_growth(
             words.append(f"{each.name} was replaced (identity {each.identity} then, {there.identity} now)")
         elif there.end < each.end:
             words.append(f"{each.name} ends at position {there.end} now, and was read up to {each.end}")
+        elif not bounded:
+            longer.append(replace(each, end=None))
         elif there.end > each.end:
             longer.append(replace(each, end=there.end))
-    fresh = [*longer, *_new(known, seen, bounded=True)]
+    fresh = [*longer, *_new(known, seen, bounded)]
     return {**known, **{each.name: each for each in fresh}}, fresh, words
 
 

@@ -127,6 +127,7 @@ class Planner:
         self._partitions: Sequence[Partition] = ()
         self._absent: set[str] = set()
         self._may_grow = source.bounded and bool(self.known)
+        self._was_bounded = not source.bounded and any(each.end is not None for each in self.known.values())
         self._at_end: frozenset[str] = frozenset()  # unfinished streams that the last pass read completely
         self._cells: dict[str, int] = {}  # see caps_by_time
         self.num_late = 0
@@ -234,6 +235,9 @@ class Planner:
     def _poll(self, positions: Mapping[str, int], deadline: Deadline) -> None:
         """Read the source's partitions; new ones are logged."""
         seen = self._source.partitions(deadline)
+        if self._was_bounded:  # an earlier run read the stream up to an end
+            self._was_bounded = False
+            self._read_on(seen, positions)
         known, new = with_new_partitions(self.known, seen, self._source.bounded)
         self._take_in(known, new, positions)
         absent = self.known.keys() - {partition.name for partition in seen}
@@ -245,10 +249,11 @@ class Planner:
     def _take_in(
         self, known: Mapping[str, KnownPartition], new: Sequence[KnownPartition], positions: Mapping[str, int]
     ) -> None:
-        """Log new partitions, and old ones that are longer now."""
+        """Log new partitions, and old ones that are longer now or have no end any more."""
         if not new:
             return
-        if in_order(known) and (late := late_partitions(self.known, new, positions)):
+        added = [each for each in new if each.end is not None or each.name not in self.known]
+        if in_order(known) and (late := late_partitions(self.known, added, positions)):
             log.warning("late: %s; read next, although later partitions of the stream were read before", _named(late))
             self.num_late += len(late)
         # first: a commit in between must contain them, because the record in the log may be pruned after it
@@ -262,15 +267,20 @@ class Planner:
         self._may_grow = False
         deadline = Deadline.after(self._passes.max_outage)
         self._source.look_again(deadline)
-        known, new, words = with_growth(self.known, self._source.partitions(deadline))
-        for word in words:
-            log.warning("%s; it is not read again: give new data a new name, or start over with --fresh", word)
+        new = self._read_on(self._source.partitions(deadline), positions)
         num_new = sum((each.end or 0) - positions.get(each.name, each.start) for each in new)
         if new:
             named = _named([each.name for each in new])
             log.info("%d events are new since the stream was read completely, in %s", num_new, named)
-        self._take_in(known, new, positions)
         return bool(new)
+
+    def _read_on(self, seen: Sequence[Partition], positions: Mapping[str, int]) -> Sequence[KnownPartition]:
+        """Take in what lies behind the ends of an earlier run: the new and the longer partitions."""
+        known, new, words = with_growth(self.known, seen, self._source.bounded)
+        for word in words:
+            log.warning("%s; it is not read again: give new data a new name, or start over with --fresh", word)
+        self._take_in(known, new, positions)
+        return new
 
     def _decide(self, request: _Request, now_s: float) -> PassPlan | StreamEnded | None:
         """The plan, if it may be cut now."""
