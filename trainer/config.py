@@ -126,6 +126,10 @@ class TrainSection(Section):
     """"auto": GPUs if there are any."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of torch in each trainer; unless set, an equal share of the machine's cores."""
+    matmul: Literal["measured", "mkl", "onednn"] = "measured"
+    """Library of the matrix products of float32 on a CPU. "measured": for each product of each layer the quicker one,
+    by a short measurement when the job is first made. The log keeps the result: restarts and reruns read it, and it
+    is measured again only if the machine or a library changes, or this key."""
     learn: bool = True
     """False: the job reads the stream, predicts and measures every sample, and does not change its model.
 
@@ -389,6 +393,8 @@ class WorkerConfig(Section):
     """"logged": train the passes in the log, commit, and end; plan nothing new."""
     rerun: Rerun | None = None
     """Set: train another store's log again instead of planning."""
+    matmul: dict[str, dict[str, str]] | None = None
+    """The table of kernels of another job, for a new job whose digests are compared with it; None: by train.matmul."""
     faults: tuple[ArmedFailpoint, ...] = ()
     """Failpoints at which this process is killed, in fault runs."""
     address_file: Path

@@ -201,6 +201,7 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         "world": cluster.trainers,
         "rendezvous": str(run_folder / "rendezvous") if cluster.trainers > 1 else None,
         "live": None if cluster.num_shards else _live(job, common["generation"], 0),
+        "matmul": job.kernels,
     }
     return _listening(
         WorkerSpec(

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from service.history.rerun import rerun_job
 from service.monitor.shows import Show
 from service.spec.job import LoadedJob, load_job
 from trainer.control.export_destinations import EXPORTS
+from trainer.control.job_log import read_history
 from trainer.control.job_spec import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
@@ -100,6 +101,7 @@ class FaultRuns:
         self._num_places = len(failpoint_places(*sizes, busy))
         self._deaths: Iterator[Death] = deaths(seed, *sizes, busy)
         self._calm: Seen = {}, {}, {}
+        self._kernels: Mapping[str, Mapping[str, str]] | None = None
 
     def undisturbed(self) -> int:
         """Make the run to compare with; its number of passes. Raises MillraceError where it fails by itself."""
@@ -108,6 +110,7 @@ class FaultRuns:
         outcome = run(job, seen, self._on_line)
         if outcome.code != 0 or seen.unasked:
             raise MillraceError(f"the job fails without any fault: {outcome.reason}; its store is {job.store}")
+        self._kernels = next((table.kernels for _, table in read_history(seen.log).matmuls()), None)
         self._calm = seen.closes, report_of(job.store), exported_of(job, seen.log)
         if wrong := list(export_violations(job, seen.log)):
             raise MillraceError(f"the exports of the undisturbed run are wrong: {'; '.join(wrong)}")
@@ -115,7 +118,7 @@ class FaultRuns:
 
     def disturbed(self, number: int, show: Show) -> Round:
         """Make the n-th run with deaths: at most twice as many as there are pairs of failpoint and worker."""
-        job = self._job(f"round-{number:04d}")
+        job = replace(self._job(f"round-{number:04d}"), kernels=self._kernels)
         seen = Deaths(job.store, islice(self._deaths, 2 * self._num_places), FALLBACK)
         found = Round(job.store)
         operators = FaultRunOperator(job.spec, job.store, self._seed + number)

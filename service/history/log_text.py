@@ -26,6 +26,7 @@ from trainer.control.job_log import (
     HoldOperation,
     KnownPartition,
     LogDamaged,
+    MatmulOperation,
     PartitionsOperation,
     PassClose,
     PassPlan,
@@ -197,7 +198,12 @@ def _close(close: PassClose) -> str:
 
 
 def _operation(
-    operation: ActingOperation | GapOperation | SkipOperation | PartitionsOperation | RestoreOperation,
+    operation: ActingOperation
+    | GapOperation
+    | SkipOperation
+    | PartitionsOperation
+    | RestoreOperation
+    | MatmulOperation,
 ) -> str:
     match operation:
         case GapOperation(position=position, go_on=go_on):
@@ -230,12 +236,20 @@ def _operation(
         case ExportedOperation():
             error = f": {operation.error}" if operation.error else ""
             return f"exported: {operation.name} of {operation.stream} {operation.outcome}{error}"
+        case MatmulOperation():
+            return f"matmul: {operation.setting}: {_listed(_kernels(operation.kernels))}"
         case RestoreOperation():
             over = [f"{name} is not used: {why}" for name, why in operation.passed_over.items()]
             begins = f"begins at {operation.commit or 'the initial state'}"
             return f"restore: {'; '.join([begins, *over])}"
         case _:
             assert_never(operation)
+
+
+def _kernels(kernels: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The kernels of each size of layer; MKL everywhere if there are none."""
+    sizes = [f"{size} {'/'.join(products.values())}" for size, products in kernels.items()]
+    return sizes or ["mkl for all products"]
 
 
 def _partition(known: KnownPartition) -> str:

@@ -41,6 +41,8 @@ class LoadedJob:
     """The store's folder, absolute; it need not exist."""
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Those secrets, by the path of their key. Only private files of workers may hold them."""
+    kernels: Mapping[str, Mapping[str, str]] | None = None
+    """The table of kernels that a new store of the job takes from another one; None: by `train.matmul`."""
 
     @classmethod
     def of(cls, spec: Job, whole: Mapping[str, Any], folder: Path, store: Path) -> "LoadedJob":

@@ -26,6 +26,7 @@ from tests.bench import bench_shards, beyond_memory, broker, job_log, load, pars
 from tests.bench import commits as committing
 from tests.bench import exports as exporting
 from tests.bench import freshness as freshening
+from tests.bench import matmul as multiplying
 from tests.bench import recovery as recovering
 from tests.bench import serving as answering
 from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
@@ -99,6 +100,11 @@ def pipes(rounds: int, rows: int) -> dict[str, dict]:
     return parsing.figures(CACHE)
 
 
+def matmul(rounds: int, rows: int) -> dict[str, dict]:
+    """Matrix products by MKL and by oneDNN."""
+    return multiplying.figures(rounds)
+
+
 def commits(rounds: int, rows: int) -> dict[str, dict]:
     """What commits cost training."""
     return committing.figures(make(CACHE / f"w1-{rows}", rows))
@@ -165,6 +171,7 @@ def logs(rounds: int, rows: int) -> dict[str, dict]:
 PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "pipes": pipes,
     "shards": shards,
+    "matmul": matmul,
     "text": text,
     "kafka": kafka,
     "w1": w1,

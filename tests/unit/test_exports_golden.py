@@ -1,13 +1,16 @@
 """What an export says of itself, and its golden predictions: what torch said is what numpy and ONNX say again."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dataset.samples.batch import Ragged, Samples
 from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
@@ -21,10 +24,12 @@ from pserver.server.embedded import EmbeddedShards
 from trainer.config import ExportSection, ModelSection, TaskSection
 from trainer.exports import golden
 from trainer.exports.model_document import describe
+from trainer.exports.model_files import ServedRows, write_model
 from trainer.exports.onnx_model import with_weights
 from trainer.exports.request import ExportRequest
+from trainer.models.linear import Kernel, ProductKernels, sizes_of, use_table
 from trainer.models.needs import shape_of
-from trainer.models.registry import load_model
+from trainer.models.registry import MODELS, load_model
 from trainer.train.export_stage import ExportStager
 from trainer.train.tracing import input_names
 
@@ -42,6 +47,8 @@ SCHEMA = Schema.of(
     ]
 )
 TABLES = {"default": TableSection(dim=3, init_range=0.5), "items": TableSection(dim=4, first_order=False)}
+EQUAL = {name: TableSection(dim=4, init_range=0.5) for name in TABLES}
+"""Every model fits these."""
 TASKS = (TaskSection(name="ctr", label="click"), TaskSection(name="cost", label="click", loss="mse"))
 DEADLINE = Deadline.after(60)
 
@@ -67,7 +74,7 @@ class World:
     """A job's chief: shards with rows for half of the signs, a model with weights, what it stages."""
 
     def __init__(self, folder, section, model="wide_deep", tables=TABLES):
-        self.folder, self.section = folder, section
+        self.folder, self.section, self.tables = folder, section, tables
         self.shards = EmbeddedShards(tables, seed=3)
         self.rng = np.random.default_rng(5)
         self._learn(tables)
@@ -118,7 +125,7 @@ class World:
         group_U = np.zeros(len(keys_U), np.uint16)
         rows = self.look({table: Keys(keys_U, group_U)})[table]
         found_U = rows.any(axis=1)
-        rows = golden.as_exported(rows, TABLES[table].first_order, self.section.dtype)
+        rows = golden.as_exported(rows, self.tables[table].first_order, self.section.dtype)
         return found_U, np.where(found_U[:, None], rows, np.float32(99))
 
 
@@ -277,3 +284,25 @@ def test_the_vectors_of_hash_and_key_are_those_of_the_rules():
 def test_who_replays_needs_no_torch():
     code = "import sys, trainer.exports.golden, trainer.exports.model_document; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kernel", Kernel)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_of_ours_is_exported_with_a_dense_onnx_that_agrees(model, kernel, tmp_path):
+    """Whatever kernels it is trained with. A module that cannot be traced is only warned of: this asks for the file."""
+    world = World(tmp_path, ExportSection(), model, tables=EQUAL)
+    use_table(world.model, dict.fromkeys(sizes_of(world.model), ProductKernels(*[kernel] * 3)))
+    world.stager.saw(samples(world.rng, 9))
+    stage, commit, files = world.stage(), tmp_path / "commit", {}
+    commit.mkdir()
+    save_file({name: value.contiguous() for name, value in world.tensors().items()}, commit / "dense.safetensors")
+
+    @contextmanager
+    def open_file(name):
+        content = io.BytesIO()
+        yield content
+        files[name] = content.getvalue()
+
+    written = write_model(commit, stage, open_file, ServedRows(world.find, whole=True, known=True))
+    assert written.onnx_ok and "dense.onnx" in files, written.onnx_why
+    assert written.golden_ok and written.max_difference <= 1e-5, written.golden_why

@@ -36,7 +36,9 @@ IN_ORDER = st.builds(
 BY_TYPE = {
     int: COUNT, str: TEXT, bool: st.booleans(), float: NUMBER, NoneType: st.none(), Mapping[str, Any]: FACTS,
     Mapping[str, int]: st.dictionaries(TEXT, COUNT, max_size=3),
-    Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=3), Sequence[str]: st.lists(TEXT, max_size=3),
+    Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=3),
+    Mapping[str, Mapping[str, str]]: st.dictionaries(TEXT, st.dictionaries(TEXT, TEXT, max_size=3), max_size=3),
+    Sequence[str]: st.lists(TEXT, max_size=3),
     Sequence[KnownPartition]: st.lists(KNOWN | IN_ORDER, max_size=3),
     Literal["base", "delta"]: st.sampled_from(["base", "delta"]),
 }  # fmt: skip
@@ -100,6 +102,7 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         ),
         records.GapOperation(partition="t/0", position=3, go_on=5),
         records.SkipOperation(partition="t/0", begin=3, end=5, reason="r"),
+        records.MatmulOperation(setting="mkl", kernels={"3x2": {"forward": "mkl"}}, fingerprint={"torch": "2"}),
         records.SetOperation(id="i", keys={"a.b": 0.5}),
         records.DayTickOperation(id="i", to=3),
         records.ShrinkOperation(id=None, table="t", delete_below=None, delete_after_days=3, at_once=True),
@@ -132,6 +135,8 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         '"identity":""},{"name":"a","number":1,"start":0,"end":9,"identity":"i","stream":"files","period":["9"]}]}',
         '{"n":1,"kind":"operation","op":"gap","partition":"t/0","position":3,"go_on":5}',
         '{"n":1,"kind":"operation","op":"skip","partition":"t/0","begin":3,"end":5,"reason":"r"}',
+        '{"n":1,"kind":"operation","op":"matmul","setting":"mkl","kernels":{"3x2":{"forward":"mkl"}},'
+        '"fingerprint":{"torch":"2"}}',
         '{"n":1,"kind":"operation","op":"set","id":"i","keys":{"a.b":0.5}}',
         '{"n":1,"kind":"operation","op":"day_tick","id":"i","to":3}',
         '{"n":1,"kind":"operation","op":"shrink","id":null,"table":"t","delete_below":null,"delete_after_days":3,'

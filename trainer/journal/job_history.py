@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, assert_never
 from millrace.errors import MillraceError
 from trainer.journal.log_file import AnyRecord, LogRecord
 from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import Claim, Operation, PassClose, SpecOperation, Void
+from trainer.journal.records import Claim, MatmulOperation, Operation, PassClose, SpecOperation, Void
 
 RecordT = TypeVar("RecordT", bound=AnyRecord)
 _COMMIT = re.compile(r"(?P<timeline>.+)-(?P<version>\d{10,})-g\d+")
@@ -125,6 +125,15 @@ class JobHistory:
             (record.number, record.content.spec)
             for record in self.operations
             if isinstance(record.content, SpecOperation) and (before is None or record.number < before)
+        ]
+
+    def matmuls(self) -> list[tuple[int, MatmulOperation]]:
+        """Every logged table of kernels, in order, with the first pass that it holds for."""
+        return [
+            (version or self.closed + 1, record.content)
+            for version, records in self.operations_by_version().items()
+            for record in records
+            if isinstance(record.content, MatmulOperation)
         ]
 
     @property

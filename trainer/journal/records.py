@@ -133,6 +133,19 @@ class SkipOperation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulOperation:
+    """The kernels of matrix products, from the next close on. A job without such a record has MKL everywhere."""
+
+    op: ClassVar[str] = "matmul"
+    setting: str
+    """train.matmul at the time."""
+    kernels: Mapping[str, Mapping[str, str]]
+    """By size of layer, "inputs x outputs", and product (trainer.models.linear.table_of)."""
+    fingerprint: Mapping[str, str]
+    """The environment in which they were chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetOperation:
     """Values are set while the job runs (`millrace set`)."""
 
@@ -251,7 +264,7 @@ class ExportedOperation:
     """Unix seconds."""
 
 
-InertOperation = SpecOperation | RestoreOperation | PartitionsOperation | GapOperation | SkipOperation
+InertOperation = SpecOperation | RestoreOperation | PartitionsOperation | GapOperation | SkipOperation | MatmulOperation
 """These have taken effect by the time they are logged."""
 RequestedOperation = SetOperation | DayTickOperation | ShrinkOperation | ForgetOperation | ExportOperation
 """These may come from a client's request and then carry its id."""
@@ -301,9 +314,9 @@ def encode(content: Content) -> dict[str, Any]:
         case PartitionsOperation():
             return {"op": content.op, "partitions": [each.message() for each in content.partitions]}
         case (
-            SpecOperation() | RestoreOperation() | GapOperation() | SkipOperation() | SetOperation()
-            | DayTickOperation() | ShrinkOperation() | HoldOperation() | ForgetOperation() | ExportOperation()
-            | ExportedOperation()
+            SpecOperation() | RestoreOperation() | GapOperation() | SkipOperation() | MatmulOperation()
+            | SetOperation() | DayTickOperation() | ShrinkOperation() | HoldOperation() | ForgetOperation()
+            | ExportOperation() | ExportedOperation()
         ):  # fmt: skip
             return {"op": content.op, **_plain(content)}
         case _:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.contract import Inputs, Shape
 from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
+from trainer.models.linear import Linear
 from trainer.models.settings import DcnSettings
 
 
@@ -17,7 +18,7 @@ class VectorCrossLayer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.map = nn.Linear(width, 1, bias=False)
+        self.map = Linear(width, 1, bias=False)
         self.bias_W = nn.Parameter(torch.zeros(width))
 
     def forward(self, first_BW: Tensor, x_BW: Tensor) -> Tensor:

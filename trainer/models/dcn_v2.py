@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.contract import Inputs, Shape
 from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
+from trainer.models.linear import Linear
 from trainer.models.settings import DcnV2Settings
 
 
@@ -18,9 +19,9 @@ class MatrixCrossLayer(nn.Module):
     def __init__(self, width: int, low_rank: int | None) -> None:
         super().__init__()
         self.map: nn.Module = (
-            nn.Linear(width, width)
+            Linear(width, width)
             if low_rank is None
-            else nn.Sequential(nn.Linear(width, low_rank, bias=False), nn.Linear(low_rank, width))
+            else nn.Sequential(Linear(width, low_rank, bias=False), Linear(low_rank, width))
         )
 
     def forward(self, first_BW: Tensor, x_BW: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.contract import Inputs, Shape
 from trainer.models.layers import FirstOrder, Heads, StackedInput, by_task
+from trainer.models.linear import Linear
 from trainer.models.settings import DeepCrossingSettings
 
 
@@ -17,7 +18,7 @@ class ResidualUnit(nn.Module):
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.inner, self.outer = Linear(width, inner), Linear(inner, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BW: Tensor) -> Tensor:

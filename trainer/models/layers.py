@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.contract import Inputs, SequenceInput, Shape
+from trainer.models.linear import KernelUser, Linear, linear
 from trainer.models.needs import some_values, vectors_of_one_length
 
 
@@ -32,7 +33,10 @@ class StackedInput:
         self._pooled = [slot.name for slot in shape.pooled if slot.dim]
         self._sequences = [slot.name for slot in shape.sequences if slot.dim]
         self._has_dense = shape.dense_size > 0
-        self.width = sum(slot.dim for slot in shape.pooled + shape.sequences) + shape.dense_size
+        pooled = [sum(slot.dim for slot in shape.pooled)] if self._pooled else []
+        dense = [shape.dense_size] if self._has_dense else []
+        self.part_widths = [*pooled, *(slot.dim for slot in shape.sequences if slot.dim), *dense]
+        self.width = sum(self.part_widths)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """(B, W), in one copy."""
@@ -112,7 +116,7 @@ class FirstOrder(nn.Module):
         return logits_BT + term_BT
 
 
-class Wide(nn.Module):
+class Wide(nn.Module, KernelUser):
     """The linear model: first-order weights, a linear map of the dense values (initially zeros), a bias."""
 
     def __init__(self, shape: Shape) -> None:
@@ -121,13 +125,14 @@ class Wide(nn.Module):
         self.first_order = FirstOrder(shape)
         self.bias_T = nn.Parameter(torch.zeros(num_tasks))
         self.dense_TC = nn.Parameter(torch.zeros(num_tasks, shape.dense_size)) if shape.dense_size else None
+        self.sizes = [(shape.dense_size, num_tasks)] if shape.dense_size else []
 
     def forward(self, inputs: Inputs) -> Tensor:
         """(B, T)."""
         if self.dense_TC is None:
             logits_BT = self.bias_T.expand(inputs.num_samples, -1)
         else:
-            logits_BT = nn.functional.linear(inputs.dense_BC, self.dense_TC, self.bias_T)
+            logits_BT = linear(inputs.dense_BC, self.dense_TC, self.bias_T, self.kernels)
         added_BT: Tensor = self.first_order(inputs, logits_BT)
         return added_BT
 
@@ -135,11 +140,11 @@ class Wide(nn.Module):
 class Mlp(nn.Sequential):
     """Linear, ReLU, dropout for each width. Without layers, the output is the input."""
 
-    def __init__(self, width: int, hidden: Sequence[int], dropout: float = 0.0) -> None:
+    def __init__(self, width: int, hidden: Sequence[int], dropout: float = 0.0, parts: Sequence[int] = ()) -> None:
+        """`parts`: widths of the parts of the input, for `over`."""
         layers: list[nn.Module] = []
-        self.width = width
         for size in hidden:
-            layers += [nn.Linear(width, size), nn.ReLU()]
+            layers += [Linear(width, size, parts=() if layers else parts), nn.ReLU()]
             if dropout:
                 layers.append(nn.Dropout(dropout))
             width = size
@@ -155,11 +160,8 @@ class Mlp(nn.Sequential):
             output: Tensor = self(_side_by_side(parts))
             return output
         first = self[0]
-        assert isinstance(first, nn.Linear)
-        weights = torch.split(first.weight, [part.shape[1] for part in parts], 1)
-        output = nn.functional.linear(parts[0], weights[0], first.bias)
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
-            output = output + nn.functional.linear(part, weight)
+        assert isinstance(first, Linear)
+        output = first.over(parts)
         for layer in list(self)[1:]:
             output = layer(output)
         return output
@@ -171,9 +173,9 @@ class Heads(nn.Module):
     def __init__(self, width: int, num_tasks: int, towers: Sequence[int] = (), dropout: float = 0.0) -> None:
         super().__init__()
         self.towers = nn.ModuleList(
-            [nn.Sequential(tower := Mlp(width, towers, dropout), nn.Linear(tower.width, 1)) for _ in range(num_tasks)]
+            [nn.Sequential(tower := Mlp(width, towers, dropout), Linear(tower.width, 1)) for _ in range(num_tasks)]
             if towers
-            else [nn.Linear(width, num_tasks)]
+            else [Linear(width, num_tasks)]
         )
 
     def forward(self, trunk_BH: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ class WideDeep(nn.Module):
     def __init__(self, shape: Shape, settings: WideDeepSettings) -> None:
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks
-        self.deep = Mlp(self._stacked.width, settings.hidden, settings.dropout)
+        self.deep = Mlp(self._stacked.width, settings.hidden, settings.dropout, self._stacked.part_widths)
         self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.wide = Wide(shape)
 

@@ -28,6 +28,7 @@ from trainer.journal.log import Log, LogRecord, read
 from trainer.journal.partitions import KnownPartition, SkippedRange
 from trainer.journal.records import (
     GapOperation,
+    MatmulOperation,
     Operation,
     RestoreOperation,
     SetOperation,
@@ -70,6 +71,10 @@ class RestartPoint:
     """The log, claimed; None for a rerun, which only reads."""
     waiting: Sequence[Operation] = ()
     """Operations that act at the first new close, in order."""
+    matmuls: Sequence[tuple[int, MatmulOperation]] = ()
+    """The tables of kernels since the commit, each with the first pass that it holds for, in order."""
+    closed: int = 0
+    """The last closed pass."""
 
 
 def claim_and_recover(
@@ -127,7 +132,8 @@ def rerun_point(store: Path, name: str | None) -> RestartPoint:
     history = JobHistory.of(read(store / "log"))
     commit = None if name is None else Commits(store).read(name)
     found = after(history, commit, {})
-    return RestartPoint(history.timeline, commit, [each for each in found.replay if each.close], 0, found.known)
+    replay = [each for each in found.replay if each.close]
+    return RestartPoint(history.timeline, commit, replay, 0, found.known, matmuls=found.matmuls, closed=found.closed)
 
 
 def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, str | None]:
@@ -196,7 +202,26 @@ def after(history: JobHistory, commit: Commit | None, passed_over: Mapping[str, 
     ]
     last = max(version, history.last_number)
     known = known_partitions(history, commit)
-    return RestartPoint(history.timeline, commit, replay, last, known, list(dict.fromkeys(skips)), passed_over)
+    return RestartPoint(
+        history.timeline,
+        commit,
+        replay,
+        last,
+        known,
+        list(dict.fromkeys(skips)),
+        passed_over,
+        matmuls=_matmuls(history, commit),
+        closed=max(version, history.closed),
+    )
+
+
+def _matmuls(history: JobHistory, commit: Commit | None) -> list[tuple[int, MatmulOperation]]:
+    """The tables of kernels since `commit`: first the one in it, then the logged ones of later passes."""
+    logged = history.matmuls()
+    if commit is None or (kept := commit.state.get("matmul")) is None:
+        return logged
+    later = [(number, operation) for number, operation in logged if number > commit.version]
+    return [(0, MatmulOperation(**kept)), *later]
 
 
 def _logged(

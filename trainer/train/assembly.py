@@ -55,6 +55,7 @@ from trainer.train.close import PassCloser
 from trainer.train.export_setup import open_exporting, resume_exports
 from trainer.train.fingerprint import fingerprint
 from trainer.train.infer_first import InferFirst
+from trainer.train.kernel_choice import KernelSchedule, agreed_schedule
 from trainer.train.loop import TrainLoop
 from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
 from trainer.train.observer import Observer
@@ -101,6 +102,8 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
         ranks = _ranks(config, device, job.train)
         held.callback(ranks.close)
         beginning = on_rank_0(ranks, lambda: begin_at(config, job))
+        arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device)
+        kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
         policy = policy_of(job.train.mode)
         shards = _shards(config, job, schema, policy)
@@ -115,11 +118,12 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
         reader = reader or _reader(config, job, schema, source, dead_letters)
         loader: Loader[TrainingBatch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
-        model = build_model(job, schema, config.folder, device)
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
         dense = dense_strategy(model, job.train, ranks, default_rows.parameters)
         threads = torch.get_num_threads()
-        stepper = Stepper(model, schema, job.tasks, job.train, pooling_for(device, threads), device, default_rows)
+        stepper = Stepper(
+            model, schema, job.tasks, job.train, pooling_for(device, threads), device, default_rows, kernels
+        )
         halves = config.store / HALVES if job.metrics.halves and source.bounded else None
         exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
         observer = Observer(job, schema, halves, exclusive)
@@ -137,7 +141,7 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
         )
         holders = StateHolders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders)
-        keeping = _keeping(config, job, schema, rank0, shards, model, holders, fingerprint(device))
+        keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels)
         parts = TrainerParts(
             job.train,
             job.tasks,
@@ -165,6 +169,18 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> RestartPoint:
     return claim_and_recover(
         config.store, config.generation, config.job, mirror, facts, logged_only=logged_only, taken=taken
     )
+
+
+def _schedule(
+    config: WorkerConfig,
+    job: TrainerJob,
+    ranks: Ranks,
+    beginning: RestartPoint | None,
+    model: nn.Module,
+    arithmetic: Mapping[str, str],
+) -> KernelSchedule:
+    logged_only = config.until is not None
+    return agreed_schedule(ranks, beginning, model, job.train, arithmetic, config.matmul, logged_only=logged_only)
 
 
 def restore(ranks: Ranks, beginning: RestartPoint | None, shards: Shards, holders: StateHolders) -> None:
@@ -199,6 +215,7 @@ def _keeping(
     model: nn.Module,
     holders: StateHolders,
     arithmetic: Mapping[str, str],
+    kernels: KernelSchedule,
 ) -> Iterator[tuple[Committer | None, ExportCoordinator | None, ModelFeed | None]]:
     """Apply settings and waiting operations on every rank; on rank 0, except in a rerun: commits, exports, the feed."""
     with ExitStack() as held:
@@ -208,7 +225,8 @@ def _keeping(
             exporting = held.enter_context(open_exporting(config, job, *parts))
         holders.closer.begin(None if rank0 is None else rank0.begin(config.job, holders.closer.day))
         if rank0 is not None and exporting is not None:
-            committing = _committing(config, job, rank0, shards, holders, arithmetic, exporting.changes_since)
+            capture = partial(_capture, config, rank0, holders, kernels)
+            committing = _committing(config, job, rank0, shards, holders, arithmetic, capture, exporting.changes_since)
             committer = held.enter_context(committing)
             resume_exports(exporting, rank0, committer)
             content = FeedContent.of(config, job, schema, rank0, model, holders)
@@ -224,6 +242,7 @@ def _committing(
     shards: Shards,
     holders: StateHolders,
     arithmetic: Mapping[str, str],
+    capture: Callable[[Mapping[str, Tensor]], SavedState],
     changes_since: Callable[[], int | None],
 ) -> Iterator[Committer]:
     """The committer of rank 0, shown in the status. The context ends when a commit in progress is complete."""
@@ -235,7 +254,7 @@ def _committing(
         if planner is not None:
             planner.commit(positions)
 
-    mirror, capture = _uploader(config, job, beginning, beginning.joblog), partial(_capture, config, rank0, holders)
+    mirror = _uploader(config, job, beginning, beginning.joblog)
     whose = (config.store, job.commit, origin, beginning.joblog, shards)
     committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since)
     changed = changed_arithmetic(beginning.commit, arithmetic)
@@ -271,7 +290,9 @@ def _uploader(config: WorkerConfig, job: TrainerJob, beginning: RestartPoint, jo
     return uploader
 
 
-def _capture(config: WorkerConfig, rank0: RankZero, holders: StateHolders, dense: Mapping[str, Tensor]) -> SavedState:
+def _capture(
+    config: WorkerConfig, rank0: RankZero, holders: StateHolders, kernels: KernelSchedule, dense: Mapping[str, Tensor]
+) -> SavedState:
     """Rank 0, between passes: what a commit holds beside the rows. `dense`: the tensors that were consolidated."""
     known = rank0.beginning.known if rank0.planner is None else rank0.planner.known
     skips = rank0.beginning.skips if rank0.planner is None else rank0.planner.skips
@@ -280,6 +301,7 @@ def _capture(config: WorkerConfig, rank0: RankZero, holders: StateHolders, dense
         "partitions": [each.message() for each in known.values()],
         "skips": [list(skip) for skip in skips],
         "operations": rank0.operator.state(),
+        "matmul": kernels.saved(holders.progress.version),
     }
     return holders.capture(rank0.chronicle.needed_from, facts, dense)
 

@@ -217,6 +217,7 @@ class TrainLoop:
         parts.shards.open_pass(plan.number, self._deadline())
         clock.at(WaitsFor.PIPE)
         batches = self._batches(plan)
+        parts.stepper.open_pass(plan.number)
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         batch = next(batches, None)
         clock.at(WaitsFor.SHARDS)

@@ -23,6 +23,7 @@ from trainer.features.pooling import Pooling
 from trainer.features.training_batches import TrainingBatch
 from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
+from trainer.train.kernel_choice import KernelSchedule
 
 
 @dataclass(slots=True)
@@ -84,12 +85,18 @@ class Stepper:
         pooling: Pooling,
         device: torch.device,
         default_rows: DefaultRows | None = None,
+        kernels: KernelSchedule | None = None,
     ) -> None:
+        self._kernels = kernels or KernelSchedule()
         self._model, self._schema, self._tasks = model, schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)
         self._pooling, self._device = pooling, device
         self._amp = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[train.amp]
         self.scale = LossScale(train.amp == "float16")
+
+    def open_pass(self, number: int) -> None:
+        """Have the model follow the table of kernels of this pass."""
+        self._kernels.use(self._model, number)
 
     def forward(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]

@@ -25,6 +25,7 @@ from millrace.errors import BadInput, MillraceError
 from trainer.config import TaskSection
 from trainer.exports.onnx_model import F32, PREFIX, OnnxModel, first_line, with_weights
 from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from trainer.models.linear import NO_TABLE, use_table
 from trainer.models.outputs import check_outputs
 
 OPSET = 18
@@ -106,6 +107,7 @@ class FrozenModel:
             self.model = copy.deepcopy(model).cpu().eval()
         except Exception as error:  # noqa: BLE001  # a user's module may raise anything
             raise TraceFailed(f"the module cannot be copied: {first_line(error)}") from error
+        use_table(self.model, NO_TABLE)  # what is exported depends on weights alone
         self._tasks = tasks
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
