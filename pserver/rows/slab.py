@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pserver.protocol.shards import F32, U16, U64
 from pserver.rows import kernels, row_format
-from pserver.rows.arrays import allocate, moved
+from pserver.rows.arrays import allocate, grown
 from pserver.rows.digest import digest_rows, join
 from pserver.rows.row_settings import RowSettings
 
@@ -48,7 +48,7 @@ class RowFloats(Protocol):
         ...
 
     def grow(self, used: int, room: int) -> None:
-        """Grow to `room` rows, of which the first `used` are copied; within `moving`."""
+        """Grow to `room` rows, of which the first `used` are kept; within `moving`."""
         ...
 
     def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
@@ -114,7 +114,7 @@ class Slab:
 
     def grow(self, used: int, room: int) -> None:
         """See RowFloats."""
-        self.slab_RW, self.room = moved(self.slab_RW, used, room), room
+        self.slab_RW, self.room = grown(self.slab_RW, used, room), room
 
     def start(self, begin: int, end: int, keys_R: U64, group_R: U16) -> None:
         """See RowFloats."""

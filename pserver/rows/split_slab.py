@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pserver.protocol.shards import F32, U16, U64
 from pserver.rows import row_format
-from pserver.rows.arrays import FreeNumbers, allocate, frozen, moved
+from pserver.rows.arrays import FreeNumbers, allocate, frozen, grown
 from pserver.rows.digest import add, digest_rows, join
 from pserver.rows.kernels import EMPTY
 from pserver.rows.row_format import HEAD
@@ -70,8 +70,8 @@ class SplitSlab:
 
     def grow(self, used: int, room: int) -> None:
         """See RowFloats."""
-        self.heads_RH = moved(self.heads_RH, used, room)
-        self.vector_R = moved(self.vector_R, used, room)
+        self.heads_RH = grown(self.heads_RH, used, room)
+        self.vector_R = grown(self.vector_R, used, room)
         self.room = room
 
     # --- creation and removal of rows and vectors --------------------------------------------------------------------
@@ -109,7 +109,7 @@ class SplitSlab:
         again_U = self._free.take(num_vectors)
         begin, end = self._num_numbers, self._num_numbers + num_vectors - len(again_U)
         if end > len(self.vectors_VX):
-            self.vectors_VX = moved(self.vectors_VX, begin, max(end, 2 * len(self.vectors_VX)))
+            self.vectors_VX = grown(self.vectors_VX, begin, max(end, 2 * len(self.vectors_VX)))
         self._num_numbers = end
         return np.concatenate([again_U, np.arange(begin, end, dtype=np.int32)])
 

@@ -4,8 +4,8 @@ Floats are in a pserver.rows.slab or, if vectors join later, a pserver.rows.spli
 reservation on, at its initial value. `RowArrays` grows and never evicts; pserver.rows.row_cache holds the rows of a
 table with bounded memory. pserver.tables.table updates rows, pserver.rows.dirty_rows tracks uncommitted changes.
 
-Threads: any number may reserve and find. `moving` separates growth, which moves arrays, from writers. Readers use the
-array they find, which holds every row number given out before.
+Threads: any number may reserve and find. `moving` separates growth, which may move arrays, from writers. Readers use
+the array they find, which holds every row number given out before.
 """
 
 import threading
@@ -20,7 +20,7 @@ from millrace.keys import GOLDEN, MASK, mix_reference, sign_of_text
 from pserver.errors import InvalidShardCall
 from pserver.protocol.shards import F32, U16, U64
 from pserver.rows import kernels
-from pserver.rows.arrays import FreeNumbers, moved
+from pserver.rows.arrays import FreeNumbers, grown
 from pserver.rows.arrays import allocate as allocate
 from pserver.rows.arrays import frozen as frozen
 from pserver.rows.optimizers import ftrl_start
@@ -312,9 +312,9 @@ class RowArrays:
             with self.moving:
                 used, room = self.num_numbers, min(max(num_rows, 2 * self.floats.room), MAX_ROWS)
                 self.floats.grow(used, room)
-                self.marks_R = moved(self.marks_R, used, room)
+                self.marks_R = grown(self.marks_R, used, room)
                 for column in COLUMNS:
-                    self.columns[column] = moved(self.columns[column], used, room)
+                    self.columns[column] = grown(self.columns[column], used, room)
 
 
 def row_bytes_of(width: int) -> int:

@@ -40,7 +40,7 @@ from pserver.protocol.table_operations import (
     TableOperation,
 )
 from pserver.rows import kernels
-from pserver.rows.arrays import frozen, moved
+from pserver.rows.arrays import frozen, grown
 from pserver.rows.dirty_rows import DirtyRows
 from pserver.rows.row_cache import RowCache
 from pserver.rows.row_format import HEAD
@@ -216,7 +216,7 @@ class ShardTable:
     def _record(self, rows_U: I32, push: Gradients, version: int) -> None:
         room = self._num_touched + len(rows_U)
         if room > len(self._touched):
-            self._touched = moved(self._touched, self._num_touched, max(room, 2 * len(self._touched)))
+            self._touched = grown(self._touched, self._num_touched, max(room, 2 * len(self._touched)))
         columns = tuple(self._rows.columns[c] for c in ("show", "click", "delta_score", "changed_version", "group"))
         coefficients = np.float32(self.section.nonclk_coeff), np.float32(self.section.click_coeff)
         self._num_touched, made = kernels.record(
