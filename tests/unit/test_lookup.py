@@ -101,7 +101,7 @@ def test_pooling_and_its_gradient_equal_the_plain_loops(num_unique, width, num, 
 
     value_B, sample_N = np.arange(num_cells, dtype=np.float32), cell_N
     out_U = np.empty(num_unique, np.float32)
-    lookup_kernels.sum_by_key(value_B, sample_N, order_N, start_U1, out_U)
+    lookup_kernels.sum_by_key(value_B, sample_N, inverse_N, out_U)
     assert np.array_equal(out_U, lookup_kernels.sum_by_key_reference(value_B, sample_N, occurrences))
 
 

@@ -116,8 +116,8 @@ class Deduplicator:
         lookup_kernels.group_occurrences(inverse_N, start_U1, order_N)
         keys = Keys(key_U, self._group_F[slot_U].astype(np.uint16))
         num_cells = num_samples * len(table.pooled) + sum(int(length_B.sum()) for length_B in lengths.values())
-        click_U = self._sums(samples, table.click, sample_N, order_N, start_U1)
-        show_U = self._sums(samples, table.show, sample_N, order_N, start_U1)
+        click_U = self._sums(samples, table.click, sample_N, inverse_N, len(key_U))
+        show_U = self._sums(samples, table.show, sample_N, inverse_N, len(key_U))
         if show_U is None:
             show_U = np.diff(start_U1).astype(np.float32)
         if click_U is None:
@@ -133,13 +133,13 @@ class Deduplicator:
             self._sample_N = np.repeat(np.arange(-(-num_signs // num_slots), dtype=np.int32), num_slots)
         return self._sample_N[:num_signs]
 
-    def _sums(self, samples: Samples, slot: str | None, sample_N: I32, order_N: I32, start_U1: I32) -> F32 | None:
+    def _sums(self, samples: Samples, slot: str | None, sample_N: I32, inverse_N: I32, num_unique: int) -> F32 | None:
         """The values of a meta slot, summed over the occurrences of each key; a missing value counts as 0."""
         if slot is None:
             return None
-        out_U = np.empty(len(start_U1) - 1, np.float32)
+        out_U = np.empty(num_unique, np.float32)
         value_B = np.nan_to_num(samples.meta[slot].astype(np.float32), nan=0.0)
-        lookup_kernels.sum_by_key(value_B, sample_N, order_N, start_U1, out_U)
+        lookup_kernels.sum_by_key(value_B, sample_N, inverse_N, out_U)
         return out_U
 
     def _unique(self, key_N: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], I32, I32]:

@@ -209,13 +209,11 @@ def sum_pooled_reference(grad_CD: F32, occurrences: list[list[int]], cell_N: I32
 
 
 @njit(nogil=True, cache=True)
-def sum_by_key(value_B, sample_N, order_N, start_U1, out_U):  # type: ignore[no-untyped-def]
+def sum_by_key(value_B, sample_N, inverse_N, out_U):  # type: ignore[no-untyped-def]
     """Sum a value of the sample over the occurrences of each key, in order; used for shows and clicks."""
-    for u in range(len(start_U1) - 1):
-        total = np.float32(0)
-        for k in range(start_U1[u], start_U1[u + 1]):
-            total += value_B[sample_N[order_N[k]]]
-        out_U[u] = total
+    out_U[:] = 0
+    for n in range(np.uint64(len(inverse_N))):
+        out_U[np.uint64(inverse_N[n])] += value_B[np.uint64(sample_N[n])]
 
 
 def sum_by_key_reference(value_B: F32, sample_N: I32, occurrences: list[list[int]]) -> F32:

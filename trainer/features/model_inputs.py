@@ -3,7 +3,7 @@
 Shapes: as in trainer.models.contract.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,36 +22,56 @@ def inputs_of(
 ) -> Inputs:
     """The inputs of a model. `leaves`: the cells by table."""
     num_samples = len(samples)
-    by_slot: dict[str, Tensor] = {}
-    first_order: dict[str, Tensor] = {}
+    pooled = {look.table.name: _pooled(look, leaves[look.table.name], num_samples) for look in lookups}
+    found = {slot.name: (look, f) for look in lookups for f, slot in enumerate(look.table.pooled)}
+    places = {slot.name: found[slot.name] for slot in schema.sparse if slot.name in found}
+    vectors = SlotVectors(
+        {name: (pooled[look.table.name], f, int(look.table.first_order)) for name, (look, f) in places.items()}
+    )
     sequences: dict[str, SequenceInput] = {}
     for look in lookups:
-        table, leaf = look.table, leaves[look.table.name]
-        skip = int(table.first_order)
-        num_pooled = len(table.pooled)
-        pooled_BFD = leaf[: num_samples * num_pooled].view(num_samples, num_pooled, table.width)
-        for f, slot in enumerate(table.pooled):
-            by_slot[slot.name] = pooled_BFD[:, f, skip:]
-            if skip:
-                first_order[slot.name] = pooled_BFD[:, f, 0]
-        sequences |= _sequences(look, leaf, device)
-    pooled_slots = [slot for slot in schema.sparse if slot.name in by_slot]
-    order = [slot.name for slot in pooled_slots if slot.name in first_order]
+        sequences |= _sequences(look, leaves[look.table.name], device)
     if len(lookups) == 1 and not lookups[0].table.sequences:  # the cells of one table are stacked already
         table = lookups[0].table
-        cells_BFD = leaves[table.name].view(num_samples, len(table.pooled), table.width)
-        vectors_BFD: Tensor | None = cells_BFD[:, :, int(table.first_order) :]
-        first_order_BF = cells_BFD[:, :, 0] if table.first_order else torch.zeros((num_samples, 0), device=device)
+        vectors_BFD: Tensor | None = pooled[table.name][:, :, int(table.first_order) :]
+        columns = [pooled[table.name][:, :, 0]] if table.first_order else []
     else:
-        same = len({int(v.shape[1]) for v in by_slot.values()}) <= 1
-        vectors_BFD = _stack([by_slot[slot.name] for slot in pooled_slots], num_samples, device) if same else None
-        columns = [first_order[name] for name in order]
-        first_order_BF = torch.stack(columns, 1) if columns else torch.zeros((num_samples, 0), device=device)
+        same = len({look.table.width - look.table.first_order for look, _ in places.values()}) <= 1
+        vectors_BFD = _stack(list(vectors.values()), num_samples, device) if same else None
+        first = [pooled[look.table.name][:, f, 0] for look, f in places.values() if look.table.first_order]
+        columns = [torch.stack(first, 1)] if first else []
+    first_order_BF = columns[0] if columns else torch.zeros((num_samples, 0), device=device)
     dense = [torch.from_numpy(writable(samples.dense[slot.name])) for slot in schema.dense]
     dense_BC = torch.cat(dense, 1).to(device) if dense else torch.zeros((num_samples, 0), device=device)
-    return Inputs(
-        {slot.name: by_slot[slot.name] for slot in pooled_slots}, vectors_BFD, first_order_BF, sequences, dense_BC
-    )
+    return Inputs(vectors, vectors_BFD, first_order_BF, sequences, dense_BC)
+
+
+class SlotVectors(Mapping[str, Tensor]):
+    """(B, D) by pooled slot, cut out of the cells when a model first asks: most models take all of them stacked."""
+
+    def __init__(self, places: Mapping[str, tuple[Tensor, int, int]]) -> None:
+        """By slot: cells (B, F, W), the slot's number among them, and where its vector begins."""
+        self._places = places
+        self._cut: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._cut:
+            cells_BFW, slot, begin = self._places[name]
+            self._cut[name] = cells_BFW[:, slot, begin:]
+        return self._cut[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _pooled(look: TableLookup, leaf: Tensor, num_samples: int) -> Tensor:
+    """(B, F, W) cells of the pooled slots."""
+    num_pooled = len(look.table.pooled)
+    cells = leaf[: num_samples * num_pooled] if look.table.sequences else leaf  # a slice copies the gradient
+    return cells.view(num_samples, num_pooled, look.table.width)
 
 
 def writable(values: NDArray[Any]) -> NDArray[Any]:
