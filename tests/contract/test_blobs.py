@@ -222,14 +222,15 @@ def test_no_time_left_is_reported_and_nothing_changes(blobs, tmp_path):
     ):
         with pytest.raises(BlobUnavailable, match=r"^mirror .*: out of time$") as caught:
             call()
-        assert caught.value.exit_code == 75
+        assert caught.value.exit_code == 75 and caught.value.out_of_time
     assert blobs.sizes("", soon()) == {"a": 1} and not (tmp_path / "copy").exists()
 
 
 def test_a_store_that_is_given_up_ends_every_call(blobs):
     blobs.give_up()
-    with pytest.raises(BlobUnavailable, match="given up, as the process ends"):
+    with pytest.raises(BlobUnavailable, match="given up, as the process ends") as caught:
         put(blobs, "a", b"1")
+    assert not caught.value.out_of_time
 
 
 def test_a_copy_that_cannot_be_written_is_the_local_disks_failure(blobs, tmp_path):

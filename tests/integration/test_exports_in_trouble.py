@@ -180,11 +180,12 @@ def test_a_silent_server_ends_an_export_within_its_deadline(job, commit, make, i
     proxy.stall()
     answer = make(job.request(commit, "base", shaky, deadline=1.0))
     assert answer.outcome == "failed" and not answer.final and answer.seconds < 30
+    assert answer.error.endswith(".deadline is 1 s"), "the key that gives it more time"
 
 
 def test_a_missing_bucket_is_reported(job, commit, make, s3):  # noqa: F811
     answer = make(job.request(commit, "base", s3.uri("nowhere", "prefix")))
-    assert answer.outcome == "failed" and "make it first" in answer.error
+    assert answer.outcome == "failed" and answer.error.endswith("make it first")
 
 
 # The command

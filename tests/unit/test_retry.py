@@ -7,6 +7,8 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.retry import Backoff, Retrier, call
+from trainer.blob import retry as blob_retry
+from trainer.blob.errors import BlobUnavailable
 
 
 class Passing(Exception):
@@ -106,3 +108,16 @@ def test_a_retrier_gives_up_when_its_owner_stops():
     with pytest.raises(Passing):
         Retrier(Passing, "it waits", 60.0, stopping).call(lambda: act(0))
     assert act.attempts == [0]
+
+
+@pytest.mark.parametrize("left_s, out_of_time", [(0.0, True), (0.1, True), (60.0, False)])
+def test_a_store_that_fails_says_whether_more_time_would_have_helped(monkeypatch, left_s, out_of_time):
+    def refuse():
+        raise OSError("refused")
+
+    if not out_of_time:
+        monkeypatch.setattr(blob_retry, "BACKOFF", Backoff((0.0, 0.0)))
+    retries = blob_retry.Retries("mirror", (OSError,), str)
+    with pytest.raises(BlobUnavailable) as caught:
+        retries.run("writing a", refuse, Deadline.after(left_s))
+    assert caught.value.out_of_time is out_of_time

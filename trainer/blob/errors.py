@@ -17,9 +17,13 @@ from millrace.errors import MillraceError, Unavailable, Unwritable
 class BlobUnavailable(Unavailable):
     """The store refused, failed or did not answer in time."""
 
-    def __init__(self, store: str, doing: str, why: object) -> None:
+    out_of_time = False
+    """True if the deadline ended the call, and with more time it would have been tried again."""
+
+    def __init__(self, store: str, doing: str, why: object, *, out_of_time: bool = False) -> None:
         """`store` is its role and address, as "mirror s3://bucket/prefix"."""
         super().__init__(f"{store}: {doing}: {why}")
+        self.out_of_time = out_of_time
 
 
 class SourceDamaged(MillraceError):

@@ -32,7 +32,7 @@ class Retries:
         if self._given_up.is_set():
             raise BlobUnavailable(self._store, doing, "given up, as the process ends")
         if deadline.passed():
-            raise BlobUnavailable(self._store, doing, "out of time")
+            raise BlobUnavailable(self._store, doing, "out of time", out_of_time=True)
 
     def run(self, doing: str, act: Callable[[], Result], deadline: Deadline) -> Result:
         """`act`, tried again after each pause while it fails; FileNotFoundError is an answer and is raised.
@@ -40,8 +40,12 @@ class Retries:
         Raises BlobUnavailable when the last try fails, or when the next pause would outlast the deadline.
         """
 
-        def attempt(_number: int) -> Result:
+        tries = 0
+
+        def attempt(number: int) -> Result:
+            nonlocal tries
             self.check(doing, deadline)
+            tries = number
             return act()
 
         def may_pass(error: Exception) -> bool:
@@ -52,4 +56,5 @@ class Retries:
         except FileNotFoundError:
             raise
         except self._failures as error:
-            raise BlobUnavailable(self._store, doing, self._explain(error)) from error
+            early = tries <= len(BACKOFF.pauses_s)  # the next pause would have outlasted the deadline
+            raise BlobUnavailable(self._store, doing, self._explain(error), out_of_time=early) from error

@@ -26,6 +26,7 @@ from pserver.errors import StoreDamaged
 from pserver.protocol.shards import U64
 from pserver.protocol.table_operations import ExportCut
 from trainer.blob.blob_writer import BlobWriter
+from trainer.blob.errors import BlobUnavailable
 from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
 from trainer.exports import gates, manifest, pointers, user_command
 from trainer.exports.destination import ExportDestination, open_destination
@@ -77,15 +78,15 @@ def export(request: ExportRequest, scratch: Path) -> ExportAnswer:
         return ExportAnswer(
             name=request.name,
             outcome="failed",
-            error=_worded(error, request, deadline),
+            error=_worded(error, request),
             final=isinstance(error, FINAL),
             seconds=time.monotonic() - started_s,
         )
     return answer.model_copy(update={"seconds": time.monotonic() - started_s})
 
 
-def _worded(error: MillraceError, request: ExportRequest, deadline: Deadline) -> str:
-    if isinstance(error, DeadlineExceeded) or deadline.passed():
+def _worded(error: MillraceError, request: ExportRequest) -> str:
+    if isinstance(error, DeadlineExceeded) or (isinstance(error, BlobUnavailable) and error.out_of_time):
         return f"{error}: exports.{request.stream}.deadline is {request.section.deadline:g} s"
     return str(error)
 
