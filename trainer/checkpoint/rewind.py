@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import REAL
 from millrace.errors import MillraceError, SpecError
@@ -68,8 +69,13 @@ class Lineage:
 
 def claims(folder: Path) -> list[AnyRecord]:
     """The claims in the log, even if the rest is damaged: each is the first record of a file."""
-    found = (record_of(path.read_bytes().partition(b"\n")[0] + b"\n", RecordPlace(path, 0)) for path in listed(folder))
+    found = (record_of(_first_line(path), RecordPlace(path, 0)) for path in listed(folder))
     return [record for record in found if record is not None]
+
+
+def _first_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline(documents.MAX_BYTES)
 
 
 def rewind(store: Path, commit: Commit, timeline: str) -> int:
