@@ -364,6 +364,9 @@ def _gradients_part(batch: AnnouncedBatch, gradients: Mapping[str, Gradients], s
     parts = {}
     for name, push in gradients.items():
         position_P = batch.positions[name][shard]
+        if len(position_P) == len(push.show_U):  # all keys are this shard's, in their order
+            parts[name] = push
+            continue
         grads_PD = np.empty((len(position_P), push.grads_UD.shape[1]), np.float32)
         take_rows(frozen(push.grads_UD), position_P, grads_PD)
         parts[name] = Gradients(grads_PD, push.show_U[position_P], push.click_U[position_P])

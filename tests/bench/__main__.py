@@ -91,6 +91,7 @@ def shards(rounds: int, rows: int) -> dict[str, dict]:
     return {
         "rows: kernels, one core": bench_shards.kernels(),
         "exchange of 28,000 rows": bench_shards.exchange_28k(),
+        "the same, 2 shards, by kind of wire": bench_shards.wire(rounds),
         "memory": bench_shards.memory_per_million_rows() | {"target_mb": 120},
     }
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -257,7 +257,8 @@ def reaches(at, keys, caller=1):
     """Whether a call is answered; otherwise the connection is refused."""
     request = DataRequest(DataCall.PULL, caller, 0, 5, 1.0, batch=1)
     with connected(at, keys) as connection:
-        data_sockets.send(connection.socket, [frames.encode_request(request, TableNumbers(WIDTHS))])
+        with suppress(zmq.Again):  # it may be refused by now
+            data_sockets.send(connection.socket, [frames.encode_request(request, TableNumbers(WIDTHS))])
         poller = zmq.Poller()
         poller.register(connection.socket, zmq.POLLIN)
         poller.register(connection.events, zmq.POLLIN)
