@@ -13,9 +13,9 @@ from millrace.done_markers import DONE, MARKERS
 from service.spec.job import LoadedJob
 from trainer.control.commit_store import Commits, hash_of
 from trainer.control.export_store import CURRENT, DONEFILE, HOLDER, MANIFEST, STAGES
-from trainer.control.job_log import ExportedOperation, ExportOperation, read_history
+from trainer.control.job_log import log_records, read_history
 
-OperationT = TypeVar("OperationT", ExportOperation, ExportedOperation)
+OperationT = TypeVar("OperationT", log_records.ExportOperation, log_records.ExportedOperation)
 CUT = ("type", "version", "timeline", "parent", "why", "all")
 """Fields of a logged export that must be equal in two runs."""
 TIMES, SAMPLED = ("made_at", "passed_at"), ("golden", "files")
@@ -30,7 +30,7 @@ Exported = Mapping[str, Any]
 def exported_of(job: LoadedJob, log: Path) -> Exported:
     """All values that must be equal in two runs. `log`: a folder with every record ever logged."""
     found: dict[str, Any] = {}
-    for each in _operations(log, ExportOperation):
+    for each in _operations(log, log_records.ExportOperation):
         found[f"{each.stream} {each.timeline}/{each.name} as it was cut"] = {key: getattr(each, key) for key in CUT}
     for stream, folder in _folders(job):
         for path in sorted(folder.rglob("*")):
@@ -41,8 +41,8 @@ def exported_of(job: LoadedJob, log: Path) -> Exported:
 
 def export_violations(job: LoadedJob, log: Path) -> Iterator[str]:
     """Violations of what holds for exports once a run has ended, in words."""
-    cut = Counter((each.stream, each.timeline, each.name) for each in _operations(log, ExportOperation))
-    ends = list(_operations(log, ExportedOperation))
+    cut = Counter((each.stream, each.timeline, each.name) for each in _operations(log, log_records.ExportOperation))
+    ends = list(_operations(log, log_records.ExportedOperation))
     over = Counter((each.stream, each.timeline, each.name) for each in ends)
     for key in sorted(cut.keys() | over.keys()):
         if (cut[key], over[key]) != (1, 1):

@@ -29,16 +29,7 @@ from service.faults.deaths import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtFa
 from service.faults.exporter import kill_exporter
 from service.faults.held_process import HeldProcess, HoldingStarter
 from service.spec.job import LoadedJob
-from trainer.control.job_log import (
-    AnyRecord,
-    ExportedOperation,
-    ExportOperation,
-    PassClose,
-    RecordPlace,
-    file_name,
-    read_history,
-    record_of,
-)
+from trainer.control.job_log import AnyRecord, RecordPlace, file_name, log_records, read_history, record_of
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
 """Restarts without a pause and, in effect, without a limit: the deaths are wanted."""
@@ -245,9 +236,9 @@ class Deaths:
     def _count(self, records: Sequence[AnyRecord], now_s: float) -> None:
         """Count new closes and exports, and note recoveries."""
         contents = [record.content for record in records]
-        closes = sum(isinstance(each, PassClose) for each in contents)
-        exports = sum(isinstance(each, ExportOperation) for each in contents)
-        if any(isinstance(each, ExportedOperation) and each.outcome == "complete" for each in contents):
+        closes = sum(isinstance(each, log_records.PassClose) for each in contents)
+        exports = sum(isinstance(each, log_records.ExportOperation) for each in contents)
+        if any(isinstance(each, log_records.ExportedOperation) and each.outcome == "complete" for each in contents):
             for died in self.died:
                 if died.death.worker == EXPORTER and died.recovered_s is None and died.elsewhere is None:
                     died.recovered_s = now_s - died.at_s

@@ -17,7 +17,7 @@ from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
 from millrace.rpc.job_client import JobClient, NotRunning
 from service.spec.job import Job
-from trainer.control.job_log import RequestedOperation, read_history
+from trainer.control.job_log import log_records, read_history
 
 MAX_REQUESTS = 40
 """Most requests of a run: while there are requests, a stream at its end continues with passes of no events."""
@@ -101,13 +101,13 @@ def request_violations(requests: list[OperatorRequest], log: Path) -> Iterator[s
     """Requests that did not act exactly once, in words. `log`: a folder with every record ever logged."""
     history = read_history(log)
     logged = Counter(
-        record.content.id for record in history.operations if isinstance(record.content, RequestedOperation)
+        record.content.id for record in history.operations if isinstance(record.content, log_records.RequestedOperation)
     )
     acted = {
         record.content.id: version
         for version, records in history.operations_by_version().items()
         for record in records
-        if isinstance(record.content, RequestedOperation)
+        if isinstance(record.content, log_records.RequestedOperation)
     }
     for request in requests:
         name = request.body["id"]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from service.history.log_follower import LogFollower
 from trainer.control.commit_store import NAME
-from trainer.control.job_log import AnyRecord, Claim, PassClose
+from trainer.control.job_log import AnyRecord, log_records
 
 MAX_KEPT = 50_000
 """Most closes kept of one job; beyond that, the oldest half is dropped."""
@@ -43,7 +43,7 @@ class Close:
     """A closed pass."""
 
     timeline: str
-    content: PassClose
+    content: log_records.PassClose
 
     @property
     def version(self) -> int:
@@ -109,9 +109,9 @@ class Closes:
 
     def _add(self, record: AnyRecord) -> None:
         match record.content:
-            case Claim(timeline=str(timeline), base=base) if timeline != self._timeline:
+            case log_records.Claim(timeline=str(timeline), base=base) if timeline != self._timeline:
                 self._branch(timeline, base or "")
-            case PassClose() as content:
+            case log_records.PassClose() as content:
                 if len(self._found) >= MAX_KEPT:
                     del self._found[: MAX_KEPT // 2]
                 self._found.append(Close(self._timeline, content))

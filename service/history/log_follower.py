@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.documents import MAX_BYTES
-from trainer.control.job_log import AnyRecord, Claim, LogTooNew, RecordPlace, file_numbers, listed, record_of
+from trainer.control.job_log import AnyRecord, LogTooNew, RecordPlace, file_numbers, listed, log_records, record_of
 
 
 @dataclass(slots=True)
@@ -107,7 +107,9 @@ class LogFollower:
         return self._stopped(after, is_torn=True) if after is not None and at.byte != end else True
 
     def _fits(self, record: AnyRecord, at: _Reading) -> bool:
-        if at.byte == 0 and not (isinstance(record.content, Claim) and record.content.generation == at.numbers[0]):
+        if at.byte == 0 and not (
+            isinstance(record.content, log_records.Claim) and record.content.generation == at.numbers[0]
+        ):
             return False
         return self._number is None or record.number == self._number + 1
 
@@ -135,6 +137,6 @@ def _sealed_length(path: Path, after: Path) -> int | None:
         record = record_of(_head(after), RecordPlace(after, 0))
     except LogTooNew:
         return None
-    if record is None or not isinstance(record.content, Claim):
+    if record is None or not isinstance(record.content, log_records.Claim):
         return None
     return record.content.sealed.get(path.name)

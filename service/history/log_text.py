@@ -14,31 +14,13 @@ from millrace.printable import print_printable
 from millrace.secrets import without_secrets
 from service.monitor.lines import count
 from trainer.control.job_log import (
-    ActingOperation,
     AnyRecord,
-    Claim,
-    Content,
-    DayTickOperation,
-    ExportedOperation,
-    ExportOperation,
-    ForgetOperation,
-    GapOperation,
-    HoldOperation,
     KnownPartition,
     LogDamaged,
-    MatmulOperation,
-    PartitionsOperation,
-    PassClose,
     PassPlan,
-    RecordKind,
     RecordPlace,
-    RestoreOperation,
-    SetOperation,
-    ShrinkOperation,
-    SkipOperation,
-    SpecOperation,
-    Void,
     listed,
+    log_records,
     read_records,
     record_of,
 )
@@ -108,7 +90,7 @@ class RecordLine(NamedTuple):
     number: int
     when: str
     """The time in the record; else empty."""
-    kind: RecordKind
+    kind: log_records.RecordKind
     text: str
 
     def __str__(self) -> str:
@@ -129,11 +111,11 @@ class LogWording:
         """The line of the next record."""
         at = ""
         match record.content:
-            case Claim() as claim:
+            case log_records.Claim() as claim:
                 text, at = _claim(claim, self.generation, self.timeline), str(claim.facts.get("at", ""))
                 self.generation = claim.generation
                 self.timeline = self.timeline if claim.timeline is None else claim.timeline
-            case SpecOperation():
+            case log_records.SpecOperation():
                 now = fill_defaults(record.content.spec)
                 text, self.spec = _spec(self.spec, now), now
             case _:
@@ -146,21 +128,21 @@ def log_lines(records: Iterable[AnyRecord]) -> Iterator[RecordLine]:
     return map(LogWording().line, records)
 
 
-def _content(content: Content) -> str:
+def _content(content: log_records.Content) -> str:
     match content:
         case PassPlan():
             return _plan(content)
-        case Void():
+        case log_records.Void():
             return f"pass {content.number} is void: {content.reason}"
-        case PassClose():
+        case log_records.PassClose():
             return _close(content)
-        case Claim() | SpecOperation():
+        case log_records.Claim() | log_records.SpecOperation():
             raise AssertionError("LogWording formats these: their lines need the records before")
         case _:
             return _operation(content)
 
 
-def _claim(claim: Claim, generation: int, timeline: str) -> str:
+def _claim(claim: log_records.Claim, generation: int, timeline: str) -> str:
     if claim.generation == generation:
         return f"generation {generation} continues in a new file"
     parts = [f"generation {claim.generation}"]
@@ -187,7 +169,7 @@ def _plan(plan: PassPlan) -> str:
     return f"pass {plan.number}: {count(plan.num_positions)} events{only}: {_listed(where)}"
 
 
-def _close(close: PassClose) -> str:
+def _close(close: log_records.PassClose) -> str:
     rejected = {name: number for name, number in close.rejected.items() if number}
     reasons = f" ({', '.join(f'{name} {count(number)}' for name, number in rejected.items())})" if rejected else ""
     digests = " ".join(f"{name} {value[:DIGEST_DIGITS]}" for name, value in close.digests.items())
@@ -198,47 +180,47 @@ def _close(close: PassClose) -> str:
 
 
 def _operation(
-    operation: ActingOperation
-    | GapOperation
-    | SkipOperation
-    | PartitionsOperation
-    | RestoreOperation
-    | MatmulOperation,
+    operation: log_records.ActingOperation
+    | log_records.GapOperation
+    | log_records.SkipOperation
+    | log_records.PartitionsOperation
+    | log_records.RestoreOperation
+    | log_records.MatmulOperation,
 ) -> str:
     match operation:
-        case GapOperation(position=position, go_on=go_on):
+        case log_records.GapOperation(position=position, go_on=go_on):
             return (
                 f"gap: {operation.partition}: {count(go_on - position)} positions from {position} on are no longer "
                 f"retained; continues at {go_on}"
             )
-        case SkipOperation():
+        case log_records.SkipOperation():
             return f"skip: {operation.partition} {operation.begin}-{operation.end}: {operation.reason}"
-        case PartitionsOperation():
+        case log_records.PartitionsOperation():
             return f"partitions: {_listed([_partition(each) for each in operation.partitions])}"
-        case SetOperation():
+        case log_records.SetOperation():
             return f"set: {_listed([f'{key} = {json.dumps(value)}' for key, value in operation.keys.items()])}"
-        case DayTickOperation():
+        case log_records.DayTickOperation():
             return f"day tick: day {operation.to} begins"
-        case ShrinkOperation(delete_below=below, delete_after_days=days):
+        case log_records.ShrinkOperation(delete_below=below, delete_after_days=days):
             limits = {"delete_below": below, "delete_after_days": days}
             given = [f"{name} {limit}" for name, limit in limits.items() if limit is not None]
             return f"shrink: table {operation.table}, {' and '.join(given) or 'by its own rule'}"
-        case HoldOperation(going=going, rows=rows):
+        case log_records.HoldOperation(going=going, rows=rows):
             return (
                 f"hold: a shrink of table {operation.table} waits, {count(going)} of {count(rows)} rows: "
                 f"{operation.why}"
             )
-        case ForgetOperation():
+        case log_records.ForgetOperation():
             return f"forget: slot {operation.slot}, key {operation.key}"
-        case ExportOperation():
+        case log_records.ExportOperation():
             parent = "" if operation.parent is None else f" on {operation.parent['name']}"
             return f"export: {operation.name} of {operation.stream}{parent}: {operation.why}"
-        case ExportedOperation():
+        case log_records.ExportedOperation():
             error = f": {operation.error}" if operation.error else ""
             return f"exported: {operation.name} of {operation.stream} {operation.outcome}{error}"
-        case MatmulOperation():
+        case log_records.MatmulOperation():
             return f"matmul: {operation.setting}: {_listed(_kernels(operation.kernels))}"
-        case RestoreOperation():
+        case log_records.RestoreOperation():
             over = [f"{name} is not used: {why}" for name, why in operation.passed_over.items()]
             begins = f"begins at {operation.commit or 'the initial state'}"
             return f"restore: {'; '.join([begins, *over])}"

@@ -26,7 +26,7 @@ from service.predict.versions import check_fits
 from service.spec.job import LoadedJob
 from trainer.config import TrainerJob
 from trainer.control.commit_store import Commit, Commits
-from trainer.control.job_log import ShrinkOperation
+from trainer.control.job_log import log_records
 from trainer.control.job_spec import with_overrides
 from trainer.control.stored_tables import SMALL_ROWS, Shrinks, describe_key, log_operation, overrides_of
 
@@ -85,11 +85,11 @@ class CommittedTable:
                 deadline.check(f"counting rows of commit {self.commit.name}")
                 time.sleep(RETRY_S)
 
-    def shrink_record(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> ShrinkOperation:
+    def shrink_record(self, request: Mapping[str, Any], rows: int, deadline: Deadline) -> log_records.ShrinkOperation:
         """The operation that logs a shrink. Raises ShrinkTooLarge, SpecError."""
         while True:
             try:
-                shrink = self.shrinking.asked({**request, "op": ShrinkOperation.op, "id": uuid.uuid4().hex})
+                shrink = self.shrinking.asked({**request, "op": log_records.ShrinkOperation.op, "id": uuid.uuid4().hex})
             except NotYet:
                 deadline.check(f"counting rows of commit {self.commit.name}")
                 time.sleep(RETRY_S)

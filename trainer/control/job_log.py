@@ -1,6 +1,7 @@
 """A job's log: its files, its records and their meaning, and the lock under which the store changes.
 
-Reads only. Records of a job that does not run are appended by trainer.control.commit_store and .stored_tables.
+Reads only. `log_records` has the class of each kind of record. Records of a job that does not run are appended by
+trainer.control.commit_store and .stored_tables.
 """
 
 from contextlib import AbstractContextManager
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from millrace.deadline import Deadline
 from millrace.file_lock import locked
+from trainer.journal import records as log_records
 from trainer.journal.job_history import JobHistory, LoggedPass
 from trainer.journal.log import LOCK
 from trainer.journal.log import read as read_records
@@ -24,62 +26,21 @@ from trainer.journal.log_file import (
 )
 from trainer.journal.partitions import KnownPartition, SkippedRange
 from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import (
-    ActingOperation,
-    Claim,
-    Content,
-    DayTickOperation,
-    ExportedOperation,
-    ExportOperation,
-    ForgetOperation,
-    GapOperation,
-    HoldOperation,
-    MatmulOperation,
-    PartitionsOperation,
-    PassClose,
-    RecordKind,
-    RequestedOperation,
-    RestoreOperation,
-    SetOperation,
-    ShrinkOperation,
-    SkipOperation,
-    SpecOperation,
-    Void,
-)
 
 __all__ = [
-    "ActingOperation",
     "AnyRecord",
-    "Claim",
-    "Content",
-    "DayTickOperation",
-    "ExportOperation",
-    "ExportedOperation",
-    "ForgetOperation",
-    "GapOperation",
-    "HoldOperation",
     "JobHistory",
     "KnownPartition",
     "LogDamaged",
     "LogTooNew",
     "LoggedPass",
-    "MatmulOperation",
-    "PartitionsOperation",
-    "PassClose",
     "PassPlan",
-    "RecordKind",
     "RecordPlace",
-    "RequestedOperation",
-    "RestoreOperation",
-    "SetOperation",
-    "ShrinkOperation",
-    "SkipOperation",
     "SkippedRange",
-    "SpecOperation",
-    "Void",
     "file_name",
     "file_numbers",
     "listed",
+    "log_records",
     "newest_generation",
     "read_history",
     "read_records",
