@@ -19,6 +19,7 @@ from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
 from trainer.checkpoint.commits import Commits
 from trainer.journal.log import read
+from trainer.journal.log_file import listed
 
 FIRST, SECOND = "t1-0000000001-g1", "t1-0000000002-g1"
 STATUS = {
@@ -130,6 +131,23 @@ def test_the_log_is_told_in_pages_and_its_closes_as_history(served):
     assert served.get("/v1/jobs/small/metrics/history?since=1000").json() == {"items": [], "next": None}
     (last,) = served.get("/v1/jobs/small/metrics/history?last=1").json()["items"]
     assert last["window"] == {} and last["event_time"] is None
+
+
+def test_a_damaged_log_is_told_up_to_the_damage_and_whole_again_once_it_is_repaired(served):
+    whole = served.get("/v1/jobs/small/log").json()["items"]
+    (path, *_) = listed(served.host.job("small").store / "log")
+    good = path.read_bytes()
+    begin = [at for at, byte in enumerate(good) if byte == ord("\n")][1] + 1  # of the third record
+    path.write_bytes(good[: begin + 20] + b"?" + good[begin + 21 :])
+    served.api.state.statuses.kept.drop(("LogPages",))  # a log that was followed soundly shows what it was
+    *before, damage = served.get("/v1/jobs/small/log").json()["items"]
+    assert before == whole[:2]
+    assert (damage["number"], damage["kind"]) == (3, "damage") and f"{path.name}: byte {begin}" in damage["words"]
+    assert served.get("/v1/jobs/small/log?last=1").json()["items"] == [damage]
+    path.write_bytes(good)
+    served.api.state.statuses.forget("small")
+    for _ in range(2):  # read whole, then followed again
+        assert served.get("/v1/jobs/small/log").json()["items"] == whole
 
 
 def test_a_job_made_again_under_its_name_has_no_history_of_the_one_before(tmp_path):
