@@ -26,8 +26,12 @@ DELETION, VALUE = 0, 1
 """Kinds of entries; there are no others in a store of rows."""
 ABSENT, MALFORMED = -1, -2
 """In place of the position of a value."""
-SOUND, DAMAGED, UNREADABLE = 0, 1, 2
-"""How reading ended."""
+SOUND, DAMAGED, UNREADABLE, NOT_CACHED = 0, 1, 2, 3
+"""How reading ended; the last one only if the disk must not be waited for."""
+MISSING, FOUND, LATE = 0, 1, 2
+"""States of a key: it has no row, or one; or it is not known without waiting for the disk."""
+RWF_NOWAIT = 8
+"""Flag of preadv2(2): fail instead of waiting for the disk."""
 FD, FIRST_KEY, LAST_KEY, LIMITS, OFFSETS, SIZES, NUM_BLOCKS, FILTER, FILTER_LINES, PROBES, CONTEXT = range(11)
 """Columns of a file: descriptor; keys; addresses of the columns of blocks and their number; address, lines of 64 bytes
 and probes of the filter (0 lines: none); the context of its checksums."""
@@ -35,6 +39,9 @@ NUM_COLUMNS = 11
 
 _carray: Any = numba.carray  # type: ignore[attr-defined]
 _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64))
+_preadv2: Any = types.ExternalFunction(
+    "preadv2", types.int64(types.int32, types.voidptr, types.int32, types.int64, types.int32)
+)
 
 
 def _as_pointer(typing: Any, address: Any) -> Any:
@@ -87,12 +94,21 @@ def checksum_of(bytes_N, words_M, size, offset, context):  # type: ignore[no-unt
 
 
 @njit(nogil=True, cache=True)
-def read_block(fd, offset, size, context, bytes_N, words_M):  # type: ignore[no-untyped-def]
-    """Read a block into `bytes_N` and check it. -> SOUND, DAMAGED, UNREADABLE."""
+def _read_cached(fd, offset, wanted, bytes_N):  # type: ignore[no-untyped-def]
+    """Read bytes that are in the system's page cache. -> whether all of them are."""
+    vector = np.array([bytes_N.ctypes.data, wanted], np.uint64)
+    return _preadv2(np.int32(fd), vector.ctypes, np.int32(1), np.int64(offset), np.int32(RWF_NOWAIT)) == wanted
+
+
+@njit(nogil=True, cache=True)
+def read_block(fd, offset, size, context, bytes_N, words_M, wait):  # type: ignore[no-untyped-def]
+    """Read a block into `bytes_N` and check it; `wait` for the disk, or not. -> how it ended."""
     wanted, done = size + TRAILER_BYTES, np.int64(0)
     if size < 17 or wanted > len(bytes_N):
         return DAMAGED
-    while done < wanted:
+    if not wait and not _read_cached(fd, offset, wanted, bytes_N):
+        return NOT_CACHED
+    while wait and done < wanted:
         got = _pread(np.int32(fd), bytes_N[done:].ctypes, np.uint64(wanted - done), np.int64(offset + done))
         if got <= 0:
             return DAMAGED if got == 0 else UNREADABLE
@@ -196,16 +212,16 @@ def _file_of(files_FC, begin, end, key):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def find(order_U, begin, end, files_FC, runs_R, max_block, found_U, rows_UB):  # type: ignore[no-untyped-def]
-    """Find keys, given by their order, in the newest run that has them, and write their rows.
+def find(order_U, begin, end, files_FC, runs_R, max_block, wait, state_U, rows_UB):  # type: ignore[no-untyped-def]
+    """Find keys, given by their order, in the newest run that has them; write their states and rows.
 
-    -> (SOUND, 0), or how it failed and the file.
+    Without `wait`, keys that need the disk are LATE. -> (SOUND, 0), or how it failed and the file.
     """
     words_M, key_16 = np.empty(max_block // 8 + 2, np.uint64), np.empty(16, np.uint8)
     bytes_N = words_M.view(np.uint8)
     for u in range(begin, end):
         key = order_U[u]
-        found_U[u] = False
+        state_U[u] = MISSING
         for r in range(len(runs_R) - 1):
             f = _file_of(files_FC, runs_R[r], runs_R[r + 1], key)
             if f == runs_R[r + 1] or U64(files_FC[f, FIRST_KEY]) > key:
@@ -221,7 +237,10 @@ def find(order_U, begin, end, files_FC, runs_R, max_block, found_U, rows_UB):  #
                 continue
             offset = np.int64(_carray(_pointer(files_FC[f, OFFSETS]), number, np.int64)[block])
             size = np.int64(_carray(_pointer(files_FC[f, SIZES]), number, np.int32)[block])
-            how = read_block(files_FC[f, FD], offset, size, files_FC[f, CONTEXT], bytes_N, words_M)
+            how = read_block(files_FC[f, FD], offset, size, files_FC[f, CONTEXT], bytes_N, words_M, wait)
+            if how == NOT_CACHED:
+                state_U[u] = LATE
+                break
             if how != SOUND:
                 return how, f
             at, length = _find_in_block(bytes_N, size, key, key_16)
@@ -230,7 +249,7 @@ def find(order_U, begin, end, files_FC, runs_R, max_block, found_U, rows_UB):  #
             if at < 0 or (length and length != rows_UB.shape[1]):
                 return DAMAGED, f
             if length:
-                found_U[u] = True
+                state_U[u] = FOUND
                 for b in range(length):
                     rows_UB[u, b] = bytes_N[at + b]
             break
@@ -249,7 +268,7 @@ def decode(file_C, begin_block, end_block, low, high, max_block, keys_N, value_N
     count = rows = 0
     for block in range(begin_block, end_block):
         size = np.int64(size_B[block])
-        how = read_block(file_C[FD], offset_B[block], size, file_C[CONTEXT], bytes_N, words_M)
+        how = read_block(file_C[FD], offset_B[block], size, file_C[CONTEXT], bytes_N, words_M, True)
         if how != SOUND:
             return how, 0, 0
         at, end = np.int64(0), _restarts(bytes_N, size)[1]

@@ -167,7 +167,7 @@ class RocksRowStore:
             self._db.close()
 
     def memory_bytes(self) -> int:
-        """Memory of the filters and indexes of all files, 2 bytes for each row and copy, and of RocksDB."""
+        """Memory of the filters and indexes of all files, 2.4 bytes for each row and copy, and of RocksDB."""
         names = ("rocksdb.estimate-table-readers-mem", "rocksdb.block-cache-usage")
         return self._files.num_bytes + sum(self._db.property_int_value(name) or 0 for name in names)
 
@@ -199,7 +199,7 @@ def _options() -> Options:
     """Options chosen by measurement: tests/bench/bench_row_stores.py has the alternatives and their numbers."""
     table = BlockBasedOptions()
     table.set_bloom_filter(10, False)  # a lookup of an unknown key reads nothing
-    table.set_block_size(4096)
+    table.set_block_size(2048)
     table.set_format_version(6)  # of pserver.store.row_file
     table.set_checksum_type(ChecksumType.xxh3())
     table.set_block_cache(Cache(CACHE_BYTES))

@@ -108,7 +108,7 @@ class RowFile:
         if size < 17 or offset < 0:
             raise self._damaged("a damaged list of blocks")
         words_M = np.zeros((size + TRAILER_BYTES) // 8 + 1, np.uint64)
-        how = kernels.read_block(self._fd, offset, size, self._context, words_M.view(np.uint8), words_M)
+        how = kernels.read_block(self._fd, offset, size, self._context, words_M.view(np.uint8), words_M, True)
         if how != SOUND:
             raise self.failure(how)
         return words_M.view(np.uint8)[:size].tobytes()

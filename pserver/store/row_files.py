@@ -8,6 +8,7 @@ are open, and so are readable after RocksDB has deleted them.
 Shapes: U keys, F files, R runs, N entries, W words of a row.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -22,8 +23,8 @@ from pserver.store.block_kernels import SOUND
 from pserver.store.row_file import RowFile
 from pserver.store.row_store import U32, U64
 
-FIND_CHUNK = 512
-"""Keys that a thread looks for, one after another: about 1 ms if no disk is read."""
+FIND_CHUNK = 64
+"""Keys for which a thread waits, one after another."""
 SCAN_BLOCKS = 2048
 """Blocks of rows read at a time: of 4 KiB each."""
 LISTINGS = 20
@@ -71,19 +72,37 @@ class RowFiles:
         return sum(file.num_bytes for file in self._files)
 
     def get(self, order_U: U64, threads: Executor) -> tuple[NDArray[np.bool_], U32]:
-        """Which keys, given by their order, ascending, have a row, (U,), and these rows: (found, W)."""
-        found_U = np.empty(len(order_U), np.bool_)
+        """Which keys, given by their order, ascending, have a row, (U,), and these rows: (found, W).
+
+        This thread reads what the system's page cache has; `threads` wait for the disk together.
+        """
+        state_U = np.empty(len(order_U), np.uint8)
+        rows_UB = np.empty((len(order_U), self._row_bytes), np.uint8)
+        self._find(order_U, 0, len(order_U), state_U, rows_UB, wait=False)
+        late_L = np.flatnonzero(state_U == kernels.LATE)
+        if len(late_L):
+            state_U[late_L], rows_UB[late_L] = self._awaited(order_U[late_L], threads)
+        found_U = state_U == kernels.FOUND
+        return found_U, rows_UB.view("<u4").astype(np.uint32, copy=False)[found_U]
+
+    def _awaited(self, order_U: U64, threads: Executor) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """States and rows of keys that need the disk."""
+        state_U = np.empty(len(order_U), np.uint8)
         rows_UB = np.empty((len(order_U), self._row_bytes), np.uint8)
 
-        def find(begin: int) -> tuple[int, int]:
-            end = min(begin + FIND_CHUNK, len(order_U))
-            return kernels.find(order_U, begin, end, self._files_FC, self._runs_R, self._max_block, found_U, rows_UB)  # type: ignore[no-any-return]
+        def find(begin: int) -> None:
+            self._find(order_U, begin, min(begin + FIND_CHUNK, len(order_U)), state_U, rows_UB, wait=True)
 
-        begins = range(0, len(order_U), FIND_CHUNK)
-        for how, file in threads.map(find, begins) if len(begins) > 1 else map(find, begins):
-            if how != SOUND:
-                raise self._files[file].failure(how)
-        return found_U, rows_UB.view("<u4").astype(np.uint32, copy=False)[found_U]
+        deque(threads.map(find, range(0, len(order_U), FIND_CHUNK)), 0)
+        return state_U, rows_UB
+
+    def _find(
+        self, order_U: U64, begin: int, end: int, state_U: NDArray[np.uint8], rows_UB: NDArray[np.uint8], *, wait: bool
+    ) -> None:
+        files = self._files_FC, self._runs_R, self._max_block
+        how, file = kernels.find(order_U, begin, end, *files, wait, state_U, rows_UB)
+        if how != SOUND:
+            raise self._files[file].failure(how)
 
     def scan(self, begin: int, end: int) -> Iterator[tuple[U64, U32]]:
         """Order and rows of all keys from `begin` to before `end` (2^64: all), ascending, in chunks."""

@@ -9,12 +9,11 @@ How the options of pserver.store.rocks_store were chosen (2 cores, local disk, r
                  level, 8 files, base 512 MB                2.8      910    91   152   taken: its room is bounded
                  universal, 4 files                         2.5      930   306   191
                  universal, 8 files                         1.8      170    50   178   at times rewrites it all at once
-    block        3 M rows, all in the page cache: microseconds of CPU a key found, bytes a row held in memory
-                 2 KiB 3.9, 2.1; 4 KiB 3.7, 1.7; 8 KiB 4.1, 1.5; 16 KiB 5.6, 1.4; a hash index in blocks 3.4, 1.7
+    block        1.5 M rows of 23 words, all in the page cache: microseconds of CPU a key found by our kernels, bytes a
+                 row held in memory: 4 KiB 2.2, 1.8; 2 KiB 1.7, 2.4; 1 KiB 1.4, 3.5
     bloom        thousands of missing keys a second, bytes a row held: none 310, 0.4; 10 bits 1,440 and more, 1.7;
                  14 bits 3,450, 2.2
     compression  lz4 saves nothing of random floats (115 B a row either way) and costs a third more CPU to write
-    cache        64 MiB of blocks in place of 8 find keys no faster: the page cache holds them uncompressed
     threads      20,000 keys not in memory, of 6 M: 11,000/s by one thread, 16,000 by 2, 36,000 by 4, 50,000 by 8
     sync         taking in a file of 1 M rows: 570 ms with the interpreter held, 5 ms when we synced it before
 """

@@ -1,5 +1,6 @@
 """RocksDB's files read by our kernels, against RocksDB itself; and the hashes, against published code."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -122,6 +123,32 @@ def test_files_that_rocksdb_merges_and_deletes_stay_readable(tmp_path):
     store._db.compact_range(None, None)
     keys = [key for chunk in (first, *scan) for key in chunk[0].tolist()]
     assert sorted(keys) == sorted(expected) and store.get(keys_U)[0].sum() == len(expected)
+    store.close()
+
+
+def test_rows_that_only_the_disk_has_are_waited_for_by_threads(tmp_path, monkeypatch):
+    store = RocksRowStore.open(tmp_path / "live", None, num_words=3)
+    keys_U = np.unique(np.random.default_rng(0).integers(0, 2**64, 50_000, np.uint64))
+    store.write(keys_U[::2], np.arange(3 * len(keys_U[::2]), dtype=np.uint32).reshape(-1, 3))
+    expected = [part.tolist() for part in store.get(keys_U)]
+    assert expected[0] == [True, False] * (len(keys_U) // 2) + [True] * (len(keys_U) % 2)
+    for path in (tmp_path / "live").glob("*.sst"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert [part.tolist() for part in store.get(keys_U)] == expected
+    find = block_kernels.find
+    late = []
+
+    def none_cached(*given):
+        *before, wait, state_U, rows_UB = given
+        if wait:
+            return find(*given)
+        late.append(len(state_U))
+        state_U[:] = block_kernels.LATE
+        return block_kernels.SOUND, 0
+
+    monkeypatch.setattr(block_kernels, "find", none_cached)
+    assert [part.tolist() for part in store.get(keys_U)] == expected and late == [len(keys_U)]
     store.close()
 
 
