@@ -5,8 +5,13 @@ from itertools import islice
 
 import pytest
 
+from millrace.config import validate
+from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.failpoints import Failpoint
+from service.cluster.supervision import RunOutcome
+from service.cluster.worker_plan import plan_job
+from service.faults import rounds
 from service.faults.deaths import (
     EVERYBODY,
     EXPORTER,
@@ -24,6 +29,9 @@ from service.faults.injection import DeathRecord
 from service.faults.rounds import COMPARED, FaultRuns, Round, differences
 from service.faults.summary_table import place_of, total_line
 from tests.integration.stream_job import write_job
+from trainer.config import WorkerConfig
+from trainer.journal.log import Log
+from trainer.journal.records import MatmulOperation
 
 MIRRORED = JobFeatures(mirrored=True)
 ALL = JobFeatures(mirrored=True, operated=True, exporting=True)
@@ -139,3 +147,28 @@ def test_what_an_earlier_fault_run_left_is_not_touched(tmp_path):
     (tmp_path / "store-faults-7").mkdir()
     with pytest.raises(SpecError, match="another --seed"):
         FaultRuns(job, [], None, 7, lambda *_: None)
+
+
+def test_every_disturbed_run_has_the_kernels_of_the_undisturbed_one(tmp_path, monkeypatch):
+    """Two jobs that measure may choose otherwise, and would then differ for no fault."""
+    kernels = {"416x64": {"forward": "onednn", "input_gradient": "mkl", "weight_gradient": "mkl"}}
+    given = []
+
+    def run(job, seen, on_line):
+        given.append(validate(WorkerConfig, plan_job(job, tmp_path, generation=1).chief.config).matmul)
+        log = Log.claim(make_folder(seen.log), 1, Deadline.after(5), timeline="t1")
+        log.append(MatmulOperation(setting="measured", kernels=kernels, fingerprint={}))
+        log.close()
+        return RunOutcome(0, "")
+
+    monkeypatch.setattr(rounds, "run", run)
+    runs = FaultRuns(write_job(tmp_path), [], None, 7, lambda *_: None)
+    runs.undisturbed()
+    runs.disturbed(1, None)
+    runs.disturbed(2, None)
+    assert given == [None, kernels, kernels]
+
+
+def make_folder(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
