@@ -29,7 +29,9 @@ from pserver.rows.slot_classes import NUM_GROUPS
 from pserver.rows.table_rows import I32, U32, RowArrays
 
 PIECE_ROWS = 1 << 12
-"""Rows examined while steps wait: about a millisecond if all are deleted, longer if a store is read."""
+"""Rows examined while steps wait: about a millisecond if all are deleted."""
+STORED_PIECE_ROWS = 1 << 14
+"""Rows of a store examined at a time: steps wait only while those that are also in memory are removed."""
 
 
 class Deletions:
@@ -135,9 +137,9 @@ class Deletions:
                 yield
             num_stored = self.rows.num_stored  # before the read: rows written meanwhile are not in it
             for keys_U, words_UW in self.rows.stored():
-                for begin in range(0, len(keys_U), PIECE_ROWS):
-                    self.gone.make_room(PIECE_ROWS)
-                    piece = keys_U[begin : begin + PIECE_ROWS], words_UW[begin : begin + PIECE_ROWS]
+                for begin in range(0, len(keys_U), STORED_PIECE_ROWS):
+                    self.gone.make_room(STORED_PIECE_ROWS)
+                    piece = keys_U[begin : begin + STORED_PIECE_ROWS], words_UW[begin : begin + STORED_PIECE_ROWS]
                     self.rows.sweep_stored(piece, num_stored, self.purge_within)
                     yield
             self._life.swept(upto)
