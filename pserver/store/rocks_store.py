@@ -75,7 +75,7 @@ class RocksRowStore:
     """See pserver.store.row_store.RowStore."""
 
     def __init__(self, live: Path, db: Rdict, num_words: int, known: Mapping[str, StoredFile]) -> None:
-        self.num_words, self.num_writes = num_words, 0
+        self.num_words, self.num_writes, self._num_taken_in = num_words, 0, 0
         self._live = live
         self._known = dict(known)
         self._db = db
@@ -132,8 +132,11 @@ class RocksRowStore:
                 _write_sorted(path, all_A, rows_UW)
                 _sync(path)
             self._take_in(path)
-            self._files = RowFiles.of(self._live, self._db.live_files, self._files, self.num_words)
-            self.num_writes += 1
+            self._list()
+        except PserverError:
+            with suppress(PserverError):
+                self._list()  # files merged since the last write close: a full disk has their room then
+            raise
         finally:
             path.unlink(missing_ok=True)
 
@@ -171,6 +174,11 @@ class RocksRowStore:
         names = ("rocksdb.estimate-table-readers-mem", "rocksdb.block-cache-usage")
         return self._files.num_bytes + sum(self._db.property_int_value(name) or 0 for name in names)
 
+    def _list(self) -> None:
+        """Read the files that RocksDB has now, and count the writes that are in them."""
+        self._files = RowFiles.of(self._live, self._db.live_files, self._files, self.num_words)
+        self.num_writes = self._num_taken_in
+
     def _take_in(self, path: Path) -> None:
         moving = IngestExternalFileOptions()
         moving.set_move_files(True)
@@ -180,6 +188,7 @@ class RocksRowStore:
                 self._db.ingest_external_file([str(path)], moving)
 
         retry.call(ingest, RECOVERY, lambda error: isinstance(error, StoreFailed) and "No space" in str(error))
+        self._num_taken_in += 1
 
     def _stored(self, path: Path) -> StoredFile:
         of_rows = path.suffix == ".sst"

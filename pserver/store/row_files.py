@@ -26,7 +26,7 @@ from pserver.store.row_store import U32, U64
 FIND_CHUNK = 64
 """Keys for which a thread waits, one after another."""
 SCAN_BLOCKS = 2048
-"""Blocks of rows read at a time: of 4 KiB each."""
+"""Blocks of rows read at a time: of 2 KiB each."""
 LISTINGS = 20
 """Tries to open all files; RocksDB may delete merged ones meanwhile."""
 MIN_ENTRY_BYTES = 12

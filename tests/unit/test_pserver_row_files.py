@@ -1,7 +1,10 @@
 """RocksDB's files read by our kernels, against RocksDB itself; and the hashes, against published code."""
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import Rdict, SstFileWriter
 
-from pserver.errors import StoreDamaged
-from pserver.store import block_kernels, rocks_store
+from pserver.errors import StoreDamaged, StoreFailed
+from pserver.store import block_kernels, rocks_store, row_files
 from pserver.store.rocks_store import RocksRowStore
 from pserver.store.row_file import RowFile
 from pserver.store.row_files import RowFiles
@@ -123,6 +126,39 @@ def test_files_that_rocksdb_merges_and_deletes_stay_readable(tmp_path):
     store._db.compact_range(None, None)
     keys = [key for chunk in (first, *scan) for key in chunk[0].tolist()]
     assert sorted(keys) == sorted(expected) and store.get(keys_U)[0].sum() == len(expected)
+    store.close()
+
+
+def deleted_but_open(folder):
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [link for link in links if str(link).startswith(str(folder)) and str(link).endswith(".sst (deleted)")]
+
+
+def test_a_failed_write_closes_merged_files_as_a_full_disk_lacks_their_room(tmp_path, monkeypatch):
+    store = RocksRowStore.open(tmp_path / "live", None, num_words=3)
+    keys_U, rows_UW = np.arange(5000, dtype=np.uint64), np.zeros((5000, 3), np.uint32)
+    for _ in range(3):
+        store.write(keys_U, rows_UW)
+    store._db.compact_range(None, None)
+    assert deleted_but_open(tmp_path)
+    monkeypatch.setattr(rocks_store, "_sync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(StoreFailed):
+        store.write(keys_U, rows_UW)
+    assert not deleted_but_open(tmp_path)
+    assert store.num_writes == 3 and store.get(keys_U)[0].all()
+    store.close()
+
+
+def test_a_write_taken_in_is_counted_once_its_rows_are_read(tmp_path, monkeypatch):
+    store = RocksRowStore.open(tmp_path / "live", None, num_words=1)
+    key_U, row_UW = np.array([5], np.uint64), np.array([[1]], np.uint32)
+    with monkeypatch.context() as few:
+        few.setattr(row_files, "RowFile", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(StoreFailed):
+            store.write(key_U, row_UW)
+        assert store.num_writes == 0 and not store.get(key_U)[0].any()
+    store.write(key_U, row_UW + 1)
+    assert store.num_writes == 2 and store.get(key_U)[1].tolist() == [[2]]
     store.close()
 
 
