@@ -13,7 +13,7 @@ import hashlib
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,15 +226,18 @@ class ShardStores:
         """A new store with this shard's rows, copied from every part."""
         store = RocksRowStore.open(self._live / name, None, num_words=self._tables[name].num_words)
         count_G = np.zeros(1 << 16, np.int64)
-        for part in parts:
-            begin, end = max(self._buckets[0], part.buckets[0]), min(self._buckets[1], part.buckets[1])
-            if begin < end and name in part.tables:
-                source = self._open(self._live / f"{name}.of-{part.folder}", folder, part, name)
-                for keys_U, words_UW in source.scan(begin, end):
-                    store.write(keys_U, words_UW)
-                    count_G += np.bincount(groups_of(words_UW), minlength=len(count_G))
-                source.close()
-                shutil.rmtree(self._live / f"{name}.of-{part.folder}")
+        with ExitStack() as after_error:
+            after_error.callback(store.close)
+            for part in parts:
+                begin, end = max(self._buckets[0], part.buckets[0]), min(self._buckets[1], part.buckets[1])
+                if begin < end and name in part.tables:
+                    of = self._live / f"{name}.of-{part.folder}"
+                    with closing(self._open(of, folder, part, name)) as source:
+                        for keys_U, words_UW in source.scan(begin, end):
+                            store.write(keys_U, words_UW)
+                            count_G += np.bincount(groups_of(words_UW), minlength=len(count_G))
+                    shutil.rmtree(of)
+            after_error.pop_all()
         return store, {int(group): int(count_G[group]) for group in np.flatnonzero(count_G)}
 
     def _open(self, live: Path, folder: Path, part: ShardCommitPart, name: str) -> RowStore:

@@ -295,6 +295,22 @@ def test_a_part_that_is_gone_is_named_and_another_commit_may_be_tried(kind, worl
             assert digest_of(again) == digest_of(world)
 
 
+def test_rows_that_cannot_be_copied_leave_no_store_open(tmp_path):
+    with job_at(tmp_path, "first", 2) as world:
+        train(world, 1)
+        parts = w.commit(world.one, tmp_path / "commit", 1)
+        shutil.copytree(tmp_path / "commit", tmp_path / "copy")
+        for path in (tmp_path / "copy" / parts[-1].folder / "default").glob("*.sst"):
+            content = bytearray(path.read_bytes())
+            content[10] ^= 1
+            path.write_bytes(content)
+        with w.job(0, live=tmp_path / "second") as again:
+            with pytest.raises(StoreDamaged, match="a damaged block") as refused:
+                again.one.restore(tmp_path / "copy", parts, 1, w.soon())
+            again.one.restore(tmp_path / "commit", parts, 1, w.soon())  # while the error holds its frames
+            assert digest_of(again) == digest_of(world) and refused.tb is not None
+
+
 def test_points_of_death_come_in_the_order_of_the_steps(world, kind, tmp_path, monkeypatch):
     seen = []
     for module in ("server.embedded", "server.step_calls", "commit.shard_commits"):
