@@ -179,13 +179,15 @@ class LibrdkafkaReader:
             at += num
         for message in errors:
             self._note(message)
+        # Only now: a partition may have several runs in one call.
+        for part, buffer in self._buffers.items():
+            if part != self._reading and buffer.num_bytes > self._share():
+                self._take_off(part, buffer)
 
     def _add(self, part: TopicPartition, records: Sequence[Message]) -> None:
         buffer = self._buffers[part]
         assert buffer.assigned and records[0].offset() >= buffer.reached, f"{part}: records of an earlier position"
         buffer.add(_events(records))
-        if part != self._reading and buffer.num_bytes > self._share():
-            self._take_off(part, buffer)
 
     def _note(self, message: Message) -> None:
         """An end of a partition, or an error."""

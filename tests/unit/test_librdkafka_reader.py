@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("confluent_kafka")
 
+from confluent_kafka import Message
+from kafka import TopicPartition
+
+from dataset.sources import librdkafka_reader
 from dataset.sources.librdkafka_reader import PartitionBuffer
 from dataset.stream.source import Events
 
@@ -64,3 +68,40 @@ def test_a_position_is_not_reached_before_a_record_after_it():
     assert buffer.take(10) is None and buffer.position == 5
     buffer.add(block([12]))
     assert buffer.take(10) is None and buffer.position == 10
+
+
+class Mixed:
+    """In place of librdkafka: gives all of its messages at once."""
+
+    def __init__(self, *_options, **_more):
+        self.messages, self.assigned = [], {}
+
+    def incremental_assign(self, parts):
+        self.assigned |= {part.partition: part.offset for part in parts}
+
+    def incremental_unassign(self, parts):
+        for part in parts:
+            del self.assigned[part.partition]
+
+    def consume(self, _most, _timeout_s):
+        given, self.messages = self.messages, []
+        return given
+
+
+def test_a_partition_over_its_share_keeps_all_of_its_records_of_one_call(monkeypatch):
+    monkeypatch.setattr(librdkafka_reader, "Consumer", Mixed)
+    monkeypatch.setattr(librdkafka_reader, "MAX_BUFFER_BYTES", 200)
+    reader = librdkafka_reader.LibrdkafkaReader({})
+    first, second = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
+    assert reader.poll(first, 0, 4, 1) == (None, 0)
+    places = [(0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (0, 3)]
+    reader._consumer.messages = [
+        Message(topic="clicks", partition=number, offset=offset, value=bytes(100)) for number, offset in places
+    ]
+    assert reader.poll(second, 0, 2, 1)[1] == 1
+    assert reader._consumer.assigned == {1: 0}
+    position, taken = 0, []
+    while position < 4:
+        events, position = reader.poll(first, position, 4, 1)
+        taken += events.position_E.tolist()
+    assert taken == [0, 1, 2, 3]
