@@ -30,6 +30,8 @@ from pserver.server.step_calls import StepCalls
 
 ANSWER_S = 0.5
 """Part of a caller's deadline reserved to name the late ranks; at most a tenth of the time left."""
+MAX_POLL_S = 3600.0
+"""Longest wait of one poll, whose milliseconds are a C int; deadlines may be longer."""
 LINGER_MS = 1000
 """How long the last answers may take when a shard stops."""
 
@@ -106,7 +108,7 @@ class DataServer:
         """How long no held call is late; None: nothing is held."""
         if not self._held:
             return None
-        return 1 + int(1000 * min(held.until.left_s() for held in self._held.values()))
+        return 1 + int(1000 * min(MAX_POLL_S, *(held.until.left_s() for held in self._held.values())))
 
     def _read(self) -> None:
         """Act on all messages that are here."""

@@ -109,7 +109,7 @@ def exchange_in_thread(shards, batch, push, outcome, deadline):
         except (ShardUnavailable, StepTimedOut) as error:
             outcome.append((error, time.monotonic()))
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while shards.unanswered() != [0]:
         time.sleep(0.001)
@@ -135,6 +135,22 @@ def test_a_killed_shard_is_known_within_a_second_and_not_at_the_deadline(start):
         assert at_s - begin_s < SOON_S
         with pytest.raises(ShardUnavailable):
             shards.pull(batch, w.soon())
+
+
+def test_a_deadline_may_be_longer_than_a_poll(way, tmp_path):
+    server = ShardServer(w.process(0, 1, 2, w.TABLES), tmp_path / "s.socket" if way == "socket" else None)
+    with server, closing(connect(server.address, world=2)) as shards:
+        with closing(connect(server.address, world=2, rank=1)) as other:
+            for each in (shards, other):
+                each.open_pass(1, w.soon())
+            batch = shards.prepare({"default": w.keys(1, 2)}, learn=True)
+            push, outcome = {"default": w.push_of(w.keys(1, 2), 5, 0)}, []
+            shards.pull(batch, w.soon())
+            waiting = exchange_in_thread(shards, batch, push, outcome, Deadline.after(100 * 86400))
+            time.sleep(0.1)
+            other.exchange(0, None, None, None, StepScale(64), w.soon())
+            waiting.join(SOON_S)
+            assert list(outcome[0]) == ["default"]
 
 
 def test_a_shard_that_stops_says_so_to_all_that_wait(start):
