@@ -1,6 +1,7 @@
 """What all tests share."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,22 @@ if TYPE_CHECKING:
 # The same examples at every run; no limit on time, since a kernel compiles at its first call.
 settings.register_profile("millrace", deadline=None, derandomize=True)
 settings.load_profile("millrace")
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """kafka-python cancels a connection that it is making when its client closes, and leaves the socket to Python's
+    garbage collector: a warning of the library's, no failure of the test."""
+    for item in items:
+        if item.get_closest_marker("kafka"):
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket.*proto=6:ResourceWarning"))
+
+
+@pytest.fixture(autouse=True)
+def _no_sockets_of_kafka_python_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Collects them before the next test, whose warnings are errors."""
+    yield
+    if request.node.get_closest_marker("kafka"):
+        gc.collect()
 
 
 def _started(folder: Path) -> Iterator["Cluster"]:

@@ -135,6 +135,8 @@ class DataPlane:
         with self._lock:
             self._closed = True
             for link in self._links:
+                for call in list(link.open.values()):
+                    self._end(call, InvalidShardCall(f"the client of {link.name} was closed during a call"))
                 self._disconnect(link)
 
     # --- under the lock

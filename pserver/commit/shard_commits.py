@@ -12,7 +12,7 @@ rows are stored. trainer.checkpoint.commits writes the manifest, by which a comm
 import hashlib
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,13 @@ from pserver.errors import InvalidShardCall, PserverError, StepTimedOut, StoreDa
 from pserver.protocol.shards import ShardCommitPart
 from pserver.rows.row_format import groups_of
 from pserver.store.rocks_store import RocksRowStore, store_error_of
-from pserver.store.row_store import RowStore, StoredFile
+from pserver.store.row_store import U32, U64, RowStore, StoredFile
 from pserver.tables.table import ShardTable, TableSnapshot
 
 CLOSE_S = 10.0
 """How long a write may delay the end of the process."""
+COPY_BYTES = 64 << 20
+"""Fewest bytes of rows that a restore onto other shards writes at a time."""
 ADMISSION = "{}.admission.safetensors"
 """File with the admission counts of a table."""
 
@@ -233,7 +235,7 @@ class ShardStores:
                 if begin < end and name in part.tables:
                     of = self._live / f"{name}.of-{part.folder}"
                     with closing(self._open(of, folder, part, name)) as source:
-                        for keys_U, words_UW in source.scan(begin, end):
+                        for keys_U, words_UW in _joined(source.scan(begin, end)):
                             store.write(keys_U, words_UW)
                             count_G += np.bincount(groups_of(words_UW), minlength=len(count_G))
                     shutil.rmtree(of)
@@ -252,6 +254,18 @@ class ShardStores:
         with suppress(StepTimedOut), self._alone(Deadline.after(CLOSE_S)):
             for store in self._stores.values():
                 store.close()
+
+
+def _joined(chunks: Iterable[tuple[U64, U32]]) -> Iterator[tuple[U64, U32]]:
+    """Chunks of keys and rows, joined to COPY_BYTES or more: every write of a copy makes a file, which stays open."""
+    held: list[tuple[U64, U32]] = []
+    for chunk in chunks:
+        held.append(chunk)
+        if sum(words_UW.nbytes for _, words_UW in held) >= COPY_BYTES:
+            yield np.concatenate([keys_U for keys_U, _ in held]), np.concatenate([words_UW for _, words_UW in held])
+            held.clear()
+    if held:
+        yield np.concatenate([keys_U for keys_U, _ in held]), np.concatenate([words_UW for _, words_UW in held])
 
 
 def _facts(taken: TableSnapshot) -> dict[str, Any]:

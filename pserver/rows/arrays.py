@@ -5,6 +5,7 @@ Callers decide what the arrays hold.
 
 import mmap
 import os
+import resource
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ I32 = NDArray[np.int32]
 
 MIN_MAPPED_BYTES = 1 << 20
 """Smaller arrays come from the heap."""
+MAX_RESERVED_BYTES = 128 << 30
+"""Most addresses reserved for an array that grows; a process has 128 TiB of them."""
 
 
 def allocate(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -85,11 +88,12 @@ def _reserved(num_bytes: int) -> NDArray[np.uint8]:
 
 @cache
 def _reservation() -> int:
-    """Bytes of addresses for an array that grows: the machine's memory; 0 where the kernel counts them as memory."""
+    """Bytes of addresses for an array that grows: the memory of the machine; 0 where addresses are limited."""
     policy = Path("/proc/sys/vm/overcommit_memory")
-    if not policy.exists() or policy.read_text().strip() == "2":
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if is_limited or not policy.exists() or policy.read_text().strip() == "2":
         return 0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), MAX_RESERVED_BYTES)
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:

@@ -106,7 +106,7 @@ def exchange_in_thread(shards, batch, push, outcome, deadline):
     def run():
         try:
             outcome.append(shards.exchange(0, batch, push, batch, StepScale(64), deadline))
-        except (ShardUnavailable, StepTimedOut) as error:
+        except (InvalidShardCall, ShardUnavailable, StepTimedOut) as error:
             outcome.append((error, time.monotonic()))
 
     thread = threading.Thread(target=run, daemon=True)
@@ -151,6 +151,16 @@ def test_a_deadline_may_be_longer_than_a_poll(way, tmp_path):
             other.exchange(0, None, None, None, StepScale(64), w.soon())
             waiting.join(SOON_S)
             assert list(outcome[0]) == ["default"]
+
+
+def test_a_client_that_closes_ends_the_calls_that_a_thread_waits_for(way, tmp_path):
+    outcome = []
+    with ShardServer(w.process(0, 1, 2, w.TABLES), tmp_path / "s.socket" if way == "socket" else None) as server:
+        with closing(connect(server.address, world=2)) as shards:
+            shards.open_pass(1, w.soon())
+            waiting = exchange_in_thread(shards, None, None, outcome, Deadline.after(600))
+        waiting.join(SOON_S)
+    assert "was closed during a call" in str(outcome[0][0])
 
 
 def test_a_shard_that_stops_says_so_to_all_that_wait(start):

@@ -58,6 +58,12 @@ def test_without_addresses_to_reserve_an_array_takes_what_it_needs(monkeypatch):
         arrays._mapped(1 << 62)
 
 
+def test_addresses_are_not_reserved_where_they_are_limited(monkeypatch):
+    assert arrays._reservation() <= arrays.MAX_RESERVED_BYTES
+    monkeypatch.setattr(arrays.resource, "getrlimit", lambda which: (1 << 40, 1 << 40))
+    assert arrays._reservation.__wrapped__() == 0
+
+
 def test_a_copy_is_a_copy():
     rows_RW = grown(rows_of(LARGE), LARGE, 2 * LARGE)
     copy_RW = moved(rows_RW, LARGE, LARGE)
