@@ -259,13 +259,19 @@ class ShardStores:
 def _joined(chunks: Iterable[tuple[U64, U32]]) -> Iterator[tuple[U64, U32]]:
     """Chunks of keys and rows, joined to COPY_BYTES or more: every write of a copy makes a file, which stays open."""
     held: list[tuple[U64, U32]] = []
+    num_bytes = 0
     for chunk in chunks:
         held.append(chunk)
-        if sum(words_UW.nbytes for _, words_UW in held) >= COPY_BYTES:
-            yield np.concatenate([keys_U for keys_U, _ in held]), np.concatenate([words_UW for _, words_UW in held])
-            held.clear()
+        num_bytes += chunk[1].nbytes
+        if num_bytes >= COPY_BYTES:
+            yield _concatenated(held)
+            held, num_bytes = [], 0
     if held:
-        yield np.concatenate([keys_U for keys_U, _ in held]), np.concatenate([words_UW for _, words_UW in held])
+        yield _concatenated(held)
+
+
+def _concatenated(held: Sequence[tuple[U64, U32]]) -> tuple[U64, U32]:
+    return np.concatenate([keys_U for keys_U, _ in held]), np.concatenate([words_UW for _, words_UW in held])
 
 
 def _facts(taken: TableSnapshot) -> dict[str, Any]:

@@ -116,15 +116,21 @@ def exchange_in_thread(shards, batch, push, outcome, deadline):
     return thread
 
 
+def pulled(shards, tables):
+    """The batch of `tables`, prepared and pulled in a new pass."""
+    shards.open_pass(1, w.soon())
+    batch = shards.prepare(tables, learn=True)
+    shards.pull(batch, w.soon())
+    return batch
+
+
 # --- deaths
 
 
 def test_a_killed_shard_is_known_within_a_second_and_not_at_the_deadline(start):
     process, outcome = start(num_ranks=2), []
     with closing(connect(process.address, world=2)) as shards:
-        shards.open_pass(1, w.soon())
-        batch = shards.prepare({"default": w.keys(1, 2)}, learn=True)
-        shards.pull(batch, w.soon())
+        batch = pulled(shards, {"default": w.keys(1, 2)})
         push = {"default": w.push_of(w.keys(1, 2), 5, 0)}
         waiting = exchange_in_thread(shards, batch, push, outcome, Deadline.after(600))
         process.end()
@@ -178,9 +184,7 @@ def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way)
     process, outcome = start(), []
     one = {"default": w.keys(1, 2)}
     with closing(connect(process.address)) as shards:
-        shards.open_pass(1, w.soon())
-        batch = shards.prepare(one, learn=True)
-        shards.pull(batch, w.soon())
+        batch = pulled(shards, one)
         process.freeze()
         push = {"default": w.push_of(one["default"], 5, 0)}
         waiting = exchange_in_thread(shards, batch, push, outcome, w.soon())
@@ -202,9 +206,7 @@ def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way)
 def test_a_frozen_shard_is_named_at_the_deadline(start):
     process = start()
     with closing(connect(process.address)) as shards:
-        shards.open_pass(1, w.soon())
-        batch = shards.prepare({"default": w.keys(1)}, learn=True)
-        shards.pull(batch, w.soon())
+        batch = pulled(shards, {"default": w.keys(1)})
         process.freeze()
         with pytest.raises(StepTimedOut, match="shard 0 at .* did not answer in time"):
             shards.exchange(0, None, None, None, StepScale(1), Deadline.after(0.4))
@@ -215,9 +217,7 @@ def test_a_frozen_shard_is_named_at_the_deadline(start):
 def test_a_shard_that_starts_again_behind_its_address_refuses_what_it_does_not_know(start):
     process = start()
     with closing(connect(process.address)) as shards:
-        shards.open_pass(1, w.soon())
-        batch = shards.prepare({"default": w.keys(1)}, learn=True)
-        shards.pull(batch, w.soon())
+        batch = pulled(shards, {"default": w.keys(1)})
         process.end()
         process.start()
         if process.address.startswith("unix:"):
@@ -235,9 +235,7 @@ def test_a_shard_that_starts_again_behind_its_address_refuses_what_it_does_not_k
 def test_a_newer_generation_behind_the_same_address_refuses_the_older_one(start, tmp_path):
     process = start()
     with closing(connect(process.address)) as shards:
-        shards.open_pass(1, w.soon())
-        batch = shards.prepare({"default": w.keys(1)}, learn=True)
-        shards.pull(batch, w.soon())
+        batch = pulled(shards, {"default": w.keys(1)})
         process.end()
         told = json.loads((tmp_path / "config.json").read_text()) | {"generation": 2}
         (tmp_path / "config.json").write_text(json.dumps(told))
@@ -406,9 +404,7 @@ def test_a_frame_beyond_the_bound_ends_its_connection_alone(tmp_path, way):
 
 def test_a_peer_that_reads_no_answers_keeps_nobody_waiting(tmp_path, way):
     with serving(tmp_path, way) as (server, at), closing(connect(server.address)) as shards:
-        shards.open_pass(1, w.soon())
-        batch = shards.prepare({"default": w.keys(*range(2000))}, learn=True)
-        shards.pull(batch, w.soon())
+        batch = pulled(shards, {"default": w.keys(*range(2000))})
         number = batch.number
         keys = KeyPair.make()
         server._servicer._listener.allow(keys.public)

@@ -4,8 +4,10 @@ import shutil
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
+from pserver.commit import shard_commits
 from pserver.commit.change_files import read_changes
 from pserver.config import Adam, Ftrl, Sgd, TableSection
 from pserver.errors import InvalidShardCall, StoreDamaged, StoreFailed
@@ -402,3 +404,12 @@ def test_three_ranks_train_on_while_their_chief_commits(tmp_path):
         assert digest_of(again) == before != after
         passes(again, 2)
         assert digest_of(again) == after
+
+
+def test_a_copy_writes_few_files(monkeypatch):
+    monkeypatch.setattr(shard_commits, "COPY_BYTES", 24)
+    chunks = [(np.array([n], np.uint64), np.full((1, 2), n, np.uint32)) for n in range(7)]
+    joined = list(shard_commits._joined(chunks))
+    assert [keys_U.tolist() for keys_U, _ in joined] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [words_UW.tolist() for _, words_UW in joined] == [[[n, n] for n in keys_U] for keys_U, _ in joined]
+    assert list(shard_commits._joined([])) == []
