@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench.commits import at_closes, committed, trainer_with
+from tests.bench.commits import at_closes, trainer_with
 from tests.bench.recovery import linked
 from tests.bench.synthetic import MadeReader, Signs, in_turn
 from tests.bench.w1 import BLOCK, NUM_FIELDS, ROOT, job
@@ -65,15 +65,9 @@ def prepared(cache: Path, num_rows: int, hidden: int) -> tuple[Path, int]:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         memory = None if num_rows <= ROWS else MEMORY
-        spec = spec_of(hidden, folder, MAKING_BATCHES, memory) | {"commit": {"every": "1d", "keep": 1}}
+        spec = spec_of(hidden, folder, MAKING_BATCHES, memory) | {"commit": {"every_passes": 1, "keep": 1}}
         with trainer_with(spec, MadeReader(in_turn(num_rows)), 0, folder) as trainer:
-
-            def closed(number: int) -> None:
-                committed(trainer, number)
-                if number == passes:
-                    trainer.loop.drain()
-
-            at_closes(trainer, closed)
+            at_closes(trainer, lambda number: trainer.loop.drain() if number == passes else None)
             trainer.loop.run()
         shutil.rmtree(folder / "store" / "live")
         (folder / "made").touch()

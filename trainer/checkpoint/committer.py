@@ -252,6 +252,7 @@ class Committer:
             each.notify(None, f"no commit of version {each.version} could be made: {why}")
 
     def _begin(self, version: int, dense: Mapping[str, Any], held_for: tuple[_ExactRequest, ...]) -> None:
+        assert version > self.version, f"version {version} is committed, and its folder would count as one that failed"
         self._begun_s = time.monotonic()
         since = self._changes_since()
         changes = () if since is None else (since,)
