@@ -64,7 +64,7 @@ def prepared(cache: Path, num_rows: int, hidden: int) -> tuple[Path, int]:
     if not (folder / "made").exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        memory = None if num_rows <= ROWS else MEMORY
+        memory = None if num_rows <= ROWS else CURVE_MEMORY
         spec = spec_of(hidden, folder, MAKING_BATCHES, memory) | {"commit": {"every_passes": 1, "keep": 1}}
         with trainer_with(spec, MadeReader(in_turn(num_rows)), 0, folder) as trainer:
             at_closes(trainer, lambda number: trainer.loop.drain() if number == passes else None)
