@@ -8,6 +8,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from millrace.config import Count, PositiveCount, PositiveSize, Section, Seed, Size, SlotGroup
 from millrace.failpoints import ArmedFailpoint
+from millrace.identity.credentials import Credentials
+from millrace.interfaces import LOOPBACK_INTERFACE
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest float32; tables count and learn in float32."""
@@ -281,6 +283,10 @@ class ShardProcess(Section):
     """Secret that callers must send."""
     generation: Count = 1
     """How many times the workers were started; callers of another generation are refused."""
+    interface: str = LOOPBACK_INTERFACE
+    """Network interface at which it listens."""
+    credentials: Credentials | None = None
+    """Its certificate; without one it listens for this machine alone."""
     address_file: Path
     """Where this process writes its address."""
     live: Path | None = None

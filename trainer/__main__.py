@@ -8,7 +8,10 @@ from pathlib import Path
 
 from millrace import worker_process
 from millrace.deadline import Deadline
+from millrace.identity.peers import PeerRole, PeerRule
+from millrace.interfaces import address_of
 from millrace.rpc import role
+from millrace.rpc.tls_listener import TlsEndpoint
 from trainer.config import WorkerConfig
 from trainer.journal.fencing import end_when_superseded, raise_superseded
 from trainer.rank0.parts import CLOSE_S
@@ -24,10 +27,19 @@ def run(config: WorkerConfig) -> None:
         progress, committer = trainer.parts.progress, trainer.parts.committer
         commit = None if committer is None else committer.ask
         role_facts = (config.secret, config.address_file, commit, trainer.answer)
-        with role.serve_role(progress.status, trainer.loop.drain, *role_facts):
+        with role.serve_role(progress.status, trainer.loop.drain, *role_facts, tls=_endpoint(config)):
             trainer.loop.run()
             if config.rank == 0:
                 finish(trainer)
+
+
+def _endpoint(config: WorkerConfig) -> TlsEndpoint | None:
+    """Where rank 0 serves its Role beside the unix socket: for the launcher alone, if it has credentials."""
+    if config.credentials is None or config.rank != 0:
+        return None
+    mine = config.credentials.name
+    accepts = PeerRule(mine.job, mine.generation, {PeerRole.HEAD: range(1)})
+    return TlsEndpoint(address_of(config.interface), config.credentials, accepts)
 
 
 def finish(trainer: Trainer) -> None:

@@ -10,6 +10,8 @@ from dataset.spec.config import AnySlot, AnySource, PipeSection, SampleSection
 from millrace.config import Count, Duration, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
 from millrace.errors import SpecError
 from millrace.failpoints import ArmedFailpoint
+from millrace.identity.credentials import Credentials
+from millrace.interfaces import LOOPBACK_INTERFACE
 from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
 from trainer.blob.address import parse as parse_address
 
@@ -385,6 +387,10 @@ class WorkerConfig(Section):
     """Addresses of the shards; empty: the shard is embedded."""
     secret: str = ""
     """Secret that callers of shards and roles must present."""
+    interface: str = LOOPBACK_INTERFACE
+    """Network interface of the trainers' collectives, and of rank 0's Role service if there are credentials."""
+    credentials: Credentials | None = None
+    """Its certificate, to show to shards and launcher; without one all of them are on this machine."""
     generation: Count = 1
     """Number of the generation of workers, from 1."""
     live: Path | None = None

@@ -1,51 +1,44 @@
-"""gRPC for every role of a job: local, bounded, with the job's secret, and our errors for status codes.
+"""gRPC channels to every role of a job: bounded, with the job's secret, and our errors for status codes.
 
-Each service defines its own messages and calls; `millrace.rpc.role` and `pserver` use this module.
-millrace.rpc.unix_sockets names unix sockets.
+Off loopback a channel has mutual TLS, always. millrace.rpc.rpc_server has the other end, millrace.rpc.unix_sockets
+names unix sockets.
 """
 
-import hmac
-import logging
 import os
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
+from millrace.address import is_loopback, parse_address
 from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable
-from millrace.http.listening import ConnectionBounds
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerName
 from millrace.rpc import unix_sockets
 
 SECRET_KEY = "millrace-secret"
 """Metadata key of the job's secret, in every call: clients of other jobs are refused."""
 MAX_MESSAGE_BYTES = 4 << 20
 """Default bound of a message; a larger one fails the call with RESOURCE_EXHAUSTED."""
+_DISTRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "WRONG_VERSION_NUMBER")
+"""Words in the details of a call whose peer is another one, or has no TLS."""
+_ENDED = ("Socket closed", "reset by peer", "Broken pipe", "alert")
+"""Words in the details of a call whose connection the peer has ended."""
 
 
-MAX_CONNECTIONS = 128
-"""Most connections of a server, if the process has enough descriptors; a further one is closed at once.
+@dataclass(frozen=True, slots=True)
+class TlsPeer:
+    """The peer that is expected at an address off loopback, and the credentials to show it."""
 
-A shard has one for each trainer, a worker's Role one for the launcher and one for each command."""
-MAX_CALLS = 32
-"""Most concurrent calls of one connection; the next one waits at the client."""
-HANDSHAKE_MS = 10_000
-"""How long a connection may take for its handshake."""
-IDLE_MS = 30_000
-"""How long a connection to a port may be idle; a client reconnects by itself."""
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
-
-log = logging.getLogger(__name__)
+    credentials: Credentials
+    name: PeerName
 
 
 def options(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -58,79 +51,6 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
-    """Options of a server that bound what unauthenticated clients can use."""
-    return [
-        ("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, ConnectionBounds.here().open)),
-        ("grpc.max_concurrent_streams", MAX_CALLS),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        *([("grpc.max_connection_idle_ms", IDLE_MS)] if is_port else []),
-    ]
-
-
-class _SecretCheck(grpc.ServerInterceptor):
-    """Refuses every call that does not carry the job's secret, before its message is read.
-
-    gRPC gives a call with one message a thread, which waits for the whole message. So a refusal is declared as a call
-    with a stream of messages, of which it reads none, and runs on its own thread.
-    """
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
-
-        def refuse(_unread: object, context: grpc.ServicerContext) -> None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong secret: this process belongs to another job")
-
-        refuse.experimental_thread_pool = ThreadPoolExecutor(1, "refusals")  # type: ignore[attr-defined]
-        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refuse)
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Request, Reply] | None"],
-        details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Request, Reply] | None":
-        """Go on only with the right secret, compared in constant time."""
-        given = str(dict(details.invocation_metadata).get(SECRET_KEY, ""))
-        return continuation(details) if hmac.compare_digest(given.encode(), self._secret) else self._refusal
-
-
-def local_server(
-    secret: str, *, max_workers: int, max_message_bytes: int = MAX_MESSAGE_BYTES, socket: Path | None = None
-) -> tuple[grpc.Server, str]:
-    """A server that is not started yet, and its address: the unix socket `socket`, or a free port of 127.0.0.1.
-
-    Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
-    A call waits while all `max_workers` threads are busy, until its own deadline.
-    """
-    if socket is not None:
-        server = _server(secret, max_workers, max_message_bytes, is_port=False)
-        try:
-            return server, _bind(server, socket)
-        except (OSError, RuntimeError) as error:
-            log.warning("%s cannot be a unix socket (%s); listening on 127.0.0.1 instead", socket, error)
-    server = _server(secret, max_workers, max_message_bytes, is_port=True)
-    return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-
-
-def _server(secret: str, max_workers: int, max_message_bytes: int, *, is_port: bool) -> grpc.Server:
-    return grpc.server(
-        ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
-        interceptors=[_SecretCheck(secret)],
-        options=[*options(max_message_bytes), *_bounds_of_callers(is_port=is_port)],
-    )
-
-
-def _bind(server: grpc.Server, socket: Path) -> str:
-    """Bind a server that is not started to a unix socket; returns its address. Raises OSError, RuntimeError."""
-    address = unix_sockets.address_of(socket)
-    target, descriptor = unix_sockets.target_of(address)
-    if descriptor is not None:
-        weakref.finalize(server, os.close, descriptor)
-    server.add_insecure_port(target)
-    socket.chmod(unix_sockets.OWNER_ONLY)
-    return address
-
-
 def path_of(service: ServiceDescriptor, method: str) -> str:
     """The name under which gRPC calls a method of a service."""
     return f"/{service.full_name}/{method}"
@@ -141,32 +61,34 @@ def serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def add_service(
-    server: grpc.Server, service: ServiceDescriptor, servicer: object, encode: Callable[[Any], bytes] = serialize
-) -> None:
-    """Have `server` answer each call of `service` with the method of `servicer` that has its name.
+def open_channel(
+    address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES, tls: TlsPeer | None = None
+) -> grpc.Channel:
+    """A channel to a role of the job; connects at the first call.
 
-    `encode` gives the bytes of each reply.
+    With `tls` it has mutual TLS at every port, and the peer must have the name in `tls`. Raises Unavailable if the
+    folder of a unix socket does not exist, and Refused for an address off loopback without `tls`.
     """
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-    for method in service.methods:
-        kind = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-        handlers[method.name] = kind(
-            getattr(servicer, method.name), GetMessageClass(method.input_type).FromString, encode
-        )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
-
-
-def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
-    """A channel to a role of the job; connects at the first call. Raises Unavailable if its folder does not exist."""
     try:
         target, descriptor = unix_sockets.target_of(address)
     except OSError as error:
         raise Unavailable(f"{address} is not there: {error.strerror}; has that process ended?") from error
+    if not address.startswith(unix_sockets.SCHEME):
+        if tls is not None:
+            return _tls_channel(address, max_message_bytes, tls)
+        if not is_loopback(parse_address(address)[0]):
+            raise Refused(f"{address} is another machine's address, and this process has no certificate to show there")
     channel = grpc.insecure_channel(target, options=options(max_message_bytes))
     if descriptor is not None:
         weakref.finalize(channel, os.close, descriptor)
     return channel
+
+
+def _tls_channel(address: str, max_message_bytes: int, tls: TlsPeer) -> grpc.Channel:
+    mine = tls.credentials
+    credentials = grpc.ssl_channel_credentials(mine.authority.encode(), mine.key.encode(), mine.certificate.encode())
+    name = ("grpc.ssl_target_name_override", tls.name.dns)
+    return grpc.secure_channel(address, credentials, options=[*options(max_message_bytes), name])
 
 
 def metadata(secret: str) -> tuple[tuple[str, str | bytes], ...]:
@@ -174,18 +96,40 @@ def metadata(secret: str) -> tuple[tuple[str, str | bytes], ...]:
     return ((SECRET_KEY, secret),)
 
 
-def error_of_rpc(error: grpc.RpcError, peer: str) -> MillraceError:
-    """Our error for a failed call; `peer` names the callee in the message."""
+def error_of_rpc(error: grpc.RpcError, peer: str, tls: TlsPeer | None = None) -> MillraceError:
+    """Our error for a failed call; `peer` names the callee in the message, `tls` is that of the channel."""
     code, details = error.code(), error.details()
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{peer} did not answer in time")
+        case grpc.StatusCode.UNAVAILABLE if tls is not None and is_distrust(details):
+            return Refused(distrust(peer, details, tls))
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return Unavailable(f"{peer} is not reachable: {details}")
+            return Unavailable(f"{peer} is not reachable: {details}{hint(details, tls)}")
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.FAILED_PRECONDITION:
             return Refused(f"{peer} refused the call: {details}")
         case _:
             return MillraceError(f"{peer} failed: {code.name}: {details}")
+
+
+def is_distrust(details: str | None) -> bool:
+    """Whether a call failed since this process does not accept the certificate of the peer, or the peer has none."""
+    return any(word in (details or "") for word in _DISTRUST)
+
+
+def distrust(peer: str, details: str | None, tls: TlsPeer) -> str:
+    """The message for a call that failed so."""
+    return (
+        f"{peer} does not prove to be {tls.name}: another process has this address, of another job, of another "
+        f"generation or without TLS; nothing was sent to it. Check the address, and end processes left over ({details})"
+    )
+
+
+def hint(details: str | None, tls: TlsPeer | None) -> str:
+    """The likely cause of a connection that ended at its beginning, or nothing."""
+    if tls is None or not any(word in (details or "") for word in _ENDED):
+        return ""
+    return f"; if it runs, it may not accept the certificate of {tls.credentials.name}: its log says why"
 
 
 def write_address(path: Path, address: str) -> None:

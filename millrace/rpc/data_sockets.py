@@ -1,8 +1,9 @@
 """ZeroMQ sockets between processes of a job: private, bounded, and told when their peer is gone.
 
-On one machine a listener is a unix socket in a folder of mode 0700, and a peer shows a ticket at the handshake. Where
-that cannot be, it is a TCP port with CURVE: encrypted, and a peer proves that it has an admitted key. Tickets and
-public keys travel over gRPC, which checks the job's secret; nobody else gets as far as sending a message.
+On one machine a listener is a unix socket in a folder of mode 0700, and a peer shows a ticket at the handshake. Between
+machines, and where no socket can be, it is a TCP port with CURVE: encrypted, and a peer proves that it has an admitted
+key. Tickets and public keys travel over gRPC, which checks the job's secret, and between machines certificates; nobody
+else gets as far as sending a message. Strangers are counted.
 """
 
 import hmac
@@ -20,7 +21,8 @@ import zmq
 from zmq.utils import monitor, z85
 
 from millrace.address import LOOPBACK
-from millrace.rpc import unix_sockets
+from millrace.rpc import refusals, unix_sockets
+from millrace.rpc.refusals import RefusalReason, Refusals
 
 MAX_QUEUED = 64
 """Most messages that wait for one peer, and most of its messages that wait here. Sending more is an error."""
@@ -42,6 +44,14 @@ _LOST = {
     zmq.Event.HANDSHAKE_FAILED_AUTH: "the peer refused the connection",
 }
 _USER = b"millrace"
+_STRANGE = {
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: (RefusalReason.SILENT, "it finished no handshake: a port scan?"),
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: (
+        RefusalReason.PLAIN_TEXT,
+        "it does not speak CURVE, which this port requires",
+    ),
+}
+"""Handshakes that fail before a peer shows its key or ticket."""
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -78,11 +88,18 @@ class KeyPair:
 class DataListener:
     """A ROUTER socket. One thread uses `router` and `admission` and calls `admit`; any thread calls `allow`."""
 
-    def __init__(self, socket: Path | None, max_message_bytes: int) -> None:
-        """Listen at the unix socket `socket`, in a folder of its own; without one at a free port of 127.0.0.1.
+    def __init__(
+        self,
+        socket: Path | None,
+        max_message_bytes: int,
+        host: str = LOOPBACK,
+        noted: Refusals = refusals.PROCESS,
+    ) -> None:
+        """Listen at the unix socket `socket`, in a folder of its own; without one at a free port of `host`.
 
         If the socket cannot be bound, a port is used, and the log says so.
         """
+        self._host, self._noted = host, noted
         self._context: Context = zmq.Context()
         self._max_message_bytes = max_message_bytes
         self._ticket = secrets.token_hex(32)
@@ -95,8 +112,12 @@ class DataListener:
         try:
             self.router, self.address = self._at_port() if socket is None else self._at_socket(socket)
         except (OSError, zmq.ZMQError) as error:
+            if socket is None:
+                raise
             log.warning("%s cannot be a unix socket (%s); data goes over 127.0.0.1 instead", socket, error)
             self.router, self.address = self._at_port()
+        self.failures = self.router.get_monitor_socket(sum(_STRANGE))
+        """Readable where handshakes have failed."""
 
     def _open(self) -> Socket:
         router = _bounded(self._context.socket(zmq.ROUTER), self._max_message_bytes)
@@ -123,8 +144,8 @@ class DataListener:
         keys, router = KeyPair.make(), self._open()
         router.curve_server = True
         router.curve_publickey, router.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        port = router.bind_to_random_port(f"tcp://{LOOPBACK}")
-        return router, DataAddress(f"{LOOPBACK}:{port}", key=keys.public)
+        port = router.bind_to_random_port(f"tcp://{self._host}")
+        return router, DataAddress(f"{self._host}:{port}", key=keys.public)
 
     def allow(self, key: str) -> None:
         """Admit peers with this public key. Raises ValueError for text that is no key."""
@@ -139,16 +160,29 @@ class DataListener:
 
     def admit(self) -> None:
         """Answer a peer that waits to be admitted (ZeroMQ's RFC 27)."""
-        version, request, _domain, _peer, _identity, mechanism, *given = self.admission.recv_multipart()
+        version, request, _domain, peer, _identity, mechanism, *given = self.admission.recv_multipart()
         admitted = False
         if mechanism == b"PLAIN" and len(given) == 2:
             admitted = hmac.compare_digest(given[1], self._ticket.encode())
         elif mechanism == b"CURVE" and len(given) == 1:
             admitted = given[0] in self._keys
+        if not admitted:
+            source = peer.decode(errors="replace") or "a process of this machine"
+            self._noted.note(RefusalReason.WRONG_DATA_KEY, source, "its key was not delivered by gRPC: who is it?")
         self.admission.send_multipart([version, request, b"200" if admitted else b"400", b"", b"", b""])
+
+    def note_failures(self) -> None:
+        """Count the handshakes that have failed. By the thread of the sockets, when `failures` is readable."""
+        with suppress(zmq.Again):
+            while True:
+                event = monitor.recv_monitor_message(self.failures, zmq.NOBLOCK)
+                reason, why = _STRANGE[zmq.Event(event["event"])]
+                self._noted.note(reason, f"a connection to the data plane at {self.address.address}", why)
 
     def close(self, linger_ms: int) -> None:
         """Stop listening; messages on their way have `linger_ms`. By the thread of the sockets, or after it."""
+        self.router.disable_monitor()
+        self.failures.close(0)
         self.router.close(linger_ms)
         self.admission.close(0)
         self._context.term()

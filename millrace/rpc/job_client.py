@@ -17,6 +17,9 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
 from millrace.file_lock import is_locked
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerRole
+from millrace.rpc.channels import TlsPeer
 from millrace.rpc.role import RoleClient
 
 LOCK = "lock"
@@ -25,6 +28,8 @@ WORKERS = "workers"
 """Folder in a store: a folder per generation, with the address and the configuration of each of its workers."""
 RANK0 = "trainer-0"
 """Name of rank 0 among the workers."""
+HEAD = "head.json"
+"""File in the folder of a generation: credentials of the launcher and of commands, for rank 0 off loopback."""
 CALL_S = 5.0
 """Longest time for one call that rank 0 answers from memory."""
 ANSWER_S, MIN_ANSWER_S = 30.0, 0.5
@@ -67,7 +72,7 @@ class JobClient:
             secret = documents.read_object(folders[-1] / f"{RANK0}.json")["secret"]
         except (IndexError, FileNotFoundError) as error:
             raise Unavailable(f"rank 0 of the run in {self.store} is starting; try again soon") from error
-        client = RoleClient(address, secret)
+        client = RoleClient(address, secret, _to_rank0(folders[-1]))
         try:
             yield client
         finally:
@@ -131,6 +136,15 @@ class JobClient:
             if sent:
                 raise Unfinished(f"the run ended without an answer: `millrace log` shows whether {_LOGGED}") from None
             raise
+
+
+def _to_rank0(folder: Path) -> TlsPeer | None:
+    """The credentials of a generation in its folder, if it has any."""
+    try:
+        head = Credentials(**documents.read_object(folder / HEAD))
+    except FileNotFoundError:
+        return None
+    return TlsPeer(head, head.peer(PeerRole.TRAINER, 0))
 
 
 def _unanswered(reason: str) -> MillraceError:

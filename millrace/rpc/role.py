@@ -17,6 +17,9 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.proto import role_pb2
 from millrace.rpc import channels, unix_sockets
+from millrace.rpc.channels import TlsPeer
+from millrace.rpc.rpc_server import RpcServer
+from millrace.rpc.tls_listener import TlsEndpoint
 
 CLOSE_S = 1.0
 """Longest wait for a call in flight when its server closes; then it is cut off."""
@@ -80,14 +83,14 @@ def finite(value: Any) -> Any:
 class RoleServer:
     """A running server. `close` it, or use it as a context."""
 
-    def __init__(self, server: grpc.Server, address: str) -> None:
+    def __init__(self, server: RpcServer) -> None:
         self._server = server
-        self.address = address
-        """See millrace.rpc.channels.local_server."""
+        self.address = server.address
+        """See RpcServer."""
 
     def close(self) -> None:
-        """Stop serving and release the socket."""
-        self._server.stop(CLOSE_S).wait()
+        """Stop serving and release the address."""
+        self._server.close(CLOSE_S)
 
     def __enter__(self) -> "RoleServer":
         return self
@@ -103,25 +106,28 @@ def serve_role(
     address_file: Path,
     commit: Callable[[], None] | None = None,
     answer: Answer | None = None,
+    tls: TlsEndpoint | None = None,
 ) -> RoleServer:
-    """Serve the Role on a unix socket beside `address_file`, then write its address to that file.
+    """Serve the Role on a unix socket beside `address_file`, with `tls` also there; then write its address to that
+    file.
 
     The callables run on threads of the server. All but `answer` return at once; `drain` and `commit` only raise a flag.
     Only a worker that leads commits has `commit`, and only rank 0 of a job has `answer`.
     """
-    server, address = channels.local_server(secret, max_workers=MAX_WORKERS, socket=unix_sockets.beside(address_file))
-    channels.add_service(server, SERVICE, _Servicer(status, drain, commit, answer))
+    server = RpcServer(secret, max_workers=MAX_WORKERS, socket=unix_sockets.beside(address_file), tls=tls)
+    server.add_service(SERVICE, _Servicer(status, drain, commit, answer))
     server.start()
-    channels.write_address(address_file, address)
-    return RoleServer(server, address)
+    channels.write_address(address_file, server.address)
+    return RoleServer(server)
 
 
 class RoleClient:
     """Calls one worker. Any thread. Raises Unavailable, DeadlineExceeded, Refused."""
 
-    def __init__(self, address: str, secret: str) -> None:
-        self._address, self._secret = address, secret
-        self._channel = channels.open_channel(address)
+    def __init__(self, address: str, secret: str, tls: TlsPeer | None = None) -> None:
+        """`tls`: for an address off loopback. Raises Refused without it, Unavailable."""
+        self._address, self._secret, self._tls = address, secret, tls
+        self._channel = channels.open_channel(address, tls=tls)
 
     def status(self, deadline: Deadline) -> dict[str, Any]:
         """The worker's status."""
@@ -160,4 +166,4 @@ class RoleClient:
         try:
             return call(request, timeout=deadline.left_s(), metadata=channels.metadata(self._secret))
         except grpc.RpcError as error:
-            raise channels.error_of_rpc(error, f"the worker at {self._address}") from error
+            raise channels.error_of_rpc(error, f"the worker at {self._address}", self._tls) from error

@@ -12,9 +12,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from millrace import retry
 from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerRole
 from millrace.retry import Backoff
 from millrace.rpc import channels
-from pserver.errors import ShardUnavailable
+from millrace.rpc.channels import TlsPeer
+from pserver.errors import InvalidShardCall, ShardUnavailable
 from pserver.protocol import messages, statuses
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4, 0.8))
@@ -26,10 +30,14 @@ Reply = TypeVar("Reply", bound=Message)
 class ShardConnection:
     """A channel to one shard. Any thread may call."""
 
-    def __init__(self, shard: int, address: str, secret: str, max_message_bytes: int) -> None:
+    def __init__(
+        self, shard: int, address: str, secret: str, max_message_bytes: int, credentials: Credentials | None = None
+    ) -> None:
+        """`credentials`: for an address off loopback. Raises Refused without them, Unavailable."""
         self.name = f"shard {shard} at {address}"
         self._metadata = channels.metadata(secret)
-        self._channel = channels.open_channel(address, max_message_bytes=max_message_bytes)
+        self._tls = tls = None if credentials is None else TlsPeer(credentials, credentials.peer(PeerRole.SHARD, shard))
+        self._channel = channels.open_channel(address, max_message_bytes=max_message_bytes, tls=tls)
         self._methods = {
             method.name: self._channel.unary_unary(
                 channels.path_of(messages.SERVICE, method.name),
@@ -49,11 +57,19 @@ class ShardConnection:
             try:
                 answer = self._methods[method](request, timeout=deadline.left_s(), metadata=self._metadata)
             except grpc.RpcError as error:
-                raise statuses.error_of_status(error.code(), str(error.details()), self.name, attempt) from error
+                raise self._translated(error, attempt) from error
             assert isinstance(answer, reply), f"{method} answers {type(answer).__name__}"
             return answer
 
         return retry.call(act, backoff or BACKOFF, lambda error: isinstance(error, ShardUnavailable), deadline=deadline)
+
+    def _translated(self, error: grpc.RpcError, attempt: int) -> MillraceError:
+        code, details = error.code(), str(error.details())
+        if self._tls is not None and code is grpc.StatusCode.UNAVAILABLE:
+            if channels.is_distrust(details):
+                return InvalidShardCall(channels.distrust(self.name, details, self._tls))
+            details += channels.hint(details, self._tls)
+        return statuses.error_of_status(code, details, self.name, attempt)
 
     def close(self) -> None:
         """Close the connection."""

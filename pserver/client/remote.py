@@ -5,6 +5,7 @@ are announced when it is prepared, so that shards find row numbers while the tra
 its batches by number only. These calls go over the data plane, all others by gRPC.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from millrace import documents
 from millrace.deadline import Deadline
+from millrace.identity.credentials import Credentials
 from millrace.retry import Backoff
 from millrace.rpc.data_sockets import DataAddress, KeyPair
 from pserver.client.connection import ShardConnection
@@ -78,14 +80,19 @@ class RemoteShards:
         secret: str,
         deadline: Deadline,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Connect to every shard, in the order of their numbers, and check that it belongs to this job."""
+        """Connect to every shard, in the order of their numbers, and check that it belongs to this job.
+
+        `credentials`: for addresses off loopback.
+        """
         self._caller = pb.Caller(generation=generation, rank=rank)
         self._sections = tables
         self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
         self._placement = Placement.even(len(addresses))
         self._connections = [
-            ShardConnection(shard, address, secret, max_message_bytes) for shard, address in enumerate(addresses)
+            ShardConnection(shard, address, secret, max_message_bytes, credentials)
+            for shard, address in enumerate(addresses)
         ]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
@@ -95,6 +102,7 @@ class RemoteShards:
         self._counted: dict[ShrinkRows, dict[int, ShrinkSurvey]] = {}
         self._unanswered: set[int] = set()
         self._waiting: Sequence[Call] = ()
+        self._refused: Mapping[str, int] = {}
         self._world, self._keys, self._context = world, KeyPair.make(), zmq.Context()
         names = [connection.name for connection in self._connections]
         tables_of = TableNumbers(self._widths)
@@ -145,6 +153,10 @@ class RemoteShards:
         finally:
             wait(others)
         return [*(other.result() for other in others), result]
+
+    def refused(self) -> Mapping[str, int]:
+        """See Shards."""
+        return self._refused
 
     def unanswered(self) -> list[int]:
         """See Shards."""
@@ -315,6 +327,7 @@ class RemoteShards:
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""
         replies = self._call_all("Stats", pb.CallerRequest(caller=self._caller), pb.StatsReply, deadline)
+        self._refused = sum((Counter(reply.refused) for reply in replies), Counter[str]())
         return {name: messages.stats_from(replies, name) for name in self._sections}
 
     # --- commits

@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc
 
 from millrace.errors import MillraceError
-from millrace.rpc import channels
+from millrace.rpc.rpc_server import RpcServer
 from pserver.errors import InvalidShardCall
 from pserver.feed import feed_messages, payloads
 from pserver.feed.publisher import MAX_SUBSCRIBERS, SubscriberTooSlow, Subscription, TooManySubscribers
@@ -50,16 +50,17 @@ class FeedServer:
     def __init__(self, source: FeedSource, secret: str) -> None:
         """Bind a free port of loopback and serve; `address` is host:port."""
         self._source = source
-        self._server, self.address = channels.local_server(
+        self._server = RpcServer(
             secret, max_workers=MAX_SUBSCRIBERS + 2, max_message_bytes=feed_messages.MAX_MESSAGE_BYTES
         )
-        channels.add_service(self._server, feed_messages.SERVICE, _Servicer(source), payloads.encoded)
+        self.address = self._server.address
+        self._server.add_service(feed_messages.SERVICE, _Servicer(source), payloads.encoded)
         self._server.start()
 
     def close(self) -> None:
         """Send queued messages, stop serving and free the port."""
         self._source.end()
-        self._server.stop(CLOSE_S).wait()
+        self._server.close(CLOSE_S)
 
 
 class _Servicer:

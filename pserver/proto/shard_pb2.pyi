@@ -177,7 +177,7 @@ class TableCounts(_message.Message):
     def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ..., dirty_rows: _Optional[int] = ..., max_dirty_rows: _Optional[int] = ..., sweeping: _Optional[bool] = ..., unadmitted: _Optional[int] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("tables",)
+    __slots__ = ("tables", "refused")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,9 +185,18 @@ class StatsReply(_message.Message):
         key: str
         value: TableCounts
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TableCounts, _Mapping]] = ...) -> None: ...
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     tables: _containers.MessageMap[str, TableCounts]
-    def __init__(self, tables: _Optional[_Mapping[str, TableCounts]] = ...) -> None: ...
+    refused: _containers.ScalarMap[str, int]
+    def __init__(self, tables: _Optional[_Mapping[str, TableCounts]] = ..., refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("caller", "version", "changes_since")

@@ -70,9 +70,9 @@ def parts_from(text: bytes) -> list[ShardCommitPart]:
     return [ShardCommitPart.of_message(message) for message in documents.parse(text, "parts of a commit")]
 
 
-def with_stats(stats: Mapping[str, TableStats]) -> pb.StatsReply:
+def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int]) -> pb.StatsReply:
     """A StatsReply."""
-    reply = pb.StatsReply()
+    reply = pb.StatsReply(refused=refused)
     for name, of_table in stats.items():
         counts = reply.tables[name]
         counts.num_rows, counts.num_bytes, counts.new_rows = of_table.num_rows, of_table.num_bytes, of_table.new_rows

@@ -206,6 +206,9 @@ class Shards(Protocol):
         """By table: a 128-bit sum over all rows, independent of their order and of the number of shards."""
         ...
 
+    def refused(self) -> Mapping[str, int]:
+        """Connections and calls that shards on ports had refused at the last `stats`, by reason. Any thread."""
+
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """Counts by table."""
         ...

@@ -130,6 +130,10 @@ class EmbeddedShards:
         """See Shards."""
         return self._shard.digest()
 
+    def refused(self) -> Mapping[str, int]:
+        """See Shards."""
+        return {}
+
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""
         return self._shard.stats()

@@ -13,10 +13,16 @@ from typing import Protocol, TypeVar
 
 from grpc import ServicerContext as Context
 
+from millrace.address import LOOPBACK
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Unavailable
-from millrace.rpc import channels
+from millrace.identity.peers import PeerName, PeerRole, PeerRule
+from millrace.interfaces import address_of
+from millrace.rpc import refusals
 from millrace.rpc.data_sockets import DataListener
+from millrace.rpc.refusals import RefusalReason
+from millrace.rpc.rpc_server import RpcServer
+from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.config import ShardProcess
 from pserver.consistency.modes import policy_of
 from pserver.errors import InvalidShardCall, StepTimedOut
@@ -50,6 +56,7 @@ def _guarded(
     def answer(self: "_Servicer", request: Request, context: Context) -> Reply:
         try:
             self.steps.check_caller(request.caller.generation, request.caller.rank)
+            _check_rank(self.peer_of(context), request.caller.rank)
             return call(self, request, context)
         except MillraceError as error:
             context.abort(statuses.status_of(error), str(error))
@@ -80,6 +87,8 @@ class _Servicer:
         self._stopping = False
         self.closed: Callable[[], None] = lambda: None
         """Called when a pass has closed, which may allow answers to pushes."""
+        self.peer_of: Callable[[Context], PeerName | None] = lambda context: None
+        """The name that a caller's certificate proves."""
         self._opening = threading.Lock()
 
     def stop(self) -> None:
@@ -188,7 +197,7 @@ class _Servicer:
 
     @_guarded
     def Stats(self, _request: pb.CallerRequest, _context: Context) -> pb.StatsReply:
-        return messages.with_stats(self._shard.stats())
+        return messages.with_stats(self._shard.stats(), refusals.PROCESS.counts())
 
     @_guarded
     def Snapshot(self, request: pb.SnapshotRequest, _context: Context) -> pb.SnapshotReply:
@@ -233,6 +242,14 @@ def _check_rank_0(request: _HasCaller) -> None:
         raise InvalidShardCall(f"rank {request.caller.rank} makes a call that only rank 0 may make")
 
 
+def _check_rank(peer: PeerName | None, rank: int) -> None:
+    """Raise InvalidShardCall where a trainer claims to be another one."""
+    if peer is not None and peer.number != rank:
+        why = f"it claims to be rank {rank}"
+        refusals.PROCESS.note(RefusalReason.OTHER_PEER, str(peer), why)
+        raise InvalidShardCall(f"the caller is {peer} by its certificate, and {why}")
+
+
 def _deadline_of(context: Context) -> Deadline:
     left_s = context.time_remaining()
     if left_s is None:
@@ -240,32 +257,47 @@ def _deadline_of(context: Context) -> Deadline:
     return Deadline.after(left_s)
 
 
+def _endpoint(config: ShardProcess) -> TlsEndpoint | None:
+    """Where a shard with credentials listens, and for whom: the trainers of its generation."""
+    if config.credentials is None:
+        return None
+    mine, ranks = config.credentials.name, range(config.num_ranks)
+    accepts = PeerRule(mine.job, mine.generation, {PeerRole.TRAINER: ranks, PeerRole.PREDICTOR: ranks})
+    return TlsEndpoint(address_of(config.interface), config.credentials, accepts)
+
+
 class ShardServer:
     """A shard that is served. Call `close`, or use it as a context."""
 
     def __init__(self, config: ShardProcess, socket: Path | None = None) -> None:
-        """Bind the unix socket `socket`, or else a free port of loopback, and serve; see
-        millrace.rpc.channels.local_server.
+        """Bind the unix socket `socket`, or else a free port of loopback, and serve; see RpcServer.
 
-        The number of threads: each rank waits in at most one call, announces a few batches at a time and may repeat a
-        call, while rank 0 has a snapshot written.
+        With credentials in `config`, its interface is bound instead. The number of threads: each rank waits in at most
+        one call, announces a few batches at a time and may repeat a call, while rank 0 has a snapshot written.
         """
-        self._server, self.address = channels.local_server(
-            config.secret, max_workers=2 * config.num_ranks + 6, max_message_bytes=config.max_message, socket=socket
+        tls = _endpoint(config)
+        self._server = RpcServer(
+            config.secret,
+            max_workers=2 * config.num_ranks + 6,
+            max_message_bytes=config.max_message,
+            socket=socket,
+            tls=tls,
         )
-        data_socket = None if socket is None else socket.with_suffix(".data") / "socket"
-        listener = DataListener(data_socket, config.max_message)
+        self.address = self._server.address
+        data_socket = None if socket is None or tls is not None else socket.with_suffix(".data") / "socket"
+        listener = DataListener(data_socket, config.max_message, LOOPBACK if tls is None else tls.host)
         self._servicer = _Servicer(config, listener)
         self._data = DataServer(self._servicer.steps, listener)
         self._servicer.closed = self._data.wake
-        channels.add_service(self._server, messages.SERVICE, self._servicer)
+        self._servicer.peer_of = self._server.peer_of
+        self._server.add_service(messages.SERVICE, self._servicer)
         self._server.start()
 
     def close(self, grace_s: float = 1.0) -> None:
         """Stop serving and free the address. Calls in flight have `grace_s` to end."""
         self._servicer.stop()
         self._data.close()
-        self._server.stop(grace_s).wait()
+        self._server.close(grace_s)
         self._servicer.close()
 
     def __enter__(self) -> "ShardServer":

@@ -117,6 +117,13 @@ def _counters(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
         for reason, value in status.counts("rejected").items():
             rejected.add_metric([job, reason], value)
     yield rejected
+    refused = CounterMetricFamily(
+        "millrace_refused", "Connections and calls that a job's processes refused", labels=["job", "reason"]
+    )
+    for job, status in statuses:
+        for reason, value in status.counts("refused").items():
+            refused.add_metric([job, reason], value)
+    yield refused
     spent = CounterMetricFamily("millrace_time_seconds", "Where the time of training went", labels=["job", "part"])
     for job, status in statuses:
         for part, value in status.counts("time_s").items():

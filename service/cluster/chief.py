@@ -12,6 +12,7 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
+from millrace.rpc.channels import TlsPeer
 from millrace.rpc.role import RoleClient
 
 log = logging.getLogger(__name__)
@@ -38,13 +39,15 @@ class ChiefConnection:
         interval_s: float,
         *,
         worker: str,
+        tls: TlsPeer | None = None,
         max_silent_s: float = MAX_SILENT_S,
     ) -> None:
         """`before` is the status until the chief has an address and answers.
 
-        `worker` is its name for people. It counts as stalled after `max_silent_s` without an answer.
+        `worker` is its name for people; `tls` is for a chief off loopback. It counts as stalled after `max_silent_s`
+        without an answer.
         """
-        self._address, self._secret, self._interval_s = address, secret, interval_s
+        self._address, self._secret, self._tls, self._interval_s = address, secret, tls, interval_s
         self._worker, self._max_silent_s = worker, max_silent_s
         self._status = before
         self._heard_s: float | None = None
@@ -82,7 +85,7 @@ class ChiefConnection:
         while not self._closing.is_set():
             try:
                 if client is None and (address := self._address()) is not None:
-                    client = RoleClient(address, self._secret)
+                    client = RoleClient(address, self._secret, self._tls)
                     self._heard_s = time.monotonic()
                 if client is not None:
                     self._poll_once(client)

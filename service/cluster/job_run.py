@@ -13,6 +13,7 @@ from typing import Any
 from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import writing
+from millrace.identity.authority import open_authority
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
 from service.cluster.job_runner import LAUNCHER, JobRunner, NextPlan
@@ -20,7 +21,7 @@ from service.cluster.launchers import open_launcher
 from service.cluster.restarts import RestartLimits
 from service.cluster.run_folder import worker_folder
 from service.cluster.runtime import OnLine
-from service.cluster.store import PAUSED, REPORT, WORKERS, claimed, clear_live
+from service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
 from service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from service.cluster.supervision import RunOutcome
 from service.cluster.worker_plan import JobPlan, plan_job
@@ -104,7 +105,8 @@ def next_plan(job: LoadedJob, folder: Path, until: str | None, newest: int, last
     """Plan the generation after `newest`, `last` and every one in the log. No generation runs meanwhile."""
     generation = max(newest, last, newest_generation(job.store / "log")) + 1
     clear_live(job.store)
-    return plan_job(job, folder / f"g{generation}", generation=generation, until=until)
+    authority = open_authority(job.store / IDENTITY, job.spec.name) if job.spec.cluster.leaves_machine else None
+    return plan_job(job, folder / f"g{generation}", generation=generation, until=until, authority=authority)
 
 
 def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:

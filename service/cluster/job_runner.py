@@ -6,16 +6,19 @@ One generation is run by service.cluster.generation; service.cluster.restarts de
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode, on_stop_signal
+from millrace.rpc import refusals
+from millrace.rpc.job_client import HEAD
 from service.cluster.chief import ChiefConnection
 from service.cluster.generation import Faults, Generation
 from service.cluster.restarts import Death, End, RestartLimits, decide
-from service.cluster.run_folder import run_folder
+from service.cluster.run_folder import run_folder, write_private
 from service.cluster.runtime import Launcher, OnLine
 from service.cluster.supervision import EndingLimits, Event, RunOutcome, StopRequested
 from service.cluster.worker_plan import JobPlan
@@ -59,6 +62,7 @@ class JobRunner:
         self._last_number = 0
         self.stopped = False
         """True if a stop was requested; set by `run`."""
+        self._refused_before = Counter(refusals.PROCESS.counts())
         self._version = 0  # the newest that a chief has reported
 
     def status(self) -> Mapping[str, Any]:
@@ -68,6 +72,8 @@ class JobRunner:
         """
         status = self._before if self._chief is None else self._chief.status
         last_death = self._deaths[-1].reason if self._deaths else None
+        if here := Counter(refusals.PROCESS.counts()) - self._refused_before:
+            status = {**status, "refused": dict(here + Counter(status.get("refused", {})))}
         return {**status, "restarts": len(self._deaths), "last_death": last_death}
 
     def last_lines(self, worker: str) -> list[str]:
@@ -101,7 +107,7 @@ class JobRunner:
             decision = decide(outcome, self._deaths, now_s, self._restarts, progress=progress, stop_asked=stopped)
             if isinstance(decision, End):
                 return decision.outcome, stopped
-            self._before = {**self.status(), "state": "restarting", "stalled": None}
+            self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}}
             self._chief = None
             self._deaths.append(Death(now_s, outcome.reason, progress))
             self._on_line(LAUNCHER, decision.reason)
@@ -116,12 +122,15 @@ class JobRunner:
             plan.secret,
             self._status_interval_s,
             worker=plan.chief.name,
+            tls=plan.to_chief,
             max_silent_s=plan.max_silent_s,
         )
         self._generation = generation = Generation(
             plan, self._events, chief, self._on_line, self._limits, self._faults, self._launcher
         )
         with run_folder(plan.run_folder):
+            if plan.head is not None:
+                write_private(plan.run_folder / HEAD, plan.head.model_dump(mode="json"))
             return generation.run(), generation.stop_asked
 
     def _closed_more(self) -> bool:

@@ -42,6 +42,8 @@ OUTPUT = "output"
 """The output of the workers of a hosted job; see service.jobs.output_files."""
 PAUSED = "paused"
 """While this file exists, the chief plans no pass of events (trainer.rank0.planner)."""
+IDENTITY = "identity"
+"""The certificate authority of the job and its join token; kept by `--fresh`, so that tokens stay valid."""
 LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""
 MADE_BY_A_RUN = (
@@ -105,6 +107,7 @@ def remove(store: Path, job: str) -> None:
         if (store / RUN).exists():
             _check_name(store, job)
         _clear(store)
+        shutil.rmtree(store / IDENTITY, ignore_errors=True)
         (store / MARKER).unlink()
         (store / LOCK).unlink()
     with suppress(OSError):  # it is not empty
@@ -192,7 +195,7 @@ def check_no_links(store: Path) -> None:
     WORKERS may be the launcher's own link to a private folder: the launcher replaces it and never follows it
     (service.cluster.run_folder). Files in LETTERS are replaced, never followed, by all readers and writers.
     """
-    for name in (name for name in (MARKER, LOCK, *MADE_BY_A_RUN) if name != WORKERS):
+    for name in (name for name in (MARKER, LOCK, IDENTITY, *MADE_BY_A_RUN) if name != WORKERS):
         path = check_no_link(store / name)
         if path.is_dir() and name != LETTERS:
             with os.scandir(path) as entries:

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dataset.spec.schema import Schema
+from millrace.identity.authority import Authority
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerName, PeerRole
+from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import LIVE
@@ -40,11 +44,18 @@ class JobPlan:
     """Rank 0 stands still where it does not answer for longer."""
     secret: str = field(repr=False)
     """Every call between the job's processes carries it."""
+    head: Credentials | None = None
+    """Credentials of the launcher, for calls to rank 0; None where all processes are on this machine."""
 
     @property
     def chief(self) -> WorkerSpec:
         """Rank 0, which plans passes and answers for the job."""
         return self.trainers[0]
+
+    @property
+    def to_chief(self) -> TlsPeer | None:
+        """The name of rank 0 and the launcher's credentials, for calls to it; None on one machine."""
+        return None if self.head is None else TlsPeer(self.head, self.head.peer(PeerRole.TRAINER, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +83,15 @@ class PredictionFolders:
 
 
 def plan_job(
-    job: LoadedJob, run_folder: Path, cores: int | None = None, *, generation: int, until: str | None = None
+    job: LoadedJob,
+    run_folder: Path,
+    cores: int | None = None,
+    *,
+    generation: int,
+    until: str | None = None,
+    authority: Authority | None = None,
 ) -> JobPlan:
-    """The processes of generation `generation` of `job`.
+    """The processes of generation `generation` of `job`, with certificates of `authority` if there is one.
 
     `cores` of this machine (all, unless given) are shared equally by the trainers. `until` = "logged": train what the
     log holds, commit, and end.
@@ -82,8 +99,13 @@ def plan_job(
     secret = secrets.token_hex(32)
     cluster = job.spec.cluster
     cores_each = max(1, (cores or os.cpu_count() or 1) // cluster.trainers)
-    common = {"secret": secret, "generation": generation, "max_message": cluster.max_message}
-    return JobPlan(
+    common = {
+        "secret": secret,
+        "generation": generation,
+        "max_message": cluster.max_message,
+        "interface": cluster.interface,
+    }
+    plan = JobPlan(
         job=job.spec.name,
         generation=generation,
         run_folder=run_folder,
@@ -100,6 +122,25 @@ def plan_job(
         ),
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
+    )
+    return plan if authority is None else _certified(plan, authority)
+
+
+def _certified(plan: JobPlan, authority: Authority) -> JobPlan:
+    """The plan with credentials for the launcher and for each worker of this machine."""
+
+    def name(role: PeerRole, number: int) -> PeerName:
+        return PeerName(authority.job, plan.generation, role, number)
+
+    def certified(spec: WorkerSpec) -> WorkerSpec:
+        credentials = authority.credentials(name(PeerRole(spec.role.value), spec.number))
+        return replace(spec, config={**spec.config, "credentials": credentials.model_dump(mode="json")})
+
+    return replace(
+        plan,
+        shards=tuple(certified(spec) for spec in plan.shards),
+        trainers=tuple(certified(spec) for spec in plan.trainers),
+        head=authority.credentials(name(PeerRole.HEAD, 0)),
     )
 
 

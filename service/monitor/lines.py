@@ -52,6 +52,10 @@ def progress_line(status: Status) -> str:
         parts.append(f"{task} AUC {ratio(window.get('auc'))} (life {ratio(life.get(task, {}).get('auc'))})")
     if rejected := status.total("rejected"):
         parts.append(f"rejected {count(rejected)}")
+    if interface := status.text("interface"):
+        parts.append(f"over {interface}: collectives are not encrypted")
+    if strangers := status.total("refused"):
+        parts.append(f"refused {count(strangers)} connections and calls")
     if status.raw.get("learning") is False:
         parts.append("predicts only")
     if restarts := restarts_text(status):

@@ -1,8 +1,10 @@
-"""The section `cluster` of a job spec: how many processes a job has, and how often they restart."""
+"""The section `cluster` of a job spec: how many processes a job has, where they listen, and how often they restart."""
 
 from pydantic import Field, field_validator, model_validator
 
+from millrace.address import LOOPBACK, format_address, is_loopback, parse_address
 from millrace.config import Duration, Section, Size
+from millrace.interfaces import LOOPBACK_INTERFACE
 
 
 class ClusterSection(Section):
@@ -18,6 +20,15 @@ class ClusterSection(Section):
     """Restarts of the workers within `restart_window` after which the next death ends the job. 0: never restart."""
     restart_window: Duration = 600.0
     """The time over which restarts are counted."""
+    interface: str = Field(default=LOOPBACK_INTERFACE, min_length=1, max_length=15)
+    """Network interface, such as "eth0", at which shards and trainers listen and over which they reach each other; the
+    same name on every machine. "lo": this machine alone. Any other one needs `trust_interface`."""
+    listen: str = format_address(LOOPBACK, 0)
+    """Address of the launcher, HOST:PORT, at which workers of other machines join. Port 0 takes a free one."""
+    trust_interface: bool = False
+    """Whether everybody on the network of `interface` is trusted. Calls and rows are encrypted and both ends prove
+    their identity. Collectives of the trainers (gloo, NCCL) are neither encrypted nor authenticated by their makers:
+    on a network that strangers reach they can be read and changed."""
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":
@@ -27,12 +38,38 @@ class ClusterSection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _trusted(self) -> "ClusterSection":
+        if self.leaves_machine and not self.trust_interface:
+            where = (
+                f"interface = {self.interface!r}"
+                if self.interface != LOOPBACK_INTERFACE
+                else f"listen = {self.listen!r}"
+            )
+            raise ValueError(
+                f"{where} opens the job to other machines; the collectives of its trainers are neither encrypted nor "
+                "authenticated, so everybody on that network can read and change them: set trust_interface = true if "
+                "that network is yours alone"
+            )
+        return self
+
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, listen: str) -> str:
+        parse_address(listen, format_address(LOOPBACK, 7070))
+        return listen
+
     @field_validator("max_message")
     @classmethod
     def _within_grpc(cls, max_message: int) -> int:
         if not 1 << 20 <= max_message < 2 << 30:
             raise ValueError("must be at least 1MiB and less than 2GiB")
         return max_message
+
+    @property
+    def leaves_machine(self) -> bool:
+        """Whether processes of the job listen for other machines."""
+        return self.interface != LOOPBACK_INTERFACE or not is_loopback(parse_address(self.listen)[0])
 
     @property
     def num_shards(self) -> int:

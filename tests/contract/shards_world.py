@@ -5,12 +5,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from millrace.deadline import Deadline
+from millrace.identity.authority import Authority, open_authority
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerName, PeerRole
 from pserver.client.remote import RemoteShards
 from pserver.config import Adagrad, ShardProcess, TableSection
 from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
@@ -22,6 +26,23 @@ TABLES = {
     "default": TableSection(dim=4, init_range=0.5, optimizer=Adagrad(per="element")),
     "other": TableSection(dim=3, first_order=False, grad_scale="show"),
 }
+
+
+@cache
+def authority() -> Authority:
+    with tempfile.TemporaryDirectory() as folder:
+        return open_authority(Path(folder), "shards")
+
+
+def credentials(role: PeerRole, number: int, generation: int = 1) -> Credentials:
+    return authority().credentials(PeerName("shards", generation, role, number))
+
+
+class OverTls(int):
+    """A number of shards that listen as between machines: mutual TLS and CURVE, at loopback."""
+
+    def __repr__(self) -> str:
+        return f"{int(self)}-over-tls"
 
 
 def soon() -> Deadline:
@@ -91,7 +112,7 @@ def job(
 ):
     """A World of `num_shards` shards, 0: embedded; with `live`, they can commit.
 
-    Every second shard listens at a port, the others at sockets.
+    Every second shard listens at a port, the others at sockets; those of OverTls at a port, as between machines.
     """
     with ExitStack() as stack:
         if num_shards == 0:
@@ -102,8 +123,19 @@ def job(
             configs = [process(s, num_shards, num_ranks, tables, live=homes[s], **more) for s in range(num_shards)]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             sockets = [None if s % 2 else folder / f"shard-{s}.socket" for s in range(num_shards)]
+            tls = isinstance(num_shards, OverTls)
+            if tls:
+                configs = [
+                    config.model_copy(update={"credentials": credentials(PeerRole.SHARD, config.shard)})
+                    for config in configs
+                ]
             servers = [stack.enter_context(ShardServer(*each)) for each in zip(configs, sockets, strict=True)]
-            ranks = [client(servers, rank, num_ranks, tables) for rank in range(num_ranks)]
+            ranks = [
+                client(
+                    servers, rank, num_ranks, tables, credentials=credentials(PeerRole.TRAINER, rank) if tls else None
+                )
+                for rank in range(num_ranks)
+            ]
         for shards in ranks:
             stack.callback(shards.close)
         yield World(ranks)

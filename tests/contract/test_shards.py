@@ -9,11 +9,11 @@ from pserver.protocol.shards import Gradients, StepScale
 from pserver.rows.digest import add
 from tests.contract import shards_world as w
 
-KINDS = [0, 1, 2, 3]
+KINDS = [0, 1, 2, 3, w.OverTls(2)]
 """Numbers of shards; 0 is embedded."""
 
 
-@pytest.fixture(params=KINDS, ids=["embedded", "1-shard", "2-shards", "3-shards"])
+@pytest.fixture(params=KINDS, ids=["embedded", "1-shard", "2-shards", "3-shards", "2-shards-over-tls"])
 def world(request):
     with w.job(request.param) as made:
         yield made

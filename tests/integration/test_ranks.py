@@ -18,7 +18,7 @@ import numpy as np, torch
 from trainer.collectives.ranks import TorchRanks, gather_messages
 
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-ranks = TorchRanks(rank, world, folder / "meet", torch.device("cpu"), 60.0)
+ranks = TorchRanks(rank, world, folder / "meet", "lo", torch.device("cpu"), 60.0)
 rng = np.random.default_rng(rank)
 flat = torch.from_numpy(rng.normal(size=2_500_000).astype(np.float32))
 ranks.all_reduce(flat)
@@ -76,7 +76,7 @@ from trainer.collectives.ranks import TorchRanks
 rank, meet = int(sys.argv[1]), Path(sys.argv[2])
 
 def main():
-    ranks = TorchRanks(rank, 2, meet, torch.device("cpu"), 60.0)
+    ranks = TorchRanks(rank, 2, meet, "lo", torch.device("cpu"), 60.0)
     with closing(ranks):
         ranks.sum(np.array([rank]))
         if rank == 1:

@@ -19,7 +19,7 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from millrace.proto import role_pb2
-from millrace.rpc import channels, unix_sockets
+from millrace.rpc import channels, rpc_server, unix_sockets
 from millrace.rpc.role import RoleClient, serve_role
 from pserver.client.remote import RemoteShards
 from pserver.feed.feed_server import FeedServer
@@ -115,7 +115,7 @@ def test_calls_whose_message_never_comes_keep_nobody_waiting(served):
                 with pytest.raises(grpc.RpcError) as refused:
                     next(call)
                 codes.add(refused.value.code())
-            # The transport may refuse a call above `channels.MAX_CALLS` itself.
+            # The transport may refuse a call above `rpc_server.MAX_CALLS` itself.
             assert {grpc.StatusCode.UNAUTHENTICATED} <= codes <= {*REFUSED}
         finally:
             over.set()
@@ -124,7 +124,7 @@ def test_calls_whose_message_never_comes_keep_nobody_waiting(served):
 def test_connections_that_ask_nothing_are_bounded_and_one_that_asked_before_goes_on(served):
     address, _, ask = served
     ask()
-    held = [connect(address) for _ in range(channels.MAX_CONNECTIONS + 8)]
+    held = [connect(address) for _ in range(rpc_server.MAX_CONNECTIONS + 8)]
     try:
         closed = sum(is_closed(each) for each in held[-8:])
         assert closed == 8
@@ -262,7 +262,7 @@ def test_a_socket_that_a_killed_process_left_is_taken_over(tmp_path):
 
 
 def test_a_connection_that_begins_no_protocol_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(channels, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(rpc_server, "HANDSHAKE_MS", 200)
     with ShardServer(w.process(0, 1, 1, w.TABLES)) as server, connect(server.address) as connection:
         begin_s = time.monotonic()
         assert is_closed(connection) and time.monotonic() - begin_s < SOON_S

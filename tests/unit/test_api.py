@@ -22,6 +22,7 @@ STATUS = {
     "events": 220000,
     "samples": 440000,
     "rejected": {"unparsable": 3},
+    "refused": {"plain_text": 7},
     "events_per_s": 100.5,
     "samples_per_s": 201.0,
     "positions": {"a": 200000},

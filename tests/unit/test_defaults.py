@@ -139,6 +139,14 @@ def test_an_invalid_spec_is_unchanged():
     assert fill_defaults(raw(newer=1) | {"train": {"unheard": 1}})["train"] == {"unheard": 1}
 
 
+def test_a_logged_spec_without_the_later_keys_of_cluster_has_their_defaults():
+    later, section = defaults.LATER_OF_CLUSTER, service.spec.config.ClusterSection().model_dump(mode="json")
+    assert {key: section[key] for key in later} == later
+    full = job_of(raw(), Path("/")).full
+    old = {**full, "cluster": {key: value for key, value in full["cluster"].items() if key not in later}}
+    assert changes.changed_keys(old, full) == []
+
+
 def test_an_unknown_set_is_refused():
     with pytest.raises(SpecError, match="defaults: "):
         job_of(raw(defaults=NEWEST_DEFAULTS + 1), Path("/"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from millrace.config import validate
+from millrace.identity.authority import open_authority
 from pserver.config import ShardProcess
 from service.cluster.job_run import next_plan
 from service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
@@ -49,6 +50,25 @@ def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
     assert {t.live for t in trainers} == {None}
     assert {worker.generation for worker in (*shards, *trainers)} == {planned.generation} == {3}
     assert {worker.secret for worker in (*shards, *trainers)} == {planned.secret}
+
+
+def test_workers_off_loopback_get_certificates_of_their_generation_and_the_launcher_one(plan, tmp_path):
+    authority = open_authority(tmp_path / "identity", "news")
+    planned = plan('{trainers=2,shards=1,interface="eth0",trust_interface=true}', authority=authority)
+    (shard,) = [validate(ShardProcess, shard.config) for shard in planned.shards]
+    trainers = [validate(WorkerConfig, {**each.config, "shards": ["a"]}) for each in planned.trainers]
+    names = [str(worker.credentials.name) for worker in (shard, *trainers)]
+    whose = "of generation 3 of job 'news'"
+    assert names == [f"shard-0 {whose}", f"trainer-0 {whose}", f"trainer-1 {whose}"]
+    assert {worker.interface for worker in (shard, *trainers)} == {"eth0"}
+    assert str(planned.head.name) == f"head-0 {whose}" and str(planned.to_chief.name) == f"trainer-0 {whose}"
+    assert "PRIVATE" not in repr(planned)
+
+
+def test_workers_of_one_machine_have_no_certificates(plan):
+    planned = plan("{trainers=2}")
+    assert planned.head is None and planned.to_chief is None
+    assert not any("credentials" in worker.config for worker in (*planned.shards, *planned.trainers))
 
 
 def test_trainers_can_be_told_to_end_with_the_log(plan):

@@ -184,6 +184,13 @@ MISTAKES = {
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
     "shards = 1 or more",
     "cluster.max_message=2GiB": "cluster.max_message: must be at least 1MiB and less than 2GiB (got '2GiB')",
+    "cluster.interface=eth0": "cluster: interface = 'eth0' opens the job to other machines; the collectives of its "
+    "trainers are neither encrypted nor authenticated, so everybody on that network can read and change them: set "
+    "trust_interface = true if that network is yours alone",
+    "cluster.listen=10.0.0.1:7070": "cluster: listen = '10.0.0.1:7070' opens the job to other machines; the "
+    "collectives of its trainers are neither encrypted nor authenticated, so everybody on that network can read and "
+    "change them: set trust_interface = true if that network is yours alone",
+    "cluster.listen=here": "cluster.listen: 'here' is not of the form 127.0.0.1:7070",
     # between sections
     'slots.1={name="user",kind="dense"}': "slots.1: slot 'user' is declared twice",
     'slots.0={kind="meta",name="a"} ; slots.1={kind="meta",name="b"}': "slots: all slots are meta: the model "

@@ -126,10 +126,13 @@ def _together(
 class TorchRanks:
     """Trainers joined by torch.distributed: gloo for tensors on CPUs, NCCL for tensors on GPUs."""
 
-    def __init__(self, rank: int, world: int, rendezvous: Path, device: torch.device, wait_s: float) -> None:
+    def __init__(
+        self, rank: int, world: int, rendezvous: Path, interface: str, device: torch.device, wait_s: float
+    ) -> None:
+        """Join the group over a network interface, of which collectives use no other."""
         # One fixed algorithm keeps the order of sums the same at every run.
         os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"] = "Ring", "Simple"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _joined(rank):
             dist.init_process_group(

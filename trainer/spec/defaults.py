@@ -20,6 +20,8 @@ from trainer.models.registry import MODELS
 
 FIRST = 1
 """The set of a logged or committed spec without a number."""
+LATER_OF_CLUSTER: Mapping[str, Any] = {"interface": "lo", "listen": "127.0.0.1:0", "trust_interface": False}
+"""Defaults of the keys of `cluster`, a section of the service, that older logged specs lack in every set."""
 MAX_REMEMBERED = 64
 """Size of the cache of full specs: a replay needs a few of them again and again."""
 
@@ -45,8 +47,9 @@ def _in_full(text: str, unset: int) -> str:
     except SpecError:
         return text
     rest = {name: section for name, section in spec.items() if name not in full}
-    if cluster := frozen(number).get("ClusterSection"):
-        rest["cluster"] = {**cluster, **rest.get("cluster", {})}
+    cluster = frozen(number).get("ClusterSection", {})
+    if cluster or "cluster" in rest:
+        rest["cluster"] = {**LATER_OF_CLUSTER, **cluster, **rest.get("cluster", {})}
     return json.dumps({**full, **rest})
 
 

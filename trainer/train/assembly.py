@@ -4,6 +4,7 @@ import ctypes
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.failpoints import Failpoint, arm, failpoint
+from millrace.interfaces import LOOPBACK_INTERFACE
+from millrace.rpc import refusals
 from millrace.secrets import with_secrets
 from millrace.seeds import derive
 from pserver.client.remote import RemoteShards
@@ -258,7 +261,7 @@ def _committing(
     whose = (config.store, job.commit, origin, beginning.joblog, shards)
     committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since)
     changed = changed_arithmetic(beginning.commit, arithmetic)
-    holders.progress.says = partial(_status_lines, config, rank0, committer, changed)
+    holders.progress.says = partial(_status_lines, config, rank0, shards, committer, changed)
     try:
         yield committer
     finally:
@@ -316,12 +319,14 @@ def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[st
 
 
 def _status_lines(
-    config: WorkerConfig, rank0: RankZero, committer: Committer, changed: Sequence[str]
+    config: WorkerConfig, rank0: RankZero, shards: Shards, committer: Committer, changed: Sequence[str]
 ) -> dict[str, Any]:
     """Rank 0: lines of the status about log, operations, commits and recovery."""
     beginning, chronicle = rank0.beginning, rank0.chronicle
     return {
         "generation": config.generation,
+        "interface": None if config.interface == LOOPBACK_INTERFACE else config.interface,
+        "refused": dict(Counter(refusals.PROCESS.counts()) + Counter(shards.refused())),
         "timeline": beginning.timeline,
         "commit": committer.status(),
         "restored": None if beginning.commit is None else beginning.commit.name,
@@ -377,7 +382,7 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
     if config.world == 1:
         return SingleRank()
     assert config.rendezvous is not None, "the launcher names a rendezvous file"
-    return TorchRanks(config.rank, config.world, config.rendezvous, device, train.step_deadline)
+    return TorchRanks(config.rank, config.world, config.rendezvous, config.interface, device, train.step_deadline)
 
 
 def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency) -> Shards:
@@ -393,6 +398,7 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consi
         secret=config.secret,
         deadline=Deadline.after(OPEN_S),
         max_message_bytes=config.max_message,
+        credentials=config.credentials,
     )
 
 

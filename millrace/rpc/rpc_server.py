@@ -1,0 +1,195 @@
+"""gRPC servers for every role of a job: bounded, with the job's secret, and mutual TLS off loopback.
+
+Each service defines its own messages and calls; `millrace.rpc.role` and `pserver` use this module.
+"""
+
+import hmac
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from millrace.http.listening import ConnectionBounds
+from millrace.identity.peers import PeerName
+from millrace.rpc import refusals, unix_sockets
+from millrace.rpc.channels import MAX_MESSAGE_BYTES, SECRET_KEY, options, serialize
+from millrace.rpc.refusals import RefusalReason, Refusals
+from millrace.rpc.tls_listener import TlsEndpoint, TlsListener
+
+MAX_CONNECTIONS = 128
+"""Most connections of a server, if the process has enough descriptors; a further one is closed at once.
+
+A shard has one for each trainer, a worker's Role one for the launcher and one for each command."""
+MAX_CALLS = 32
+"""Most concurrent calls of one connection; the next one waits at the client."""
+HANDSHAKE_MS = 10_000
+"""How long a connection may take for its handshake."""
+IDLE_MS = 30_000
+"""How long a connection to a port may be idle; a client reconnects by itself."""
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+log = logging.getLogger(__name__)
+
+
+class RpcServer:
+    """A server of gRPC. Add services, then `start` it; `close` it at the end."""
+
+    def __init__(
+        self,
+        secret: str,
+        *,
+        max_workers: int,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        socket: Path | None = None,
+        tls: TlsEndpoint | None = None,
+        noted: Refusals = refusals.PROCESS,
+    ) -> None:
+        """Bind the unix socket `socket`, or without it a free port of 127.0.0.1. With `tls` listen there instead, and
+        serve at the socket too.
+
+        Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
+        A call waits while all `max_workers` threads are busy, until its own deadline. Raises SpecError where `tls`
+        names no address of this machine.
+        """
+        self._noted = noted
+        self._tls: TlsListener | None = None
+        self._folder: Path | None = None
+        if tls is not None and socket is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="millrace-"))
+            socket = self._folder / "rpc.socket"
+        bound = _bounds_of_callers(is_port=socket is None or tls is not None)
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
+            interceptors=[_SecretCheck(secret, self._note_wrong_secret)],
+            options=[*options(max_message_bytes), *bound],
+        )
+        self.address = self._bind(socket, tls)
+        """unix:PATH, or host:port."""
+
+    def _bind(self, socket: Path | None, tls: TlsEndpoint | None) -> str:
+        if socket is not None:
+            try:
+                address = _bind_socket(self._server, socket)
+            except (OSError, RuntimeError) as error:
+                if tls is not None:
+                    raise
+                log.warning("%s cannot be a unix socket (%s); listening on 127.0.0.1 instead", socket, error)
+            else:
+                if tls is None:
+                    return address
+                self._tls = TlsListener(tls, socket, self._noted)
+                return self._tls.address
+        return f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def add_service(
+        self, service: ServiceDescriptor, servicer: object, encode: Callable[[Any], bytes] = serialize
+    ) -> None:
+        """Answer each call of `service` with the method of `servicer` that has its name.
+
+        `encode` gives the bytes of each reply.
+        """
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        for method in service.methods:
+            streams = method.server_streaming
+            kind = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+            call = self._of_peers(getattr(servicer, method.name))
+            handlers[method.name] = kind(call, GetMessageClass(method.input_type).FromString, encode)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+    def _of_peers(self, call: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+        """`call` for peers that are accepted; others are refused with the reason."""
+
+        def checked(request: Any, context: grpc.ServicerContext) -> Any:
+            peer = None if self._tls is None else self._tls.peer(context.peer())
+            if peer is not None and peer.objection:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"your certificate is refused: {peer.objection}")
+            return call(request, context)
+
+        return checked
+
+    def peer_of(self, context: grpc.ServicerContext) -> PeerName | None:
+        """The name of the caller, proved by its certificate; None for a caller on this machine."""
+        peer = None if self._tls is None else self._tls.peer(context.peer())
+        return None if peer is None else peer.name
+
+    def _note_wrong_secret(self, context: grpc.ServicerContext) -> None:
+        peer = self.peer_of(context)
+        source = _machine_of(context.peer()) if peer is None else str(peer)
+        self._noted.note(RefusalReason.WRONG_SECRET, source, "its call has another secret than this generation")
+
+    def start(self) -> None:
+        """Answer calls."""
+        self._server.start()
+
+    def close(self, grace_s: float) -> None:
+        """Stop serving and free the address. Calls in flight have `grace_s` to end."""
+        self._server.stop(grace_s).wait()
+        if self._tls is not None:
+            self._tls.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
+    """Options of a server that bound what unauthenticated clients can use."""
+    return [
+        ("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, ConnectionBounds.here().open)),
+        ("grpc.max_concurrent_streams", MAX_CALLS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        *([("grpc.max_connection_idle_ms", IDLE_MS)] if is_port else []),
+    ]
+
+
+class _SecretCheck(grpc.ServerInterceptor):
+    """Refuses every call that does not carry the job's secret, before its message is read.
+
+    gRPC gives a call with one message a thread, which waits for the whole message. So a refusal is declared as a call
+    with a stream of messages, of which it reads none, and runs on its own thread.
+    """
+
+    def __init__(self, secret: str, note: Callable[[grpc.ServicerContext], None]) -> None:
+        self._secret = secret.encode()
+
+        def refuse(_unread: object, context: grpc.ServicerContext) -> None:
+            note(context)
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong secret: this process belongs to another job")
+
+        refuse.experimental_thread_pool = ThreadPoolExecutor(1, "refusals")  # type: ignore[attr-defined]
+        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refuse)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Request, Reply] | None"],
+        details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Request, Reply] | None":
+        """Go on only with the right secret, compared in constant time."""
+        given = str(dict(details.invocation_metadata).get(SECRET_KEY, ""))
+        return continuation(details) if hmac.compare_digest(given.encode(), self._secret) else self._refusal
+
+
+def _machine_of(connection: str) -> str:
+    """The machine of a caller; not its port, which differs with each connection."""
+    kind, _, rest = connection.partition(":")
+    return rest.rpartition(":")[0] if kind.startswith("ip") else "a process of this machine"
+
+
+def _bind_socket(server: grpc.Server, socket: Path) -> str:
+    """Bind a server that is not started to a unix socket; returns its address. Raises OSError, RuntimeError."""
+    address = unix_sockets.address_of(socket)
+    target, descriptor = unix_sockets.target_of(address)
+    if descriptor is not None:
+        weakref.finalize(server, os.close, descriptor)
+    server.add_insecure_port(target)
+    socket.chmod(unix_sockets.OWNER_ONLY)
+    return address

@@ -1,0 +1,262 @@
+"""Mutual TLS in front of a gRPC server: a port whose connections lead to the server's unix socket.
+
+A peer's certificate is checked here, before gRPC sees a byte of it, so that each stranger is counted and told with the
+reason. A peer with a certificate of this job that is not accepted, such as one of an older generation, gets as far as
+its first call: that call is refused in words. gRPC's own TLS could do neither.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from millrace.address import format_address
+from millrace.errors import SpecError
+from millrace.identity import certificates
+from millrace.identity.certificates import WrongPeer
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerName, PeerRule
+from millrace.rpc import refusals, unix_sockets
+from millrace.rpc.refusals import RefusalReason, Refusals
+
+HANDSHAKE_S = 10.0
+"""Longest time for a handshake."""
+MAX_HANDSHAKES = 64
+"""Most handshakes at a time; beyond it the oldest is given up, so that strangers keep no peer out."""
+MAX_PEERS = 128
+"""Most connections of peers with a certificate of the job; a further one is closed at once."""
+CHUNK_BYTES = 1 << 16
+"""Bytes copied at a time, and the bound of what waits in each direction."""
+CLOSE_S = 1.0
+"""Longest time for the last bytes of a connection when the listener closes."""
+_PREFIX = "unix-abstract:"
+_PLAIN = ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "RECORD_TOO_SMALL")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsEndpoint:
+    """Where a process listens off loopback, who it is, and which peers it accepts."""
+
+    host: str
+    credentials: Credentials
+    accepts: PeerRule
+    port: int = 0
+    """0: a free one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer that has a certificate of the job."""
+
+    name: PeerName
+    objection: str
+    """The reason in words why it is refused, or nothing."""
+
+
+class TlsListener:
+    """Listens from its construction on; forwards until `close`."""
+
+    def __init__(self, endpoint: TlsEndpoint, server: Path, noted: Refusals = refusals.PROCESS) -> None:
+        """Listen for the gRPC server at the unix socket `server`.
+
+        Raises SpecError where the endpoint's host is no address of this machine, or its port is taken.
+        """
+        self._endpoint, self._noted = endpoint, noted
+        self._target, self._descriptor = unix_sockets.target_of(unix_sockets.address_of(server))
+        self._authority = certificates.load(endpoint.credentials.authority)
+        self._context = server_context(endpoint.credentials)
+        self._socket = _bound(endpoint.host, endpoint.port)
+        self.address = format_address(endpoint.host, self._socket.getsockname()[1])
+        self._peers: dict[str, Peer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each connection; asyncio itself does not keep them
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._loop = asyncio.new_event_loop()
+        self._serving = self._loop.create_task(self._serve())
+        self._thread = threading.Thread(target=self._run, name="tls", daemon=True)
+        self._thread.start()
+
+    def peer(self, connection: str) -> Peer | None:
+        """The peer of a connection, as gRPC names it; None for one that did not come through this listener."""
+        return self._peers.get(connection.removeprefix(_PREFIX))
+
+    def close(self) -> None:
+        """Stop listening and end all connections."""
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+        self._thread.join()
+        self._socket.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._serving)
+        self._loop.run_until_complete(_end(asyncio.all_tasks(self._loop)))
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        while True:
+            try:
+                connection, source = await self._loop.sock_accept(self._socket)
+            except OSError:  # it is gone already, or descriptors are short
+                await asyncio.sleep(0.01)
+                continue
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = self._loop.create_task(self._take(connection, source[0]))
+            self._tasks.add(task)
+            self._handshakes[task] = None
+            task.add_done_callback(self._forget)
+            await asyncio.sleep(0)  # the task begins, so that it closes its connection when it is cancelled
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._handshakes.pop(task, None)
+
+    async def _take(self, connection: socket.socket, source: str) -> None:
+        """One connection, from its handshake to its end."""
+        reader = asyncio.StreamReader(CHUNK_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=CLOSE_S,
+            )
+        except asyncio.CancelledError:
+            connection.close()
+            self._noted.note(RefusalReason.SILENT, source, "too many connections, of which this one was the oldest")
+            raise
+        except OSError as error:
+            connection.close()
+            self._noted.note(*_told(error, source))
+            return
+        writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+        if (task := asyncio.current_task()) is not None:
+            self._handshakes.pop(task, None)
+        try:
+            peer = self._peer_of(transport.get_extra_info("ssl_object"), source)
+            if peer is not None:
+                await self._forward(peer, reader, writer)
+        finally:
+            writer.close()
+
+    def _peer_of(self, connection: ssl.SSLObject, source: str) -> Peer | None:
+        certificate = connection.getpeercert(binary_form=True)
+        assert certificate is not None, "the handshake asks for one"
+        if len(self._peers) >= MAX_PEERS:
+            self._noted.note(RefusalReason.TOO_MANY, source, f"{MAX_PEERS} connections are open already")
+            return None
+        rule = self._endpoint.accepts
+        try:
+            name = certificates.check_signed(certificate, self._authority, datetime.now(UTC))
+        except WrongPeer as error:
+            self._noted.note(RefusalReason.WRONG_CERTIFICATE, source, str(error))
+            return None
+        objection = rule.objection(name)
+        if objection:
+            old = name.job == rule.job and name.generation != rule.generation
+            kind = RefusalReason.OTHER_GENERATION if old else RefusalReason.OTHER_PEER
+            self._noted.note(kind, source, objection)
+        return Peer(name, objection)
+
+    async def _forward(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy in both directions until one side ends."""
+        name = f"millrace-{secrets.token_hex(16)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as to_server:
+            to_server.setblocking(False)
+            to_server.bind(f"\0{name}")  # by which gRPC names the connection
+            self._peers[name] = peer
+            try:
+                await self._loop.sock_connect(to_server, self._target.removeprefix(unix_sockets.SCHEME))
+                served, server = await asyncio.open_connection(sock=to_server, limit=CHUNK_BYTES)
+                copies = [asyncio.ensure_future(_copy(*ends)) for ends in ((reader, server), (served, writer))]
+                try:
+                    await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for copy in copies:
+                        copy.cancel()
+                    server.close()
+                    await asyncio.gather(*copies, return_exceptions=True)
+            except OSError:
+                pass  # the server has ended, and so does the connection
+            finally:
+                del self._peers[name]
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """End connections; their last bytes have CLOSE_S."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)  # transports close in the next turn
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+def _told(error: OSError, source: str) -> tuple[RefusalReason, str, str]:
+    """The reason of a failed handshake, for Refusals.note."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RefusalReason.WRONG_CERTIFICATE, source, f"its certificate is not of this job: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = str(error.reason or error)
+        if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+            return RefusalReason.NO_CERTIFICATE, source, "it has no certificate; workers get one when they join"
+        if reason in _PLAIN:
+            return RefusalReason.PLAIN_TEXT, source, "it does not speak TLS, which this port requires"
+        return RefusalReason.WRONG_CERTIFICATE, source, f"the handshake failed: {reason}"
+    return RefusalReason.SILENT, source, "it began no handshake, or did not finish it: a port scan?"
+
+
+def server_context(credentials: Credentials) -> ssl.SSLContext:
+    """TLS 1.3 for a server of gRPC whose clients must have a certificate of the job's authority."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
+    context.num_tickets = 0  # each connection shows its certificate
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=credentials.authority)
+    # The module takes keys from files only; this one is in memory, and nobody else can open it.
+    with os.fdopen(os.memfd_create("identity", os.MFD_CLOEXEC), "w") as file:
+        file.write(credentials.key + credentials.certificate)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(MAX_HANDSHAKES)
+        listener.setblocking(False)
+    except OSError as error:
+        raise SpecError(
+            f"{format_address(host, port)} is not available: {error.strerror}", "cluster.interface"
+        ) from error
+    return listener

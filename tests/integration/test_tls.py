@@ -1,0 +1,291 @@
+"""gRPC off loopback: both ends prove who they are; each stranger is refused, counted, and told in words."""
+
+import socket
+import ssl
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import Refused, SpecError, Unavailable
+from millrace.identity.authority import open_authority
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerName, PeerRole, PeerRule
+from millrace.rpc import channels, role, tls_listener
+from millrace.rpc.channels import TlsPeer
+from millrace.rpc.refusals import RefusalReason, Refusals
+from millrace.rpc.role import RoleClient
+from millrace.rpc.rpc_server import RpcServer
+from millrace.rpc.tls_listener import TlsEndpoint
+
+HEADS = PeerRule("news", 3, {PeerRole.HEAD: range(1)})
+HERE = "127.0.0.1"
+SOON_S = 5.0
+
+
+def named(which, number=0, generation=3):
+    return PeerName("news", generation, which, number)
+
+
+WORKER, HEAD = named(PeerRole.TRAINER), named(PeerRole.HEAD)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return open_authority(tmp_path_factory.mktemp("identity"), "news")
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory):
+    return open_authority(tmp_path_factory.mktemp("identity"), "news")
+
+
+class Served:
+    """A worker's Role, and all that it refused."""
+
+    def __init__(self, server, noted):
+        self.address, self.server, self._noted = server.address, server, noted
+        self.host, port = server.address.split(":")
+        self.port = int(port)
+
+    def counts_to(self, reason, count):
+        """Wait for a count: a stranger is gone before the listener has noted it."""
+        until = Deadline.after(SOON_S)
+        while (found := self._noted.counts().get(reason.value, 0)) < count:
+            until.check(f"waiting for {reason} in {self._noted.counts()}")
+            time.sleep(0.005)
+        return found == count and sum(self._noted.counts().values()) == count
+
+    def connect(self):
+        return socket.create_connection((self.host, self.port), SOON_S)
+
+
+@contextmanager
+def serving(authority, name=WORKER, rule=HEADS, status=lambda: {"alive": True}):
+    noted = Refusals()
+    server = RpcServer("secret", max_workers=4, tls=TlsEndpoint(HERE, authority.credentials(name), rule), noted=noted)
+    server.add_service(role.SERVICE, role._Servicer(status, print, None, None))
+    server.start()
+    try:
+        yield Served(server, noted)
+    finally:
+        server.close(0)
+
+
+@pytest.fixture
+def served(authority):
+    with serving(authority) as found:
+        yield found
+
+
+def ask(address, credentials, peer=WORKER, secret="secret"):
+    with closing(RoleClient(address, secret, TlsPeer(credentials, peer))) as client:
+        return client.status(Deadline.after(SOON_S))
+
+
+def test_a_peer_with_the_right_certificate_is_served(served, authority):
+    assert ask(served.address, authority.credentials(HEAD)) == {"alive": True}
+    assert served._noted.counts() == {}
+
+
+def test_the_server_knows_who_calls(authority):
+    noted, callers = Refusals(), []
+    server = RpcServer(
+        "secret", max_workers=4, tls=TlsEndpoint(HERE, authority.credentials(WORKER), HEADS), noted=noted
+    )
+
+    class Named(role._Servicer):
+        def Status(self, request, context):
+            callers.append(server.peer_of(context))
+            return super().Status(request, context)
+
+    server.add_service(role.SERVICE, Named(dict, print, None, None))
+    server.start()
+    try:
+        ask(server.address, authority.credentials(HEAD))
+    finally:
+        server.close(0)
+    assert callers == [HEAD]
+
+
+def test_an_older_generation_is_refused_in_words(served, authority):
+    old = authority.credentials(named(PeerRole.HEAD, generation=2))
+    with pytest.raises(Refused, match="head-0 of generation 2 .* is expected: it is of an older generation"):
+        ask(served.address, old)
+    assert served.counts_to(RefusalReason.OTHER_GENERATION, 1)
+
+
+@pytest.mark.parametrize("name", [named(PeerRole.HEAD, 1), named(PeerRole.SHARD), WORKER], ids=str)
+def test_another_role_or_number_is_refused(served, authority, name):
+    with pytest.raises(Refused, match="head-0 of generation 3 of job 'news' is expected"):
+        ask(served.address, authority.credentials(name))
+    assert served.counts_to(RefusalReason.OTHER_PEER, 1)
+
+
+def test_a_certificate_of_another_authority_is_refused(served, authority, another):
+    forged = another.credentials(HEAD).model_copy(update={"authority": authority.pem})
+    with pytest.raises(Unavailable, match="may not accept the certificate of head-0 of generation 3"):
+        ask(served.address, forged)
+    assert served.counts_to(RefusalReason.WRONG_CERTIFICATE, 1)
+
+
+def test_an_expired_certificate_is_refused(served, authority, caplog):
+    key = tls_listener.certificates.draw_key()
+    long_ago = datetime.now(UTC) - timedelta(days=30)
+    certificate = authority.sign(tls_listener.certificates.signing_request(key), HEAD, long_ago)
+    with pytest.raises(Unavailable, match="may not accept"):
+        ask(served.address, Credentials(authority=authority.pem, certificate=certificate, key=key))
+    assert served.counts_to(RefusalReason.WRONG_CERTIFICATE, 1)
+    assert "certificate has expired" in caplog.text
+
+
+def test_a_client_sends_nothing_to_a_server_that_is_not_the_one_it_wants(served, authority, another):
+    for peer in (named(PeerRole.TRAINER, 1), named(PeerRole.TRAINER, generation=4)):
+        with pytest.raises(Refused, match=f"does not prove to be {peer}: another process has this address"):
+            ask(served.address, authority.credentials(HEAD), peer)
+    with pytest.raises(Refused, match="does not prove to be trainer-0 of generation 3"):
+        ask(served.address, another.credentials(HEAD))
+
+
+def test_a_server_without_tls_gets_no_secret(authority):
+    heard = []
+
+    def listen(server):
+        connection, _ = server.accept()
+        with connection:
+            heard.append(connection.recv(4096))
+            connection.sendall(b"HTTP/1.1 400 no\r\n\r\n")
+
+    with socket.create_server((HERE, 0)) as server:
+        thread = threading.Thread(target=listen, args=(server,))
+        thread.start()
+        with pytest.raises((Refused, Unavailable)):
+            ask(f"{HERE}:{server.getsockname()[1]}", authority.credentials(HEAD))
+        thread.join()
+    assert heard[0][:1] == b"\x16" and b"secret" not in heard[0]  # a handshake
+
+
+def test_another_secret_is_refused(served, authority):
+    with pytest.raises(Refused, match="wrong secret"):
+        ask(served.address, authority.credentials(HEAD), secret="guessed")
+    assert served.counts_to(RefusalReason.WRONG_SECRET, 1)
+
+
+def test_plain_clients_are_refused(served):
+    with closing(RoleClient(served.address, "secret")) as client, pytest.raises(Unavailable):
+        client.status(Deadline.after(SOON_S))
+    served.counts_to(RefusalReason.PLAIN_TEXT, 1)
+    with served.connect() as browser:
+        browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert browser.recv(100) == b""
+    assert served._noted.counts().keys() == {"plain_text"}
+
+
+def test_a_client_without_a_certificate_is_refused(served):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with served.connect() as plain, context.wrap_socket(plain) as connection:
+        with suppress(ConnectionError):
+            assert connection.recv(1) == b""
+    assert served.counts_to(RefusalReason.NO_CERTIFICATE, 1)
+
+
+def test_old_versions_of_tls_are_refused(served):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with served.connect() as plain, pytest.raises((ssl.SSLError, ConnectionError)):
+        context.wrap_socket(plain)
+    served.counts_to(RefusalReason.WRONG_CERTIFICATE, 1)
+
+
+def test_a_port_scan_is_counted_and_told_at_a_bounded_rate(served, authority, caplog):
+    for _ in range(200):
+        served.connect().close()
+    assert served.counts_to(RefusalReason.SILENT, 200)
+    lines = [record for record in caplog.records if "port scan" in record.message]
+    assert [line.message.partition(" (")[2] for line in lines] == ["", "10 times)", "100 times)"]
+    assert ask(served.address, authority.credentials(HEAD)) == {"alive": True}
+
+
+def test_connections_that_say_nothing_keep_no_peer_out(served, authority):
+    held = [served.connect() for _ in range(3 * tls_listener.MAX_HANDSHAKES)]
+    try:
+        assert ask(served.address, authority.credentials(HEAD)) == {"alive": True}
+        assert served.counts_to(RefusalReason.SILENT, 2 * tls_listener.MAX_HANDSHAKES + 1)
+    finally:
+        for each in held:
+            each.close()
+
+
+def test_a_handshake_that_takes_too_long_is_given_up(authority, monkeypatch):
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.2)
+    with serving(authority) as served, served.connect() as connection:
+        connection.sendall(b"\x16\x03\x01")
+        assert connection.recv(1) == b""
+        assert served.counts_to(RefusalReason.SILENT, 1)
+
+
+def test_peers_beyond_the_bound_are_turned_away(authority, monkeypatch):
+    monkeypatch.setattr(tls_listener, "MAX_PEERS", 1)
+    with serving(authority) as served:
+        mine = TlsPeer(authority.credentials(HEAD), WORKER)
+        with closing(RoleClient(served.address, "secret", mine)) as first:
+            first.status(Deadline.after(SOON_S))
+            with pytest.raises(Unavailable):
+                ask(served.address, mine.credentials)
+            assert first.status(Deadline.after(SOON_S)) == {"alive": True}
+        assert served._noted.counts().keys() == {"too_many"}
+
+
+def test_long_messages_pass_in_both_directions(authority):
+    text = "x" * (3 << 20)
+    with serving(authority, status=lambda: {"text": text}) as served:
+        mine = authority.credentials(HEAD)
+        assert ask(served.address, mine)["text"] == text
+        with channels.open_channel(served.address, tls=TlsPeer(mine, WORKER)) as channel:
+            call = channel.unary_unary(channels.path_of(role.SERVICE, "Operate"))
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"\x0a\x80\x80\x80\x01" + b"x" * (2 << 20), timeout=SOON_S, metadata=channels.metadata("secret"))
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # it was read: this worker leads no job
+
+
+def test_many_peers_at_a_time_are_served(authority):
+    rule = PeerRule("news", 3, {PeerRole.TRAINER: range(16)})
+    with serving(authority, named(PeerRole.SHARD), rule) as served:
+        answers = []
+
+        def call(number):
+            mine = authority.credentials(named(PeerRole.TRAINER, number))
+            answers.append(ask(served.address, mine, named(PeerRole.SHARD)))
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [{"alive": True}] * 16
+
+
+def test_a_server_that_ends_lets_its_address_go(authority):
+    with serving(authority) as served:
+        ask(served.address, authority.credentials(HEAD))
+    with pytest.raises(Unavailable):
+        ask(served.address, authority.credentials(HEAD))
+    with socket.create_server((served.host, served.port)):
+        pass
+
+
+def test_an_address_of_another_machine_is_never_called_in_plain_text():
+    with pytest.raises(Refused, match="10.1.2.3:4 is another machine's address, and this process has no certificate"):
+        RoleClient("10.1.2.3:4", "secret")
+
+
+def test_an_address_that_is_not_ours_cannot_be_listened_at(authority):
+    endpoint = TlsEndpoint("192.0.2.1", authority.credentials(WORKER), HEADS)
+    with pytest.raises(SpecError, match=r"cluster.interface: 192.0.2.1:0 is not available"):
+        RpcServer("secret", max_workers=1, tls=endpoint)
