@@ -1,0 +1,274 @@
+"""Test machines: network namespaces on a bridge, each with its own address, /tmp, /dev/shm and host name.
+
+The bridge has a namespace of its own, so machines of two test runs never meet and nothing of the host's network is
+touched. Names hold the process that made them: what a killed run left is removed at the next start. Needs root and
+iproute2; `why_not` says what is missing.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("ip", "tc", "unshare", "mount")
+REQUIRED = "MILLRACE_REQUIRE_MACHINES"
+KILL_S = 10.0
+"""Longest time for the processes of a machine to end."""
+_NAME = re.compile(r"millrace-(\d+)-(\d+)-\w+")
+_SETUP = """
+set -e
+mount --make-rprivate /
+mount --bind "$MACHINE_TMP" /tmp
+mount -t tmpfs none /dev/shm
+hostname "$MACHINE_NAME"
+cd /tmp
+exec "$@"
+"""
+
+
+def why_not() -> str:
+    """The reason why this system has no test machines; empty where it has."""
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"{', '.join(missing)} not found (Debian's packages iproute2 and util-linux have them)"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    name = _run_name("probe")
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return "" if made.returncode == 0 else f"no network namespace can be made: {made.stderr.strip()}"
+
+
+def why_no_delay() -> str:
+    """The reason why links have no delay and no loss here; empty where they have: the kernel's netem makes both."""
+    name = _run_name("probe")
+    ip("netns", "add", name)
+    try:
+        tc("-n", name, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+    except CommandFailed as error:
+        return f"this kernel has no netem: {error}"
+    finally:
+        ip("netns", "del", name)
+    return ""
+
+
+def required() -> bool:
+    """Whether a test that needs machines must not be skipped."""
+    return os.environ.get(REQUIRED) == "1"
+
+
+class Machine:
+    """One machine. A process that it runs sees only its own /tmp."""
+
+    def __init__(self, network: "Network", number: int) -> None:
+        self.name = f"m{number}"
+        self.address = f"10.77.0.{10 + number}"
+        self.tmp = network.folder / self.name
+        """Its /tmp, as the tests see it."""
+        self._network, self._space = network, _run_name(self.name, network.number)
+        self.tmp.mkdir()
+        ip("netns", "add", self._space)
+        ip("-n", network.space, "link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self._space)
+        ip("-n", network.space, "link", "set", self.name, "master", "bridge", "up")
+        ip("-n", self._space, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            ip("-n", self._space, "link", "set", device, "up")
+
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, **more: object
+    ) -> subprocess.Popen[str]:
+        """Start a process in /tmp of the machine; `more` goes to Popen."""
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
+        private = {"MACHINE_TMP": str(self.tmp), "MACHINE_NAME": self.name, "HOME": "/tmp", "PYTHONPATH": str(ROOT)}
+        words = ["ip", "netns", "exec", self._space, "unshare", "--mount", "--uts", "sh", "-c", _SETUP, "sh", *command]
+        return subprocess.Popen(words, env={**kept, **private, **(environment or {})}, text=True, **more)  # type: ignore[call-overload,no-any-return]
+
+    def python(self, *words: str, **more: object) -> subprocess.Popen[str]:
+        """Start the interpreter of the tests, with all of its output in a pipe."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return self.start((sys.executable, "-u", *words), **{**pipes, **more})
+
+    def call(self, *command: str, timeout_s: float = 60.0) -> str:
+        """The output of a command. Raises CommandFailed."""
+        with self.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            output, _ = process.communicate(timeout=timeout_s)
+        if process.returncode:
+            raise CommandFailed(f"{' '.join(command)}: exit code {process.returncode}: {output}")
+        return output
+
+    def pids(self) -> list[int]:
+        """Its processes."""
+        return [int(pid) for pid in ip("netns", "pids", self._space).split()]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of its processes."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def freeze(self) -> None:
+        """Stop all of its processes, also those that another one has just forked."""
+        before: list[int] = []
+        while (now := self.pids()) != before:
+            self.signal(signal.SIGSTOP)
+            before = now
+
+    def thaw(self) -> None:
+        """Let its processes go on."""
+        self.signal(signal.SIGCONT)
+
+    def die(self) -> None:
+        """End all of its processes at once, and lose its disk."""
+        self.kill()
+        for path in self.tmp.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def kill(self) -> None:
+        """End all of its processes."""
+        until_s = time.monotonic() + KILL_S
+        while self.pids():
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"processes of {self.name} do not end: {self.pids()}")
+            self.signal(signal.SIGKILL)
+            time.sleep(0.01)
+
+    def cut(self) -> None:
+        """Take its link away: a partition."""
+        ip("-n", self._network.space, "link", "set", self.name, "down")
+
+    def heal(self) -> None:
+        """Give its link back."""
+        ip("-n", self._network.space, "link", "set", self.name, "up")
+
+    def shape(self, *, rate: str = "", delay: str = "", loss: str = "") -> None:
+        """Shape its link both ways, such as rate="1gbit", delay="5ms", loss="1%"; nothing given: as fast as can be.
+
+        Delay and loss need netem; see `why_no_delay`.
+        """
+        for space, device in ((self._network.space, self.name), (self._space, "eth0")):
+            with suppress(CommandFailed):  # there was none
+                tc("-n", space, "qdisc", "del", "dev", device, "root")
+            at = ["root", "handle", "1:"]
+            if rate:
+                tc("-n", space, "qdisc", "add", "dev", device, *at, *f"tbf rate {rate} burst 256k latency 50ms".split())
+                at = ["parent", "1:1", "handle", "10:"]
+            if delay or loss:
+                how = [*(("delay", delay) if delay else ()), *(("loss", loss) if loss else ())]
+                tc("-n", space, "qdisc", "add", "dev", device, *at, "netem", *how)
+
+    def remove(self) -> None:
+        """Remove it with all of its processes; may be repeated."""
+        with suppress(CommandFailed):  # it is gone
+            self.kill()
+            ip("netns", "del", self._space)
+
+
+class Network:
+    """A bridge and its machines. A context: nothing of them is left at its end."""
+
+    _made = 0
+
+    def __init__(self, num_machines: int) -> None:
+        remove_left_over()
+        Network._made += 1
+        self.number = Network._made
+        self.space = _run_name("bridge", self.number)
+        # In /tmp, which no machine sees: so none sees the folder of another one.
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_run_name('machines', self.number)}-", dir="/tmp"))
+        self.machines: list[Machine] = []
+        try:
+            ip("netns", "add", self.space)
+            ip("-n", self.space, "link", "add", "bridge", "type", "bridge")
+            ip("-n", self.space, "link", "set", "bridge", "up")
+            for number in range(num_machines):
+                self.machines.append(Machine(self, number))
+        except BaseException:
+            self.remove()
+            raise
+
+    def __enter__(self) -> "Network":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove all machines, their processes and folders."""
+        for machine in self.machines:
+            machine.remove()
+        _remove_spaces([name for name in _spaces() if name.startswith(_run_name("", self.number))])
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class CommandFailed(Exception):
+    """A command ended with an error."""
+
+
+def ip(*words: str) -> str:
+    """The output of iproute2's `ip`. Raises CommandFailed."""
+    return _output("ip", *words)
+
+
+def tc(*words: str) -> str:
+    """The output of iproute2's `tc`. Raises CommandFailed."""
+    return _output("tc", *words)
+
+
+def _output(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise CommandFailed(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def remove_left_over() -> None:
+    """Remove namespaces and folders of test runs that were killed."""
+    left = [name for name in _spaces() if (found := _NAME.fullmatch(name)) and not _runs(int(found[1]), int(found[2]))]
+    _remove_spaces(left)
+    for folder in Path("/tmp").glob("millrace-*-*-*-*"):
+        if (found := _NAME.match(folder.name)) and not _runs(int(found[1]), int(found[2])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_spaces(names: Sequence[str]) -> None:
+    for name in names:
+        for pid in ip("netns", "pids", name).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        ip("netns", "del", name)
+
+
+def _spaces() -> list[str]:
+    return [line.split()[0] for line in ip("netns", "list").splitlines()]
+
+
+def _run_name(what: str, number: int = 0) -> str:
+    """A name that tells the process that made it: by its number, and by its start, as numbers are used again."""
+    pid = os.getpid()
+    return f"millrace-{pid}-{_started(pid)}-{number}{what}"
+
+
+def _runs(pid: int, started: int) -> bool:
+    return _started(pid) == started
+
+
+def _started(pid: int) -> int | None:
+    """The time at which a process started, in ticks since boot; None where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def machines(count: int) -> Iterator[list[Machine]]:
+    """`count` machines, removed at the end."""
+    with Network(count) as network:
+        yield network.machines
