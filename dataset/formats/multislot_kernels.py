@@ -11,6 +11,7 @@ from enum import IntEnum
 import numpy as np
 from numba import njit
 
+from dataset.formats.plain_lines import parse_plain
 from millrace.keys import fnv1a
 
 
@@ -326,7 +327,16 @@ def scan(data, begin, end, slots_S3, value_N, count_CB, float_BF, word_BW, slow_
     `line_B4[b]` becomes (fault, slot << 32 | index of the fault, begin of the line, v).
     """
     row, num_values, num_slow, at = 0, 0, 0, begin
+    numbers_alone = len(slots_S3) > 0
+    for slot in range(len(slots_S3)):
+        numbers_alone &= slots_S3[slot, 0] == SIGN or slots_S3[slot, 0] == DENSE or slots_S3[slot, 0] == META_FLOAT
     while at < end:
+        if numbers_alone:
+            at, row, num_values = parse_plain(
+                data, at, end, row, num_values, SIGN, slots_S3, value_N, count_CB, float_BF, line_B4
+            )
+            if at == end:
+                break
         first, first_value, first_slow = at, num_values, num_slow
         fault, slot, at, num_values, num_slow = _line(
             data, at, row, slots_S3, value_N, num_values, count_CB, float_BF, word_BW, slow_N5, num_slow

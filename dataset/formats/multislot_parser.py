@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.formats.multislot_kernels import CellKind, LineFault, gather_signs, scan
+from dataset.formats.plain_lines import LINE_FEED
 from dataset.samples.batch import F32, I64, U64, Ragged, Samples
 from dataset.samples.rejection import Reason
 from dataset.spec.config import DenseSlot, MetaSlot, SlotKind
@@ -94,7 +95,7 @@ class MultiSlotParser:
         `num_before`: number of lines before `data`; numbering continues there. `event_B` is a line's number minus 1.
         """
         text: NDArray[np.uint8] = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
-        num_lines = data.count(b"\n")
+        num_lines = int(np.count_nonzero(text == LINE_FEED))  # many times as fast as data.count
         value_N = np.empty(len(data) // 2 + 1, np.uint64)
         count_CB = np.empty((self._num_sparse, num_lines), np.int64)
         float_BF = np.empty((num_lines, self._num_floats), np.float32)

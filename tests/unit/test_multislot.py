@@ -35,6 +35,12 @@ SIGN_PARSER = MultiSlotParser(ONE_SIGN)
 
 
 def assert_equal_to_twin(text: bytes, schema: Schema, parser: MultiSlotParser, masks: dict[str, str]) -> None:
+    """Alone, and before more text: words of eight bytes are read only where the text has so many more."""
+    for whole in (text, text + b"\n" * 32):
+        _assert_equal_to_twin(whole, schema, parser, masks)
+
+
+def _assert_equal_to_twin(text: bytes, schema: Schema, parser: MultiSlotParser, masks: dict[str, str]) -> None:
     samples, bad_lines = parser.parse(text)
     bad = {line.line: line for line in bad_lines}
     row = 0
@@ -147,6 +153,41 @@ def test_damaged_lines_are_judged_as_the_twin_judges_them(data):
         )
         line = line or bytearray(b"0")
     assert_equal_to_twin(bytes(line) + b"\n" + GOOD + b"\n", SCHEMA, PARSER, MASKS)
+
+
+PLAIN_SCHEMA = Schema.of(
+    [
+        SparseSlot(names=("C{1..2}",)),
+        DenseSlot(name="d", kind="dense", size=2),
+        MetaSlot(name="label", kind="meta"),
+    ]
+)
+PLAIN_PARSER = MultiSlotParser(PLAIN_SCHEMA)
+PLAIN = b"1 7 2 1234567 123456789012 2 0.1234 -12.5 1 1"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 44), st.integers(0, 2), st.sampled_from(list("0 9-.e\t\rx")) | st.just("")), max_size=3
+    )
+)
+@example([])
+def test_damaged_lines_of_numbers_alone_are_judged_as_the_twin_judges_them(damages):
+    line = bytearray(PLAIN)
+    for at, num, put in damages:
+        line[at : at + num] = put.encode()
+    assert_equal_to_twin(bytes(line) + b"\n" + PLAIN + b"\n", PLAIN_SCHEMA, PLAIN_PARSER, {})
+
+
+@given(
+    st.lists(st.integers(0, (1 << 64) - 1), max_size=3),
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=2),
+    st.integers(0, 9),
+)
+def test_lines_of_numbers_alone_are_read_as_the_twin_reads_them(signs, floats, digits):
+    words = [len(signs), *signs, 0, 2, *(f"{value:.{digits}f}" for value in floats), 1, 0]
+    line = " ".join(map(str, words)).encode() + b"\n"
+    assert_equal_to_twin(line * 3, PLAIN_SCHEMA, PLAIN_PARSER, {})
 
 
 TOKENS = st.one_of(
