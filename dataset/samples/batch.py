@@ -99,19 +99,13 @@ def cut_batches(blocks: Iterator[Samples], batch_size: int) -> Iterator[Samples]
     held: list[Samples] = []
     num_held = 0
     for block in blocks:
-        if not len(block):
-            continue
-        held.append(block)
-        num_held += len(block)
-        if num_held < batch_size:
-            continue
-        joined = Samples.concat(held)
         begin = 0
-        while (end := _boundary(joined.event_B, begin + batch_size)) <= len(joined) and end - begin >= batch_size:
-            yield joined.slice(begin, end)
-            begin = end
-        held = [joined.slice(begin, len(joined))] if begin < len(joined) else []
-        num_held = len(joined) - begin
+        while (end := _boundary(block.event_B, begin + batch_size - num_held)) <= len(block):
+            yield Samples.concat([*held, block.slice(begin, end)])
+            begin, held, num_held = end, [], 0
+        if begin < len(block):
+            held.append(block.slice(begin, len(block)))
+            num_held += len(block) - begin
     if num_held:
         yield Samples.concat(held)
 

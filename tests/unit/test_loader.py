@@ -5,9 +5,11 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataset.loader.batch_loader import Loader
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Ragged, Samples, cut_batches
 from dataset.stream.errors import PipeFailed
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
@@ -54,6 +56,26 @@ class ScriptedReader:
 
 def segment(begin: int, end: int) -> Segment:
     return Segment("p", 0, begin, end)
+
+
+@given(st.lists(st.lists(st.integers(1, 3), max_size=6), max_size=8), st.integers(1, 7))
+def test_a_batch_ends_at_the_first_event_that_fills_it_wherever_blocks_are_cut(blocks, batch_size):
+    expected, cut, event, begin = [[]], [], 0, 0
+    for sizes in blocks:  # of the events of each block
+        events = []
+        for size in sizes:
+            expected[-1].extend([event] * size)
+            events.extend([event] * size)
+            event += 1
+            if len(expected[-1]) >= batch_size:
+                expected.append([])
+        block = samples(begin, len(events))
+        begin += len(events)
+        cut.append(Samples(block.sparse, {}, {}, np.array(events, np.int64), block.time_s_B))
+    batches = list(cut_batches(iter(cut), batch_size))
+    assert [batch.event_B.tolist() for batch in batches] == [batch for batch in expected if batch]
+    assert [sign for batch in batches for sign in batch.sparse["s"].values_N.tolist()] == list(range(begin))
+    assert all(batch.sparse["s"].offset_B1.tolist() == list(range(len(batch) + 1)) for batch in batches)
 
 
 @pytest.fixture
