@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from dataset.formats.multislot_parser import BadLine, MultiSlotParser
 from dataset.pipe.command import Command
 from dataset.pipe.event_time import slot_times
 from dataset.pipe.process import Chunk, PipeProcess
-from dataset.pipe.segment_work import PipeInput, PipeOutput, bytes_of, concat_values
+from dataset.pipe.segment_work import LINE_FEED, PipeInput, PipeOutput, as_lines, concat_values
 from dataset.samples.batch import Samples
 from dataset.samples.rejection import Reason, Rejection
 from dataset.samples.slot_counters import SlotCounters, SlotSum
@@ -18,7 +16,6 @@ from dataset.spec.schema import Schema
 from dataset.stream.source import Events
 from millrace.stderr import RepeatedLines
 
-LINE_FEED = 10
 PARSE_BYTES = 1 << 20
 """Approximate size of the chunks in which output is parsed."""
 MAX_LINE_BYTES = 16 << 20
@@ -95,12 +92,8 @@ class MultiSlotRunner:
 
 def lines_of(events: Events) -> Chunk:
     """Events as lines: the buffer itself if it already contains them as lines, else a copy."""
-    data = bytes_of(events.data)
-    begin, end = int(events.begin_E[0]), int(events.end_E[-1])
-    if end < len(data) and bool(np.all(events.begin_E[1:] == events.end_E[:-1] + 1)):
-        if bool(np.all(data[events.end_E] == LINE_FEED)):
-            return data.data[begin : end + 1]
-    return concat_values(events, LINE_FEED).data
+    whole = as_lines(events)
+    return (concat_values(events, LINE_FEED) if whole is None else whole).data
 
 
 def whole_lines(child: PipeProcess) -> Iterator[bytes]:

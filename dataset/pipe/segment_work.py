@@ -16,6 +16,8 @@ from dataset.samples.rejection import Reason, Rejection
 from dataset.samples.slot_counters import SlotCounters
 from dataset.stream.source import Events, Segment
 
+LINE_FEED = 10
+
 
 @dataclass(frozen=True, slots=True)
 class PipeInput:
@@ -93,6 +95,16 @@ def join_values(data, begin_E, end_E, ending, out):  # type: ignore[no-untyped-d
             at += 1
 
 
+def as_lines(events: Events) -> NDArray[np.uint8] | None:
+    """The part of the buffer that has the events as lines, one after another; None if it has them otherwise."""
+    data = bytes_of(events.data)
+    if not len(events) or events.begin_E[0] < 0 or events.end_E[-1] >= len(data):
+        return None
+    if not np.array_equal(events.begin_E[1:], events.end_E[:-1] + 1) or np.any(data[events.end_E] != LINE_FEED):
+        return None
+    return data[events.begin_E[0] : events.end_E[-1] + 1]
+
+
 def bytes_of(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
     """A read-only array over a buffer, so that kernels see one type whatever the source gave."""
     array: NDArray[np.uint8] = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
@@ -137,7 +149,8 @@ def _reasons(block: Events, max_event_bytes: int, lines: bool) -> Iterator[tuple
     null_E = block.begin_E < 0
     long_E = ~null_E & (block.end_E - block.begin_E > max_event_bytes)
     fed_E = np.zeros(len(block), np.bool_)
-    if lines:
+    whole = as_lines(block) if lines else None
+    if lines and (whole is None or np.count_nonzero(whole == LINE_FEED) > len(block)):
         find_line_feeds(bytes_of(block.data), np.where(null_E, block.end_E, block.begin_E), block.end_E, fed_E)
     for index in np.flatnonzero(null_E | long_E | fed_E).tolist():
         yield index, Reason.NULL if null_E[index] else Reason.TOO_LONG if long_E[index] else Reason.LINE_FEED

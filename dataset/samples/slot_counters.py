@@ -45,12 +45,14 @@ def observe_signs(sign_N, register_R):  # type: ignore[no-untyped-def]
         value = mix(sign_N[n])
         index = value >> np.uint64(64 - REGISTER_BITS)
         rest = value << np.uint64(REGISTER_BITS)
+        held = np.uint64(register_R[index])
+        if held > 64 - REGISTER_BITS or (held and rest >> (np.uint64(64) - held)):
+            continue  # the usual case: one of the first `held` bits is set, so the rank is not above `held`
         rank = np.uint8(1)
         while rank <= 64 - REGISTER_BITS and rest >> np.uint64(63) == np.uint64(0):
             rest <<= np.uint64(1)
             rank += np.uint8(1)
-        if rank > register_R[index]:
-            register_R[index] = rank
+        register_R[index] = rank
 
 
 def observe_signs_reference(sign_N: U64, register_R: NDArray[np.uint8]) -> None:

@@ -49,6 +49,16 @@ def test_registers_equal_those_of_the_twin(signs):
     assert ours.tolist() == twins.tolist()
 
 
+def test_registers_that_are_full_equal_those_of_the_twin():
+    signs = np.arange(1, 30_001, dtype=np.uint64)  # about 15 for each register: most do not change it
+    ours, twins = np.zeros(NUM_REGISTERS, np.uint8), np.zeros(NUM_REGISTERS, np.uint8)
+    ours[:3] = twins[:3] = 52, 53, 54
+    for part in (signs, signs[:100]):
+        observe_signs(part, ours)
+        observe_signs_reference(part, twins)
+    assert ours.tolist() == twins.tolist()
+
+
 @pytest.mark.parametrize("num", [1, 100, 3000, 6000, 30_000, 1_000_000])
 def test_distinct_is_right_within_three_standard_errors(num):
     registers = np.zeros(NUM_REGISTERS, np.uint8)
