@@ -13,7 +13,9 @@ from typing import Any, Literal, assert_never, get_args, get_origin
 
 from pydantic import BaseModel
 
+from millrace.address import is_loopback
 from millrace.errors import SpecError
+from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.secrets import SECRET_KEYS, is_reference
 from service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
 from service.auth.config import ANY_MORE, AllowSection
@@ -46,6 +48,8 @@ class TextKind(Enum):
     KAFKA_OPTIONS = auto()
     SPEC = auto()
     """A whole spec, which is checked where it is loaded."""
+    NETWORK = auto()
+    """An interface or an address at which a job listens."""
 
 
 HOLDS: Mapping[tuple[str, str], TextKind] = {
@@ -82,6 +86,8 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("ExportSection", "path"): TextKind.PLACE,
     ("ExportSection", "tables"): TextKind.NAME,
     ("ExportSection", "command"): TextKind.EXPORT_COMMAND,
+    ("ClusterSection", "interface"): TextKind.NETWORK,
+    ("ClusterSection", "listen"): TextKind.NETWORK,
     ("InputSection", "paths"): TextKind.PATTERNS,
     ("KafkaInput", "topic"): TextKind.NAME,
     ("KafkaInput", "options"): TextKind.KAFKA_OPTIONS,
@@ -166,6 +172,9 @@ class SpecRules:
                 self._check_model(value, at)
             case TextKind.KAFKA_OPTIONS:
                 self._check_kafka(value, folder, at)
+            case TextKind.NETWORK:
+                if value != LOOPBACK_INTERFACE and not is_loopback(value.rpartition(":")[0]):
+                    raise SpecError(f"{value!r} opens a port to other machines, which no job of a service may", at)
             case TextKind.MODEL_SETTINGS | TextKind.SPEC:
                 pass
             case _:

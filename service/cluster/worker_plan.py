@@ -15,6 +15,7 @@ from dataset.spec.schema import Schema
 from millrace.identity.authority import Authority
 from millrace.identity.credentials import Credentials
 from millrace.identity.peers import PeerName, PeerRole
+from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
@@ -103,7 +104,7 @@ def plan_job(
         "secret": secret,
         "generation": generation,
         "max_message": cluster.max_message,
-        "interface": cluster.interface,
+        "interface": LOOPBACK_INTERFACE if authority is None else cluster.interface,
     }
     plan = JobPlan(
         job=job.spec.name,

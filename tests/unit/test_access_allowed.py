@@ -280,6 +280,7 @@ def test_every_kind_of_text_is_checked(place):
         TextKind.PLACE: "s3://x/y",
         TextKind.VERSION: "s3://x/y",
         TextKind.PATTERNS: ("/etc/*",),
+        TextKind.NETWORK: "eth0",
         TextKind.PIPE_COMMAND: ("sh",),
         TextKind.EXPORT_COMMAND: ("sh",),
         TextKind.MODEL: "a:B",
