@@ -78,6 +78,14 @@ def test_progress_is_one_line():
     )
 
 
+def test_a_line_says_that_collectives_are_not_encrypted_and_how_many_strangers_were_refused():
+    open_job = {**STATUS, "interface": "eth0", "refused": {"silent": 1200, "plain_text": 34}}
+    line = lines.progress_line(Status(open_job))
+    assert line.endswith("  over eth0: collectives are not encrypted  refused 1,234 connections and calls")
+    closed = lines.progress_line(Status({**STATUS, "interface": None, "refused": {}}))
+    assert "encrypted" not in closed and "refused" not in closed
+
+
 def test_a_frozen_twin_says_that_it_only_predicts():
     assert lines.progress_line(Status({**STATUS, "learning": False})).endswith("  predicts only")
     assert "predicts only" in drawn({**STATUS, "learning": False})

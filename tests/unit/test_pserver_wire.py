@@ -141,9 +141,13 @@ def test_tables_are_equal_in_any_order_and_differ_with_any_setting():
 def test_stats_of_shards_add_up_and_the_fullest_one_counts():
     one = TableStats(3, 100, 1, {1: 2, 4: 1}, dirty_rows=3, max_dirty_rows=9)
     two = TableStats(2, 50, 0, {4: 2}, dirty_rows=8, max_dirty_rows=10)
-    replies = [pb.StatsReply.FromString(messages.with_stats({"a": stats}).SerializeToString()) for stats in (one, two)]
+    sent = [messages.with_stats({"a": stats}, {"silent": 7}).SerializeToString() for stats in (one, two)]
+    replies = [pb.StatsReply.FromString(each) for each in sent]
+    assert [dict(reply.refused) for reply in replies] == [{"silent": 7}] * 2
     assert messages.stats_from(replies, "a") == TableStats(5, 150, 1, {1: 2, 4: 3}, 8, 10)
-    assert messages.stats_from([messages.with_stats({"a": TableStats(1, 1, 1, {0: 1})})], "a").max_dirty_rows is None
+    assert (
+        messages.stats_from([messages.with_stats({"a": TableStats(1, 1, 1, {0: 1})}, {})], "a").max_dirty_rows is None
+    )
 
 
 def test_parts_of_a_commit_survive_encoding():
