@@ -12,9 +12,9 @@ class Credentials(Section):
 
     authority: str
     """Certificate of the job's authority."""
-    certificate: str
-    """Certificate of this process."""
-    key: str = Field(repr=False)
+    certificate: str = ""
+    """Certificate of this process; empty: it joins, and has none yet."""
+    key: str = Field(default="", repr=False)
     """Private key of this process."""
 
     @property

@@ -86,7 +86,8 @@ def open_channel(
 
 def _tls_channel(address: str, max_message_bytes: int, tls: TlsPeer) -> grpc.Channel:
     mine = tls.credentials
-    credentials = grpc.ssl_channel_credentials(mine.authority.encode(), mine.key.encode(), mine.certificate.encode())
+    own = (mine.key.encode(), mine.certificate.encode()) if mine.certificate else (None, None)
+    credentials = grpc.ssl_channel_credentials(mine.authority.encode(), *own)
     name = ("grpc.ssl_target_name_override", tls.name.dns)
     return grpc.secure_channel(address, credentials, options=[*options(max_message_bytes), name])
 
@@ -127,7 +128,7 @@ def distrust(peer: str, details: str | None, tls: TlsPeer) -> str:
 
 def hint(details: str | None, tls: TlsPeer | None) -> str:
     """The likely cause of a connection that ended at its beginning, or nothing."""
-    if tls is None or not any(word in (details or "") for word in _ENDED):
+    if tls is None or not tls.credentials.certificate or not any(word in (details or "") for word in _ENDED):
         return ""
     return f"; if it runs, it may not accept the certificate of {tls.credentials.name}: its log says why"
 

@@ -44,13 +44,13 @@ class Refusals:
         self._limiter = LogLimiter()
 
     def note(self, reason: RefusalReason, source: str, why: str) -> None:
-        """Count one refusal of `source`, which is an address or a name, and log it unless there are many."""
-        with self._lock:
-            self._counts[reason] += 1
+        """Log one refusal of `source`, which is an address or a name, unless there are many; then count it."""
         if logged := self._limiter.note((reason, source), time.monotonic()):
             times = "" if logged.times == 1 else f" ({logged.times} times)"
             left_out = f"; {logged.left_out} more lines were left out" if logged.left_out else ""
             log.warning("refused %s: %s%s%s", printable(source), printable(why), times, left_out)
+        with self._lock:
+            self._counts[reason] += 1
 
     def counts(self) -> Mapping[str, int]:
         """Refusals so far, by reason, for those that occurred."""

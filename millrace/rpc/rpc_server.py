@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from millrace.identity.peers import PeerName
 from millrace.rpc import refusals, unix_sockets
 from millrace.rpc.channels import MAX_MESSAGE_BYTES, SECRET_KEY, options, serialize
 from millrace.rpc.refusals import RefusalReason, Refusals
-from millrace.rpc.tls_listener import TlsEndpoint, TlsListener
+from millrace.rpc.tls_listener import Peer, TlsEndpoint, TlsListener
 
 MAX_CONNECTIONS = 128
 """Most connections of a server, if the process has enough descriptors; a further one is closed at once.
@@ -36,6 +36,7 @@ HANDSHAKE_MS = 10_000
 IDLE_MS = 30_000
 """How long a connection to a port may be idle; a client reconnects by itself."""
 
+_Call = Callable[[Any, grpc.ServicerContext], Any]
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -62,8 +63,7 @@ class RpcServer:
         A call waits while all `max_workers` threads are busy, until its own deadline. Raises SpecError where `tls`
         names no address of this machine.
         """
-        self._noted = noted
-        self._tls: TlsListener | None = None
+        self._callers = _Callers(noted)
         self._folder: Path | None = None
         if tls is not None and socket is None:
             self._folder = Path(tempfile.mkdtemp(prefix="millrace-"))
@@ -71,11 +71,13 @@ class RpcServer:
         bound = _bounds_of_callers(is_port=socket is None or tls is not None)
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
-            interceptors=[_SecretCheck(secret, self._note_wrong_secret)],
+            interceptors=[_SecretCheck(secret, self._callers.note_wrong_secret)],
             options=[*options(max_message_bytes), *bound],
         )
         self.address = self._bind(socket, tls)
         """unix:PATH, or host:port."""
+        self.peer_of, self.source_of = self._callers.peer_of, self._callers.source_of
+        """See _Callers."""
 
     def _bind(self, socket: Path | None, tls: TlsEndpoint | None) -> str:
         if socket is not None:
@@ -88,45 +90,28 @@ class RpcServer:
             else:
                 if tls is None:
                     return address
-                self._tls = TlsListener(tls, socket, self._noted)
-                return self._tls.address
+                self._callers.tls = TlsListener(tls, socket, self._callers.noted)
+                return self._callers.tls.address
         return f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def add_service(
-        self, service: ServiceDescriptor, servicer: object, encode: Callable[[Any], bytes] = serialize
+        self,
+        service: ServiceDescriptor,
+        servicer: object,
+        encode: Callable[[Any], bytes] = serialize,
+        joining: Collection[str] = (),
     ) -> None:
         """Answer each call of `service` with the method of `servicer` that has its name.
 
-        `encode` gives the bytes of each reply.
+        `encode` gives the bytes of each reply; `joining` are the methods for processes without a certificate.
         """
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in service.methods:
             streams = method.server_streaming
             kind = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
-            call = self._of_peers(getattr(servicer, method.name))
+            call = self._callers.checked(getattr(servicer, method.name), joins=method.name in joining)
             handlers[method.name] = kind(call, GetMessageClass(method.input_type).FromString, encode)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
-
-    def _of_peers(self, call: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
-        """`call` for peers that are accepted; others are refused with the reason."""
-
-        def checked(request: Any, context: grpc.ServicerContext) -> Any:
-            peer = None if self._tls is None else self._tls.peer(context.peer())
-            if peer is not None and peer.objection:
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"your certificate is refused: {peer.objection}")
-            return call(request, context)
-
-        return checked
-
-    def peer_of(self, context: grpc.ServicerContext) -> PeerName | None:
-        """The name of the caller, proved by its certificate; None for a caller on this machine."""
-        peer = None if self._tls is None else self._tls.peer(context.peer())
-        return None if peer is None else peer.name
-
-    def _note_wrong_secret(self, context: grpc.ServicerContext) -> None:
-        peer = self.peer_of(context)
-        source = _machine_of(context.peer()) if peer is None else str(peer)
-        self._noted.note(RefusalReason.WRONG_SECRET, source, "its call has another secret than this generation")
 
     def start(self) -> None:
         """Answer calls."""
@@ -135,10 +120,50 @@ class RpcServer:
     def close(self, grace_s: float) -> None:
         """Stop serving and free the address. Calls in flight have `grace_s` to end."""
         self._server.stop(grace_s).wait()
-        if self._tls is not None:
-            self._tls.close()
+        if self._callers.tls is not None:
+            self._callers.tls.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Callers:
+    """The callers of a server. Handlers keep this, and not the server: gRPC's thread may keep them for a while."""
+
+    def __init__(self, noted: Refusals) -> None:
+        self.noted = noted
+        self.tls: TlsListener | None = None
+
+    def _peer(self, context: grpc.ServicerContext) -> Peer | None:
+        return None if self.tls is None else self.tls.peer(context.peer())
+
+    def peer_of(self, context: grpc.ServicerContext) -> PeerName | None:
+        """The name of the caller, proved by its certificate; None for a caller on this machine."""
+        peer = self._peer(context)
+        return None if peer is None else peer.name
+
+    def source_of(self, context: grpc.ServicerContext) -> str:
+        """The name of the caller, or else its machine, for people."""
+        peer = self._peer(context)
+        return _machine_of(context.peer()) if peer is None else str(peer.name or peer.source)
+
+    def checked(self, call: _Call, *, joins: bool) -> _Call:
+        """`call` for peers that are accepted; others are refused with the reason."""
+
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            peer = self._peer(context)
+            if peer is not None and peer.objection:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"your certificate is refused: {peer.objection}")
+            if peer is not None and peer.name is None and not joins:
+                self.noted.note(RefusalReason.NO_CERTIFICATE, peer.source, "it calls before it has joined")
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this call needs a certificate: join first")
+            return call(request, context)
+
+        return answer
+
+    def note_wrong_secret(self, context: grpc.ServicerContext) -> None:
+        """Count a call without the secret."""
+        why = "its call has another secret than this generation"
+        self.noted.note(RefusalReason.WRONG_SECRET, self.source_of(context), why)
 
 
 def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:

@@ -22,7 +22,7 @@ from millrace.identity import certificates
 from millrace.identity.certificates import WrongPeer
 from millrace.identity.credentials import Credentials
 from millrace.identity.peers import PeerName, PeerRule
-from millrace.rpc import refusals, unix_sockets
+from millrace.rpc import authority_contact, refusals, unix_sockets
 from millrace.rpc.refusals import RefusalReason, Refusals
 
 HANDSHAKE_S = 10.0
@@ -31,6 +31,8 @@ MAX_HANDSHAKES = 64
 """Most handshakes at a time; beyond it the oldest is given up, so that strangers keep no peer out."""
 MAX_PEERS = 128
 """Most connections of peers with a certificate of the job; a further one is closed at once."""
+MAX_JOINING = 32
+"""Most connections without a certificate, where such are allowed; a further one is closed at once."""
 CHUNK_BYTES = 1 << 16
 """Bytes copied at a time, and the bound of what waits in each direction."""
 CLOSE_S = 1.0
@@ -48,15 +50,20 @@ class TlsEndpoint:
     accepts: PeerRule
     port: int = 0
     """0: a free one."""
+    joins: bool = False
+    """Whether processes that have no certificate yet may connect: at the head, which signs one for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer that has a certificate of the job."""
+    """A peer that has a certificate of the job, or joins."""
 
-    name: PeerName
+    name: PeerName | None
+    """None: it joins, and has no certificate yet."""
     objection: str
     """The reason in words why it is refused, or nothing."""
+    source: str
+    """Address of its machine."""
 
 
 class TlsListener:
@@ -70,7 +77,7 @@ class TlsListener:
         self._endpoint, self._noted = endpoint, noted
         self._target, self._descriptor = unix_sockets.target_of(unix_sockets.address_of(server))
         self._authority = certificates.load(endpoint.credentials.authority)
-        self._context = server_context(endpoint.credentials)
+        self._context = server_context(endpoint.credentials, joins=endpoint.joins)
         self._socket = _bound(endpoint.host, endpoint.port)
         self.address = format_address(endpoint.host, self._socket.getsockname()[1])
         self._peers: dict[str, Peer] = {}
@@ -147,7 +154,11 @@ class TlsListener:
         if (task := asyncio.current_task()) is not None:
             self._handshakes.pop(task, None)
         try:
-            peer = self._peer_of(transport.get_extra_info("ssl_object"), source)
+            connected = transport.get_extra_info("ssl_object")
+            if connected.selected_alpn_protocol() == authority_contact.PROTOCOL:
+                writer.write(authority_contact.answer(self._endpoint.credentials))
+                return
+            peer = self._peer_of(connected, source)
             if peer is not None:
                 await self._forward(peer, reader, writer)
         finally:
@@ -155,10 +166,15 @@ class TlsListener:
 
     def _peer_of(self, connection: ssl.SSLObject, source: str) -> Peer | None:
         certificate = connection.getpeercert(binary_form=True)
-        assert certificate is not None, "the handshake asks for one"
-        if len(self._peers) >= MAX_PEERS:
-            self._noted.note(RefusalReason.TOO_MANY, source, f"{MAX_PEERS} connections are open already")
+        num_joining = sum(peer.name is None for peer in self._peers.values())
+        open_now, most = (
+            (num_joining, MAX_JOINING) if certificate is None else (len(self._peers) - num_joining, MAX_PEERS)
+        )
+        if open_now >= most:
+            self._noted.note(RefusalReason.TOO_MANY, source, f"{most} such connections are open already")
             return None
+        if certificate is None:  # the handshake lets only those pass that may join
+            return Peer(None, "", source)
         rule = self._endpoint.accepts
         try:
             name = certificates.check_signed(certificate, self._authority, datetime.now(UTC))
@@ -170,7 +186,7 @@ class TlsListener:
             old = name.job == rule.job and name.generation != rule.generation
             kind = RefusalReason.OTHER_GENERATION if old else RefusalReason.OTHER_PEER
             self._noted.note(kind, source, objection)
-        return Peer(name, objection)
+        return Peer(name, objection, source)
 
     async def _forward(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copy in both directions until one side ends."""
@@ -225,11 +241,16 @@ def _told(error: OSError, source: str) -> tuple[RefusalReason, str, str]:
     return RefusalReason.SILENT, source, "it began no handshake, or did not finish it: a port scan?"
 
 
-def server_context(credentials: Credentials) -> ssl.SSLContext:
-    """TLS 1.3 for a server of gRPC whose clients must have a certificate of the job's authority."""
+def server_context(credentials: Credentials, *, joins: bool) -> ssl.SSLContext:
+    """TLS 1.3 for a server of gRPC whose clients have a certificate of the job's authority.
+
+    `joins`: or none yet, and they may ask for the certificate of the authority.
+    """
     context = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
     context.num_tickets = 0  # each connection shows its certificate
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["h2", authority_contact.PROTOCOL] if joins else ["h2"])
+    if joins:
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 
