@@ -17,13 +17,14 @@ log = logging.getLogger(__name__)
 
 
 def serve(config: ShardProcess) -> None:
-    """Serve one shard until a signal says stop."""
+    """Serve one shard until a signal says stop. Raises the error that keeps it from serving."""
     arm(config.faults)
     with stop_flag() as stopping:
-        with ShardServer(config, unix_sockets.beside(config.address_file)) as server:
+        with ShardServer(config, unix_sockets.beside(config.address_file), failed=stopping.set) as server:
             channels.write_address(config.address_file, server.address)
             log.info("shard %d of %d serves at %s", config.shard, config.num_shards, server.address)
             stopping.wait()
+            server.check()
             log.info("stopping")
 
 

@@ -10,7 +10,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
@@ -34,6 +33,8 @@ MAX_POLL_S = 3600.0
 """Longest wait of one poll, whose milliseconds are a C int; deadlines may be longer."""
 LINGER_MS = 1000
 """How long the last answers may take when a shard stops."""
+CLOSE_S = 5.0
+"""How long announcements that run may take when a shard stops; later ones end with the process."""
 
 log = logging.getLogger(__name__)
 
@@ -55,35 +56,82 @@ class _Held:
     until: Deadline
 
 
-class DataServer:
-    """Serves until `close`."""
+class _Announcer:
+    """Runs the announcements of one rank in turn, on a thread of its own: one that waits for memory delays no other."""
 
-    def __init__(self, calls: StepCalls, listener: DataListener) -> None:
+    def __init__(self, rank: int) -> None:
+        self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"announce-{rank}", daemon=True)
+        self._thread.start()
+
+    def submit(self, act: Callable[[], None]) -> None:
+        """Run `act` after those before it."""
+        self._acts.put(act)
+
+    def stop(self) -> None:
+        """Start no further announcement."""
+        self._stopping = True
+        self._acts.put(None)
+
+    def join(self, until: Deadline) -> bool:
+        """Wait for the announcement that runs; whether it ended in time."""
+        self._thread.join(until.left_s())
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (act := self._acts.get()) is not None and not self._stopping:
+            act()
+
+
+class DataServer:
+    """Serves until `close`, or until an error that no call explains: then `failed` is called, and `check` raises it."""
+
+    def __init__(self, calls: StepCalls, listener: DataListener, failed: Callable[[], None] = lambda: None) -> None:
         self._calls, self._listener = calls, listener
+        self._failed, self._error = failed, list[Exception]()
         self._tables = TableNumbers(calls.widths)
         self._held: dict[tuple[int, int], _Held] = {}  # by rank and number of the call: a repeat takes its place
         self._answers: queue.SimpleQueue[tuple[_Caller, DataReply]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
-        self._announcers = [ThreadPoolExecutor(1, f"announce-{rank}") for rank in range(calls.config.num_ranks)]
-        self._thread = threading.Thread(target=self._serve, name="data-plane", daemon=True)
+        self._announcers = [_Announcer(rank) for rank in range(calls.config.num_ranks)]
+        self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """From any thread: look again at what is held."""
         os.eventfd_write(self._wake, 1)
 
+    def check(self) -> None:
+        """Raise the error that ended the thread, if one did."""
+        for error in self._error:
+            raise error
+
     def close(self) -> None:
-        """Answer all that is held, and stop."""
+        """Answer all that is held, and stop. Announcements that run have CLOSE_S to end."""
         self._stopping = True
         self.wake()
         self._thread.join()
+        until = Deadline.after(CLOSE_S)
         for announcer in self._announcers:
-            announcer.shutdown(cancel_futures=True)
+            announcer.stop()
+        if all([announcer.join(until) for announcer in self._announcers]):
+            os.close(self._wake)  # an announcement that ends later still writes to it
+        else:
+            log.warning("an announcement has not ended within %.0f s; it is given up", CLOSE_S)
         self._listener.close(LINGER_MS)
-        os.close(self._wake)
 
     # --- the thread
+
+    def _run(self) -> None:
+        """Serve. Without this thread no call is answered, so an error in it must end the shard."""
+        try:
+            self._serve()
+        except Exception as error:
+            log.exception("the data plane failed; the shard ends")
+            self._error.append(error)
+            self._failed()
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -131,13 +179,8 @@ class DataServer:
 
     def _guarded(self, caller: _Caller, act: Callable[[], None]) -> None:
         """Act; answer with the error if there is one."""
-        try:
-            act()
-        except MillraceError as error:
-            self._fail(caller, error)
-        except Exception as error:  # a bug must not end the thread that serves all ranks
-            log.exception("a call failed")
-            self._fail(caller, error)
+        if (failure := _failure_of(caller, act)) is not None:
+            self._send(caller, failure)
 
     def _call(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
         self._calls.check_caller(request.generation, request.rank)
@@ -146,7 +189,7 @@ class DataServer:
                 if request.batch is None:
                     raise InvalidShardCall("an announcement without the number of its batch")
                 tables = frames.keys_from(request, arrays)
-                self._announcers[request.rank].submit(self._announce, caller, request, tables)
+                self._announcers[request.rank].submit(partial(self._announce, caller, request, tables))
             case DataCall.PULL:
                 if request.batch is None:
                     raise InvalidShardCall("a pull without the number of its batch")
@@ -158,15 +201,8 @@ class DataServer:
 
     def _announce(self, caller: _Caller, request: DataRequest, tables: Any) -> None:
         """On the thread of its rank; the answer is sent by the thread of the sockets."""
-        try:
-            self._calls.announce(request, tables)
-            reply = DataReply(caller.request)
-        except MillraceError as error:
-            reply = _failure(caller, error)
-        except Exception as error:
-            log.exception("an announcement failed")
-            reply = _failure(caller, error)
-        self._answers.put((caller, reply))
+        failure = _failure_of(caller, lambda: self._calls.announce(request, tables))
+        self._answers.put((caller, failure or DataReply(caller.request)))
         self.wake()
 
     def _exchange(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
@@ -220,6 +256,18 @@ class DataServer:
             data_sockets.send(self._listener.router, [caller.peer, *message])
         except zmq.ZMQError as error:
             log.info("an answer was not sent (%s); the caller will repeat its call", error)
+
+
+def _failure_of(caller: _Caller, act: Callable[[], None]) -> DataReply | None:
+    """Act; the answer that tells its error, if there is one. A bug in one call ends no thread that serves others."""
+    try:
+        act()
+    except MillraceError as error:
+        return _failure(caller, error)
+    except Exception as error:
+        log.exception("a call failed")
+        return _failure(caller, error)
+    return None
 
 
 def _failure(caller: _Caller, error: Exception) -> DataReply:

@@ -269,8 +269,11 @@ def _endpoint(config: ShardProcess) -> TlsEndpoint | None:
 class ShardServer:
     """A shard that is served. Call `close`, or use it as a context."""
 
-    def __init__(self, config: ShardProcess, socket: Path | None = None) -> None:
-        """Bind the unix socket `socket`, or else a free port of loopback, and serve; see RpcServer.
+    def __init__(
+        self, config: ShardProcess, socket: Path | None = None, failed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Bind the unix socket `socket`, or else a free port of loopback, and serve; see
+        RpcServer. `failed` is called if it can serve no more; then `check` raises the reason.
 
         With credentials in `config`, its interface is bound instead. The number of threads: each rank waits in at most
         one call, announces a few batches at a time and may repeat a call, while rank 0 has a snapshot written.
@@ -287,11 +290,15 @@ class ShardServer:
         data_socket = None if socket is None or tls is not None else socket.with_suffix(".data") / "socket"
         listener = DataListener(data_socket, config.max_message, LOOPBACK if tls is None else tls.host)
         self._servicer = _Servicer(config, listener)
-        self._data = DataServer(self._servicer.steps, listener)
+        self._data = DataServer(self._servicer.steps, listener, failed)
         self._servicer.closed = self._data.wake
         self._servicer.peer_of = self._server.peer_of
         self._server.add_service(messages.SERVICE, self._servicer)
         self._server.start()
+
+    def check(self) -> None:
+        """Raise the error that keeps this shard from serving, if there is one."""
+        self._data.check()
 
     def close(self, grace_s: float = 1.0) -> None:
         """Stop serving and free the address. Calls in flight have `grace_s` to end."""

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.deadline import Deadline
+from millrace.lifecycle import ExitCode
 from millrace.rpc import data_sockets
 from millrace.rpc.channels import await_address
 from millrace.rpc.data_sockets import DataAddress, DataConnection, KeyPair
@@ -27,6 +28,7 @@ from pserver.protocol import frames
 from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from pserver.protocol.shards import StepScale
 from pserver.server.shard_server import ShardServer
+from pserver.server.step_calls import StepCalls
 from tests.contract import shards_world as w
 
 WAYS = ["socket", "port"]
@@ -266,6 +268,64 @@ def test_a_socket_may_have_a_path_of_any_length(tmp_path, length):
         gc.collect()
         num_open.append(len(os.listdir("/proc/self/fd")))
     assert num_open[2] <= num_open[0]
+
+
+# --- endings of a server
+
+FAILING = """
+from pserver import __main__ as shard
+from pserver.server.data_server import DataServer
+
+
+def fail(self):
+    raise RuntimeError("nobody foresaw this")
+
+
+DataServer._give_up_late = fail
+shard.main()
+"""
+
+
+def test_an_error_that_nobody_foresaw_ends_the_shard_and_is_told(tmp_path):
+    told = w.process(0, 1, 1, w.TABLES, address_file=str(tmp_path / "shard-0.address"))
+    (tmp_path / "config.json").write_text(told.model_dump_json())
+    command = [sys.executable, "-c", FAILING, "--config", str(tmp_path / "config.json")]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
+    with subprocess.Popen(command, **pipes) as child:
+        try:
+            address = await_address(tmp_path / "shard-0.address", w.soon(), lambda: None)
+            with closing(connect(address)) as shards, pytest.raises(ShardUnavailable):
+                shards.pull(shards.prepare({"default": w.keys(1)}, learn=True), w.soon())
+            said = child.communicate(timeout=20)[1]
+        finally:
+            child.kill()
+    assert child.returncode == ExitCode.BUG
+    assert said.rstrip().endswith("RuntimeError: nobody foresaw this")
+
+
+def test_an_announcement_that_waits_for_memory_keeps_no_shard_from_closing(tmp_path, way, monkeypatch, caplog):
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def wait(*_):
+        waiting.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr("pserver.server.data_server.CLOSE_S", 0.05)
+    monkeypatch.setattr(StepCalls, "announce", wait)
+    tables = {"default": w.TABLES["default"].model_copy(update={"memory": 1 << 24})}
+    socket = tmp_path / "s.socket" if way == "socket" else None
+    with ShardServer(w.process(0, 1, 1, tables, live=str(tmp_path / "live")), socket) as server:
+        arguments = {"rank": 0, "world": 1, "generation": 1, "secret": w.SECRET, "deadline": w.soon()}
+        with closing(RemoteShards([server.address], tables, **arguments)) as shards:
+            for sign in (1, 2):  # the second one waits for the first, and never begins
+                shards.prepare({"default": w.keys(sign)}, learn=True)
+            assert waiting.wait(SOON_S)
+    assert "an announcement has not ended" in caplog.text
+    waiting.clear()
+    go_on.set()
+    (thread,) = (announcer._thread for announcer in server._data._announcers)
+    thread.join(SOON_S)
+    assert not thread.is_alive() and not waiting.is_set()
 
 
 # --- strangers
