@@ -10,6 +10,7 @@ import hmac
 import logging
 import os
 import secrets
+import socket as system_sockets
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,6 +34,8 @@ PING_MS, SILENT_MS = 250, 1000
 closes it when the peer's process ends."""
 PRIVATE = 0o700
 """Mode of the folder of a unix socket."""
+SEND_BUFFER_BYTES = 4 << 20
+"""Wanted for a unix socket; the kernel may allow less (net.core.wmem_max). Its reader then wakes once a message."""
 MAX_KEYS = 256
 """Most keys admitted at a port; beyond it the oldest is forgotten."""
 
@@ -116,8 +119,8 @@ class DataListener:
                 raise
             log.warning("%s cannot be a unix socket (%s); data goes over 127.0.0.1 instead", socket, error)
             self.router, self.address = self._at_port()
-        self.failures = self.router.get_monitor_socket(sum(_STRANGE))
-        """Readable where handshakes have failed."""
+        self.events = self.router.get_monitor_socket(sum(_STRANGE) | zmq.Event.ACCEPTED)
+        """Readable once a peer has connected, or its handshake has failed: call `note_peers`."""
 
     def _open(self) -> Socket:
         router = _bounded(self._context.socket(zmq.ROUTER), self._max_message_bytes)
@@ -171,18 +174,17 @@ class DataListener:
             self._noted.note(RefusalReason.WRONG_DATA_KEY, source, "its key was not delivered by gRPC: who is it?")
         self.admission.send_multipart([version, request, b"200" if admitted else b"400", b"", b"", b""])
 
-    def note_failures(self) -> None:
-        """Count the handshakes that have failed. By the thread of the sockets, when `failures` is readable."""
-        with suppress(zmq.Again):
-            while True:
-                event = monitor.recv_monitor_message(self.failures, zmq.NOBLOCK)
-                reason, why = _STRANGE[zmq.Event(event["event"])]
+    def note_peers(self) -> None:
+        """Give new connections their buffers, count failed handshakes. By the thread of the sockets, as `events` say."""
+        while (event := _event_of(self.events)) is not None:
+            if event in _STRANGE:
+                reason, why = _STRANGE[event]
                 self._noted.note(reason, f"a connection to the data plane at {self.address.address}", why)
 
     def close(self, linger_ms: int) -> None:
         """Stop listening; messages on their way have `linger_ms`. By the thread of the sockets, or after it."""
         self.router.disable_monitor()
-        self.failures.close(0)
+        self.events.close(0)
         self.router.close(linger_ms)
         self.admission.close(0)
         self._context.term()
@@ -202,8 +204,8 @@ class DataConnection:
         target, self._descriptor = unix_sockets.target_of(to.address)
         self.socket = _bounded(context.socket(zmq.DEALER), max_message_bytes)
         self.socket.reconnect_ivl = -1
-        self.events = self.socket.get_monitor_socket(sum(_LOST))
-        """Readable once the connection may be broken."""
+        self.events = self.socket.get_monitor_socket(sum(_LOST) | zmq.Event.CONNECTED)
+        """Readable once the connection is made, or may be broken: call `broken`."""
         if to.key:
             self.socket.curve_serverkey = to.key.encode()
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
@@ -215,11 +217,10 @@ class DataConnection:
 
     def broken(self) -> str:
         """The reason in words why the connection is of no use any more, or nothing."""
-        try:
-            event = monitor.recv_monitor_message(self.events, zmq.NOBLOCK)
-        except zmq.Again:
-            return ""
-        return _LOST[zmq.Event(event["event"])]
+        while (event := _event_of(self.events)) is not None:
+            if event in _LOST:
+                return _LOST[event]
+        return ""
 
     def close(self) -> None:
         """Give up the connection and all that it has not sent."""
@@ -245,6 +246,29 @@ def receive(socket: Socket) -> list[memoryview] | None:
         return [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
     except zmq.Again:
         return None
+
+
+def _event_of(events: Socket) -> zmq.Event | None:
+    """The next event of a monitor, if there is one. A new connection gets its buffer."""
+    try:
+        message = monitor.recv_monitor_message(events, zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    event = zmq.Event(message["event"])
+    if event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
+        _enlarge(message["value"])
+    return event
+
+
+def _enlarge(descriptor: int) -> None:
+    """Give a unix socket its buffer; ZeroMQ, which owns it, has an option for TCP alone. It may be closed by now."""
+    with suppress(OSError):
+        connection = system_sockets.socket(fileno=descriptor)
+        try:
+            if connection.family == system_sockets.AF_UNIX:
+                connection.setsockopt(system_sockets.SOL_SOCKET, system_sockets.SO_SNDBUF, SEND_BUFFER_BYTES)
+        finally:
+            connection.detach()
 
 
 def _bounded(socket: Socket, max_message_bytes: int) -> Socket:

@@ -135,14 +135,14 @@ class DataServer:
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for source in (self._listener.router, self._listener.admission, self._listener.failures, self._wake):
+        for source in (self._listener.router, self._listener.admission, self._listener.events, self._wake):
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             ready = dict(poller.poll(self._wait_ms()))
             if self._listener.admission in ready:
                 self._listener.admit()
-            if self._listener.failures in ready:
-                self._listener.note_failures()
+            if self._listener.events in ready:
+                self._listener.note_peers()
             if self._listener.router in ready:
                 self._read()
             if self._wake in ready:
