@@ -1,8 +1,8 @@
 """The data plane of one shard: a thread that reads the calls of every step, acts, and answers.
 
-The thread owns the sockets. It runs pulls and pushes itself, since each hand-over between threads costs about as much
-as a small call; announcements, which may wait for memory, run on a thread for each rank. A push that others must
-complete is held, and answered when the consistency policy allows it.
+The thread owns the sockets. It runs calls itself, since each hand-over between threads costs about as much as a small
+call. Announcements run on a thread for each rank if they may wait for memory, or would keep other ranks waiting. A push
+that others must complete is held, and answered when the consistency policy allows it.
 """
 
 import logging
@@ -95,7 +95,8 @@ class DataServer:
         self._answers: queue.SimpleQueue[tuple[_Caller, DataReply]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
-        self._announcers = [_Announcer(rank) for rank in range(calls.config.num_ranks)]
+        num_announcers = 0 if calls.announces_at_once else calls.config.num_ranks
+        self._announcers = [_Announcer(rank) for rank in range(num_announcers)]
         self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
         self._thread.start()
 
@@ -189,7 +190,11 @@ class DataServer:
                 if request.batch is None:
                     raise InvalidShardCall("an announcement without the number of its batch")
                 tables = frames.keys_from(request, arrays)
-                self._announcers[request.rank].submit(partial(self._announce, caller, request, tables))
+                if self._announcers:
+                    self._announcers[request.rank].submit(partial(self._announce, caller, request, tables))
+                else:
+                    self._calls.announce(request, tables)
+                    self._answer(caller, {})
             case DataCall.PULL:
                 if request.batch is None:
                     raise InvalidShardCall("a pull without the number of its batch")

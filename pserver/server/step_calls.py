@@ -25,6 +25,8 @@ class StepCalls:
     def __init__(self, config: ShardProcess, shard: Shard, ledger: PassState, turn: threading.Condition) -> None:
         """`turn` guards `ledger` and the rows of steps; it is notified when pushes were applied."""
         self.config, self.widths = config, {name: table.num_weights for name, table in shard.tables.items()}
+        self.announces_at_once = config.num_ranks == 1 and all(t.memory is None for t in config.tables.values())
+        """Whether an announcement waits for nothing, and keeps no other rank waiting."""
         self._shard, self._ledger, self._turn = shard, ledger, turn
         self._pushes: dict[tuple[int, int], Push | None] = {}  # by step and rank: accepted, and not applied yet
         self._announcing = threading.Lock()
