@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 import zmq
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
 from millrace import documents
 from millrace.deadline import Deadline
@@ -29,13 +28,12 @@ from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, messages
 from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
-from pserver.protocol.placement import Placement, put_rows, take_rows
+from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.rows.arrays import frozen
 from pserver.rows.digest import add
 
-I32 = NDArray[np.int32]
 Result = TypeVar("Result")
 Reply = TypeVar("Reply", bound=Message)
 
@@ -56,8 +54,8 @@ class AnnouncedBatch:
 
     number: int
     learn: bool
-    positions: Mapping[str, Sequence[I32]]
-    """By table, for each shard: the positions of its keys in the batch."""
+    routed: Mapping[str, Sequence[RoutedKeys]]
+    """By table: the keys of each shard."""
     num_keys: Mapping[str, int]
     calls: Sequence[Call]
     """The announcement to each shard, which must end before the batch is used."""
@@ -187,15 +185,15 @@ class RemoteShards:
 
     def _announce(self, number: int, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
         self._announcements.make_room(MAX_ANNOUNCING)
-        positions = {name: self._placement.route(keys.keys_U) for name, keys in tables.items()}
+        routed = {name: self._placement.route(keys) for name, keys in tables.items()}
         calls = []
         for shard in range(len(self._connections)):
-            part = _keys_part(tables, positions, shard)
+            part = {name: parts[shard].keys for name, parts in routed.items()}
             sizes = tuple((name, len(keys.keys_U)) for name, keys in part.items())
             request = self._request(DataCall.ANNOUNCE, batch=number, learn=learn, parts=sizes)
             calls.append(self._announcements.send(shard, request, frames.key_frames(part), Deadline.after(ANNOUNCE_S)))
         num_keys = {name: len(keys.keys_U) for name, keys in tables.items()}
-        return AnnouncedBatch(number, learn, positions, num_keys, calls)
+        return AnnouncedBatch(number, learn, routed, num_keys, calls)
 
     def _request(self, call: DataCall, **more: Any) -> DataRequest:
         """A call of this rank; the data plane gives it its number and the time left."""
@@ -265,7 +263,7 @@ class RemoteShards:
         assert call.reply is not None, "it is done"
         parts = frames.rows_from(call.reply, call.rows, self._widths)
         for name, rows_UD in rows.items():
-            position_P = batch.positions[name][call.shard]
+            position_P = batch.routed[name][call.shard].position_P
             if name not in parts or len(parts[name]) != len(position_P):
                 found = len(parts.get(name, ()))
                 raise InvalidShardCall(f"a shard sent {found} rows of {name!r} for {len(position_P)} keys")
@@ -366,21 +364,17 @@ class RemoteShards:
             connection.close()
 
 
-def _keys_part(tables: Mapping[str, Keys], positions: Mapping[str, Sequence[I32]], shard: int) -> dict[str, Keys]:
-    """The keys of a batch that belong to a shard."""
-    mine = {name: positions[name][shard] for name in tables}
-    return {name: Keys(keys.keys_U[mine[name]], keys.group_U[mine[name]]) for name, keys in tables.items()}
-
-
 def _gradients_part(batch: AnnouncedBatch, gradients: Mapping[str, Gradients], shard: int) -> dict[str, Gradients]:
     """The part of a push for one shard."""
     parts = {}
     for name, push in gradients.items():
-        position_P = batch.positions[name][shard]
+        position_P = batch.routed[name][shard].position_P
         if len(position_P) == len(push.show_U):  # all keys are this shard's, in their order
             parts[name] = push
             continue
-        grads_PD = np.empty((len(position_P), push.grads_UD.shape[1]), np.float32)
-        take_rows(frozen(push.grads_UD), position_P, grads_PD)
-        parts[name] = Gradients(grads_PD, push.show_U[position_P], push.click_U[position_P])
+        count, width = len(position_P), push.grads_UD.shape[1]
+        part = Gradients(np.empty((count, width), np.float32), *np.empty((2, count), np.float32))
+        given = frozen(push.grads_UD), frozen(push.show_U), frozen(push.click_U)
+        take_push(*given, position_P, part.grads_UD, part.show_U, part.click_U)
+        parts[name] = part
     return parts

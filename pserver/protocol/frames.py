@@ -5,6 +5,7 @@ groups (uint16), pushes gradients (U, D), shows and clicks, or is answered with 
 copied: a sent one must not change until the reply is there, and a received one is a read-only view of its frame.
 """
 
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ class DataCall(IntEnum):
     """Rows of an announced batch as they are now."""
     EXCHANGE = 3
     """Push of a step, then rows of the next batch."""
+
+
+_CALLS = {call.value: call for call in DataCall}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +135,10 @@ def decode_request(header: memoryview, tables: TableNumbers) -> DataRequest:
     )
     if spoken != FORMAT:
         raise InvalidShardCall(f"the caller speaks format {spoken}, this shard format {FORMAT}")
-    if call not in iter(DataCall) or flags > 7 or not 0 <= left_s < float("inf"):
+    if call not in _CALLS or flags > 7 or not 0 <= left_s < math.inf:
         raise InvalidShardCall(f"a header that no caller sends: call {call}, flags {flags}, {left_s} s left")
     return DataRequest(
-        DataCall(call),
+        _CALLS[call],
         generation,
         rank,
         request,
@@ -181,7 +185,7 @@ class ArrayFrames:
     def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         """The next array, read-only."""
         frame = next(self._frames, None)
-        num_bytes = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         found = 0 if frame is None else frame.nbytes
         if frame is None or found != num_bytes:
             raise InvalidShardCall(f"a payload of {found} bytes, {num_bytes} of them expected")

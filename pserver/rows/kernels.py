@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from millrace.keys import GOLDEN, MASK, mix, mix_reference
-from millrace.prefetch import AHEAD, prefetch_row
+from millrace.prefetch import AHEAD, prefetch, prefetch_row
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -216,8 +216,13 @@ def record(  # type: ignore[no-untyped-def]
     Source of the score: semantics of rows (show, click), as in Paddle's parameter server.
     """
     show_R, click_R, delta_R, changed_R, group_R = columns
-    made = 0
-    for u in range(len(rows_U)):
+    made, last = 0, np.uint64(len(rows_U)) - np.uint64(1)
+    for u in range(np.uint64(len(rows_U))):
+        later = np.uint64(rows_U[min(u + AHEAD, last)])
+        prefetch(show_R, later)
+        prefetch(click_R, later)
+        prefetch(delta_R, later)
+        prefetch(changed_R, later)
         row = np.uint32(rows_U[u])
         show, click = show_U[u], click_U[u]
         show_R[row] += show

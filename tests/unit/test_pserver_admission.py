@@ -16,6 +16,7 @@ from pserver.admission.sketch import SketchCounter, SketchCounterReference
 from pserver.config import MIN_COUNTS_BYTES as MIN_MEMORY
 from pserver.config import CountEntry, ProbabilityEntry, ShowClickEntry
 from pserver.protocol.placement import Placement
+from pserver.protocol.shards import Keys
 from pserver.rows.digest import add
 
 SEED, NONCLK, CLK = 7, 0.1, 1.0
@@ -134,7 +135,8 @@ def test_a_commit_read_on_other_shards_changes_nothing(entries, steps, cut):
         decided = admit(whole, keys, *rest, day)
         if parts is not None:
             got, keys = np.zeros(len(keys), bool), np.array(keys, np.uint64)
-            for part, at in zip(parts, placement.route(keys), strict=True):
+            routed = placement.route(Keys(keys, np.zeros(len(keys), np.uint16)))
+            for part, at in zip(parts, (each.position_P for each in routed), strict=True):
                 got[at] = admit(part, keys[at], *(np.array(column)[at] for column in rest), day)
             assert got.tolist() == decided
             assert add(part.digest() for part in parts) == whole.digest()

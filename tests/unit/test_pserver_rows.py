@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from millrace.keys import MASK, NUM_BUCKETS
 from pserver.protocol import placement
 from pserver.protocol.placement import Placement
-from pserver.protocol.shards import Gradients
+from pserver.protocol.shards import Gradients, Keys
 from pserver.rows import digest, gradient_merge
 from pserver.rows.digest import add, digest_row_reference, digest_rows, join, multipliers_of
 from pserver.rows.table_rows import frozen
@@ -105,21 +105,29 @@ def test_a_single_push_is_left_as_it_is():
 def test_keys_are_split_by_bucket_in_their_order(keys, num_shards):
     keys_U, places = np.array(keys, np.uint64), Placement.even(num_shards)
     expected = placement.positions_by_shard_reference(keys_U, places.shard_of_bucket, num_shards)
-    assert [part.tolist() for part in places.route(keys_U)] == expected
+    routed = places.route(Keys(keys_U, (keys_U % 7).astype(np.uint16)))
+    assert [part.position_P.tolist() for part in routed] == expected
+    for part, position in zip(routed, expected, strict=True):
+        assert (part.keys.keys_U == keys_U[position]).all() and (part.keys.group_U == keys_U[position] % 7).all()
     assert places.shard_of(keys_U).tolist() == [
         s for k in range(len(keys)) for s in range(num_shards) if k in expected[s]
     ]
 
 
 @given(st.integers(1, 40), st.integers(1, 3), SEEDS)
-def test_rows_taken_apart_and_put_together_are_the_same(count, num_shards, seed):
+def test_pushes_taken_apart_and_put_together_are_the_same(count, num_shards, seed):
     draw = np.random.default_rng(seed)
     rows_UD, out = draw.normal(size=(count, 3)).astype(np.float32), np.full((count, 3), np.nan, np.float32)
-    for position in Placement.even(num_shards).route(draw.integers(0, 2**63, count).astype(np.uint64)):
-        part = np.empty((len(position), 3), np.float32)
-        placement.take_rows(frozen(rows_UD), position, part)
-        assert (part == placement.take_rows_reference(rows_UD, position)).all()
-        placement.put_rows(frozen(part), position, out)
+    show_U, click_U = draw.normal(size=(2, count)).astype(np.float32)
+    keys = Keys(draw.integers(0, 2**63, count).astype(np.uint64), np.zeros(count, np.uint16))
+    for routed in Placement.even(num_shards).route(keys):
+        position_P = routed.position_P
+        part, (show_P, click_P) = np.empty((len(position_P), 3), np.float32), np.empty((2, len(position_P)), np.float32)
+        placement.take_push(rows_UD, show_U, click_U, position_P, part, show_P, click_P)
+        twin = placement.take_push_reference(rows_UD, show_U, click_U, position_P)
+        for mine, expected in zip((part, show_P, click_P), twin, strict=True):
+            assert (mine == expected).all()
+        placement.put_rows(frozen(part), position_P, out)
     assert (out == rows_UD).all()
 
 
