@@ -31,6 +31,7 @@ class SlotAdmission:
         self._class_G = np.zeros_like(classes.class_G)
         """The index in `_by_class` of each slot group."""
         self._lists: Sequence[object] = ()
+        self._sections: Sequence[TableSection | None] = ()
         self.set(classes)
 
     def __bool__(self) -> bool:
@@ -52,14 +53,19 @@ class SlotAdmission:
             if class_G[group]:
                 names[class_G[group]] = str(group)
         self._names = names
-        self._by_class = tuple(
-            self._admission(section) if first == number else None
+        self._sections = [
+            section if first == number else None
             for number, (first, section) in enumerate(zip(first_C, classes.sections, strict=True))
-        )
+        ]
+        self.start_anew()
         return self.load([(self._buckets[0], before)] if before else [])
 
-    def _admission(self, section: TableSection) -> Admission | None:
-        if not section.admission:
+    def start_anew(self) -> None:
+        """Set all counts to 0."""
+        self._by_class = tuple(self._admission(section) for section in self._sections)
+
+    def _admission(self, section: TableSection | None) -> Admission | None:
+        if section is None or not section.admission:
             return None
         return Admission.of(
             section.admission,

@@ -348,10 +348,16 @@ class RemoteShards:
 
     def restore(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
         """See Shards. The folder must have the same path on every shard."""
-        request = pb.RestoreRequest(
+        self._call_all("Restore", self._restore_request(folder, parts, version), pb.Empty, deadline)
+
+    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
+        """See Shards. The folder must have the same path on every shard."""
+        self._call_all("Advance", self._restore_request(folder, parts, version), pb.Empty, deadline)
+
+    def _restore_request(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> pb.RestoreRequest:
+        return pb.RestoreRequest(
             caller=self._caller, folder=str(folder.absolute()), parts_json=messages.parts_json(parts), version=version
         )
-        self._call_all("Restore", request, pb.Empty, deadline)
 
     def close(self) -> None:
         """See Shards."""

@@ -172,6 +172,11 @@ class ChangeFiles:
         self._next: tuple[int, list[ChangeIncrement]] | None = None
         """Version and increments of the commit that is being made."""
 
+    @property
+    def version(self) -> int | None:
+        """The version of the rows' last commit; None if unknown."""
+        return self._version
+
     def write(self, version: int, changes: ChangedKeys, since: int | None, folder: Path) -> list[ChangeIncrement]:
         """Write the increments after `since` for the commit of `version` into `folder`, which is created and synced.
 

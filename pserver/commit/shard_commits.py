@@ -25,8 +25,9 @@ from safetensors.numpy import load, save
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
 from millrace.failpoints import Failpoint, failpoint
+from millrace.keys import NUM_BUCKETS
 from pserver.commit.change_files import FOLDER as CHANGES
-from pserver.commit.change_files import ChangedKeys, ChangeFiles
+from pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
 from pserver.errors import InvalidShardCall, PserverError, StepTimedOut, StoreDamaged, StoreFailed
 from pserver.protocol.shards import ShardCommitPart
 from pserver.rows.row_format import groups_of
@@ -38,6 +39,8 @@ CLOSE_S = 10.0
 """How long a write may delay the end of the process."""
 COPY_BYTES = 64 << 20
 """Fewest bytes of rows that a restore onto other shards writes at a time."""
+ADVANCE_ROWS = 1 << 20
+"""Most rows that an advance reads and writes at a time."""
 ADMISSION = "{}.admission.safetensors"
 """File with the admission counts of a table."""
 
@@ -197,6 +200,47 @@ class ShardStores:
             self._stores[name] = store
             lives = [part.tables[name]["life"] for part in ours if "life" in part.tables.get(name, {})]
             self._tables[name].attach(store, rows_by_group, lives, admission[name])
+
+    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> None:
+        """Go on from the restored commit to the later one of `version`: rows, counts and files are as after a
+        `restore` of it. Before the first pass.
+
+        Raises InvalidShardCall, with nothing done, if the commit does not record all changes in between. After
+        StoreDamaged and StoreFailed the shard must be restarted.
+        """
+        ours = [part for part in parts if self._shares(part)]
+        changed = {name: self._changed_keys(folder, ours, name, version) for name in self._tables}
+        admission = {name: self._admission(folder, ours, name) for name in self._tables}
+        for name, keys_U in changed.items():
+            table = self._tables[name]
+            lives = [part.tables[name]["life"] for part in ours if "life" in part.tables.get(name, {})]
+            swept_U = table.begin_advance(lives, admission[name])
+            for part in ours:
+                self._take_over(folder, part, name, np.union1d(keys_U, swept_U), swept_U)
+            shutil.rmtree(self._live / CHANGES.format(name), ignore_errors=True)
+            self._changes[name] = ChangeFiles(self._live / CHANGES.format(name), version)
+            self._changes[name].restore(folder, parts, name, self._buckets)
+
+    def _changed_keys(self, folder: Path, parts: Sequence[ShardCommitPart], name: str, version: int) -> U64:
+        """The keys of this shard that changed or were deleted since the restored version."""
+        since = self._changes[name].version if name in self._stores else None
+        found = None if since is None else read_changes(folder, parts, name, since, version)
+        if found is None:
+            raise InvalidShardCall(f"{folder}: does not record the changes of table {name!r} since version {since}")
+        mine = found.of_buckets(*self._buckets)
+        return np.union1d(mine.changed_U, mine.gone_G)
+
+    def _take_over(self, folder: Path, part: ShardCommitPart, name: str, keys_U: U64, swept_U: U64) -> None:
+        """Replace rows by those of one part, and delete those that it does not have."""
+        bucket_U = keys_U % np.uint64(NUM_BUCKETS)
+        keys_U = keys_U[(part.buckets[0] <= bucket_U) & (bucket_U < part.buckets[1])]
+        of = self._live / f"{name}.of-{part.folder}"
+        with closing(self._open(of, folder, part, name)) as source:
+            for begin in range(0, len(keys_U), ADVANCE_ROWS):
+                chunk_C = keys_U[begin : begin + ADVANCE_ROWS]
+                swept_C = np.isin(chunk_C, swept_U)
+                self._tables[name].take_over(self._stores[name], chunk_C, swept_C, *source.get(chunk_C))
+        shutil.rmtree(of)
 
     def _shares(self, part: ShardCommitPart) -> bool:
         """Whether a part has buckets of this shard."""

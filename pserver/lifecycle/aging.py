@@ -183,6 +183,7 @@ class TableAging:
     def load(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Go on from the parts of a commit. They agree, except that some have swept more shrinks than others."""
         with self._turn:
+            self.shrinks = () if messages else self.shrinks
             for message in messages:
                 self.day = message["day"]
                 self._rates = [

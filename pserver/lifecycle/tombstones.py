@@ -72,6 +72,13 @@ class Tombstones:
             self._in_flight, self._waiting = self._waiting, _Keys()
             return self._in_flight.all()
 
+    def drop_all(self) -> U64:
+        """Drop all keys; returns them. None is in flight."""
+        with self._lock:
+            assert self._in_flight is None, "a snapshot is in flight"
+            dropped, self._waiting = self._waiting, _Keys()
+            return dropped.all()[0]
+
     def settle(self, committed: bool) -> None:
         """End the snapshot: drop the keys in flight, or have them wait again unless `committed`.
 

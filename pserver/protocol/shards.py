@@ -245,6 +245,15 @@ class Shards(Protocol):
         tables. The last closed pass is then `version`. Without parts the tables stay empty."""
         ...
 
+    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
+        """Rank 0 only, after `restore` of a commit and before the first pass or operation: go on to a later commit in
+        `folder`, made with any number of shards. The shards are then as after a `restore` of that one.
+
+        Only rows are read that changed in between. Raises InvalidShardCall, with nothing done, if the commit does not
+        record all changes since the version restored (`snapshot` with `changes_since`).
+        """
+        ...
+
     def close(self) -> None:
         """Close connections and threads."""
         ...

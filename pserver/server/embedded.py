@@ -160,6 +160,12 @@ class EmbeddedShards:
             self._shard.restore(folder, parts, version)
             self._ledger.has_restored(version)
 
+    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int, deadline: Deadline) -> None:
+        """See Shards."""
+        if self._ledger.advance(version) is CallVerdict.ACT:
+            self._shard.advance(folder, parts, version)
+            self._ledger.has_restored(version)
+
     def close(self) -> None:
         """See Shards."""
         if self._pool is not None:

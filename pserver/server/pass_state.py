@@ -105,6 +105,14 @@ class PassState:
         """Rows are those of `version`."""
         self.restored = self.version = self.pass_number = version
 
+    def advance(self, version: int) -> CallVerdict:
+        """Rank 0 asks to go on to the later `version`, before the first pass. After ACT: do it, then `has_restored`."""
+        if self.restored is None or self.restored != self.pass_number or self.is_open or self.operated is not None:
+            raise InvalidShardCall(f"version {version} cannot follow a restore now: {self._place()}")
+        if version < self.restored:
+            raise InvalidShardCall(f"version {version} is older than version {self.restored}, which is restored")
+        return CallVerdict.REPEAT if version == self.restored else CallVerdict.ACT
+
     def operate(self, version: int) -> CallVerdict:
         """Rank 0 asks for operations at the close of `version`. After ACT: apply them, then call `has_operated`."""
         if self.operated == version:

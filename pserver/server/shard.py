@@ -238,6 +238,15 @@ class Shard:
         """Load this shard's rows from a commit of `version`."""
         if parts or self._stores is not None:
             self.stores.restore(folder, parts, version)
+        self._begin(version)
+
+    def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> None:
+        """After a restore: go on to a later commit. Sweeps begin anew, since it may have other shrinks."""
+        self._sweeper.halt()
+        self.stores.advance(folder, parts, version)
+        self._begin(version)
+
+    def _begin(self, version: int) -> None:
         self._feed.begin(version)
         for table in self.tables.values():
             if table.sweeping:

@@ -232,6 +232,15 @@ class _Servicer:
                 self._ledger.has_restored(request.version)
         return pb.Empty()
 
+    @_guarded
+    def Advance(self, request: pb.RestoreRequest, _context: Context) -> pb.Empty:
+        _check_rank_0(request)
+        with self._turn:
+            if self._ledger.advance(request.version) is CallVerdict.ACT:
+                self._shard.advance(Path(request.folder), messages.parts_from(request.parts_json), request.version)
+                self._ledger.has_restored(request.version)
+        return pb.Empty()
+
     def close(self) -> None:
         """Close the files; after the last call."""
         self._shard.close()

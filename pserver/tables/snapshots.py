@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pserver.admission.slot_admission import SlotAdmission
-from pserver.errors import StoreDamaged
+from pserver.errors import InvalidShardCall, StoreDamaged
 from pserver.lifecycle.aging import TableAging
 from pserver.lifecycle.deletions import Deletions
 from pserver.protocol.shards import U16, U64
+from pserver.rows import kernels
 from pserver.rows.arrays import allocate, frozen
 from pserver.rows.dirty_rows import DirtyRows
 from pserver.rows.row_cache import RowCache
@@ -92,10 +93,7 @@ class TableSnapshots:
         admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]],
     ) -> None:
         """See pserver.tables.table.ShardTable.attach."""
-        self.life.load(lives)
-        restarted = self.selection.load(admission) if admission else []
-        if restarted:
-            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
+        self._load_facts(lives, admission)
         if isinstance(self.rows, RowCache):
             self.rows.attach(store, sum(rows_by_group.values()))
             for group, count in rows_by_group.items():
@@ -107,6 +105,48 @@ class TableSnapshots:
             raise StoreDamaged(
                 f"table {self.name!r}: the store holds {self.departures.num_rows} rows, not those of its commit"
             )
+
+    def _load_facts(
+        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+    ) -> None:
+        self.life.load(lives)
+        restarted = self.selection.load(admission) if admission else []
+        if restarted:
+            log.warning("table %r: admission of %s counts differently now and starts anew", self.name, restarted)
+
+    def begin_advance(
+        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+    ) -> U64:
+        """See pserver.tables.table.ShardTable.begin_advance."""
+        if self.dirty.num_dirty or self.dirty.num_in_flight:
+            raise InvalidShardCall(f"table {self.name!r} cannot advance: rows have changed since the restore")
+        self.selection.start_anew()
+        self._load_facts(lives, admission)
+        return self.departures.gone.drop_all()
+
+    def take_over(
+        self, store: RowStore, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
+    ) -> None:
+        """See pserver.tables.table.ShardTable.take_over.
+
+        1. Remove the rows in memory. 2. Replace those of the store. 3. Count; load them where all rows are in memory.
+        """
+        made_G, bounded = self.departures.made_G, isinstance(self.rows, RowCache)
+        with self.rows.still:
+            with self.rows.removing():  # 1
+                rows_U = self.rows.look_up(keys_U)
+                present_U = rows_U[rows_U != kernels.EMPTY]
+                made_G -= np.bincount(self.rows.columns["group"][present_U], minlength=NUM_GROUPS)
+                self.rows.remove(frozen(present_U))
+            away_U = (rows_U == kernels.EMPTY) & ~swept_U
+            before_FW = store.get(keys_U[away_U])[1] if bounded else words_FW[:0]
+            store.write(keys_U[found_U], words_FW, keys_U[~found_U])  # 2
+            if bounded:
+                made_G += np.bincount(groups_of(words_FW), minlength=NUM_GROUPS)  # 3
+                made_G -= np.bincount(groups_of(before_FW), minlength=NUM_GROUPS)
+                self.rows.left(len(before_FW) - len(words_FW))
+        if not bounded:
+            self.load([(keys_U[found_U], words_FW)])
 
     def load(self, chunks: Iterable[tuple[U64, U32]]) -> None:
         """Add committed rows as clean: keys and words, of keys without a row. For tables with unbounded memory."""

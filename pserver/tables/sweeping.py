@@ -70,7 +70,7 @@ class Sweeper:
         self._tables: deque[ShardTable] = deque()
         self._surveys: dict[ShrinkRows, _Count] = {}
         self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._halting = threading.Event(), threading.Event()
         self.error: Exception | None = None
         """Why rows could not be removed; the next call raises it."""
 
@@ -103,6 +103,16 @@ class Sweeper:
                 count.thread.join()
             self._surveys = {}
 
+    def halt(self) -> None:
+        """Stop to remove rows, after the present piece, until `sweep` is called again."""
+        self._halting.set()
+        with self._turn:
+            self._tables.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._halting.clear()
+
     def stop(self) -> None:
         """End after the present piece; the next run removes the rest."""
         self._stopping.set()
@@ -126,7 +136,7 @@ class Sweeper:
                 table = self._tables.popleft()
             try:
                 for _ in table.sweep():
-                    if self._stopping.is_set():
+                    if self._stopping.is_set() or self._halting.is_set():
                         break
                     time.sleep(PAUSE_S)
             except Exception as error:  # noqa: BLE001  # a bug must end the job, not only this thread

@@ -46,7 +46,7 @@ from pserver.rows.row_cache import RowCache
 from pserver.rows.row_format import HEAD
 from pserver.rows.row_settings import RowSettings
 from pserver.rows.split_work import WorkSplitter
-from pserver.rows.table_rows import I32, NO_VERSION, RowArrays
+from pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
 from pserver.store.row_store import RowStore
 from pserver.tables.snapshots import TableSnapshot as TableSnapshot
 from pserver.tables.snapshots import TableSnapshots
@@ -340,6 +340,24 @@ class ShardTable:
         at once, or on demand if memory is bounded. Raises StoreDamaged if the counts of the store differ.
         """
         self._snapshots.attach(store, rows_by_group, lives, admission)
+
+    def begin_advance(
+        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+    ) -> U64:
+        """After a restore, before the first pass: go on to a later commit. `lives` and `admission` as in `attach`.
+
+        Returns keys that were swept since the restore: they must be taken over, as the changed ones.
+        """
+        return self._snapshots.begin_advance(lives, admission)
+
+    def take_over(
+        self, store: RowStore, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
+    ) -> None:
+        """Replace the rows of unique keys, in memory and in `store`: those found have these words, the others go.
+
+        `swept_U`: the keys are among those of `begin_advance`.
+        """
+        self._snapshots.take_over(store, keys_U, swept_U, found_U, words_FW)
 
     # --- all rows -----------------------------------------------------------------------------------------------------
 
