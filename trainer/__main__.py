@@ -22,14 +22,16 @@ log = logging.getLogger(__name__)
 
 
 def run(config: WorkerConfig) -> None:
-    """Train; at the end rank 0 writes the report."""
+    """Train; at the end of the job rank 0 writes the report."""
     with open_trainer(config) as trainer:
         progress, committer = trainer.parts.progress, trainer.parts.committer
         commit = None if committer is None else committer.ask
         role_facts = (config.secret, config.address_file, commit, trainer.answer)
         with role.serve_role(progress.status, trainer.loop.drain, *role_facts, tls=_endpoint(config)):
             trainer.loop.run()
-            if config.rank == 0:
+            if trainer.loop.resizes:
+                log.info("the job is resized: generation %d ends", config.generation)
+            elif config.rank == 0:
                 finish(trainer)
 
 

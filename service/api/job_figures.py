@@ -98,6 +98,8 @@ class JobFigures(ResponseBody):
     """The commit that these workers started from; null: from the beginning."""
     day: Number | None
     """The job's day, which ages rows."""
+    workers: dict[str, Number]
+    """Number of running "trainers" and "shards"; 0 shards: the shard lives in the trainer. {} before they train."""
     overrides: dict[str, Any]
     """Settings changed while it ran, which override its spec."""
     exports: dict[str, Any]
@@ -138,6 +140,7 @@ def figures_of(status: Status) -> JobFigures:
         mirror=_last_mirrored(status.part("commit").part("mirror")),
         restored=status.text("restored") or None,
         day=status.number("day"),
+        workers=status.counts("workers"),
         overrides=finite(dict(status.part("overrides").raw)),
         exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
         alarms={alarm.value: text for alarm, text in alarms(status).items()},

@@ -11,15 +11,17 @@ from fastapi import Path as InPath
 from pydantic import Field, JsonValue, model_validator
 
 from millrace.config import FolderPath
+from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from service.api import etags
 from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
 from service.api.job_cache import StatusesOf
 from service.api.job_figures import JobFigures, figures_of
-from service.api.operations import OperationEntry, accepted, starts_operation
+from service.api.operations import OperationEntry, accepted, one_step, start_operation, starts_operation
 from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
 from service.auth.roles import Role
-from service.auth.spec_sizes import check_lines
+from service.auth.spec_sizes import MAX_WORKERS, check_lines
+from service.cluster.resize import MOVE_S, resize
 from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
 from trainer.control.job_spec import check_set
 
@@ -112,6 +114,23 @@ class SetKeys(RequestBody):
 
     keys: dict[Annotated[str, Field(max_length=500)], JsonValue] = Field(min_length=1, max_length=100)
     """By key, as in "tables.default.optimizer.lr": 0.02; null removes a threshold."""
+
+
+class ResizeJob(RequestBody):
+    """Numbers of workers to go on with; what is left out stays."""
+
+    shards: int | None = Field(default=None, ge=0, le=MAX_WORKERS)
+    """Shard processes; 0: the shard lives in the one trainer."""
+    trainers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    """Trainer processes."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "ResizeJob":
+        if self.shards is None and self.trainers is None:
+            raise ValueError("give shards, trainers, or both")
+        if (self.shards or 0) + (self.trainers or 0) > MAX_WORKERS:
+            raise ValueError(f"at most {MAX_WORKERS} workers in all")
+        return self
 
 
 def job_entry(job: HostedJob) -> dict[str, Any]:
@@ -230,6 +249,37 @@ def set_keys(
         operation = host.change(job, asked.keys, caller.name)
     statuses.forget(job)
     return accepted(operation, response)
+
+
+@router.post(
+    "/{job}/resize",
+    **starts_operation(Role.OPERATOR),
+    operation_id="resizeJob",
+    summary="Resize a running job",
+)
+def resize_job(
+    host: HostOf,
+    statuses: StatusesOf,
+    caller: CallerOf,
+    job: JobName,
+    asked: ResizeJob,
+    request: Request,
+    response: Response,
+) -> OperationEntry:
+    """Have a running job go on with other numbers of shards and trainers. The operation ends once these train.
+
+    The numbers override the spec, also after a restart. The result has the `version` after which they train.
+    """
+    note(request, shards=asked.shards, trainers=asked.trainers)
+    store = statuses.job(job).store
+
+    def work(deadline: Deadline) -> dict[str, Any]:
+        found = resize(store, asked.shards, asked.trainers, deadline).message()
+        statuses.forget(job)
+        return found
+
+    act = one_step("waiting for the new workers", MOVE_S, work)
+    return start_operation(host, "resize", job, caller, act, response)
 
 
 def _add_action_route(action: Action, summary: str, description: str) -> None:

@@ -16,6 +16,7 @@ from service.cli.history_commands import past
 from service.cli.inspect_commands import looking
 from service.cli.prediction_commands import predicting
 from service.cli.replica_command import replica
+from service.cli.resize_command import resize
 from service.cli.run_command import run_job
 from service.cli.service_commands import remote
 from service.cli.table_commands import operating
@@ -42,6 +43,7 @@ cli.add_typer(remote)
 cli.add_typer(predicting)
 cli.command()(faults)
 cli.command()(replica)
+cli.command()(resize)
 cli.command()(serve)
 
 Fresh = Annotated[

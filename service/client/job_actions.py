@@ -37,6 +37,15 @@ def set_keys(client: "ServiceClient", job: str, keys: Mapping[str, Any], deadlin
     return int(client.done(operation, deadline)["version"])
 
 
+def resize(
+    client: "ServiceClient", job: str, shards: int | None, trainers: int | None, deadline: Deadline
+) -> dict[str, Any]:
+    """Change the numbers of workers; return them, and the version after which they train."""
+    numbers = {"shards": shards, "trainers": trainers}
+    body = {name: number for name, number in numbers.items() if number is not None}
+    return dict(client.done(client.post(path_of("jobs", job, "resize"), body), deadline))
+
+
 def predict(
     client: "ServiceClient", job: str, request: Mapping[str, Any], notify: Callable[[str], None]
 ) -> dict[str, Any]:

@@ -6,29 +6,27 @@ The caller shows it: on a terminal (service.cli.run_command), or to the service 
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from millrace import documents
 from millrace.deadline import Deadline
 from millrace.durable import writing
-from millrace.identity.authority import open_authority
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
-from service.cluster.job_runner import LAUNCHER, JobRunner, NextPlan
+from service.cluster.generation_plans import GenerationPlans
+from service.cluster.job_runner import LAUNCHER, JobRunner
 from service.cluster.launchers import open_launcher
 from service.cluster.restarts import RestartLimits
 from service.cluster.run_folder import worker_folder
 from service.cluster.runtime import OnLine
-from service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
+from service.cluster.store import PAUSED, REPORT, WORKERS, claimed, clear_live
 from service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from service.cluster.supervision import RunOutcome
-from service.cluster.worker_plan import JobPlan, plan_job
 from service.monitor.lines import summary_lines
 from service.spec.config import ClusterSection
 from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commits, MirrorReader, replay_first
+from trainer.control.commit_store import Commits, MirrorReader
 from trainer.control.job_log import newest_generation
 
 FETCH_S = 3600.0
@@ -77,7 +75,7 @@ def open_run(
         folder = held.enter_context(worker_folder(store / WORKERS, private))
         launcher = held.enter_context(open_launcher(preloaded(job.spec.cluster)))
         limits = restart_limits(job.spec.cluster)
-        plans = phases(job, folder, newest)
+        plans = GenerationPlans(job, folder, newest).phases()
         yield JobRun(JobRunner(job.spec.name, plans, on_line, launcher=launcher, restarts=limits), store)
 
 
@@ -88,25 +86,6 @@ def set_paused(store: Path, paused: bool) -> None:
             (store / PAUSED).touch()
         else:
             (store / PAUSED).unlink(missing_ok=True)
-
-
-def phases(job: LoadedJob, folder: Path, newest: int = 0) -> Iterator[NextPlan]:
-    """The phases of `job`, each a way to plan its generations. Private files go below `folder`.
-
-    Numbers of generations are above `newest`. Where the spec has changed, logged passes are first trained under the old
-    specs, which the log holds.
-    """
-    while (old := replay_first(job.store, job.full)) is not None:
-        yield partial(next_plan, job.under(old, job.store), folder, "logged", newest)
-    yield partial(next_plan, job, folder, None, newest)
-
-
-def next_plan(job: LoadedJob, folder: Path, until: str | None, newest: int, last: int) -> JobPlan:
-    """Plan the generation after `newest`, `last` and every one in the log. No generation runs meanwhile."""
-    generation = max(newest, last, newest_generation(job.store / "log")) + 1
-    clear_live(job.store)
-    authority = open_authority(job.store / IDENTITY, job.spec.name) if job.spec.cluster.leaves_machine else None
-    return plan_job(job, folder / f"g{generation}", generation=generation, until=until, authority=authority)
 
 
 def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:

@@ -93,6 +93,8 @@ class JobRunner:
         outcome = RunOutcome(ExitCode.DRAINED, "there was nothing to do")
         with on_stop_signal(lambda: self._events.put(StopRequested())):
             for plan in self._phases:
+                if self._chief is not None:
+                    self._show_restarting()
                 outcome, self.stopped = self._run_phase(plan)
                 if self.stopped or outcome.code != ExitCode.DRAINED:
                     break
@@ -107,12 +109,16 @@ class JobRunner:
             decision = decide(outcome, self._deaths, now_s, self._restarts, progress=progress, stop_asked=stopped)
             if isinstance(decision, End):
                 return decision.outcome, stopped
-            self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}}
-            self._chief = None
+            self._show_restarting()
             self._deaths.append(Death(now_s, outcome.reason, progress))
             self._on_line(LAUNCHER, decision.reason)
             if self._stop_requested_within(decision.after_s):
                 return RunOutcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
+
+    def _show_restarting(self) -> None:
+        """Until the next chief answers, the status has the last figures of the one before."""
+        self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}}
+        self._chief = None
 
     def _run_generation(self, plan: JobPlan) -> tuple[RunOutcome, bool]:
         self._last_number = plan.generation

@@ -98,7 +98,7 @@ def plan_job(
     log holds, commit, and end.
     """
     secret = secrets.token_hex(32)
-    cluster = job.spec.cluster
+    cluster = job.cluster
     cores_each = max(1, (cores or os.cpu_count() or 1) // cluster.trainers)
     common = {
         "secret": secret,
@@ -232,7 +232,7 @@ def _shards(
 
 
 def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: int) -> WorkerSpec:
-    cluster = job.spec.cluster
+    cluster = job.cluster
     config = {
         **common,
         "job": job.full,

@@ -16,7 +16,8 @@ from millrace.errors import MillraceError
 from millrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
 from millrace.periodic import periodically
 from service.cluster.child import Spawner
-from service.cluster.job_run import phases, preloaded
+from service.cluster.generation_plans import GenerationPlans
+from service.cluster.job_run import preloaded
 from service.cluster.job_runner import LAUNCHER, JobRunner
 from service.cluster.launchers import local_starter
 from service.cluster.local import ProcessLauncher
@@ -305,7 +306,7 @@ def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> RunOutcome:
         deaths.workers = HoldingStarter(starter)
         launcher = JobRunner(
             job.spec.name,
-            phases(job, folder),
+            GenerationPlans(job, folder).phases(),
             both,
             launcher=ProcessLauncher(deaths.workers),
             restarts=AT_ONCE,

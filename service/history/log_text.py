@@ -197,8 +197,10 @@ def _operation(
             return f"skip: {operation.partition} {operation.begin}-{operation.end}: {operation.reason}"
         case log_records.PartitionsOperation():
             return f"partitions: {_listed([_partition(each) for each in operation.partitions])}"
-        case log_records.SetOperation():
-            return f"set: {_listed([f'{key} = {json.dumps(value)}' for key, value in operation.keys.items()])}"
+        case log_records.SetOperation() | log_records.ResizeOperation():
+            return (
+                f"{operation.op}: {_listed([f'{key} = {json.dumps(value)}' for key, value in operation.keys.items()])}"
+            )
         case log_records.DayTickOperation():
             return f"day tick: day {operation.to} begins"
         case log_records.ShrinkOperation(delete_below=below, delete_after_days=days):

@@ -100,6 +100,13 @@ def _spec(history: JobHistory, commit: Commit | None, passes: Sequence[LoggedPas
                 f"begin at a commit of version {last} or later"
             )
     trainers = len(passes[0].plan.segments)
+    if other := next(
+        (n for n, each in zip(numbers, passes[1:], strict=False) if len(each.plan.segments) != trainers), 0
+    ):
+        raise NotPossible(
+            f"the number of trainers changed after pass {other}, and a rerun uses one number; begin at a commit of "
+            f"version {other} or later"
+        )
     quiet = {**first.get("commit", {}), "on_replay_mismatch": "warn"}  # the rerun compares every pass itself
     store = {"path": first["store"]["path"]}  # no mirror: the rerun must not change the job's
     return {**first, "commit": quiet, "store": store, "cluster": {**first.get("cluster", {}), "trainers": trainers}}

@@ -29,7 +29,7 @@ def check_job(job: LoadedJob) -> str | None:
     """
     job, missing = with_store_defaults(job), None
     if _check_start(job, fresh=False):
-        replay_first(job.store, job.full)  # raises where the rows do not fit the changed spec
+        replay_first(job.store, job.full, job.cluster.trainers)  # raises where the rows do not fit the changed spec
     else:
         try:
             _check_files(job)

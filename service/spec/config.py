@@ -1,5 +1,8 @@
 """The section `cluster` of a job spec: how many processes a job has, where they listen, and how often they restart."""
 
+from collections.abc import Mapping
+from typing import Self
+
 from pydantic import Field, field_validator, model_validator
 
 from millrace.address import LOOPBACK, format_address, is_loopback, parse_address
@@ -65,6 +68,15 @@ class ClusterSection(Section):
         if not 1 << 20 <= max_message < 2 << 30:
             raise ValueError("must be at least 1MiB and less than 2GiB")
         return max_message
+
+    def resized(self, numbers: Mapping[str, int]) -> Self:
+        """The section with the numbers of workers that a resize gave, by the path of their key.
+
+        Where the file has changed one of them since, several trainers have one shard at least.
+        """
+        trainers = numbers.get("cluster.trainers", self.trainers)
+        shards = numbers.get("cluster.shards", self.shards)
+        return self.model_copy(update={"trainers": trainers, "shards": (shards or None) if trainers > 1 else shards})
 
     @property
     def leaves_machine(self) -> bool:

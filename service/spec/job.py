@@ -43,6 +43,8 @@ class LoadedJob:
     """Those secrets, by the path of their key. Only private files of workers may hold them."""
     kernels: Mapping[str, Mapping[str, str]] | None = None
     """The table of kernels that a new store of the job takes from another one; None: by `train.matmul`."""
+    resized: Mapping[str, int] = field(default_factory=dict)
+    """The numbers of workers that a resize gave in place of the file's, by the path of their key."""
 
     @classmethod
     def of(cls, spec: Job, whole: Mapping[str, Any], folder: Path, store: Path) -> "LoadedJob":
@@ -52,6 +54,11 @@ class LoadedJob:
     def whole(self) -> dict[str, Any]:
         """The spec with its secrets."""
         return dict(with_secrets(self.raw, self.secrets))
+
+    @property
+    def cluster(self) -> ClusterSection:
+        """Its section `cluster`, with the numbers of workers in force."""
+        return self.spec.cluster.resized(self.resized)
 
     def under(self, logged: Mapping[str, Any], store: Path) -> "LoadedJob":
         """The job under a spec from its log, in `store`. The log has no secrets; the present ones are used."""

@@ -179,6 +179,17 @@ SET = JobAction(
     ),
     body=_hot_key, tagged=True,
 )  # fmt: skip
+RESIZE = JobAction(
+    "resizeJob", "Resize",
+    "The job goes on with other numbers of shards and trainers. It stands still while the workers change. The numbers "
+    "override the job's spec, also after a restart.",
+    _trains,
+    fields=(
+        Field("shards", "Shards (default: as many as now)", FieldKind.NUMBER, optional=True),
+        Field("trainers", "Trainers (default: as many as now)", FieldKind.NUMBER, optional=True),
+    ),
+    body=lambda filled: {name: int(value) for name, value in _plain(filled).items()},
+)  # fmt: skip
 REWIND = JobAction(
     "rewindJob", "Rewind",
     "The commit is verified. Once the job is resumed, it continues from the commit, on a new timeline, and trains "
@@ -187,7 +198,7 @@ REWIND = JobAction(
     fields=(Field("name", "Commit", FieldKind.CHOICE, choices=lambda known: known.commits),),
     in_path=("name",), grave=True,
 )  # fmt: skip
-ACTS = (PAUSE, RESUME, DRAIN, STOP, RESTART, COMMIT, EXPORT, SET, SHRINK, TICK, REWIND)
+ACTS = (PAUSE, RESUME, DRAIN, STOP, RESTART, COMMIT, EXPORT, SET, RESIZE, SHRINK, TICK, REWIND)
 
 
 def _whole_days(filled: Mapping[str, Any]) -> dict[str, int]:

@@ -26,7 +26,8 @@ import numpy as np
 from millrace.config import validate
 from service.cluster.child import Starter, WorkerProcess
 from service.cluster.forkserver import ForkingStarter
-from service.cluster.job_run import phases, preloaded
+from service.cluster.generation_plans import GenerationPlans
+from service.cluster.job_run import preloaded
 from service.cluster.job_runner import JobRunner
 from service.cluster.local import ProcessLauncher
 from service.cluster.restarts import RestartLimits
@@ -93,7 +94,7 @@ def run(loaded: LoadedJob, watch: Callable[["Watched"], None]) -> None:
         said: list[str] = []
         launcher = JobRunner(
             loaded.spec.name,
-            phases(loaded, folder),
+            GenerationPlans(loaded, folder).phases(),
             lambda worker, text: said.append(f"{worker}: {text}"),
             launcher=ProcessLauncher(kept),
             restarts=OFTEN,

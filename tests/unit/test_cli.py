@@ -15,6 +15,7 @@ from millrace.errors import SpecError
 from service.api import server
 from service.cli import main
 from service.cli.run_command import run_job
+from service.cluster import generation_plans
 from service.cluster import job_run as launching
 from service.cluster import worker_plan as planning
 from service.cluster.runtime import WorkerRole
@@ -80,7 +81,7 @@ def workers_do(monkeypatch):
                 secret="s",
             )
 
-        monkeypatch.setattr(launching, "plan_job", plan_job)
+        monkeypatch.setattr(generation_plans, "plan_job", plan_job)
 
     return set_up
 

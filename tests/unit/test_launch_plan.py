@@ -7,9 +7,10 @@ import pytest
 from millrace.config import validate
 from millrace.identity.authority import open_authority
 from pserver.config import ShardProcess
-from service.cluster.job_run import next_plan
+from service.cluster.generation_plans import GenerationPlans
 from service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
 from service.spec.job import load_job
+from tests.fakes.past import Past
 from trainer.config import WorkerConfig
 from trainer.predict.config import PredictionRequest, PredictWorker
 
@@ -78,17 +79,17 @@ def test_trainers_can_be_told_to_end_with_the_log(plan):
 
 def test_a_plan_is_of_a_generation_above_all_others_and_live_rows_of_those_go(tmp_path):
     job = load_job(NEWS, [f"store.path={tmp_path}/store"])
-    assert next_plan(job, tmp_path / "workers", None, 0, 0).generation == 1
-    (tmp_path / "store/log").mkdir(parents=True)
-    (tmp_path / "store/log/00000002-0001.log").touch()
-    (tmp_path / "store/log/00000007-0002.log").touch()
-    (tmp_path / "store/log/lock").touch()
+    plans = GenerationPlans(job, tmp_path / "workers")
+    assert plans.next(0).generation == 1
+    past = Past(tmp_path / "store").begin()
+    past.generation = 6
+    past.begin().end()
     (tmp_path / "store/live/g7-shard-0/default").mkdir(parents=True)
-    planned = next_plan(job, tmp_path / "workers", None, 0, 3)
+    planned = plans.next(3)
     assert (planned.generation, planned.run_folder) == (8, tmp_path / "workers" / "g8")
     assert not (tmp_path / "store/live").exists()
-    assert next_plan(job, tmp_path / "workers", None, 0, 11).generation == 12
-    assert next_plan(job, tmp_path / "workers", None, 20, 11).generation == 21
+    assert plans.next(11).generation == 12
+    assert GenerationPlans(job, tmp_path / "workers", 20).next(11).generation == 21
 
 
 def test_every_start_has_a_secret_of_its_own_that_is_not_shown(plan):

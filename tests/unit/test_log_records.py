@@ -104,6 +104,7 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         records.SkipOperation(partition="t/0", begin=3, end=5, reason="r"),
         records.MatmulOperation(setting="mkl", kernels={"3x2": {"forward": "mkl"}}, fingerprint={"torch": "2"}),
         records.SetOperation(id="i", keys={"a.b": 0.5}),
+        records.ResizeOperation(id="i", keys={"cluster.shards": 3, "cluster.trainers": 2}),
         records.DayTickOperation(id="i", to=3),
         records.ShrinkOperation(id=None, table="t", delete_below=None, delete_after_days=3, at_once=True),
         records.ShrinkOperation(
@@ -138,6 +139,7 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         '{"n":1,"kind":"operation","op":"matmul","setting":"mkl","kernels":{"3x2":{"forward":"mkl"}},'
         '"fingerprint":{"torch":"2"}}',
         '{"n":1,"kind":"operation","op":"set","id":"i","keys":{"a.b":0.5}}',
+        '{"n":1,"kind":"operation","op":"resize","id":"i","keys":{"cluster.shards":3,"cluster.trainers":2}}',
         '{"n":1,"kind":"operation","op":"day_tick","id":"i","to":3}',
         '{"n":1,"kind":"operation","op":"shrink","id":null,"table":"t","delete_below":null,"delete_after_days":3,'
         '"at_once":true}',

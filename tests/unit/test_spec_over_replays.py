@@ -7,7 +7,8 @@ from tests.fakes.past import SPEC, Past
 from tests.fakes.records import operation
 from trainer.checkpoint.commits import MANIFEST
 from trainer.journal.records import RequestedOperation, SpecOperation
-from trainer.rank0.recovery import claim_and_recover, overrides_of, replay_first
+from trainer.rank0.logged_specs import overrides_of, replay_first
+from trainer.rank0.recovery import claim_and_recover
 
 LATER = {**SPEC, "train": {"batch_size": 7}}
 
@@ -41,22 +42,22 @@ def past(tmp_path):
 
 def test_passes_of_two_specs_are_replayed_each_under_its_own(past):
     (past.store / "commits" / past.newer / "dense.safetensors").write_bytes(b"other bytes")
-    assert replay_first(past.store, LATER) is None  # nobody has read the commit's files
+    assert replay_first(past.store, LATER, 1) is None  # nobody has read the commit's files
     with pytest.raises(MillraceError, match=r"passes must be replayed .*train\.batch_size"):
         claim_and_recover(past.store, 3, LATER, None, {})
     assert not (past.store / "commits" / past.newer / MANIFEST).exists()
 
-    assert replay_first(past.store, LATER) == SPEC
+    assert replay_first(past.store, LATER, 1) == (SPEC, 1)
     assert numbers(claim_and_recover(past.store, 4, SPEC, None, {}, logged_only=True)) == [2, 3]
     past.generation = 4
     past.begin().commit(3)
     past.end()
-    assert replay_first(past.store, LATER) is None
+    assert replay_first(past.store, LATER, 1) is None
     assert numbers(claim_and_recover(past.store, 6, LATER, None, {})) == [4, 5]
 
 
 def test_a_spec_that_is_changed_back_waits_for_the_passes_of_the_one_between(past):
-    assert replay_first(past.store, SPEC) == LATER
+    assert replay_first(past.store, SPEC, 1) == (LATER, 1)
     with pytest.raises(MillraceError, match="passes must be replayed"):
         claim_and_recover(past.store, 3, SPEC, None, {})
 
@@ -68,7 +69,7 @@ def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_mea
     spec(past, LATER)
     past.plan(2, a=(100, 200))
     past.end()
-    assert replay_first(past.store, SPEC) is None
+    assert replay_first(past.store, SPEC, 1) is None
     found = claim_and_recover(past.store, 2, SPEC, None, {})
     assert (numbers(found), found.last_number) == ([1], 2)
 
@@ -76,7 +77,7 @@ def test_a_spec_changed_back_before_a_pass_closed_withdraws_what_was_planned_mea
 def test_commits_of_an_abandoned_timeline_do_not_count(past):
     past.begin("t2", past.older).close(2, a=(100, 200))
     past.end()
-    assert replay_first(past.store, LATER) == SPEC
+    assert replay_first(past.store, LATER, 1) == (SPEC, 1)
 
 
 # -- overrides
@@ -109,7 +110,7 @@ def test_a_set_is_replayed_at_its_close_and_a_waiting_one_acts_at_the_first_new_
 
 
 def test_a_changed_job_file_wins_over_a_waiting_set(setting):
-    assert replay_first(setting.store, FASTER) == SPEC
+    assert replay_first(setting.store, FASTER, 1) == (SPEC, 1)
     past = setting.begin()
     past.commit(2)
     past.end()
@@ -139,12 +140,12 @@ def test_a_job_that_never_closed_a_pass_takes_any_spec(tmp_path):
     past.plan(1, a=(0, 100))
     past.end()
     mended = {**SPEC, "seed": 4}
-    assert replay_first(past.store, mended) is None
+    assert replay_first(past.store, mended, 1) is None
     assert numbers(claim_and_recover(past.store, 2, mended, None, {})) == []
     past.generation = 2
     past.begin().close(2, a=(0, 100))
     past.end()
     with pytest.raises(SpecError, match="seed: cannot change"):
-        replay_first(past.store, SPEC)
+        replay_first(past.store, SPEC, 1)
     with pytest.raises(SpecError, match="seed: cannot change"):
         claim_and_recover(past.store, 4, SPEC, None, {})

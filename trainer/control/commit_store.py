@@ -26,7 +26,7 @@ from trainer.checkpoint.commits import (
 from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.mirror_fetch import FetchedCommit, fetch, newest_generation_in
 from trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
-from trainer.rank0.recovery import replay_first
+from trainer.rank0.logged_specs import replay_first, resized
 
 __all__ = [
     "MANIFEST",
@@ -44,6 +44,7 @@ __all__ = [
     "problems_of",
     "read_commit",
     "replay_first",
+    "resized",
     "rewind",
     "rewind_anew",
     "skip",

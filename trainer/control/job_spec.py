@@ -7,7 +7,16 @@ from trainer.models.class_check import check_class
 from trainer.models.needs import shape_of
 from trainer.models.registry import MODELS, check_section
 from trainer.rank0.shrink_guard import has_rule
-from trainer.spec.changes import changed_keys, check_set, flat_values, hot_keys, significant_keys, with_overrides
+from trainer.spec.changes import (
+    SHARDS,
+    TRAINERS,
+    changed_keys,
+    check_set,
+    flat_values,
+    hot_keys,
+    significant_keys,
+    with_overrides,
+)
 from trainer.spec.defaults import FIRST, fill_defaults
 from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
@@ -15,7 +24,9 @@ from trainer.status.step_clock import STALL_SHARE
 __all__ = [
     "FIRST",
     "MODELS",
+    "SHARDS",
     "STALL_SHARE",
+    "TRAINERS",
     "changed_keys",
     "check_class",
     "check_section",

@@ -39,6 +39,7 @@ from trainer.journal.records import (
     ForgetOperation,
     HoldOperation,
     Operation,
+    ResizeOperation,
     SetOperation,
     ShrinkOperation,
     encode,
@@ -249,7 +250,7 @@ class ExportCoordinator:
                 self._touch()
             case ForgetOperation() | ShrinkOperation():
                 self._touch()
-            case SetOperation() | HoldOperation():
+            case SetOperation() | ResizeOperation() | HoldOperation():
                 pass
             case _:
                 assert_never(operation)

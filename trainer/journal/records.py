@@ -156,6 +156,16 @@ class SetOperation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeOperation:
+    """The job goes on with other numbers of workers (`millrace resize`). The generation in which it acts ends."""
+
+    op: ClassVar[str] = "resize"
+    id: str
+    keys: Mapping[str, int]
+    """By the path of the key: cluster.shards (0: the shard lives in the trainer) and cluster.trainers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DayTickOperation:
     """The day of a job without event time advances."""
 
@@ -266,7 +276,9 @@ class ExportedOperation:
 
 InertOperation = SpecOperation | RestoreOperation | PartitionsOperation | GapOperation | SkipOperation | MatmulOperation
 """These have taken effect by the time they are logged."""
-RequestedOperation = SetOperation | DayTickOperation | ShrinkOperation | ForgetOperation | ExportOperation
+RequestedOperation = (
+    SetOperation | ResizeOperation | DayTickOperation | ShrinkOperation | ForgetOperation | ExportOperation
+)
 """These may come from a client's request and then carry its id."""
 ActingOperation = RequestedOperation | HoldOperation | ExportedOperation
 """These act at the next close."""
@@ -315,8 +327,8 @@ def encode(content: Content) -> dict[str, Any]:
             return {"op": content.op, "partitions": [each.message() for each in content.partitions]}
         case (
             SpecOperation() | RestoreOperation() | GapOperation() | SkipOperation() | MatmulOperation()
-            | SetOperation() | DayTickOperation() | ShrinkOperation() | HoldOperation() | ForgetOperation()
-            | ExportOperation() | ExportedOperation()
+            | SetOperation() | ResizeOperation() | DayTickOperation() | ShrinkOperation() | HoldOperation()
+            | ForgetOperation() | ExportOperation() | ExportedOperation()
         ):  # fmt: skip
             return {"op": content.op, **_plain(content)}
         case _:

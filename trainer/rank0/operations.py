@@ -32,12 +32,13 @@ from trainer.journal.records import (
     Operation,
     PassClose,
     RequestedOperation,
+    ResizeOperation,
     SetOperation,
     ShrinkOperation,
     encode,
 )
 from trainer.rank0.replay_log import ReplayLog
-from trainer.spec.changes import Overrides, after_set, with_overrides
+from trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, with_overrides
 
 Request = Mapping[str, Any]
 """A client's request for an operation: JSON-able, with "op" and an "id" of its own."""
@@ -48,6 +49,8 @@ MAX_SHOWN = 20
 """A status has at most this many of them."""
 FROZEN = "is false: the job only predicts, and its model stays as it is; set it to true first"
 """The answer to a request that would age or remove rows."""
+MAX_WORKERS = 64
+"""Most workers of each role."""
 SWEEP_LOOK_S = 0.02
 """Pause between two checks of a replay that waits for sweeps."""
 
@@ -151,8 +154,21 @@ class RankUpdate(NamedTuple):
 class OperationRunner:
     """Logs operations and has them act. `ask`, `note` and `status` from any thread; the rest while no pass is open."""
 
-    def __init__(self, job: TrainerJob, chronicle: ReplayLog, shards: Shards, close_s: float) -> None:
-        """`job` is as in the job file. `close_s`: time limit for the operations of one close."""
+    def __init__(
+        self,
+        job: TrainerJob,
+        chronicle: ReplayLog,
+        shards: Shards,
+        close_s: float,
+        workers: Mapping[str, int] | None = None,
+    ) -> None:
+        """`job` is as in the job file. `close_s`: time limit for the operations of one close.
+
+        `workers`: the numbers of this generation, by key; None in a rerun.
+        """
+        self._workers = workers
+        self.resizes = False
+        """True once the job goes on with other numbers of workers: this generation ends. Any thread."""
         self._job = self._now = job
         self._timed = next(iter(job.sources.values())).event_time.kind != "none"
         self._schema = Schema.of(job.slots)
@@ -261,6 +277,8 @@ class OperationRunner:
                 waiting = [dict(each.keys) for each in self._waiting if isinstance(each, SetOperation)]
                 after_set(self._job, {**self._overrides, **dict(ChainMap(*reversed(waiting)))}, keys)
                 return SetOperation(id=id_, keys=keys)
+            case ResizeOperation.op:
+                return ResizeOperation(id=id_, keys=self._check_size(request.get("shards"), request.get("trainers")))
             case DayTickOperation.op:
                 return DayTickOperation(id=id_, to=self._check_day(request.get("to")))
             case ForgetOperation.op:
@@ -268,6 +286,17 @@ class OperationRunner:
                 return ForgetOperation(id=id_, slot=slot.name, table=slot.sparse.table, group=slot.group, key=key)
             case other:
                 raise SpecError(f"{other!r} is not an operation that a client may request")
+
+    def _check_size(self, shards: object, trainers: object) -> dict[str, int]:
+        """The numbers of workers to go on with; what is not given stays. One trainer may hold the rows itself."""
+        now = self._workers or {}
+        if shards is None and trainers is None:
+            raise SpecError("nothing is resized: give a number of shards, of trainers, or both")
+        world = _number_of(TRAINERS, now.get(TRAINERS) if trainers is None else trainers, 1)
+        least = int(world > 1)
+        if shards is None:
+            return {SHARDS: max(now.get(SHARDS, 0), least), TRAINERS: world}
+        return {SHARDS: _number_of(SHARDS, shards, least), TRAINERS: world}
 
     def _check_day(self, to: object) -> int:
         if not self._job.train.learn:
@@ -316,6 +345,7 @@ class OperationRunner:
             self._chronicle.close(close)
             self._remember(version, ordered)
         self._replaying = self._chronicle.replaying
+        self.resizes |= again is None and any(self._is_resized_by(each) for each in ordered)
         lr = self._now.train.dense_optimizer.lr
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
             self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
@@ -329,6 +359,11 @@ class OperationRunner:
             failpoint(Failpoint.OPERATED)
         dense_lr = self._now.train.dense_optimizer.lr
         return RankUpdate(None if dense_lr == lr else dense_lr, bool(ordered))
+
+    def _is_resized_by(self, operation: ActingOperation) -> bool:
+        """Whether an operation changes the numbers of workers of this generation."""
+        now = self._workers
+        return isinstance(operation, ResizeOperation) and now is not None and dict(operation.keys) != dict(now)
 
     def _await_sweeps(self, tables: Collection[str], stats: Mapping[str, TableStats]) -> None:
         deadline = Deadline.after(self._close_s)
@@ -350,7 +385,7 @@ class OperationRunner:
     def _of_tables(self, operation: ActingOperation) -> list[TableOperation]:
         """The part of an operation that tables carry out; the part of this process is carried out here."""
         match operation:
-            case SetOperation():
+            case SetOperation() | ResizeOperation():
                 return self._set({**self._overrides, **operation.keys})
             case DayTickOperation():
                 self.day = max(self.day, operation.to)
@@ -378,6 +413,14 @@ class OperationRunner:
         self._now = with_overrides(self._job, overrides)
         new = {name: table for name, table in self._now.tables.items() if table != before[name]}
         return [SetTables(tables={name: table.model_dump(mode="json") for name, table in new.items()})] if new else []
+
+
+def _number_of(key: str, number: object, least: int) -> int:
+    """A number of workers. Raises SpecError."""
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= MAX_WORKERS:
+        why = "; the rows live in the trainer only where there is one" if key == SHARDS and least else ""
+        raise SpecError(f"{number!r} is not a number from {least} to {MAX_WORKERS}{why}", key)
+    return number
 
 
 def _of_close(version: int, operations: Iterable[Operation]) -> Iterator[ActingOperation]:

@@ -18,10 +18,11 @@ from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.rank0.operations import OperationRunner, RankUpdate, Request
 from trainer.rank0.planner import PAUSED, Planner
-from trainer.rank0.recovery import RestartPoint, overrides_of
+from trainer.rank0.recovery import RestartPoint
 from trainer.rank0.replay_log import LogPlanJournal, ReplayLog
 from trainer.rank0.shrink_guard import has_rule
 from trainer.rank0.shrinks import Shrinks
+from trainer.spec.changes import SHARDS, TRAINERS
 
 OPEN_S = 120.0
 """Time limit for the first answer of peers and source."""
@@ -49,12 +50,12 @@ class RankZero:
         if self.planner is not None:
             self.planner.close()
 
-    def begin(self, spec: Mapping[str, Any], day: int) -> RankUpdate:
-        """Continue under `spec`, with overrides and waiting operations, once everything is restored to this `day`."""
+    def begin(self, day: int) -> RankUpdate:
+        """Continue with overrides and waiting operations, once everything is restored to this `day`."""
         commit = self.beginning.commit
         state = {} if commit is None else commit.state.get("operations", {})
         word = self.operator.begin(
-            0 if commit is None else commit.version, day, state, overrides_of(commit, spec), self.beginning.waiting
+            0 if commit is None else commit.version, day, state, self.beginning.overrides, self.beginning.waiting
         )
         if self.planner is not None:
             self.planner.wants_pass = self.operator.wants_pass
@@ -101,7 +102,8 @@ def rank_zero(
     chronicle = ReplayLog(
         beginning.joblog, journal, beginning.replay, planner, on_mismatch, max_full_s=job.commit.max_failing
     )
-    operator = OperationRunner(job, chronicle, shards, CLOSE_S)
+    workers = {TRAINERS: config.world, SHARDS: len(config.shards)}
+    operator = OperationRunner(job, chronicle, shards, CLOSE_S, None if config.rerun is not None else workers)
     shrinking = Shrinks(lambda: operator.tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
     return RankZero(beginning, planner, chronicle, operator, shrinking, shards)

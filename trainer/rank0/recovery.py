@@ -1,17 +1,15 @@
 """Recovery: rank 0 claims its generation, chooses the newest sound commit, and finds the passes to replay.
 
 Commits are read by trainer.checkpoint.commits, the log by trainer.journal.log. State is loaded into a trainer by
-trainer.train.saved_state and the shards. trainer.spec.changes decides which changes of the spec are allowed.
+trainer.train.saved_state and the shards. trainer.rank0.logged_specs knows under which spec passes were logged.
 """
 
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +21,17 @@ from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits,
 from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.mirror_fetch import repair
 from trainer.checkpoint.rewind import Lineage, known_partitions
-from trainer.journal.job_history import HistoryMissing, JobHistory, LoggedPass, ReplayedPass
-from trainer.journal.log import Log, LogRecord, read
+from trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
+from trainer.journal.log import Log, read
 from trainer.journal.partitions import KnownPartition, SkippedRange
 from trainer.journal.records import (
     GapOperation,
     MatmulOperation,
     Operation,
     RestoreOperation,
-    SetOperation,
     SkipOperation,
-    SpecOperation,
-    Void,
 )
-from trainer.spec import changes
-from trainer.spec.defaults import fill_defaults
+from trainer.rank0.logged_specs import logged_pass, overrides_of, resettled, settled, specs_after, under_spec
 
 CLAIM_S = 60.0
 """Longest wait for the store's lock."""
@@ -69,6 +63,8 @@ class RestartPoint:
     """Damaged commits, each with its damage."""
     joblog: Log | None = None
     """The log, claimed; None for a rerun, which only reads."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values that were set and hold at the commit, without those that the job file has changed since."""
     waiting: Sequence[Operation] = ()
     """Operations that act at the first new close, in order."""
     matmuls: Sequence[tuple[int, MatmulOperation]] = ()
@@ -84,12 +80,14 @@ def claim_and_recover(
     uri: str | None,
     facts: Mapping[str, Any],
     *,
+    world: int = 1,
     logged_only: bool = False,
     taken: Callable[[], int] = lambda: 0,
 ) -> RestartPoint:
-    """Claim `generation` and decide where to continue; with `logged_only`, only through passes logged under `spec`.
+    """Claim `generation` of `world` trainers and decide where to continue.
 
-    `taken` returns the highest number of a timeline that is used elsewhere; called if the store has no log yet.
+    With `logged_only`, only through passes logged under `spec` for as many trainers. `taken` returns the highest number
+    of a timeline that is used elsewhere; called if the store has no log yet.
 
     1. Claim: from here on no older generation can change the store.
     2. Choose the newest commit of the timeline with every byte as written; damaged files are restored from the mirror.
@@ -103,13 +101,15 @@ def claim_and_recover(
     joblog = Log.claim(folder, generation, Deadline.after(CLAIM_S), timeline=timeline, base=base, facts=facts)  # 1
     failpoint(Failpoint.CLAIMED)
     try:
-        return _chosen(joblog, commits, spec, uri, logged_only)  # 2, 3
+        return _chosen(joblog, commits, spec, uri, world, logged_only)  # 2, 3
     except MillraceError:
         joblog.close()
         raise
 
 
-def _chosen(joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | None, logged_only: bool) -> RestartPoint:
+def _chosen(
+    joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | None, world: int, logged_only: bool
+) -> RestartPoint:
     """Steps 2 and 3 of `claim_and_recover`."""
     records = read(joblog.folder)
     history = JobHistory.of(records)
@@ -122,18 +122,21 @@ def _chosen(joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | N
         joblog.append(RestoreOperation(commit=chosen, passed_over=passed_over))
     with joblog.exclusive():
         discard_commits(commits, list(passed_over))
-    replay = _under_spec(joblog, history, commit, spec, found.replay, logged_only)
-    waiting = [_settled(history, commit, spec, each) for each in history.waiting()]
-    return replace(found, replay=replay, joblog=joblog, waiting=waiting)
+    logged = [resettled(history, commit, spec, each) for each in found.replay]
+    replay = under_spec(joblog, history, commit, spec, world, logged, logged_only)
+    waiting = [settled(history, commit, spec, each) for each in history.waiting()]
+    overrides = overrides_of(commit, spec, () if logged_only else specs_after(history, commit))
+    return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides)
 
 
-def rerun_point(store: Path, name: str | None) -> RestartPoint:
-    """The beginning of a rerun of another store's log: a commit, or the initial state. Writes nothing."""
+def rerun_point(store: Path, name: str | None, spec: Mapping[str, Any]) -> RestartPoint:
+    """The beginning of a rerun of another store's log under `spec`: a commit, or the initial state. Writes nothing."""
     history = JobHistory.of(read(store / "log"))
     commit = None if name is None else Commits(store).read(name)
     found = after(history, commit, {})
     replay = [each for each in found.replay if each.close]
-    return RestartPoint(history.timeline, commit, replay, 0, found.known, matmuls=found.matmuls, closed=found.closed)
+    overrides = overrides_of(commit, spec)
+    return replace(found, replay=replay, last_number=0, skips=(), passed_over={}, overrides=overrides)
 
 
 def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, str | None]:
@@ -184,7 +187,7 @@ def after(history: JobHistory, commit: Commit | None, passed_over: Mapping[str, 
     operations = history.operations_by_version()
     try:
         replay = [
-            _logged(history, commit, each, operations.get(each.plan.number, ())) for each in history.after(version)
+            logged_pass(history, commit, each, operations.get(each.plan.number, ())) for each in history.after(version)
         ]
     except HistoryMissing as error:
         if commit is not None:
@@ -222,101 +225,6 @@ def _matmuls(history: JobHistory, commit: Commit | None) -> list[tuple[int, Matm
         return logged
     later = [(number, operation) for number, operation in logged if number > commit.version]
     return [(0, MatmulOperation(**kept)), *later]
-
-
-def _logged(
-    history: JobHistory, commit: Commit | None, each: LoggedPass, operations: Sequence[LogRecord[Operation]]
-) -> ReplayedPass:
-    planned_at = history.plans[each.plan.number].number
-    if each.close is None:
-        return ReplayedPass(each.plan, planned_at, None)
-    spec = spec_at(history, commit, each.record) or {}
-    settled = [_settled(history, commit, spec, operation) for operation in operations]
-    return ReplayedPass(each.plan, planned_at, each.close, each.record, settled)
-
-
-def _settled(
-    history: JobHistory, commit: Commit | None, spec: Mapping[str, Any], operation: LogRecord[Operation]
-) -> Operation:
-    """An operation as it acts under `spec`: a set loses the keys that the job file has changed since."""
-    if not isinstance(operation.content, SetOperation):
-        return operation.content
-    before = spec_at(history, commit, operation.number) or spec
-    return replace(operation.content, keys=changes.remaining(operation.content.keys, before, spec))
-
-
-def overrides_of(commit: Commit | None, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides at `commit` that remain under `spec`."""
-    if commit is None:
-        return {}
-    overrides: Mapping[str, Any] = commit.state.get("operations", {}).get("overrides", {})
-    return changes.remaining(overrides, fill_defaults(commit.state["spec"]), spec)
-
-
-def _under_spec(
-    joblog: Log,
-    history: JobHistory,
-    commit: Commit | None,
-    spec: Mapping[str, Any],
-    replay: Sequence[ReplayedPass],
-    logged_only: bool,
-) -> Sequence[ReplayedPass]:
-    """The passes to replay under `spec`. A new spec is logged; then plans without a close are withdrawn."""
-
-    def differ(each: ReplayedPass) -> list[str]:
-        return changes.significant_keys(spec_at(history, commit, each.planned_at) or spec, spec)
-
-    if logged_only:
-        return list(takewhile(lambda each: not differ(each), replay))
-    for each in replay:
-        if each.close and (keys := differ(each)):
-            raise MillraceError(
-                f"passes must be replayed under their own spec before {', '.join(keys)} may change; start the job again"
-            )
-    old = spec_in_force(history, commit)
-    if old is not None and not changes.changed_keys(old, spec):
-        return replay
-    keys = [] if old is None else changes.significant_keys(old, spec, learnt=_learnt(history, commit))
-    # The newest plan first: after a crash, no plan is left after a withdrawn one. Then the spec: no plan is left that
-    # was made under the old one.
-    for each in reversed(replay if keys else ()):
-        if not each.close:
-            joblog.append(Void(number=each.plan.number, reason=f"changed: {', '.join(keys)}"))
-    joblog.append(SpecOperation(spec=spec))
-    return [each for each in replay if each.close] if keys else replay
-
-
-def _learnt(history: JobHistory, commit: Commit | None) -> bool:
-    """True if the store may hold rows: not if no pass was ever closed, as after a failed start."""
-    return commit is not None or history.closed > 0
-
-
-def spec_in_force(history: JobHistory, commit: Commit | None) -> Mapping[str, Any] | None:
-    """The last logged spec; the commit's, if that record is pruned. None for a job that never began."""
-    return spec_at(history, commit, sys.maxsize)
-
-
-def spec_at(history: JobHistory, commit: Commit | None, record: int) -> Mapping[str, Any] | None:
-    """The full spec in force when the record number `record`, which is after `commit`, was written."""
-    specs = history.specs(before=record)
-    if not specs and commit is None:
-        return None
-    return fill_defaults(specs[-1][1] if specs or commit is None else commit.state["spec"])
-
-
-def replay_first(store: Path, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The spec under which logged passes must be replayed and committed before `spec` may act; None: it may at once.
-
-    Call again after that. Raises SpecError for a change that is never allowed. Read-only, for the launcher.
-    """
-    records = read(store / "log")
-    history, lineage = JobHistory.of(records), Lineage.of(records)
-    newest = next((each for each in reversed(Commits(store).whole()) if lineage.holds(each.name)), None)
-    version = 0 if newest is None else newest.version
-    changes.significant_keys(spec_in_force(history, newest) or spec, spec, learnt=_learnt(history, newest))
-    closed = [plan for number, plan in sorted(history.plans.items()) if version < number <= history.closed]
-    specs = [spec_at(history, newest, plan.number) or spec for plan in closed]
-    return specs[0] if any(changes.significant_keys(old, spec) for old in specs) else None
 
 
 def discard_commits(commits: Commits, names: Sequence[str]) -> None:

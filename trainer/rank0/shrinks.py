@@ -23,6 +23,7 @@ from trainer.journal.records import (
     ExportOperation,
     ForgetOperation,
     HoldOperation,
+    ResizeOperation,
     SetOperation,
     ShrinkOperation,
 )
@@ -87,7 +88,10 @@ class Shrinks:
             case ShrinkOperation() if operation.by_own_rule:
                 self._settle(operation.table)
                 self._trust(operation)
-            case ShrinkOperation() | SetOperation() | ForgetOperation() | ExportOperation() | ExportedOperation():
+            case (
+                ShrinkOperation() | SetOperation() | ResizeOperation() | ForgetOperation() | ExportOperation()
+                | ExportedOperation()
+            ):  # fmt: skip
                 pass
             case _:
                 assert_never(operation)

@@ -22,13 +22,7 @@ AT_ONCE = (
     "commit",
     "store",
     "defaults",
-    "cluster.shards",
-    "cluster.max_restarts",
-    "cluster.restart_window",
-    "cluster.max_message",
-    "cluster.interface",
-    "cluster.listen",
-    "cluster.trust_interface",
+    "cluster",
     "pipe.dead_letters",
     "pipe.processes",
     "train.step_deadline",
@@ -39,7 +33,9 @@ AT_ONCE = (
     "exports",
     "predict",
 )
-"""Sections and keys without effect on the result of a pass."""
+"""Sections and keys without effect on the result of a pass. The number of its trainers is in its plan."""
+TRAINERS, SHARDS = "cluster.trainers", "cluster.shards"
+"""The keys that `millrace resize` overrides."""
 NEVER = ("name", "seed", "slots")
 """Rows and their keys are made with these."""
 NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
@@ -134,10 +130,11 @@ def _fits(parts: list[str], pattern: list[str]) -> bool:
 
 def with_overrides(job: TrainerJob, overrides: Overrides) -> TrainerJob:
     """The job with these values instead of its own. Raises SpecError as for a job file with them."""
-    if not overrides:
+    hot = {key: value for key, value in overrides.items() if key not in (TRAINERS, SHARDS)}
+    if not hot:
         return job
     raw = job.model_dump(mode="json")
-    for key, value in overrides.items():
+    for key, value in hot.items():
         _put(raw, key, value)
     changed = validate(TrainerJob, raw)
     check_slot_rules(changed.tables, Schema.of(changed.slots))
@@ -149,6 +146,8 @@ def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> Trainer
     if not keys:
         raise SpecError("nothing is set: give KEY=VALUE")
     for key in keys:
+        if key in (TRAINERS, SHARDS):
+            raise SpecError("cannot be set; `millrace resize` changes it while the job runs", key)
         if not is_hot(key):
             raise SpecError(f"cannot be set while the job runs; {_hint(job, key)}these can: {', '.join(HOT)}", key)
     before, changed = with_overrides(job, overrides), with_overrides(job, {**overrides, **keys})

@@ -134,9 +134,9 @@ class TrainerProgress:
             self.planned_positions = dict(self.positions)
             self._closes = deque([_Moment(time.monotonic(), self.num_events, self.num_samples, self.spent.seconds())])
 
-    def ended(self) -> None:
-        """The job has ended."""
-        self.state = "done"
+    def ended(self, *, resizes: bool = False) -> None:
+        """The job has ended; or, with `resizes`, this generation of its workers."""
+        self.state = "restarting" if resizes else "done"
 
     @property
     def wall_s(self) -> float:

@@ -165,12 +165,19 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
 def begin_at(config: WorkerConfig, job: TrainerJob) -> RestartPoint:
     """Rank 0: the point from which the job continues. Claims the generation, except in a rerun."""
     if config.rerun is not None:
-        return rerun_point(config.rerun.store, config.rerun.commit)
+        return rerun_point(config.rerun.store, config.rerun.commit, config.job)
     facts = {"world": config.world, "shards": len(config.shards)}
     mirror, logged_only = _mirror(config, job), config.until is not None
     taken = partial(newest_timeline, job.name, job.exports, config.store, config.folder)
     return claim_and_recover(
-        config.store, config.generation, config.job, mirror, facts, logged_only=logged_only, taken=taken
+        config.store,
+        config.generation,
+        config.job,
+        mirror,
+        facts,
+        world=config.world,
+        logged_only=logged_only,
+        taken=taken,
     )
 
 
@@ -226,7 +233,7 @@ def _keeping(
         if rank0 is not None and rank0.beginning.joblog is not None:
             parts = (schema, rank0, shards, model, holders.dense, holders.observer, arithmetic)
             exporting = held.enter_context(open_exporting(config, job, *parts))
-        holders.closer.begin(None if rank0 is None else rank0.begin(config.job, holders.closer.day))
+        holders.closer.begin(None if rank0 is None else rank0.begin(holders.closer.day))
         if rank0 is not None and exporting is not None:
             capture = partial(_capture, config, rank0, holders, kernels)
             committing = _committing(config, job, rank0, shards, holders, arithmetic, capture, exporting.changes_since)
@@ -335,6 +342,7 @@ def _status_lines(
         "trouble": chronicle.trouble,
         "operations": rank0.operator.status(),
         "overrides": dict(rank0.operator.overrides),
+        "workers": {"trainers": config.world, "shards": len(config.shards)},
     }
 
 

@@ -64,8 +64,19 @@ class TrainLoop:
         """Request an end after the current pass. May be called on any thread."""
         self._draining.set()
 
+    @property
+    def resizes(self) -> bool:
+        """Rank 0: whether the job goes on with other numbers of workers: this generation ends, the next trains on."""
+        rank0 = self._parts.rank0
+        return rank0 is not None and rank0.operator.resizes and not self._draining.is_set()
+
+    @property
+    def _stopping(self) -> bool:
+        """Rank 0: whether the loop ends after the present pass."""
+        return self._draining.is_set() or self.resizes
+
     def run(self) -> None:
-        """Train until the stream ends or a drain is requested, then commit the last version.
+        """Train until the stream ends, a drain is requested or the job is resized, then commit the last version.
 
         At the end of the stream, operations that wait for a close get a pass without events. At a drain they wait for
         the next run.
@@ -84,7 +95,7 @@ class TrainLoop:
             if committed:
                 self._commit()
             self._export()
-        progress.ended()
+        progress.ended(resizes=self.resizes)
 
     # -- plans
 
@@ -140,8 +151,8 @@ class TrainLoop:
         At a drain, a pass that is known but has not begun stays in the log. It is the first pass of the next run.
         """
         parts = self._parts
-        if self._draining.is_set() or (self._end and self._next is None):
-            if not self._draining.is_set() and (plan := self._pass_without_events()) is not None:
+        if self._stopping or (self._end and self._next is None):
+            if not self._stopping and (plan := self._pass_without_events()) is not None:
                 return {"plan": plan.message()}
             if self._commit_is_due(parts.progress.version, ended=True):
                 return {"wait": True, "commit": True}
@@ -175,7 +186,7 @@ class TrainLoop:
         parts = self._parts
         if parts.committer is not None and not parts.committer.finish(parts.progress.version):
             return False
-        no_more = self._draining.is_set() or parts.rank0 is None or parts.rank0.planner is None
+        no_more = self._stopping or parts.rank0 is None or parts.rank0.planner is None
         return parts.exporting is None or parts.exporting.finish(stopping=no_more)
 
     # -- between passes

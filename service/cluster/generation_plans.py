@@ -1,0 +1,68 @@
+"""Plans the generations of a job: under which spec, with how many workers, and whether another one follows.
+
+Everything is read anew from store and log before each generation, so a generation after a death sees what the log
+decided. service.cluster.worker_plan plans the processes of one generation, service.cluster.job_runner runs them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from millrace.identity.authority import open_authority
+from service.cluster.job_runner import NextPlan
+from service.cluster.store import IDENTITY, clear_live
+from service.cluster.worker_plan import JobPlan, plan_job
+from service.spec.job import LoadedJob
+from trainer.control.commit_store import replay_first, resized
+from trainer.control.job_log import newest_generation
+from trainer.control.job_spec import SHARDS, TRAINERS
+
+
+class GenerationPlans:
+    """See module docstring. No generation runs during a call."""
+
+    def __init__(self, job: LoadedJob, folder: Path, newest: int = 0) -> None:
+        """Private files go below `folder`. Numbers of generations are above `newest`."""
+        self._job, self._folder, self._newest = job, folder, newest
+        self._planned: LoadedJob | None = None
+        self._until: str | None = None
+
+    def phases(self) -> Iterator[NextPlan]:
+        """The phases of the job, each a way to plan its generations.
+
+        Another one follows while logged passes were trained under an old spec or by another number of trainers, which
+        comes first, and while the numbers of workers have changed.
+        """
+        while self._planned is None or self._until is not None or self._is_resized(self._planned):
+            yield self.next
+
+    def next(self, last: int) -> JobPlan:
+        """Plan the generation after every one in the log, the given one, and `newest`."""
+        job = in_force(self._job)
+        logged = replay_first(job.store, job.full, job.cluster.trainers)
+        if logged is not None:
+            job = with_workers(job.under(logged.spec, job.store), logged.world, job.cluster.num_shards)
+        self._planned, self._until = job, None if logged is None else "logged"
+        generation = max(self._newest, last, newest_generation(job.store / "log")) + 1
+        clear_live(job.store)
+        authority = open_authority(job.store / IDENTITY, job.spec.name) if job.cluster.leaves_machine else None
+        folder = self._folder / f"g{generation}"
+        return plan_job(job, folder, generation=generation, until=self._until, authority=authority)
+
+    def _is_resized(self, planned: LoadedJob) -> bool:
+        return numbers_of(in_force(self._job)) != numbers_of(planned)
+
+
+def in_force(job: LoadedJob) -> LoadedJob:
+    """The job with the numbers of workers in force: those of the newest resize, or those of its file."""
+    return replace(job, resized=resized(job.store, job.full))
+
+
+def with_workers(job: LoadedJob, trainers: int, shards: int) -> LoadedJob:
+    """The job with `trainers` trainers, and `shards` shards where one trainer or `shards` allow it, else one."""
+    return replace(job, resized={TRAINERS: trainers, SHARDS: shards})
+
+
+def numbers_of(job: LoadedJob) -> tuple[int, int]:
+    """Its numbers of trainers and of shards."""
+    return job.cluster.trainers, job.cluster.num_shards

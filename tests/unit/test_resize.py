@@ -1,0 +1,239 @@
+"""Other numbers of workers are a fact of the log: the next start goes on with them, until the job file changes them."""
+
+import json
+
+import pytest
+
+from dataset.stream.source import Segment
+from millrace.errors import MillraceError
+from service.cluster.generation_plans import GenerationPlans, numbers_of
+from service.cluster.resize import _new_workers
+from service.spec.config import ClusterSection
+from service.spec.job import load_job
+from tests.fakes.past import SPEC, Past
+from tests.fakes.records import close, operation
+from tests.integration.stream_job import write_job
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+from trainer.journal.pass_plan import PassPlan
+from trainer.journal.records import ResizeOperation, SpecOperation
+from trainer.rank0.logged_specs import overrides_of, replay_first, resized
+from trainer.rank0.recovery import claim_and_recover
+from trainer.spec.changes import SHARDS, TRAINERS
+
+FILE = {**SPEC, "cluster": {"trainers": 1, "shards": 2}}
+CHANGED = {**SPEC, "cluster": {"trainers": 1, "shards": 4}}
+RESIZE = {"op": "resize", "id": "a", "keys": {SHARDS: 3, TRAINERS: 2}}
+
+
+@pytest.fixture
+def past(tmp_path):
+    """A commit of 1, and a close of 2, both trained by one trainer."""
+    made = Past(tmp_path / "store").begin()
+    made.log.append(SpecOperation(spec=FILE))
+    made.close(1, a=(0, 100))
+    made.commit(1)
+    made.close(2, a=(100, 200))
+    yield made
+    made.end()
+
+
+def of_two(number, *, begin):
+    """A plan for two trainers."""
+    return PassPlan(number, tuple((Segment("a", 0, at, at + 50),) for at in (begin, begin + 50)))
+
+
+def test_without_a_resize_the_file_has_the_numbers(past):
+    past.end()
+    assert resized(past.store, FILE) == {}
+
+
+def test_a_resize_holds_from_its_record_on(past):
+    past.log.append(operation(RESIZE))
+    assert resized(past.store, FILE) == RESIZE["keys"], "it waits for a close"
+    past.close(3, a=(200, 300))
+    assert resized(past.store, FILE) == RESIZE["keys"]
+    past.log.append(operation({**RESIZE, "id": "b", "keys": {SHARDS: 1, TRAINERS: 2}}))
+    past.end()
+    assert resized(past.store, FILE) == {SHARDS: 1, TRAINERS: 2}, "the newest counts"
+
+
+def test_a_number_that_the_job_file_changes_is_that_of_the_file(past):
+    past.log.append(operation(RESIZE))
+    past.close(3, a=(200, 300))
+    past.end()
+    assert resized(past.store, CHANGED) == {TRAINERS: 2}
+    claim_and_recover(past.store, 2, CHANGED, None, {}).joblog.close()
+    past.generation = 2
+    past.begin().close(4, a=(300, 400))
+    past.end()
+    assert resized(past.store, CHANGED) == {TRAINERS: 2}, "after the new file is logged, too"
+
+
+def test_a_replayed_resize_has_lost_the_keys_that_the_job_file_has_changed_since(past):
+    """Otherwise the next commit would bring the old number back."""
+    past.log.append(operation(RESIZE))
+    past.close(3, a=(200, 300))
+    past.end()
+    found = claim_and_recover(past.store, 2, CHANGED, None, {})
+    found.joblog.close()
+    acts = [each for replayed in found.replay for each in replayed.operations]
+    assert acts == [ResizeOperation(id="a", keys={TRAINERS: 2})]
+
+
+def test_a_file_that_is_changed_and_changed_back_has_ended_the_resize(past):
+    """Also where no pass was closed and no commit made in between."""
+    past.log.append(operation(RESIZE))
+    past.close(3, a=(200, 300))
+    past.end()
+    for generation, file in enumerate((CHANGED, FILE), start=2):
+        found = claim_and_recover(past.store, generation, file, None, {})
+        found.joblog.close()
+        acts = [each for replayed in found.replay for each in replayed.operations]
+        assert acts == [ResizeOperation(id="a", keys={TRAINERS: 2})]
+        assert resized(past.store, file) == {TRAINERS: 2}
+
+
+def test_a_file_that_is_changed_and_changed_back_has_ended_what_a_commit_holds(past):
+    past.end()
+    commit(past, 2, FILE, RESIZE["keys"])
+    assert resized(past.store, FILE) == RESIZE["keys"]
+    for file in (CHANGED, FILE):
+        past.generation += 1
+        found = claim_and_recover(past.store, past.generation, file, None, {})
+        found.joblog.close()
+        assert found.overrides == {TRAINERS: 2} == resized(past.store, file)
+
+
+def test_a_commit_keeps_the_numbers_when_the_log_no_longer_has_them():
+    class Of:
+        state = {"spec": FILE, "operations": {"overrides": RESIZE["keys"]}}
+
+    assert overrides_of(Of, FILE) == RESIZE["keys"] and overrides_of(Of, CHANGED) == {TRAINERS: 2}
+
+
+def test_what_one_trainer_closed_is_trained_again_by_one_before_two_go_on(past):
+    past.log.append(operation(RESIZE))
+    past.end()
+    assert replay_first(past.store, FILE, 2) == (FILE, 1)
+    with pytest.raises(MillraceError, match=r"passes must be replayed .*cluster\.trainers may change"):
+        claim_and_recover(past.store, 2, FILE, None, {}, world=2)
+    past.generation = 2
+    past.begin().commit(2)
+    past.end()
+    assert replay_first(past.store, FILE, 2) is None
+
+
+def test_plans_for_another_number_of_trainers_are_withdrawn(past):
+    past.commit(2)
+    past.plan(3, a=(200, 300))
+    past.plan(4, a=(300, 400))
+    past.end()
+    claim_and_recover(past.store, 2, FILE, None, {}, world=1).joblog.close()
+    assert [each.content.number for each in JobHistory.of(read(past.store / "log")).unclosed()] == [3, 4]
+    found = claim_and_recover(past.store, 3, FILE, None, {}, world=2)
+    found.joblog.close()
+    assert found.replay == [] and found.last_number == 4
+    voids = JobHistory.of(read(past.store / "log")).voids
+    assert {number: void.content.reason for number, void in voids.items()} == dict.fromkeys(
+        (3, 4), "changed: cluster.trainers"
+    )
+
+
+def test_logged_passes_are_replayed_up_to_the_first_of_another_number_of_trainers(past):
+    past.log.append(of_two(3, begin=200))
+    past.log.append(close(3, events=100))
+    past.end()
+    assert replay_first(past.store, FILE, 2) == (FILE, 1)
+    found = claim_and_recover(past.store, 2, FILE, None, {}, world=1, logged_only=True)
+    found.joblog.close()
+    assert [each.plan.number for each in found.replay] == [2]
+
+
+# -- the launcher
+
+
+@pytest.mark.parametrize(
+    ("file", "numbers", "found"),
+    [
+        ({}, {}, (1, 0)),
+        ({}, {SHARDS: 2, TRAINERS: 1}, (1, 2)),
+        ({"shards": 2}, {SHARDS: 0, TRAINERS: 1}, (1, 0)),
+        ({"shards": 2}, {TRAINERS: 3}, (3, 2)),
+        ({"trainers": 2}, {SHARDS: 0}, (2, 1)),  # the file has changed the number of trainers since
+        ({"shards": 0}, {TRAINERS: 2}, (2, 1)),
+    ],
+)
+def test_the_numbers_of_a_resize_replace_those_of_the_file(file, numbers, found):
+    cluster = ClusterSection(**file).resized(numbers)
+    assert (cluster.trainers, cluster.num_shards) == found
+
+
+def test_generations_follow_until_nothing_is_left_to_change(tmp_path):
+    """Logged passes of one trainer first, then two trainers, then what was asked for meanwhile, then the end."""
+    job = load_job(write_job(tmp_path, num_lines=4), ["store.path=store", "cluster.shards=2"])
+    past = Past(job.store).begin()
+    past.log.append(SpecOperation(spec=job.full))
+    past.close(1, a=(0, 100))
+    past.log.append(operation(RESIZE))
+    past.end()
+    plans = GenerationPlans(job, tmp_path / "workers")
+    phases = plans.phases()
+
+    def planned():
+        plan = next(phases)(0)
+        return len(plan.trainers), len(plan.shards), plan.trainers[0].config["until"], plan.generation
+
+    assert planned() == (1, 3, "logged", 2)
+    commit(past, 1, job.full)
+    assert planned() == (2, 3, None, 4)
+    past.begin().log.append(operation({**RESIZE, "id": "b", "keys": {SHARDS: 1, TRAINERS: 2}}))
+    past.end()
+    assert planned() == (2, 1, None, 5)
+    assert next(phases, "over") == "over"
+
+
+def commit(past, version, spec, overrides=()):
+    """A commit that has this spec and these overrides, of the generation after the next."""
+    past.generation += 1
+    past.begin()
+    name = past.commit(version)
+    past.end()
+    path = past.store / "commits" / name / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["state"] |= {"spec": spec, "operations": {"overrides": dict(overrides)}}
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_job_without_a_resize_has_one_phase(tmp_path):
+    job = load_job(write_job(tmp_path, num_lines=4), ["store.path=store"])
+    phases = GenerationPlans(job, tmp_path / "workers").phases()
+    assert len(next(phases)(0).trainers) == 1 and next(phases, "over") == "over"
+    assert numbers_of(job) == (1, 0)
+
+
+# -- waiting
+
+
+class Rank0:
+    def __init__(self, **status):
+        self._status = status
+
+    def status(self, deadline):
+        return self._status
+
+
+@pytest.mark.parametrize(
+    ("state", "trainers", "there"),
+    [
+        ("training", 1, False),
+        ("training", 2, True),
+        ("replaying", 2, False),
+        ("starting", 2, True),
+        ("paused", 2, True),
+    ],
+)
+def test_new_workers_are_there_once_they_train(state, trainers, there):
+    workers = {"trainers": trainers, "shards": 3}
+    found = _new_workers(Rank0(state=state, workers=workers, overrides=RESIZE["keys"]))
+    assert found == (workers if there else None)
