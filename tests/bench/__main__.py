@@ -29,6 +29,7 @@ from tests.bench import exports as exporting
 from tests.bench import freshness as freshening
 from tests.bench import matmul as multiplying
 from tests.bench import recovery as recovering
+from tests.bench import resize as resizing
 from tests.bench import serving as answering
 from tests.bench.w1 import BLOCK, ROOT, YARDSTICKS, baseline, job, make
 
@@ -138,6 +139,11 @@ def recovery(rounds: int, rows: int) -> dict[str, dict]:
     return recovering.figures(CACHE)
 
 
+def resize(rounds: int, rows: int) -> dict[str, dict]:
+    """How long training stands still when a job is resized."""
+    return resizing.figures(CACHE)
+
+
 def memory(rounds: int, rows: int) -> dict[str, dict]:
     """Training with more rows than memory."""
     return beyond_memory.figures(CACHE)
@@ -195,6 +201,7 @@ PARTS: dict[str, Callable[[int, int], dict[str, dict]]] = {
     "w1": w1,
     "commits": commits,
     "recovery": recovery,
+    "resize": resize,
     "memory": memory,
     "admission": admission,
     "aging": aging,

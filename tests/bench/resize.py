@@ -1,0 +1,115 @@
+"""How long training stands still when a job is resized, and how long it takes until the new workers train.
+
+`python -m tests.bench.resize --rows 1000000 [--cache F]` runs in a process of its own and prints JSON. It goes on from
+the store of tests.bench.recovery with so many rows on two shards, and is resized mid-stream: 2 -> 3 -> 1 -> 2 shards,
+then 1 -> 3 -> 2 trainers.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.rpc.job_client import JobClient
+from tests.bench.recovery import Watched, job_on, linked, prepared, run, samples_in
+from tests.bench.w1 import ROOT
+
+SIZES: tuple[Mapping[str, int], ...] = (
+    {"shards": 3},
+    {"shards": 1},
+    {"shards": 2},
+    {"trainers": 3},
+    {"trainers": 2},
+)
+PASSES_BETWEEN = 8
+"""Passes that are trained between two resizes, beside the first one."""
+TARGETS_S = {1_000_000: 0.2, 10_000_000: 1.0}
+"""The longest pause of training that is aimed at, by rows."""
+
+
+def measure(cache: Path, num_rows: int) -> dict[str, Any]:
+    """See the module's docstring."""
+    base = prepared(cache, num_rows, 2)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=cache) as name:
+        store = Path(name) / base.name
+        shutil.copytree(base, store, copy_function=linked)
+        path, _ = samples_in(cache, num_rows)
+
+        def watch(watched: Watched) -> None:
+            watched.until(lambda status: status.get("state") == "training")
+            for number, size in enumerate(SIZES):
+                ((key, workers),) = size.items()
+                found[f"{number + 1}: {workers} {key}"] = resized(watched, store, size)
+            watched.stop()
+
+        run(job_on(path, store, 2), watch)
+    steps = list(found.values())
+    return found | {
+        "pause_s_most": max(each["pause_s"] for each in steps),
+        "moved_s_most": max(each["moved_s"] for each in steps),
+    }
+
+
+def resized(watched: Watched, store: Path, size: Mapping[str, int]) -> dict[str, float]:
+    """Resize after some passes; the pause is the time between two closes beyond that of a usual pass."""
+    _, first = watched.until(lambda status: status["state"] == "training" and bool(status.get("version")))
+    generation, closes = first["generation"], Closes()
+    watched.until(lambda status: closes.saw(status) >= PASSES_BETWEEN + 2)
+    usual_s = statistics.median(gap_s / passes for gap_s, passes in closes.gaps()[1:])
+    asked_s = time.monotonic()
+    with JobClient(store).rank0() as client:
+        operation = {"op": "resize", "id": uuid.uuid4().hex, **size}
+        client.operate({"do": "ask", "operation": operation}, Deadline.after(30))
+    watched.until(lambda status: closes.saw(status) > 0 and status["generation"] > generation)
+    before = len(closes.at_s)
+    moved_s, _ = watched.until(lambda status: closes.saw(status) > before)
+    pause_s = max(gap_s - passes * usual_s for gap_s, passes in closes.gaps()[PASSES_BETWEEN:])
+    return {"pause_s": max(0.0, pause_s), "moved_s": moved_s - asked_s, "usual_pass_s": usual_s}
+
+
+class Closes:
+    """When each close was seen first."""
+
+    def __init__(self) -> None:
+        self.at_s: dict[int, float] = {}
+
+    def saw(self, status: Mapping[str, Any]) -> int:
+        """Note the newest close of a status; the number of closes seen."""
+        self.at_s.setdefault(int(status.get("version") or 0), time.monotonic())
+        return len(self.at_s)
+
+    def gaps(self) -> list[tuple[float, int]]:
+        """Seconds from each close to the next one that was seen, and the passes in between."""
+        pairs = pairwise(sorted(self.at_s.items()))
+        return [(after_s - before_s, number - last) for (last, before_s), (number, after_s) in pairs]
+
+
+def figures(cache: Path) -> dict[str, dict]:
+    """Everything, by name."""
+    found = {}
+    for num_rows, target_s in TARGETS_S.items():
+        command = [sys.executable, "-m", "tests.bench.resize", "--cache", str(cache), "--rows", str(num_rows)]
+        said = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found[f"resize, {num_rows // 1_000_000} M rows"] = json.loads(said.splitlines()[-1]) | {
+            "pause_s_target": target_s
+        }
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "bench")
+    given = parser.parse_args()
+    print(json.dumps(measure(given.cache, given.rows), indent=1).replace("\n", " "))
