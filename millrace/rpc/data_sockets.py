@@ -175,7 +175,7 @@ class DataListener:
         self.admission.send_multipart([version, request, b"200" if admitted else b"400", b"", b"", b""])
 
     def note_peers(self) -> None:
-        """Give new connections their buffers, count failed handshakes. By the thread of the sockets, as `events` say."""
+        """Give new connections buffers, count failed handshakes. By the thread of the sockets, as `events` say."""
         while (event := _event_of(self.events)) is not None:
             if event in _STRANGE:
                 reason, why = _STRANGE[event]
