@@ -1,6 +1,6 @@
 """One shard as a process: `python -m pserver --config FILE`.
 
-Serves on a unix socket, writes its address, and ends with exit code 0 on SIGTERM or SIGINT.
+Serves on a unix socket, tells the launcher so, and ends with exit code 0 on SIGTERM or SIGINT.
 """
 
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from millrace import logs, worker_process
 from millrace.failpoints import arm
 from millrace.lifecycle import end_with_parent, stop_flag
-from millrace.rpc import channels, unix_sockets
+from millrace.rpc.rendezvous import RendezvousClient
 from pserver.config import ShardProcess
 from pserver.server.shard_server import ShardServer
 
@@ -20,8 +20,9 @@ def serve(config: ShardProcess) -> None:
     """Serve one shard until a signal says stop. Raises the error that keeps it from serving."""
     arm(config.faults)
     with stop_flag() as stopping:
-        with ShardServer(config, unix_sockets.beside(config.address_file), failed=stopping.set) as server:
-            channels.write_address(config.address_file, server.address)
+        with ShardServer(config, config.socket, failed=stopping.set) as server:
+            if config.launcher is not None:
+                RendezvousClient(config.launcher).announce(server.address)
             log.info("shard %d of %d serves at %s", config.shard, config.num_shards, server.address)
             stopping.wait()
             server.check()

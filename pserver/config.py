@@ -10,6 +10,7 @@ from millrace.config import Count, PositiveCount, PositiveSize, Section, Seed, S
 from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
+from millrace.launcher_contact import LauncherContact
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest float32; tables count and learn in float32."""
@@ -287,8 +288,10 @@ class ShardProcess(Section):
     """Network interface at which it listens."""
     credentials: Credentials | None = None
     """Its certificate; without one it listens for this machine alone."""
-    address_file: Path
-    """Where this process writes its address."""
+    launcher: LauncherContact | None = None
+    """Where this process says where it listens; None: it was started by hand."""
+    socket: Path | None = None
+    """Unix socket at which this process serves; None: a port of loopback."""
     live: Path | None = None
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
     max_message: PositiveSize = 256 << 20

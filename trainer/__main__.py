@@ -11,6 +11,7 @@ from millrace.deadline import Deadline
 from millrace.identity.peers import PeerRole, PeerRule
 from millrace.interfaces import address_of
 from millrace.rpc import role
+from millrace.rpc.rendezvous import RendezvousClient
 from millrace.rpc.tls_listener import TlsEndpoint
 from trainer.config import WorkerConfig
 from trainer.journal.fencing import end_when_superseded, raise_superseded
@@ -26,8 +27,10 @@ def run(config: WorkerConfig) -> None:
     with open_trainer(config) as trainer:
         progress, committer = trainer.parts.progress, trainer.parts.committer
         commit = None if committer is None else committer.ask
-        role_facts = (config.secret, config.address_file, commit, trainer.answer)
-        with role.serve_role(progress.status, trainer.loop.drain, *role_facts, tls=_endpoint(config)):
+        role_facts = (config.secret, config.socket, commit, trainer.answer)
+        with role.serve_role(progress.status, trainer.loop.drain, *role_facts, tls=_endpoint(config)) as server:
+            if config.launcher is not None:
+                RendezvousClient(config.launcher).announce(server.address)
             trainer.loop.run()
             if trainer.loop.resizes:
                 log.info("the job is resized: generation %d ends", config.generation)

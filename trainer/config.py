@@ -12,6 +12,7 @@ from millrace.errors import SpecError
 from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
+from millrace.launcher_contact import LauncherContact
 from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
 from trainer.blob.address import parse as parse_address
 
@@ -381,8 +382,8 @@ class WorkerConfig(Section):
     """This trainer's number."""
     world: PositiveCount
     """Number of trainers."""
-    rendezvous: Path | None = None
-    """Rendezvous file of the trainers (world > 1)."""
+    local_rank: Count = 0
+    """Its rank among the trainers of its machine, for its GPU."""
     shards: tuple[str, ...] = ()
     """Addresses of the shards; empty: the shard is embedded."""
     secret: str = ""
@@ -403,8 +404,12 @@ class WorkerConfig(Section):
     """The table of kernels of another job, for a new job whose digests are compared with it; None: by train.matmul."""
     faults: tuple[ArmedFailpoint, ...] = ()
     """Failpoints at which this process is killed, in fault runs."""
-    address_file: Path
-    """Where this process writes the address of its Role service."""
+    launcher: LauncherContact | None = None
+    """Where this process meets the others and tells the address of its Role service; None: one trainer, by hand."""
+    socket: Path | None = None
+    """Unix socket of its Role service; None: a port of loopback."""
+    inputs: dict[str, Count] = {}
+    """Files that are compared with the head's, by path: how many of their first bytes."""
     cores: PositiveCount = 1
     """Cores this trainer may use."""
     max_message: PositiveSize = 256 << 20

@@ -5,9 +5,7 @@ names unix sockets.
 """
 
 import os
-import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from millrace.address import is_loopback, parse_address
-from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable
 from millrace.identity.credentials import Credentials
@@ -134,7 +131,7 @@ def hint(details: str | None, tls: TlsPeer | None) -> str:
 
 
 def write_address(path: Path, address: str) -> None:
-    """Write the address of this process for the launcher: whole or not at all, readable by the owner only.
+    """Write the address of a launcher for the service: whole or not at all, readable by the owner only.
 
     Raises Unwritable.
     """
@@ -146,12 +143,3 @@ def write_address(path: Path, address: str) -> None:
             unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def await_address(path: Path, deadline: Deadline, alive: Callable[[], None]) -> str:
-    """Wait for the address that another process writes to `path`; `alive` raises when that process has ended."""
-    while not path.exists():
-        alive()
-        deadline.check(f"waiting for an address in {path}")
-        time.sleep(0.02)
-    return path.read_text()

@@ -25,9 +25,9 @@ from millrace.rpc.role import RoleClient
 LOCK = "lock"
 """File in a store. A launcher holds a lock on it while it runs the store's job."""
 WORKERS = "workers"
-"""Folder in a store: a folder per generation, with the address and the configuration of each of its workers."""
-RANK0 = "trainer-0"
-"""Name of rank 0 among the workers."""
+"""Folder in a store: a folder per generation, with its private files."""
+RANK0 = "rank0.json"
+"""File in the folder of a generation: address and secret of rank 0, once it serves."""
 HEAD = "head.json"
 """File in the folder of a generation: credentials of the launcher and of commands, for rank 0 off loopback."""
 CALL_S = 5.0
@@ -68,11 +68,10 @@ class JobClient:
             raise NotRunning(self.store)
         folders = sorted((self.store / WORKERS).glob("g*"), key=lambda path: int(path.name[1:]))
         try:
-            address = (folders[-1] / f"{RANK0}.address").read_text(encoding="utf-8")
-            secret = documents.read_object(folders[-1] / f"{RANK0}.json")["secret"]
+            found = documents.read_object(folders[-1] / RANK0)
         except (IndexError, FileNotFoundError) as error:
             raise Unavailable(f"rank 0 of the run in {self.store} is starting; try again soon") from error
-        client = RoleClient(address, secret, _to_rank0(folders[-1]))
+        client = RoleClient(found["address"], found["secret"], _to_rank0(folders[-1]))
         try:
             yield client
         finally:

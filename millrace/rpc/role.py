@@ -16,7 +16,7 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.proto import role_pb2
-from millrace.rpc import channels, unix_sockets
+from millrace.rpc import channels
 from millrace.rpc.channels import TlsPeer
 from millrace.rpc.rpc_server import RpcServer
 from millrace.rpc.tls_listener import TlsEndpoint
@@ -103,21 +103,19 @@ def serve_role(
     status: Callable[[], Mapping[str, Any]],
     drain: Callable[[], None],
     secret: str,
-    address_file: Path,
+    socket: Path | None,
     commit: Callable[[], None] | None = None,
     answer: Answer | None = None,
     tls: TlsEndpoint | None = None,
 ) -> RoleServer:
-    """Serve the Role on a unix socket beside `address_file`, with `tls` also there; then write its address to that
-    file.
+    """Serve the Role on the unix socket `socket`, with `tls` also there; see RpcServer.
 
     The callables run on threads of the server. All but `answer` return at once; `drain` and `commit` only raise a flag.
     Only a worker that leads commits has `commit`, and only rank 0 of a job has `answer`.
     """
-    server = RpcServer(secret, max_workers=MAX_WORKERS, socket=unix_sockets.beside(address_file), tls=tls)
+    server = RpcServer(secret, max_workers=MAX_WORKERS, socket=socket, tls=tls)
     server.add_service(SERVICE, _Servicer(status, drain, commit, answer))
     server.start()
-    channels.write_address(address_file, server.address)
     return RoleServer(server)
 
 

@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from millrace.errors import Unavailable
 from millrace.http.listening import ConnectionBounds
 from millrace.identity.peers import PeerName
 from millrace.rpc import refusals, unix_sockets
@@ -53,15 +54,16 @@ class RpcServer:
         max_workers: int,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         socket: Path | None = None,
+        port: int = 0,
         tls: TlsEndpoint | None = None,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
-        """Bind the unix socket `socket`, or without it a free port of 127.0.0.1. With `tls` listen there instead, and
+        """Bind the unix socket `socket`, or without it `port` of 127.0.0.1. With `tls` listen there instead, and
         serve at the socket too.
 
         Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
-        A call waits while all `max_workers` threads are busy, until its own deadline. Raises SpecError where `tls`
-        names no address of this machine.
+        A call waits while all `max_workers` threads are busy, until its own deadline. Port 0 is a free one. Raises
+        SpecError where `tls` names no address of this machine, and Unavailable for a port that is taken.
         """
         self._callers = _Callers(noted)
         self._folder: Path | None = None
@@ -74,12 +76,12 @@ class RpcServer:
             interceptors=[_SecretCheck(secret, self._callers.note_wrong_secret)],
             options=[*options(max_message_bytes), *bound],
         )
-        self.address = self._bind(socket, tls)
+        self.address = self._bind(socket, port, tls)
         """unix:PATH, or host:port."""
         self.peer_of, self.source_of = self._callers.peer_of, self._callers.source_of
         """See _Callers."""
 
-    def _bind(self, socket: Path | None, tls: TlsEndpoint | None) -> str:
+    def _bind(self, socket: Path | None, port: int, tls: TlsEndpoint | None) -> str:
         if socket is not None:
             try:
                 address = _bind_socket(self._server, socket)
@@ -92,7 +94,10 @@ class RpcServer:
                     return address
                 self._callers.tls = TlsListener(tls, socket, self._callers.noted)
                 return self._callers.tls.address
-        return f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        try:
+            return f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        except RuntimeError as error:
+            raise Unavailable(f"port {port} of 127.0.0.1 cannot be bound; another process listens there") from error
 
     def add_service(
         self,

@@ -21,6 +21,7 @@ from service.cli.run_command import run_job
 from service.cli.service_commands import remote
 from service.cli.table_commands import operating
 from service.cli.token_commands import token
+from service.cli.worker_command import worker
 from service.jobs.preflight import check_job
 from service.monitor.display import choose_show
 from service.server.serve import serve
@@ -45,6 +46,7 @@ cli.command()(faults)
 cli.command()(replica)
 cli.command()(resize)
 cli.command()(serve)
+cli.command()(worker)
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Remove the run in the store and start again; default: continue it.")

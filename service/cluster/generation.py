@@ -12,7 +12,7 @@ from typing import assert_never
 from millrace.deadline import Deadline
 from millrace.failpoints import ArmedFailpoint
 from service.cluster.chief import ChiefConnection
-from service.cluster.runtime import KILL_S, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
+from service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
 from service.cluster.supervision import (
     DrainChief,
     Effect,
@@ -56,12 +56,18 @@ class Generation:
         shards, trainers = [p.name for p in plan.shards], [p.name for p in plan.trainers]
         self._supervision = Supervision(shards, trainers, limits)
         self._workers: dict[str, WorkerHandle] = {}
-        self._start_by = Deadline.after(START_S)
+        self._start_by: Deadline | None = None
+        self._waits: str | None = None
 
     @property
     def stop_asked(self) -> bool:
         """True if a stop of the job was requested while these workers ran."""
         return self._supervision.stop_asked
+
+    @property
+    def waits(self) -> str | None:
+        """The workers that the launcher waits for before it starts any, in words. Any thread."""
+        return self._waits
 
     def last_lines(self, worker: str) -> list[str]:
         """The last lines of output of a worker."""
@@ -71,12 +77,13 @@ class Generation:
         """Run until every worker has ended. None is left when this returns or raises."""
         try:
             self._chief.start()
-            self._start(self._plan.shards)
+            self._launcher.prepare([*self._plan.shards, *self._plan.trainers], self._plan.generation)
             while (outcome := self._supervision.outcome) is None:
-                self._start_trainers_when_shards_are_up()
+                self._start_workers()
                 self._take_event()
             return outcome
         finally:
+            self._waits = None
             self._kill_all()
             self._chief.close()
 
@@ -128,12 +135,31 @@ class Generation:
     def _on_exit(self, worker: str, code: int) -> None:
         self._events.put(Exited(worker, code))
 
-    def _start_trainers_when_shards_are_up(self) -> None:
+    def _start_workers(self) -> None:
+        """Start the shards once the launcher can run all workers; the trainers once the shards are up."""
         if self._supervision.ending or self._plan.chief.name in self._workers:
+            return
+        if self._start_by is None:
+            if self._waits_for_launcher():
+                return
+            self._start_by = Deadline.after(START_S)
+            self._start(self._plan.shards)
+        self._start_trainers_when_shards_are_up(self._start_by)
+
+    def _waits_for_launcher(self) -> bool:
+        """Whether places to run are missing; says so when that changes."""
+        waits = self._launcher.waits_for()
+        if waits is not None and waits != self._waits:
+            self._on_line(LAUNCHER, waits)
+        self._waits = waits
+        return waits is not None
+
+    def _start_trainers_when_shards_are_up(self, start_by: Deadline) -> None:
+        if self._supervision.ending:
             return
         addresses = {shard.name: self._launcher.rendezvous.address(shard) for shard in self._plan.shards}
         late = [name for name, address in addresses.items() if address is None]
-        if late and self._start_by.passed():
+        if late and start_by.passed():
             self._step(StartFailed(late[0], f"did not come up within {START_S:g} s"))
         elif not late:
             shards = list(addresses.values())

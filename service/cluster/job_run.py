@@ -5,24 +5,30 @@ The caller shows it: on a terminal (service.cli.run_command), or to the service 
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from millrace import documents
+from millrace.address import parse_address
 from millrace.deadline import Deadline
 from millrace.durable import writing
+from millrace.identity.authority import open_authority
+from millrace.identity.join_token import FILE as TOKEN
+from millrace.identity.join_token import open_token
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
+from service.cluster.external import JoinPoint
 from service.cluster.generation_plans import GenerationPlans
-from service.cluster.job_runner import LAUNCHER, JobRunner
-from service.cluster.launchers import open_launcher
+from service.cluster.job_runner import JobRunner
+from service.cluster.launchers import EXTERNAL, LauncherSettings, open_launcher
 from service.cluster.restarts import RestartLimits
 from service.cluster.run_folder import worker_folder
-from service.cluster.runtime import OnLine
-from service.cluster.store import PAUSED, REPORT, WORKERS, claimed, clear_live
+from service.cluster.runtime import LAUNCHER, Launcher, OnLine, WorkerRole
+from service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
 from service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from service.cluster.supervision import RunOutcome
+from service.cluster.worker_plan import MODULES
 from service.monitor.lines import summary_lines
 from service.spec.config import ClusterSection
 from service.spec.job import LoadedJob
@@ -73,10 +79,26 @@ def open_run(
         if text := old_defaults_note(job):
             on_line(LAUNCHER, text)
         folder = held.enter_context(worker_folder(store / WORKERS, private))
-        launcher = held.enter_context(open_launcher(preloaded(job.spec.cluster)))
+        launcher = held.enter_context(_launcher_of(job))
         limits = restart_limits(job.spec.cluster)
         plans = GenerationPlans(job, folder, newest).phases()
         yield JobRun(JobRunner(job.spec.name, plans, on_line, launcher=launcher, restarts=limits), store)
+
+
+def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
+    """The launcher that the job names. Its store is claimed."""
+    cluster = job.spec.cluster
+    if cluster.launcher != EXTERNAL:
+        return open_launcher(LauncherSettings(preload=preloaded(cluster)), cluster.launcher)
+    folder = job.store / IDENTITY
+    token = open_token(folder, open_authority(folder, job.spec.name))
+    point = JoinPoint(
+        port=parse_address(cluster.listen)[1],
+        token_file=folder / TOKEN,
+        secret=token.secret,
+        node_timeout_s=cluster.node_timeout,
+    )
+    return open_launcher(LauncherSettings(join=point), cluster.launcher)
 
 
 def set_paused(store: Path, paused: bool) -> None:
@@ -108,12 +130,12 @@ def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
 
 
 def preloaded(cluster: ClusterSection) -> list[str]:
-    """The modules that workers import, also those that they import late.
+    """The modules that the workers of a job import.
 
     The shards start first, so they are forked before torch is loaded.
     """
-    trainer = ["trainer.train.assembly", "millrace.rpc.role", "pyarrow.compute"]
-    return ["pserver.server.shard_server", *trainer] if cluster.num_shards else trainer
+    shards = MODULES[WorkerRole.SHARD] if cluster.num_shards else ()
+    return [*shards, *MODULES[WorkerRole.TRAINER]]
 
 
 def restart_limits(cluster: ClusterSection) -> RestartLimits:

@@ -14,18 +14,15 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode, on_stop_signal
 from millrace.rpc import refusals
-from millrace.rpc.job_client import HEAD
+from millrace.rpc.job_client import HEAD, RANK0
 from service.cluster.chief import ChiefConnection
 from service.cluster.generation import Faults, Generation
 from service.cluster.restarts import Death, End, RestartLimits, decide
 from service.cluster.run_folder import run_folder, write_private
-from service.cluster.runtime import Launcher, OnLine
+from service.cluster.runtime import LAUNCHER, Launcher, OnLine
 from service.cluster.supervision import EndingLimits, Event, RunOutcome, StopRequested
 from service.cluster.worker_plan import JobPlan
 from service.monitor.status import Status
-
-LAUNCHER = "launcher"
-"""The name of the launcher among the names of workers, for its own lines."""
 
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""
@@ -74,7 +71,9 @@ class JobRunner:
         last_death = self._deaths[-1].reason if self._deaths else None
         if here := Counter(refusals.PROCESS.counts()) - self._refused_before:
             status = {**status, "refused": dict(here + Counter(status.get("refused", {})))}
-        return {**status, "restarts": len(self._deaths), "last_death": last_death}
+        told = {**status, "restarts": len(self._deaths), "last_death": last_death}
+        waits = None if self._generation is None else self._generation.waits
+        return told if waits is None else {**told, "stalled": {"waits_for": "workers", "text": waits}}
 
     def last_lines(self, worker: str) -> list[str]:
         """The last lines of output of a worker of the last generation. Any thread."""
@@ -90,14 +89,22 @@ class JobRunner:
 
         A first SIGINT or SIGTERM ends the job after the pass in training, a second one at once.
         """
+        outcome = RunOutcome(ExitCode.BUG, "the launcher failed")
+        try:
+            with on_stop_signal(lambda: self._events.put(StopRequested())):
+                outcome = self._run_phases()
+        finally:
+            self._launcher.end(outcome.code, outcome.reason)
+        return outcome
+
+    def _run_phases(self) -> RunOutcome:
         outcome = RunOutcome(ExitCode.DRAINED, "there was nothing to do")
-        with on_stop_signal(lambda: self._events.put(StopRequested())):
-            for plan in self._phases:
-                if self._chief is not None:
-                    self._show_restarting()
-                outcome, self.stopped = self._run_phase(plan)
-                if self.stopped or outcome.code != ExitCode.DRAINED:
-                    break
+        for plan in self._phases:
+            if self._chief is not None:
+                self._show_restarting()
+            outcome, self.stopped = self._run_phase(plan)
+            if self.stopped or outcome.code != ExitCode.DRAINED:
+                break
         return outcome
 
     def _run_phase(self, next_plan: NextPlan) -> tuple[RunOutcome, bool]:
@@ -124,7 +131,7 @@ class JobRunner:
         self._last_number = plan.generation
         self._chief = chief = ChiefConnection(
             self._before,
-            partial(self._launcher.rendezvous.address, plan.chief),
+            partial(_chief_address, self._launcher, plan),
             plan.secret,
             self._status_interval_s,
             worker=plan.chief.name,
@@ -153,3 +160,11 @@ class JobRunner:
                     return True
             except queue.Empty:
                 return False
+
+
+def _chief_address(launcher: Launcher, plan: JobPlan) -> str | None:
+    """The address of rank 0 once it serves. Commands then find it in the run folder, too. Raises Unwritable."""
+    address = launcher.rendezvous.address(plan.chief)
+    if address is not None:
+        write_private(plan.run_folder / RANK0, {"address": address, "secret": plan.secret})
+    return address

@@ -2,15 +2,27 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from millrace.errors import SpecError
 from service.cluster.child import Spawner, Starter
+from service.cluster.external import ExternalLauncher, JoinPoint
 from service.cluster.forkserver import ForkingStarter, can_fork
 from service.cluster.local import ProcessLauncher
 from service.cluster.runtime import Launcher
+from service.cluster.worker_plan import LOCAL
 
-LOCAL = "local"
-"""The launcher of every job, until there is another one to choose."""
+EXTERNAL = "external"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSettings:
+    """Settings of launchers. Each launcher reads its own."""
+
+    preload: Sequence[str] = ()
+    """Modules that workers import. The local launcher loads them once for all."""
+    join: JoinPoint | None = None
+    """Where agents join the external launcher."""
 
 
 @contextmanager
@@ -24,19 +36,28 @@ def local_starter(preload: Sequence[str]) -> Iterator[Starter]:
 
 
 @contextmanager
-def _local(preload: Sequence[str]) -> Iterator[Launcher]:
-    with local_starter(preload) as starter:
-        yield ProcessLauncher(starter)
+def _local(settings: LauncherSettings) -> Iterator[Launcher]:
+    with local_starter(settings.preload) as starter, ProcessLauncher(starter) as launcher:
+        yield launcher
 
 
-LAUNCHERS: Mapping[str, Callable[[Sequence[str]], AbstractContextManager[Launcher]]] = {LOCAL: _local}
+@contextmanager
+def _external(settings: LauncherSettings) -> Iterator[Launcher]:
+    assert settings.join is not None, "a run on the external launcher says where agents join"
+    with ExternalLauncher(settings.join) as launcher:
+        yield launcher
 
 
-def open_launcher(preload: Sequence[str] = (), name: str = LOCAL) -> AbstractContextManager[Launcher]:
-    """The launcher `name` as a context; no process of it is left at the end. Raises SpecError for an unknown name.
+LAUNCHERS: Mapping[str, Callable[[LauncherSettings], AbstractContextManager[Launcher]]] = {
+    LOCAL: _local,
+    EXTERNAL: _external,
+}
 
-    `preload`: modules that workers import. A launcher may load them once for all.
-    """
+
+def open_launcher(
+    settings: LauncherSettings = LauncherSettings(), name: str = LOCAL
+) -> AbstractContextManager[Launcher]:
+    """The launcher `name` as a context; no process of it is left at the end. Raises SpecError for an unknown name."""
     if name not in LAUNCHERS:
         raise SpecError(f"there is no launcher {name!r}; known: {', '.join(sorted(LAUNCHERS))}", "cluster.launcher")
-    return LAUNCHERS[name](preload)
+    return LAUNCHERS[name](settings)

@@ -1,15 +1,19 @@
-"""The local launcher: workers as child processes of this one, addresses in files.
+"""The local launcher: workers as child processes of this one, which meet at a socket in their private folder.
 
 service.cluster.child and service.cluster.forkserver start the single process.
 """
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from millrace.launcher_contact import LauncherContact
 from millrace.printable import printable
+from millrace.rpc.rendezvous import RendezvousServer
 from service.cluster.child import Starter, WorkerProcess
+from service.cluster.meeting import Meeting
 from service.cluster.run_folder import write_private
 from service.cluster.runtime import KILL_S, TAIL_LINES, CannotStart, OnExit, OnLine, WorkerHandle, WorkerSpec
 
@@ -67,47 +71,68 @@ class LocalWorker:
         self._reader.join(LAST_LINES_S)
 
 
-class AddressFiles:
-    """Workers write their addresses to files in a folder that this process sees. See Rendezvous."""
-
-    def address(self, spec: WorkerSpec) -> str | None:
-        """See Rendezvous.address."""
-        try:
-            return spec.address_file.read_text()
-        except FileNotFoundError:
-            return None
-
-
 class ProcessLauncher:
-    """Starts workers as processes of this machine. See Launcher. One thread."""
+    """Starts workers as processes of this machine. See Launcher. A context. One thread."""
 
     def __init__(self, starter: Starter) -> None:
         self._starter = starter
         self._newest = 0
-        self.rendezvous = AddressFiles()
+        self._server: RendezvousServer | None = None
+        self._secret = secrets.token_hex(32)
+        self.rendezvous = Meeting()
+
+    def __enter__(self) -> "ProcessLauncher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
+        """See Launcher.prepare."""
+        if generation < self._newest:
+            raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")
+        self._newest = generation
+        self.rendezvous.begin(specs, generation)
+        if self._server is not None:
+            self._server.close()
+        socket = specs[0].run_folder / "launcher.socket"
+        self._server = RendezvousServer(self.rendezvous, self._secret, len(specs), socket=socket)
+
+    def waits_for(self) -> str | None:
+        """See Launcher.waits_for. This machine is always there."""
+        return None
+
+    def end(self, code: int, reason: str) -> None:
+        """See Launcher.end. Workers that are gone need not hear of it."""
 
     def start(
         self, specs: Sequence[WorkerSpec], generation: int, *, on_line: OnLine, on_exit: OnExit
     ) -> list[WorkerHandle]:
         """See Launcher.start."""
-        if generation < self._newest:
-            raise ValueError(f"generation {generation} is older than {self._newest}, which was started before")
-        self._newest = generation
+        if generation != self._newest or self._server is None:
+            raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
         children: list[WorkerProcess] = []
         with ExitStack() as undo:
             for spec in specs:
-                children.append(self._child(spec))
+                contact = LauncherContact(
+                    address=self._server.address, secret=self._secret, worker=spec.name, generation=generation
+                )
+                children.append(start_process(self._starter, spec, contact))
                 undo.callback(_end, spec.name, children[-1])
             undo.pop_all()
         return [LocalWorker(spec.name, child, on_line, on_exit) for spec, child in zip(specs, children, strict=True)]
 
-    def _child(self, spec: WorkerSpec) -> WorkerProcess:
-        path = spec.run_folder / f"{spec.name}.json"
-        write_private(path, spec.config)
-        try:
-            return self._starter.start((*spec.command, "--config", str(path)), spec.folder)
-        except OSError as error:
-            raise CannotStart(spec.name, error) from error
+
+def start_process(starter: Starter, spec: WorkerSpec, contact: LauncherContact) -> WorkerProcess:
+    """Start a worker whose private files are in its run folder. Raises CannotStart, Unwritable."""
+    path = spec.run_folder / f"{spec.name}.json"
+    socket = str(spec.run_folder / f"{spec.name}.socket")
+    write_private(path, {**spec.config, "socket": socket, "launcher": contact.model_dump(mode="json")})
+    try:
+        return starter.start((*spec.command, "--config", str(path)), spec.folder)
+    except OSError as error:
+        raise CannotStart(spec.name, error) from error
 
 
 def _end(name: str, child: WorkerProcess) -> None:

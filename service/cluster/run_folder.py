@@ -1,4 +1,4 @@
-"""The private folder of one generation: configurations with secrets, addresses, the rendezvous file of the trainers."""
+"""The private folder of one generation: configurations with secrets, sockets, the address of rank 0."""
 
 import json
 import os
@@ -53,9 +53,13 @@ def _remove(path: Path) -> None:
 
 
 def write_private(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as JSON, readable by the owner only. Raises Unwritable."""
-    with (
-        writing(path),
-        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file,
-    ):
-        json.dump(content, file, default=str)  # str: TOML's dates
+    """Write `content` as JSON: whole or not at all, readable by the owner only. Raises Unwritable."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    try:
+        with writing(path):
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file, default=str)  # str: TOML's dates
+            unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -13,15 +13,21 @@ from typing import Any, Protocol
 
 from millrace.errors import Unavailable
 
+LAUNCHER = "launcher"
+"""The name of the launcher among the names of workers, for its own lines."""
 KILL_S = 30.0
 """Longest wait for a worker after SIGKILL. Beyond it the operating system is at fault."""
 TAIL_LINES = 20
 """Last lines of output kept of each worker, to explain its death."""
 
+UNREACHABLE = -1000
+"""In place of an exit code: the launcher has heard nothing of a worker for longer than cluster.node_timeout."""
+
 OnLine = Callable[[str, str], None]
 """Takes a worker's name and one line of its output. Called on a thread of the launcher."""
 OnExit = Callable[[str, int], None]
-"""Takes a worker's name and exit code (minus the signal's number). Called once, on a thread of the launcher."""
+"""Takes a worker's name and exit code (minus the signal's number; or UNREACHABLE). Called once, on a thread of the
+launcher."""
 
 
 class CannotStart(Unavailable):
@@ -62,18 +68,15 @@ class WorkerSpec:
     folder: Path
     """The working directory of the worker: the folder of the job file."""
     run_folder: Path
-    """Private files of this generation: configurations, addresses, the rendezvous file of the trainers."""
+    """Private files of this generation: configurations and sockets."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the files that it reads, by path (millrace.inputs): its machine must have the same ones."""
     resources: Resources = Resources()
 
     @property
     def name(self) -> str:
         """For people and for events: "shard-0", "trainer-1"."""
         return f"{self.role}-{self.number}"
-
-    @property
-    def address_file(self) -> Path:
-        """The file to which a worker on this machine writes its address."""
-        return self.run_folder / f"{self.name}.address"
 
 
 class WorkerHandle(Protocol):
@@ -82,7 +85,10 @@ class WorkerHandle(Protocol):
     name: str
 
     def poll(self) -> int | None:
-        """None while the worker runs; its exit code, or minus the signal's number, once it and its group are gone."""
+        """None while the worker runs; its exit code, or minus the signal's number, once it and its group are gone.
+
+        UNREACHABLE for a worker that may still run, and is refused everywhere.
+        """
         ...
 
     def terminate(self) -> None:
@@ -92,8 +98,9 @@ class WorkerHandle(Protocol):
     def kill(self, within_s: float = KILL_S) -> bool:
         """End the worker and everything that it started, also where it is stopped.
 
-        Returns True when all of it is gone, `on_exit` was called and its last lines are read; False where that takes
-        longer than `within_s`. 0 begins the end and does not wait. May be repeated.
+        Returns True when all of it is gone or unreachable for cluster.node_timeout, `on_exit` was called and its last
+        lines are read; False where that takes longer than `within_s`. 0 begins the end and does not wait. May be
+        repeated.
         """
         ...
 
@@ -103,10 +110,10 @@ class WorkerHandle(Protocol):
 
 
 class Rendezvous(Protocol):
-    """Finds the addresses of workers."""
+    """Finds the addresses of the workers of the newest generation."""
 
     def address(self, spec: WorkerSpec) -> str | None:
-        """The address of the worker; None until the worker has reported it."""
+        """The address of the worker; None until the worker has told it."""
         ...
 
 
@@ -118,13 +125,31 @@ class Launcher(Protocol):
         """See Rendezvous."""
         ...
 
+    def prepare(self, specs: Sequence[WorkerSpec], generation: int) -> None:
+        """Expect `specs`, all workers of a generation, at the rendezvous; workers of older ones are refused.
+
+        Raises ValueError for a generation older than one before, and Unwritable.
+        """
+        ...
+
+    def waits_for(self) -> str | None:
+        """The workers of the generation in preparation for which no place to run is known yet, in words; or None.
+
+        `start` is called once it is None.
+        """
+        ...
+
+    def end(self, code: int, reason: str) -> None:
+        """The job has ended with this exit code of its launcher. No worker runs any more, and none is started."""
+        ...
+
     def start(
         self, specs: Sequence[WorkerSpec], generation: int, *, on_line: OnLine, on_exit: OnExit
     ) -> list[WorkerHandle]:
-        """Start all of `specs`, or none: handles in their order.
+        """Start all of `specs`, some workers of the generation in preparation, or none: handles in their order.
 
         Deaths are reported through `on_exit` rather than polled, so that one is noticed at once. A death may be
         reported before this returns. Raises CannotStart, which names the worker, and Unwritable; then every worker of
-        this call is gone and none is reported. Raises ValueError for a generation older than one started before.
+        this call is gone and none is reported. Raises ValueError for another generation than the one in preparation.
         """
         ...

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.lifecycle import ExitCode
+from service.cluster.runtime import UNREACHABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,8 @@ MEANINGS: dict[int, str] = {
 
 def format_exit(code: int) -> str:
     """An exit code in words."""
+    if code == UNREACHABLE:
+        return "unreachable for longer than cluster.node_timeout"
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"
@@ -176,7 +179,9 @@ class Supervision:
     def _exited(self, worker: str, code: int, now_s: float) -> list[Effect]:
         self._alive.pop(worker, None)
         if self._verdict is not None:
-            if self._settling and code in (ExitCode.FAILED, ExitCode.BAD_CONFIG):
+            # An end that may pass settles before anybody is killed: a signal then is the cause, reported late.
+            is_cause = code in (ExitCode.FAILED, ExitCode.BAD_CONFIG) or (code < 0 and self._verdict.may_pass)
+            if self._settling and is_cause:
                 self._verdict, self._settling = outcome_of_death(worker, code), False
             return []
         if worker in self._shards or code != 0:

@@ -15,9 +15,11 @@ from dataset.spec.schema import Schema
 from millrace.identity.authority import Authority
 from millrace.identity.credentials import Credentials
 from millrace.identity.peers import PeerName, PeerRole
+from millrace.inputs import digests, head_sizes
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
+from service.cluster.inputs import input_files
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import LIVE
 from service.spec.job import LoadedJob
@@ -26,6 +28,13 @@ from trainer.control.predictions import PredictionRequest
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Millrace."""
+MODULES = {
+    WorkerRole.SHARD: ("pserver.server.shard_server",),
+    WorkerRole.TRAINER: ("trainer.train.assembly", "millrace.rpc.role", "pyarrow.compute"),
+}
+"""The modules that workers of a role import, also those that they import late."""
+LOCAL = "local"
+"""The launcher that runs all workers on this machine."""
 BESIDE = "trainer.predict.background"
 """The module that runs another one at the lowest priority."""
 
@@ -37,7 +46,7 @@ class JobPlan:
     job: str
     generation: int
     run_folder: Path
-    """Private files of this generation: configurations, addresses, the rendezvous file of the trainers."""
+    """Private files of this generation: configurations and sockets."""
     shards: tuple[WorkerSpec, ...]
     trainers: tuple[WorkerSpec, ...]
     """Their configurations lack the addresses of the shards, which are known once those run."""
@@ -80,7 +89,7 @@ class PredictionFolders:
     live: Path
     """For the rows while they are open."""
     private: Path
-    """For configurations and addresses."""
+    """For configurations and sockets."""
 
 
 def plan_job(
@@ -106,6 +115,8 @@ def plan_job(
         "max_message": cluster.max_message,
         "interface": LOOPBACK_INTERFACE if authority is None else cluster.interface,
     }
+    # On one machine all trainers read the same files anyway.
+    inputs = {} if cluster.launcher == LOCAL else head_sizes(input_files(job), job.folder)
     plan = JobPlan(
         job=job.spec.name,
         generation=generation,
@@ -118,7 +129,7 @@ def plan_job(
             num_ranks=cluster.trainers,
         ),
         trainers=tuple(
-            _trainer(job, run_folder, {**common, "cores": cores_each, "until": until}, rank)
+            _trainer(job, run_folder, {**common, "cores": cores_each, "until": until, "inputs": inputs}, rank)
             for rank in range(cluster.trainers)
         ),
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
@@ -217,15 +228,13 @@ def _shards(
         "mode": job.spec.train.mode,
     }
     return tuple(
-        _listening(
-            WorkerSpec(
-                role=WorkerRole.SHARD,
-                number=number,
-                command=(*command, "pserver"),
-                config={**config, "shard": number, "live": folder},
-                folder=job.folder,
-                run_folder=run_folder,
-            )
+        WorkerSpec(
+            role=WorkerRole.SHARD,
+            number=number,
+            command=(*command, "pserver"),
+            config={**config, "shard": number, "live": folder},
+            folder=job.folder,
+            run_folder=run_folder,
         )
         for number, folder in enumerate(live)
     )
@@ -240,24 +249,18 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         "folder": str(job.folder),
         "store": str(job.store),
         "rank": rank,
+        "local_rank": rank,
         "world": cluster.trainers,
-        "rendezvous": str(run_folder / "rendezvous") if cluster.trainers > 1 else None,
         "live": None if cluster.num_shards else _live(job, common["generation"], 0),
         "matmul": job.kernels,
     }
-    return _listening(
-        WorkerSpec(
-            role=WorkerRole.TRAINER,
-            number=rank,
-            command=(*PYTHON, "trainer"),
-            config=config,
-            folder=job.folder,
-            run_folder=run_folder,
-            resources=Resources(cores=common["cores"]),
-        )
+    return WorkerSpec(
+        role=WorkerRole.TRAINER,
+        number=rank,
+        command=(*PYTHON, "trainer"),
+        config=config,
+        folder=job.folder,
+        run_folder=run_folder,
+        inputs=digests(common["inputs"], job.folder),
+        resources=Resources(cores=common["cores"]),
     )
-
-
-def _listening(spec: WorkerSpec) -> WorkerSpec:
-    """The spec of a worker that writes its address to a file."""
-    return replace(spec, config={**spec.config, "address_file": str(spec.address_file)})

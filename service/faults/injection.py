@@ -18,12 +18,12 @@ from millrace.periodic import periodically
 from service.cluster.child import Spawner
 from service.cluster.generation_plans import GenerationPlans
 from service.cluster.job_run import preloaded
-from service.cluster.job_runner import LAUNCHER, JobRunner
+from service.cluster.job_runner import JobRunner
 from service.cluster.launchers import local_starter
 from service.cluster.local import ProcessLauncher
 from service.cluster.restarts import RestartLimits
 from service.cluster.run_folder import run_folder
-from service.cluster.runtime import OnLine
+from service.cluster.runtime import LAUNCHER, OnLine
 from service.cluster.store import WORKERS, claimed
 from service.cluster.supervision import RunOutcome
 from service.faults.deaths import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtFailpoint, AtInstant, Death
@@ -304,11 +304,12 @@ def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> RunOutcome:
         starter = held.enter_context(local_starter(preloaded(job.spec.cluster)))
         held.enter_context(deaths.watching())
         deaths.workers = HoldingStarter(starter)
+        workers = held.enter_context(ProcessLauncher(deaths.workers))
         launcher = JobRunner(
             job.spec.name,
             GenerationPlans(job, folder).phases(),
             both,
-            launcher=ProcessLauncher(deaths.workers),
+            launcher=workers,
             restarts=AT_ONCE,
             faults=deaths.faults,
         )

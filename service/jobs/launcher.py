@@ -16,9 +16,10 @@ from pathlib import Path
 from millrace.errors import MillraceError
 from millrace.lifecycle import ExitCode
 from millrace.logs import setup
+from millrace.rpc import channels, unix_sockets
 from millrace.rpc.role import finite, serve_role
 from service.cluster.job_run import JobRun, open_run
-from service.cluster.job_runner import LAUNCHER
+from service.cluster.runtime import LAUNCHER
 from service.cluster.store import OUTPUT
 from service.cluster.store_defaults import with_store_defaults
 from service.cluster.supervision import RunOutcome
@@ -83,7 +84,10 @@ def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool)
         held.callback(output.close)
         late.give(output)
         both = RunThenPredict(run, job, output.write)
-        held.enter_context(serve_role(both.status, both.drain, assigned.secret, folder.address))  # 3
+        server = held.enter_context(
+            serve_role(both.status, both.drain, assigned.secret, unix_sockets.beside(folder.address))
+        )
+        channels.write_address(folder.address, server.address)  # 3
         outcome = both.run()  # 4
         return _ending(outcome, run), dict(both.status())
 

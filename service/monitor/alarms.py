@@ -69,6 +69,8 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
 def _stall(status: Status, stalled: Status) -> str:
     """The stalled pass, for how long at least, and what it waits for."""
     match stalled.text("waits_for"):
+        case "workers":
+            return stalled.text("text")
         case "pipe":
             why = "no samples come from the source or the pipe command"
         case "trainers":

@@ -14,8 +14,7 @@ from millrace.durable import REAL, write_whole, writing
 from millrace.errors import MillraceError, SpecError
 from millrace.lifecycle import ExitCode, on_stop_signal
 from service.cluster.job_run import JobRun
-from service.cluster.job_runner import LAUNCHER
-from service.cluster.runtime import OnLine
+from service.cluster.runtime import LAUNCHER, OnLine
 from service.cluster.store import REPORT
 from service.cluster.supervision import RunOutcome
 from service.monitor.lines import count

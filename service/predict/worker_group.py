@@ -68,6 +68,7 @@ class WorkerGroup:
         Raises SpecError, PredictionFailed or WorkerDied for the end of a worker, Unavailable where one cannot be
         started, DeadlineExceeded, and what `check` raises.
         """
+        self._launcher.prepare([*plan.shards, *plan.predictors], plan.generation)
         addresses = self._start_shards(plan, commit) if plan.shards else []
         self._start([replace(spec, config={**spec.config, "shards": addresses}) for spec in plan.predictors], plan)
         left = {spec.name for spec in plan.predictors}

@@ -1,12 +1,12 @@
 """The section `cluster` of a job spec: how many processes a job has, where they listen, and how often they restart."""
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from millrace.address import LOOPBACK, format_address, is_loopback, parse_address
-from millrace.config import Duration, Section, Size
+from millrace.config import Duration, PositiveDuration, Section, Size
 from millrace.interfaces import LOOPBACK_INTERFACE
 
 
@@ -32,6 +32,12 @@ class ClusterSection(Section):
     """Whether everybody on the network of `interface` is trusted. Calls and rows are encrypted and both ends prove
     their identity. Collectives of the trainers (gloo, NCCL) are neither encrypted nor authenticated by their makers:
     on a network that strangers reach they can be read and changed."""
+    launcher: Literal["local", "external", "ray"] = "local"
+    """"local": processes of this machine; "external": started by you, by torchrun or by an orchestrator, as
+    `millrace worker --join`; "ray" is not built yet."""
+    node_timeout: PositiveDuration = 30.0
+    """A worker of the external launcher that is unreachable for so long counts as dead; so does the head for a
+    worker."""
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":
@@ -53,6 +59,21 @@ class ClusterSection(Section):
                 f"{where} opens the job to other machines; the collectives of its trainers are neither encrypted nor "
                 "authenticated, so everybody on that network can read and change them: set trust_interface = true if "
                 "that network is yours alone"
+            )
+        return self
+
+    @field_validator("launcher")
+    @classmethod
+    def _is_built(cls, launcher: str) -> str:
+        if launcher == "ray":
+            raise ValueError('"ray" is not built yet; use "local" or "external"')
+        return launcher
+
+    @model_validator(mode="after")
+    def _joined_here(self) -> "ClusterSection":
+        if self.launcher == "external" and not is_loopback(parse_address(self.listen)[0]):
+            raise ValueError(
+                f"listen = {self.listen!r}: workers of other machines cannot join yet; listen on {LOOPBACK}"
             )
         return self
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
-from millrace.rpc.channels import await_address
 from pserver.client.remote import RemoteShards
 from pserver.config import Adagrad, ShardProcess, TableSection
 from pserver.protocol.shards import Gradients, Keys, Shards, StepScale
@@ -27,6 +26,7 @@ from pserver.rows import kernels as row_kernels
 from pserver.rows import optimizers
 from pserver.rows.table_rows import frozen
 from pserver.server.embedded import EmbeddedShards
+from tests.fakes.rendezvous import RendezvousHere
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIQUE, KNOWN = 28_000, 900_000
@@ -82,7 +82,8 @@ def kernels() -> dict[str, float]:
 
 def _start_shards(num_shards: int, folder: Path, stack: ExitStack, *, port: bool) -> tuple[list[str], list[int]]:
     """Addresses and process ids; with `port`, the data plane is a TCP port with CURVE."""
-    files, pids = [], []
+    names, pids = [f"shard-{shard}" for shard in range(num_shards)], []
+    rendezvous = stack.enter_context(RendezvousHere(folder, *names))
     for shard in range(num_shards):
         config = ShardProcess(
             shard=shard,
@@ -90,7 +91,8 @@ def _start_shards(num_shards: int, folder: Path, stack: ExitStack, *, port: bool
             num_ranks=1,
             tables=TABLES,
             seed=1,
-            address_file=folder / f"{shard}.address",
+            socket=folder / f"{shard}.socket",
+            launcher=rendezvous.contact(f"shard-{shard}"),
         )
         if port:
             (folder / f"{shard}.data").touch()  # where the folder of its socket would be
@@ -103,9 +105,8 @@ def _start_shards(num_shards: int, folder: Path, stack: ExitStack, *, port: bool
             )
         )
         stack.callback(child.terminate)
-        files.append(config.address_file)
         pids.append(child.pid)
-    return [await_address(file, Deadline.after(60), lambda: None) for file in files], pids
+    return [rendezvous.address(name) for name in names], pids
 
 
 def _exchanges(shards: Shards, steps: int, pids: Sequence[int] = ()) -> dict[str, float]:

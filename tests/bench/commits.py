@@ -46,7 +46,7 @@ def trainer_with(spec: dict, reader: object, num_shards: int, folder: Path, gene
             secret=SECRET,
             generation=generation,
             live=store / "live",
-            address_file=folder / "role",
+            socket=folder / "role",
             cores=2,
         )
         with open_trainer(config, reader) as trainer:

@@ -157,7 +157,7 @@ class Bench:
 
     def _config(self, raw: Mapping[str, Any]) -> WorkerConfig:
         store = Path(tempfile.mkdtemp(dir=self._folder))
-        where = {"folder": self._folder, "store": store, "live": store / "live", "address_file": store / "role"}
+        where = {"folder": self._folder, "store": store, "live": store / "live", "socket": store / "role"}
         return WorkerConfig(job=dict(raw), rank=0, world=1, cores=1, **where)
 
     def auc(self, stream: str, setting: Setting) -> float:

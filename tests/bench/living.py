@@ -140,7 +140,7 @@ def run(raw: Mapping[str, Any], imported: Path | None = None) -> dict[str, Any]:
             with redirect_stdout(sys.stderr):
                 import_into(job, ImportRequest(str(imported)))
         store.mkdir(exist_ok=True)
-        where = {"folder": folder, "store": store, "live": store / "live", "address_file": folder / "role"}
+        where = {"folder": folder, "store": store, "live": store / "live", "socket": folder / "role"}
         with open_trainer(WorkerConfig(job=raw, rank=0, world=1, cores=2, **where)) as trainer:
             trainer.loop.run()
             rows = trainer.parts.shards.stats(Deadline.after(ASK_S))["default"]

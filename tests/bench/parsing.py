@@ -32,7 +32,7 @@ NAMES = ["click", *(f"s{n}" for n in range(19))]
 
 def run_job(spec: dict, folder: Path) -> dict:
     """Run one trainer with an embedded shard on `spec`; its report."""
-    where = {"folder": folder, "store": folder, "live": folder / "live", "address_file": folder / "role"}
+    where = {"folder": folder, "store": folder, "live": folder / "live", "socket": folder / "role"}
     config = WorkerConfig(job=spec, rank=0, world=1, cores=2, **where)
     path = folder / "worker.json"
     path.write_text(config.model_dump_json())

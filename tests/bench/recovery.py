@@ -96,7 +96,7 @@ def run(loaded: LoadedJob, watch: Callable[["Watched"], None]) -> None:
             loaded.spec.name,
             GenerationPlans(loaded, folder).phases(),
             lambda worker, text: said.append(f"{worker}: {text}"),
-            launcher=ProcessLauncher(kept),
+            launcher=held.enter_context(ProcessLauncher(kept)),
             restarts=OFTEN,
             status_interval_s=LOOK_S,
         )

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.rpc import channels
 from tests.bench.w1 import BLOCK, ArrayReader, job
+from tests.fakes.rendezvous import RendezvousHere
 from trainer.config import WorkerConfig
 from trainer.train.assembly import open_trainer
 
@@ -26,19 +25,24 @@ SECRET = "bench"
 @contextmanager
 def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
     """Shard processes; their addresses."""
-    processes, files = [], []
+    processes, names = [], [f"shard-{number}" for number in range(num_shards)]
+    rendezvous = RendezvousHere(folder, *names)
     for number in range(num_shards):
-        address = folder / f"shard-{number}.address"
         config = folder / f"shard-{number}.json"
         told = {"shard": number, "num_shards": num_shards, "num_ranks": 1, "tables": spec["tables"], "seed": 1}
-        told |= {"secret": SECRET, "address_file": str(address), "live": str(folder / f"live-{number}")}
+        told |= {
+            "secret": SECRET,
+            "socket": str(folder / f"shard-{number}.socket"),
+            "live": str(folder / f"live-{number}"),
+        }
+        told["launcher"] = rendezvous.contact(names[number]).model_dump(mode="json")
         config.write_text(json.dumps(told))
         command = [sys.executable, "-m", "pserver", "--config", str(config)]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
-        files.append(address)
     try:
-        yield [channels.await_address(file, Deadline.after(60), lambda: None) for file in files]
+        yield [rendezvous.address(name) for name in names]
     finally:
+        rendezvous.close()
         for process in processes:
             process.terminate()
             process.wait()
@@ -57,7 +61,7 @@ def train(npz: Path, hidden: int, num_shards: int, steps: int) -> dict:
             shards=tuple(where),
             secret=SECRET,
             live=folder / "live",
-            address_file=folder / "role",
+            socket=folder / "role",
             cores=2,
         )
         with open_trainer(config, ArrayReader(npz)) as trainer:

@@ -130,7 +130,6 @@ class World:
                 groups=groups,
                 seed=spec.seed,
                 secret=SECRET,
-                address_file=folder / "none",
                 live=folder / f"live-{shard}",
             )
             servers.append(held.enter_context(ShardServer(config)))

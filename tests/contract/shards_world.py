@@ -91,7 +91,6 @@ def process(
             "tables": {name: section.model_dump(mode="json") for name, section in tables.items()},
             "seed": SEED,
             "secret": SECRET,
-            "address_file": "unused",
             **more,
         }
     )

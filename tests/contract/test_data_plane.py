@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode
 from millrace.rpc import data_sockets
-from millrace.rpc.channels import await_address
 from millrace.rpc.data_sockets import DataAddress, DataConnection, KeyPair
 from pserver.client.remote import RemoteShards
 from pserver.errors import InvalidShardCall, ShardUnavailable, StaleGeneration, StepTimedOut
@@ -31,6 +30,7 @@ from pserver.protocol.shards import StepScale
 from pserver.server.shard_server import ShardServer
 from pserver.server.step_calls import StepCalls
 from tests.contract import shards_world as w
+from tests.fakes.rendezvous import RendezvousHere
 
 WAYS = ["socket", "port"]
 SOON_S = 5.0
@@ -47,7 +47,9 @@ class Process:
     """`python -m pserver`, whose data plane is at a socket, or at a port where a file is in the way."""
 
     def __init__(self, folder: Path, way: str, num_ranks: int = 1) -> None:
-        told = w.process(0, 1, num_ranks, w.TABLES, address_file=str(folder / "shard-0.address"))
+        self.rendezvous = RendezvousHere(folder, "shard-0")
+        where = {"socket": folder / "shard-0.socket", "launcher": self.rendezvous.contact("shard-0")}
+        told = w.process(0, 1, num_ranks, w.TABLES, **where)
         (folder / "config.json").write_text(told.model_dump_json())
         self._folder, self._way = folder, way
         if way == "port":
@@ -55,10 +57,10 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        (self._folder / "shard-0.address").unlink(missing_ok=True)
+        self.rendezvous.forget()
         command = [sys.executable, "-m", "pserver", "--config", str(self._folder / "config.json")]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        self.address = await_address(self._folder / "shard-0.address", w.soon(), self._alive)
+        self.address = self.rendezvous.address("shard-0", self._alive)
 
     def _alive(self) -> None:
         assert self.child.poll() is None
@@ -94,6 +96,7 @@ def start(tmp_path, way):
         if process.child.poll() is None:
             os.killpg(process.child.pid, signal.SIGKILL)
             process.end()
+        process.rendezvous.close()
 
 
 @contextmanager
@@ -309,18 +312,19 @@ shard.main()
 
 
 def test_an_error_that_nobody_foresaw_ends_the_shard_and_is_told(tmp_path):
-    told = w.process(0, 1, 1, w.TABLES, address_file=str(tmp_path / "shard-0.address"))
-    (tmp_path / "config.json").write_text(told.model_dump_json())
     command = [sys.executable, "-c", FAILING, "--config", str(tmp_path / "config.json")]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
-    with subprocess.Popen(command, **pipes) as child:
+    with RendezvousHere(tmp_path, "shard-0") as rendezvous:
+        where = {"socket": tmp_path / "shard-0.socket", "launcher": rendezvous.contact("shard-0")}
+        (tmp_path / "config.json").write_text(w.process(0, 1, 1, w.TABLES, **where).model_dump_json())
+        child = subprocess.Popen(command, **pipes)
         try:
-            address = await_address(tmp_path / "shard-0.address", w.soon(), lambda: None)
-            with closing(connect(address)) as shards, pytest.raises(ShardUnavailable):
+            with closing(connect(rendezvous.address("shard-0"))) as shards, pytest.raises(ShardUnavailable):
                 shards.pull(shards.prepare({"default": w.keys(1)}, learn=True), w.soon())
             said = child.communicate(timeout=20)[1]
         finally:
             child.kill()
+            child.wait()
     assert child.returncode == ExitCode.BUG
     assert said.rstrip().endswith("RuntimeError: nobody foresaw this")
 

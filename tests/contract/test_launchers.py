@@ -1,9 +1,11 @@
 """What every launcher promises, with real processes. To add one: its entry in LAUNCHERS, and one line in OPEN below."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -14,10 +16,14 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import SpecError, Unwritable
+from millrace.identity.join_token import JoinToken
+from service.cli.worker_command import RANKS
 from service.cluster.child import Spawner
-from service.cluster.launchers import LAUNCHERS, LOCAL, open_launcher
+from service.cluster.external import JoinPoint
+from service.cluster.launchers import EXTERNAL, LAUNCHERS, LauncherSettings, open_launcher
 from service.cluster.local import ProcessLauncher
 from service.cluster.runtime import TAIL_LINES, CannotStart, WorkerRole
+from service.cluster.worker_plan import LOCAL
 from tests.fakes.launch import PRELOAD, fake_worker
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +32,57 @@ ORPHANING = [["note_pid"], ["spawn"], ["say", "up"], ["sleep"]]
 
 @contextmanager
 def from_nothing():
-    yield ProcessLauncher(Spawner())
+    with ProcessLauncher(Spawner()) as launcher:
+        yield launcher
 
 
-OPEN = {"local": lambda: open_launcher(PRELOAD, LOCAL), "local, not forked": from_nothing}
+class Agents:
+    """An orchestrator: a thread that starts agents in processes of their own while the launcher waits for workers."""
+
+    def __init__(self, folder):
+        token = folder / "token"
+        token.touch(0o600)
+        token.write_text(str(JoinToken("0" * 64, "1" * 64)))
+        self.point = JoinPoint(port=0, token_file=token, secret="1" * 64, node_timeout_s=3.0)
+        self.processes, self.closing, self.thread = [], threading.Event(), None
+
+    def watch(self, launcher):
+        self.thread = threading.Thread(target=self._watch, args=(launcher,))
+        self.thread.start()
+
+    def _watch(self, launcher):
+        token_file = str(self.point.token_file)
+        command = [sys.executable, "-m", "service", "worker", "--join", launcher.address, "--token-file", token_file]
+        environment = {name: value for name, value in os.environ.items() if name not in RANKS}
+        while not self.closing.wait(0.05):
+            alive = sum(process.poll() is None for process in self.processes)
+            if (waits := launcher.waits_for()) and alive < int(re.search(r"of (\d+)", waits)[1]):
+                self.processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=ROOT))
+
+    def end(self):
+        self.closing.set()
+        self.thread.join()
+        assert {process.wait(30) for process in self.processes} <= {0, 75}
+
+
+@contextmanager
+def with_agents():
+    with tempfile.TemporaryDirectory() as folder:
+        agents = Agents(Path(folder))
+        with open_launcher(LauncherSettings(join=agents.point), EXTERNAL) as launcher:
+            agents.watch(launcher)
+            try:
+                yield launcher
+            finally:
+                launcher.end(0, "the test is over")
+                agents.end()
+
+
+OPEN = {
+    "local": lambda: open_launcher(LauncherSettings(preload=PRELOAD), LOCAL),
+    "local, not forked": from_nothing,
+    "external": with_agents,
+}
 """Ways to open each known launcher."""
 
 
@@ -48,6 +101,8 @@ class World:
     def start(self, *specs, generation=1):
         for spec in specs:
             (self.folder / f"{spec.name}.json").unlink(missing_ok=True)  # as each generation has a folder of its own
+        self.launcher.prepare(specs, generation)
+        until(lambda: self.launcher.waits_for() is None)
         handles = self.launcher.start(
             specs, generation, on_line=lambda name, text: self.lines.append((name, text)), on_exit=self.note_exit
         )
@@ -84,7 +139,10 @@ def runs(pid):
         return False
 
 
-@pytest.fixture(params=OPEN)
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name == EXTERNAL else name for name in OPEN]
+
+
+@pytest.fixture(params=NAMES)
 def world(request, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with OPEN[request.param]() as launcher:
@@ -138,6 +196,7 @@ def test_all_start_or_none_does(world, place):
     assert world.exits == [] and world.lines == []
 
 
+@pytest.mark.parametrize("world", ["local", "local, not forked"], indirect=True)
 def test_no_worker_starts_where_a_configuration_cannot_be_written(world):
     specs = [world.spec(n, *ORPHANING) for n in range(2)]
     with pytest.raises(Unwritable):
@@ -264,7 +323,7 @@ with OPEN[sys.argv[1]]() as launcher:
 """
 
 
-@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_workers_end_with_the_process_that_launched_them(tmp_path, monkeypatch, name):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     process = subprocess.Popen([sys.executable, "-c", LAUNCH, name, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,7 @@
 """The pages that a newcomer follows: every block of the tutorial runs, in its order, as it is printed."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from tests.kafka.cluster import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+CLUSTER = (ROOT / "docs" / "cluster.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 LIMIT_S = 240
@@ -68,6 +70,17 @@ def test_the_tutorial_leads_from_a_topic_to_a_served_model(kafka, tmp_path):
     assert likes > likes_not
     first, second = (int(number) for number in re.findall(r'"model_version": "(\d+)"', output))
     assert second > first >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_the_page_about_clusters_gives_the_same_digest_by_hand_and_by_torchrun(tmp_path):
+    page = CLUSTER.replace(":7070", f":{free_ports(1)[0]}")
+    output = followed(page, tmp_path)
+    assert "waits for 4 of 4 workers: trainer-0, trainer-1, shard-0, shard-1" in output
+    assert output.count("done: the stream is drained") == 3
+    reports = [json.loads((tmp_path / "cluster" / store / "report.json").read_text()) for store in ("alone", "store")]
+    assert len({report["digest"] for report in reports}) == 1, "the store is that of torchrun now"
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from service.cluster.forkserver import ForkingStarter
 from service.cluster.job_runner import JobRunner
 from service.cluster.local import ProcessLauncher
 from service.cluster.restarts import RestartLimits
-from service.cluster.runtime import WorkerRole, WorkerSpec
+from service.cluster.runtime import Launcher, WorkerRole, WorkerSpec
 from service.cluster.supervision import EndingLimits
 from service.cluster.worker_plan import PYTHON, JobPlan
 
@@ -29,8 +29,7 @@ def starting(forked: bool) -> AbstractContextManager[Starter]:
 
 def fake_worker(folder: Path, run: Path, role: WorkerRole, number: int, do: list, command=WORKER, **more) -> WorkerSpec:
     """A worker that follows the script `do`. It notes its process number in a file of `folder`."""
-    address_file = run / f"{role}-{number}.address"
-    config = {"do": do, "pids": str(folder / "pids"), "secret": "s", "address_file": str(address_file), **more}
+    config = {"do": do, "pids": str(folder / "pids"), "secret": "s", **more}
     return WorkerSpec(role=role, number=number, command=command, config=config, folder=folder, run_folder=run)
 
 
@@ -53,14 +52,14 @@ def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -
 
 
 def fake_launcher(
-    folder: Path, shards: list, trainers: list, on_line, limits: dict, max_restarts=0, starter=None
+    folder: Path, shards: list, trainers: list, on_line, limits: dict, max_restarts=0, *, launcher: Launcher
 ) -> JobRunner:
-    """A launcher of such plans, one after another."""
+    """Runs such plans, one after another, on `launcher`."""
     return JobRunner(
         "fake",
         [lambda last: fake_plan(folder, shards, trainers, last + 1)],
         on_line,
-        launcher=ProcessLauncher(starter or Spawner()),
+        launcher=launcher,
         limits=EndingLimits(**limits),
         restarts=RestartLimits(max_restarts=max_restarts),
         status_interval_s=0.05,
@@ -69,9 +68,9 @@ def fake_launcher(
 
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
-    with starting(told.pop("forked")) as starter:
+    with starting(told.pop("forked")) as starter, ProcessLauncher(starter) as workers:
         launcher = fake_launcher(
-            Path(told.pop("folder")), on_line=lambda who, text: print(who, text, flush=True), starter=starter, **told
+            Path(told.pop("folder")), on_line=lambda who, text: print(who, text, flush=True), launcher=workers, **told
         )
         outcome = launcher.run()
     print("outcome", outcome.code, outcome.reason, flush=True)

@@ -12,12 +12,17 @@ import threading
 import time
 from pathlib import Path
 
+from millrace.launcher_contact import LauncherContact
 from millrace.lifecycle import end_with_parent
-from millrace.rpc import channels
+from millrace.rpc.rendezvous import RendezvousClient
 
 config = json.loads(Path(sys.argv[2]).read_text())
 end_with_parent()
 draining = threading.Event()
+
+
+def contact() -> LauncherContact:
+    return LauncherContact(**config["launcher"])
 
 
 def status() -> dict:
@@ -38,11 +43,12 @@ for verb, *arguments in config["do"]:
             with Path(config["pids"]).open("a") as file:
                 file.write(f"{child.pid}\n")
         case "address":
-            channels.write_address(Path(config["address_file"]), "127.0.0.1:1")
+            RendezvousClient(contact()).announce("127.0.0.1:1")
         case "serve":
             from millrace.rpc.role import serve_role
 
-            server = serve_role(status, draining.set, config["secret"], Path(config["address_file"]))
+            server = serve_role(status, draining.set, config["secret"], Path(config["socket"]))
+            RendezvousClient(contact()).announce(server.address)
         case "ignore_term":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case "write":

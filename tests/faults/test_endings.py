@@ -68,7 +68,7 @@ def test_sigterm_ends_an_endless_stream_on_several_workers_after_its_pass_with_a
     job = start(CLICKS, TWO_BY_TWO)
     job.until_events(1)
     sockets = job.sockets()
-    assert len(sockets) == 4
+    assert len(sockets) == 5
     job.process.send_signal(signal.SIGTERM)
     code, said = job.end(within_s=30)
     assert code == 0, said
@@ -112,7 +112,7 @@ def test_kill_9_of_the_chief_leaves_nothing_of_its_generation_and_another_trains
     job = start(CLICKS, TWO_BY_TWO)
     trained = job.until_events(1)
     sockets, workers = job.sockets(), job.workers()
-    assert len(sockets) == 4
+    assert len(sockets) == 5
     os.kill(workers["trainer-0"], signal.SIGKILL)
     job.until_said("launcher| trainer-0 ended first: killed by SIGKILL; restarting, 1 of 5")
     assert_gone_pids(*workers.values())

@@ -21,7 +21,7 @@ from millrace.rpc.job_client import JobClient, NotRunning
 from service.cluster.generation_plans import GenerationPlans
 from service.cluster.job_run import preloaded
 from service.cluster.job_runner import JobRunner
-from service.cluster.launchers import open_launcher
+from service.cluster.launchers import LauncherSettings, open_launcher
 from service.cluster.run_folder import run_folder
 from service.cluster.store import WORKERS, claimed
 from service.faults.deaths import CHIEF
@@ -84,7 +84,7 @@ def run(job, sizes=(), faults=lambda generation, worker: ()):
     with ExitStack() as held:
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=True))
         folder = held.enter_context(run_folder(store / WORKERS))
-        launcher = held.enter_context(open_launcher(preloaded(job.cluster)))
+        launcher = held.enter_context(open_launcher(LauncherSettings(preload=preloaded(job.cluster))))
         resizer = Resizer(store, sizes)
         runner = JobRunner(
             job.spec.name,

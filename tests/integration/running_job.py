@@ -96,8 +96,8 @@ class RunningJob:
         return workers_of(self.store)
 
     def sockets(self) -> list[str]:
-        """Addresses of the unix sockets that the job's workers listen at."""
-        return [path.read_text() for path in (self.store / "workers").glob("*/*.address")]
+        """Addresses of the unix sockets that the job's launcher and workers listen at."""
+        return [f"{SCHEME}{path}" for path in (self.store / "workers").glob("*/*.socket")]
 
     def kill(self) -> None:
         """Leave nothing of it, whatever state it is in."""

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from millrace.deadline import Deadline
-from millrace.proto import role_pb2
+from millrace.proto import rendezvous_pb2, role_pb2
 from millrace.rpc import channels
 from millrace.rpc.job_client import JobClient
 from pserver.proto import feed_pb2, shard_pb2
@@ -66,14 +66,14 @@ def asked(channel, path, answers, asks, metadata):
 
 
 def test_ports_of_shards_and_ranks_answer_nobody_without_the_jobs_secret(job):
-    addresses = sorted((job.store / "workers").glob("g*/*.address"))
-    assert {path.stem for path in addresses} >= {"shard-0", "shard-1", "trainer-0", "trainer-1"}
+    sockets = sorted((job.store / "workers").glob("g*/*.socket"))
+    assert {path.stem for path in sockets} == {"launcher", "shard-0", "shard-1", "trainer-0", "trainer-1"}
     right = told(job)["trainer-0"]["secret"]
     wrong = [(), ((channels.SECRET_KEY, ""),), ((channels.SECRET_KEY, "0" * 64),), ((channels.SECRET_KEY, right[:-1]),)]
     wrong += [((channels.SECRET_KEY, right.upper()),), ((channels.SECRET_KEY, right), (channels.SECRET_KEY, "0" * 64))]
-    for path in addresses:
-        with channels.open_channel(path.read_text()) as channel:
-            for method, answers, asks in methods(role_pb2, shard_pb2, feed_pb2):
+    for path in sockets:
+        with channels.open_channel(f"unix:{path}") as channel:
+            for method, answers, asks in methods(role_pb2, shard_pb2, feed_pb2, rendezvous_pb2):
                 for metadata in wrong:
                     status = asked(channel, method, answers, asks, metadata)
                     assert status is grpc.StatusCode.UNAUTHENTICATED, (path.stem, method, metadata)
@@ -89,7 +89,7 @@ def test_the_feeds_secret_opens_the_feed_alone_and_the_jobs_does_not_open_it(job
     feed, own = told_of_feed["secret"], told(job)["trainer-0"]["secret"]
     assert feed != own
     ports = [told_of_feed["chief"], *told_of_feed["shards"]]
-    workers = [path.read_text() for path in (job.store / "workers").glob("g*/*.address")]
+    workers = [f"unix:{path}" for path in (job.store / "workers").glob("g*/*.socket")]
     assert len(ports) == 3 and not set(ports) & set(workers)
     refused = grpc.StatusCode.UNAUTHENTICATED
     for address, secret, module in [(each, own, feed_pb2) for each in ports] + [
@@ -131,10 +131,7 @@ def test_files_with_the_secret_and_sockets_are_their_owners_alone(job):
     for path in (job.store / "workers").glob("g*"):
         assert path.stat().st_mode & 0o077 == 0
         assert all(file.stat().st_mode & 0o077 == 0 for file in [*path.glob("*.json"), *path.glob("*.socket")])
-    addresses = {path.stem: path.read_text() for path in (job.store / "workers").glob("g*/*.address")}
-    assert len(addresses) == 4
-    for name, address in addresses.items():
-        assert address.startswith("unix:") and address.endswith(f"/{name}.socket")
+        assert len(list(path.glob("*.socket"))) == 5
 
 
 def test_a_pipe_command_sees_nothing_of_the_services_environment(job):

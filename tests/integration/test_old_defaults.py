@@ -44,7 +44,7 @@ def same_arithmetic():
 
 def ended(job, generation):
     """The job trained to its end in this process: its digest."""
-    where = {"folder": job.folder, "store": job.store, "live": job.store / "live", "address_file": job.store / "role"}
+    where = {"folder": job.folder, "store": job.store, "live": job.store / "live", "socket": job.store / "role"}
     spec = job.full if same_arithmetic() else {**job.full, "commit": {"on_replay_mismatch": "warn"}}
     config = WorkerConfig(job=spec, rank=0, world=1, generation=generation, **where)
     with torch_as_before(), open_trainer(config) as trainer:

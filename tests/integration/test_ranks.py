@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from millrace.lifecycle import ExitCode
+from tests.fakes.rendezvous import RendezvousHere
 from trainer.collectives.ranks import SingleRank, gather_messages
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
 import numpy as np, torch
+from millrace.launcher_contact import LauncherContact
+from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import TorchRanks, gather_messages
 
-rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-ranks = TorchRanks(rank, world, folder / "meet", "lo", torch.device("cpu"), 60.0)
+rank, world, folder, contact = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4])
+store = meet_trainers(LauncherContact(**contact), rank, world, {}, "lo", 60.0)
+ranks = TorchRanks(rank, world, store, "lo", torch.device("cpu"), 60.0)
 rng = np.random.default_rng(rank)
 flat = torch.from_numpy(rng.normal(size=2_500_000).astype(np.float32))
 ranks.all_reduce(flat)
@@ -40,12 +44,20 @@ ranks.close()
 """
 
 
+def contact_of(rendezvous: RendezvousHere, rank: int) -> str:
+    return rendezvous.contact(f"trainer-{rank}").model_dump_json()
+
+
 def meet(world: int, folder: Path) -> list[dict]:
     folder.mkdir()
-    processes = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), str(world), str(folder)]) for rank in range(world)
-    ]
-    assert [process.wait(timeout=90) for process in processes] == [0] * world
+    with RendezvousHere(folder, *(f"trainer-{rank}" for rank in range(world))) as rendezvous:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, str(rank), str(world), str(folder), contact_of(rendezvous, rank)]
+            )
+            for rank in range(world)
+        ]
+        assert [process.wait(timeout=90) for process in processes] == [0] * world
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
@@ -66,17 +78,19 @@ def test_trainers_receive_the_same_and_sum_in_one_order_at_every_run(world, tmp_
 
 
 LEFT = """
-import sys
+import json, sys
 from contextlib import closing
-from pathlib import Path
 import numpy as np, torch
+from millrace.launcher_contact import LauncherContact
 from millrace.lifecycle import exit_code_of
+from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import TorchRanks
 
-rank, meet = int(sys.argv[1]), Path(sys.argv[2])
+rank, contact = int(sys.argv[1]), LauncherContact(**json.loads(sys.argv[2]))
 
 def main():
-    ranks = TorchRanks(rank, 2, meet, "lo", torch.device("cpu"), 60.0)
+    store = meet_trainers(contact, rank, 2, {}, "lo", 60.0)
+    ranks = TorchRanks(rank, 2, store, "lo", torch.device("cpu"), 60.0)
     with closing(ranks):
         ranks.sum(np.array([rank]))
         if rank == 1:
@@ -86,6 +100,12 @@ def main():
 
 sys.exit(exit_code_of(main))
 """
+
+
+@pytest.fixture
+def rendezvous(tmp_path):
+    with RendezvousHere(tmp_path, "trainer-0", "trainer-1") as rendezvous:
+        yield rendezvous
 
 
 @pytest.mark.long
@@ -99,10 +119,10 @@ sys.exit(exit_code_of(main))
         "gather({})",
     ],
 )
-def test_a_trainer_whose_peer_is_killed_reports_it_in_one_line_and_may_be_restarted(call, tmp_path):
+def test_a_trainer_whose_peer_is_killed_reports_it_in_one_line_and_may_be_restarted(call, rendezvous):
     left, killed = (
         subprocess.Popen(
-            [sys.executable, "-c", LEFT % call, str(rank), str(tmp_path / "meet")],
+            [sys.executable, "-c", LEFT % call, str(rank), contact_of(rendezvous, rank)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)

@@ -106,7 +106,7 @@ def test_a_service_keeps_what_workers_are_told_and_passwords_below_its_own_root(
         workers = store / "workers"
         assert workers.is_symlink() and workers.resolve() == service.jobs / "one" / "workers"
         told = sorted(path.name for path in workers.glob("g*/*.json"))
-        assert told == ["shard-0.json", "trainer-0.json"]
+        assert told == ["rank0.json", "shard-0.json", "trainer-0.json"]
         assert holding(service.folder / "data", PASSWORD) == []
         assert stat.S_IMODE(store.stat().st_mode) == 0o700
         service.ask("POST", "/jobs/one/commits", {})  # the chief is found through the link

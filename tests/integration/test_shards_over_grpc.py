@@ -14,7 +14,6 @@ import pytest
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded
 from millrace.retry import Backoff
-from millrace.rpc.channels import await_address
 from pserver.client.remote import RemoteShards
 from pserver.config import TableSection
 from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
@@ -23,6 +22,7 @@ from pserver.server.shard_server import ShardServer
 from pserver.server.step_calls import StepCalls
 from pserver.store.rocks_store import RocksRowStore
 from tests.contract import shards_world as w
+from tests.fakes.rendezvous import RendezvousHere
 
 DYING = {"partly-pushed": 1, "snapshot-taken": 1, "rows-written": 2, "checkpoint-made": 1}
 """Points that a shard reaches, and how often in a pass of one step or in a commit."""
@@ -252,9 +252,11 @@ class Process:
     """`python -m pserver`, with a pipe as its standard input."""
 
     def __init__(self, folder: Path, **changes) -> None:
-        config = w.process(0, 1, 1, w.TABLES, address_file=str(folder / "address")).model_dump(mode="json") | changes
+        self.rendezvous = RendezvousHere(folder, "shard-0")
+        self.socket = folder / "shard-0.socket"
+        where = {"socket": self.socket, "launcher": self.rendezvous.contact("shard-0")}
+        config = w.process(0, 1, 1, w.TABLES, **where).model_dump(mode="json") | changes
         (folder / "config.json").write_text(json.dumps(config))
-        self.address_file = folder / "address"
         self.child = subprocess.Popen(
             [sys.executable, "-m", "pserver", "--config", str(folder / "config.json")],
             stdin=subprocess.PIPE,
@@ -264,7 +266,7 @@ class Process:
         )
 
     def address(self) -> str:
-        return await_address(self.address_file, w.soon(), self.alive)
+        return self.rendezvous.address("shard-0", self.alive)
 
     def alive(self) -> None:
         assert self.child.poll() is None, self.child.stderr.read()
@@ -288,6 +290,7 @@ def start(tmp_path):
         if process.child.poll() is None:
             os.killpg(process.child.pid, signal.SIGKILL)
         process.child.communicate()
+        process.rendezvous.close()
 
 
 def test_a_process_serves_and_ends_with_0_on_sigterm(start):
@@ -297,7 +300,7 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
     assert list(close) == ["0"] and shards.stats(w.soon())["default"].num_rows == 2
     process.child.send_signal(signal.SIGTERM)
     code, said = process.end()
-    assert code == 0 and f"shard-0: shard 0 of 1 serves at unix:{process.address_file.with_suffix('.socket')}" in said
+    assert code == 0 and f"shard-0: shard 0 of 1 serves at unix:{process.socket}" in said
     shards.close()
 
 
@@ -360,10 +363,10 @@ def test_a_wrong_config_is_exit_code_2_and_says_which_key(start):
     assert code == 2 and "num_shards" in said and "Traceback" not in said
 
 
-def test_only_the_owner_may_read_the_address(start):
+def test_only_the_owner_may_connect(start):
     process = start()
     process.address()
-    assert os.stat(process.address_file).st_mode & 0o077 == 0
+    assert os.stat(process.socket).st_mode & 0o077 == 0
 
 
 def test_initial_values_are_the_same_in_another_process(start):

@@ -27,6 +27,7 @@ from pserver.proto import feed_pb2, shard_pb2
 from pserver.protocol.shards import StepScale
 from pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
+from tests.fakes.rendezvous import RendezvousHere
 
 NUM_CALLS = 100
 SOON_S = 5.0
@@ -57,7 +58,7 @@ class Source:
 def served(request, tmp_path):
     """Address, module of messages, and a call of somebody who has the secret."""
     if request.param == "role":
-        with serve_role(dict, print, w.SECRET, tmp_path / "trainer-0.address") as role:
+        with serve_role(dict, print, w.SECRET, tmp_path / "trainer-0.socket") as role:
             with closing(RoleClient(role.address, w.SECRET)) as client:
                 yield role.address, role_pb2, lambda: client.status(Deadline.after(SOON_S))
     elif request.param == "feed":
@@ -159,21 +160,28 @@ def is_closed(connection):
     return True
 
 
+@pytest.fixture
+def rendezvous(tmp_path):
+    with RendezvousHere(tmp_path, "shard-0") as rendezvous:
+        yield rendezvous
+
+
 def memory(pid):
     """At its most, in bytes."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) << 10
 
 
 @pytest.mark.long
-def test_a_message_that_is_refused_is_not_read(tmp_path):
+def test_a_message_that_is_refused_is_not_read(tmp_path, rendezvous):
     """Four of 200 MB took 1.2 GB; each is as long as a message may be."""
-    config = w.process(0, 1, 1, w.TABLES, address_file=str(tmp_path / "shard-0.address"))
+    where = {"socket": tmp_path / "shard-0.socket", "launcher": rendezvous.contact("shard-0")}
+    config = w.process(0, 1, 1, w.TABLES, **where)
     (tmp_path / "config.json").write_text(config.model_dump_json())
     command = [sys.executable, "-m", "pserver", "--config", str(tmp_path / "config.json")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
         try:
             alive = lambda: None if child.poll() is None else pytest.fail("it ended")  # noqa: E731
-            address = channels.await_address(config.address_file, Deadline.after(60), alive)
+            address = rendezvous.address("shard-0", alive)
             with closing(connected(address)) as client:
                 client.stats(w.soon())
             before, message = memory(child.pid), bytes(200 << 20)
@@ -223,8 +231,8 @@ def test_a_path_of_any_length_can_be_a_sockets(tmp_path, length):
         missing = length - len(str(folder)) - len("/r.socket")
         folder /= "x" * max(1, min(200, missing - 1))
     folder.mkdir(parents=True, exist_ok=True)
-    with serve_role(lambda: {"alive": True}, print, "s", folder / "r.address") as role:
-        assert role.address == f"unix:{folder}/r.socket" == (folder / "r.address").read_text()
+    with serve_role(lambda: {"alive": True}, print, "s", folder / "r.socket") as role:
+        assert role.address == f"unix:{folder}/r.socket"
         before = os.listdir("/proc/self/fd")
         with closing(RoleClient(role.address, "s")) as client:
             assert client.status(w.soon()) == {"alive": True}
@@ -234,7 +242,7 @@ def test_a_path_of_any_length_can_be_a_sockets(tmp_path, length):
 
 def test_where_no_socket_can_be_a_port_is_taken_and_the_log_says_so(tmp_path, caplog):
     name = "x" * 150  # longer than a socket's address, whatever its folder is called
-    with serve_role(lambda: {"alive": True}, print, "s", tmp_path / f"{name}.address") as role:
+    with serve_role(lambda: {"alive": True}, print, "s", tmp_path / f"{name}.socket") as role:
         assert role.address.startswith("127.0.0.1:")
         with closing(RoleClient(role.address, "s")) as client:
             assert client.status(w.soon()) == {"alive": True}
@@ -256,7 +264,7 @@ def test_a_socket_that_a_killed_process_left_is_taken_over(tmp_path):
         descriptor = os.open(tmp_path, os.O_PATH)
         killed.bind(f"/proc/self/fd/{descriptor}/trainer-0.socket")
         os.close(descriptor)
-    with serve_role(lambda: {"alive": True}, print, "s", tmp_path / "trainer-0.address") as role:
+    with serve_role(lambda: {"alive": True}, print, "s", tmp_path / "trainer-0.socket") as role:
         with closing(RoleClient(role.address, "s")) as client:
             assert client.status(w.soon()) == {"alive": True}
 

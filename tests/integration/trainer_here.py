@@ -50,7 +50,7 @@ def config_of(job: Path, store: Path, *settings: str, generation: int = 1, **mor
     """One trainer, with the shard in its process."""
     raw = load_toml(job, [f"store.path={store}", "commit.every_passes=2", *settings])
     store.mkdir(exist_ok=True)
-    where = {"folder": job.parent, "store": store, "live": store / f"live-{generation}", "address_file": store / "role"}
+    where = {"folder": job.parent, "store": store, "live": store / f"live-{generation}", "socket": store / "role"}
     return WorkerConfig(job=raw, rank=0, world=1, generation=generation, **where, **more)
 
 

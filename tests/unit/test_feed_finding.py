@@ -38,7 +38,6 @@ def the_newest_is_asked(tmp_path):
     for generation in (9, 10):
         folder = tmp_path / "workers" / f"g{generation}"
         folder.mkdir(parents=True)
-        (folder / "trainer-0.json").write_text(json.dumps({"secret": f"of {generation}"}))
     with pytest.raises(Unavailable):
         in_store(tmp_path)(soon())  # it has not said where it is
     asked = []
@@ -47,7 +46,8 @@ def the_newest_is_asked(tmp_path):
         asked.append(request)
         return WHERE.message()
 
-    with serve_role(dict, lambda: None, "of 10", folder / "trainer-0.address", answer=answer):
+    with serve_role(dict, lambda: None, "of 10", folder / "trainer-0.socket", answer=answer) as server:
+        (folder / "rank0.json").write_text(json.dumps({"address": server.address, "secret": "of 10"}))
         assert in_store(tmp_path)(soon()) == WHERE
     assert asked == [{"do": "feed"}]
     with pytest.raises(Unavailable):

@@ -30,7 +30,7 @@ def test_one_trainer_has_its_shard_within(plan, tmp_path):
     planned = plan("{}")
     assert planned.shards == ()
     worker = validate(WorkerConfig, planned.chief.config)
-    assert (worker.rank, worker.world, worker.shards, worker.rendezvous) == (0, 1, (), None)
+    assert (worker.rank, worker.world, worker.shards) == (0, 1, ())
     assert (worker.folder, worker.store) == (NEWS.parent, tmp_path / "store")
     assert worker.job["name"] == "news"
     assert (worker.generation, worker.live, worker.until) == (3, tmp_path / "store/live/g3-shard-0", None)
@@ -44,8 +44,7 @@ def test_trainers_and_shards_can_read_what_they_are_told(plan, tmp_path):
     assert shards[0].end_with_stdin
     trainers = [validate(WorkerConfig, {**t.config, "shards": ["a", "b"]}) for t in planned.trainers]
     assert [(t.rank, t.world, t.shards) for t in trainers] == [(rank, 3, ("a", "b")) for rank in range(3)]
-    assert {t.rendezvous for t in trainers} == {tmp_path / "run" / "rendezvous"}
-    assert len({worker.address_file for worker in (*planned.shards, *planned.trainers)}) == 5
+    assert len({worker.name for worker in (*planned.shards, *planned.trainers)}) == 5
     assert {worker.max_message for worker in (*shards, *trainers)} == {64 << 20}
     assert [s.live for s in shards] == [tmp_path / "store/live/g3-shard-0", tmp_path / "store/live/g3-shard-1"]
     assert {t.live for t in trainers} == {None}

@@ -18,7 +18,7 @@ from millrace.errors import Unavailable
 from millrace.failpoints import ArmedFailpoint, Failpoint
 from millrace.rpc.role import RoleClient
 from service.cluster import restarts
-from service.cluster.local import MAX_LINE_CHARACTERS
+from service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from service.cluster.runtime import TAIL_LINES
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, folder, forked):
         self.folder, self.forked = folder, forked
-        self.starter = None
+        self.workers = None
         self.lines = []
         self.launcher = None
         self.process = None
@@ -46,7 +46,7 @@ class World:
             lambda worker, text: self.lines.append((worker, text)),
             {**LIMITS, **limits},
             max_restarts,
-            self.starter,
+            launcher=self.workers,
         )
         return self.launcher
 
@@ -114,7 +114,7 @@ def runs(pid):
 def world(tmp_path, request, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     world = World(tmp_path, request.param)
-    with starting(request.param) as world.starter:
+    with starting(request.param) as starter, ProcessLauncher(starter) as world.workers:
         yield world
     if world.process is not None:
         world.process.kill()
@@ -256,7 +256,7 @@ def test_kill_9_of_the_launcher_leaves_no_orphan(world):
     world.launch([SHARD, SHARD], [TRAINER, TRAINER])
     world.until_said("up", times=2)
     assert len(world.pids()) == 6
-    address = (world.folder / "run" / "g1" / "trainer-0.address").read_text()
+    address = f"unix:{world.folder}/run/g1/trainer-0.socket"
     world.process.kill()
     world.assert_nobody_left()
     with closing(RoleClient(address, "s")) as client, pytest.raises(Unavailable):

@@ -36,9 +36,9 @@ class Chiefs:
     def run(self, generation):
         folder = self.store / "workers" / f"g{generation}"
         folder.mkdir(parents=True)
-        (folder / "trainer-0.json").write_text('{"secret": "s"}')
-        address = folder / "trainer-0.address"
-        self._serving = self._held.enter_context(serve_role(self.status, print, "s", address, None, self.answer))
+        socket = folder / "trainer-0.socket"
+        self._serving = self._held.enter_context(serve_role(self.status, print, "s", socket, None, self.answer))
+        (folder / "rank0.json").write_text(json.dumps({"address": self._serving.address, "secret": "s"}))
 
     def die(self):
         self._serving.close()

@@ -1,5 +1,6 @@
 """A commit on demand: the running chief is found, asked, waited for; the one after it is asked again."""
 
+import json
 from contextlib import ExitStack
 
 import pytest
@@ -26,9 +27,9 @@ class Chiefs:
         """A chief that serves its Role as a launcher has it do."""
         folder = self.store / "workers" / f"g{generation}"
         folder.mkdir(parents=True)
-        (folder / "trainer-0.json").write_text('{"secret": "s"}')
-        address = folder / "trainer-0.address"
-        self.serving = self._held.enter_context(serve_role(self.status, print, "s", address, self.commit))
+        socket = folder / "trainer-0.socket"
+        self.serving = self._held.enter_context(serve_role(self.status, print, "s", socket, self.commit))
+        (folder / "rank0.json").write_text(json.dumps({"address": self.serving.address, "secret": "s"}))
 
     def status(self):
         return {"version": self.version, "commit": {"version": self.committed, "failing": self.failing}}

@@ -1,6 +1,5 @@
 """The Role service over a real loopback connection."""
 
-import json
 import math
 import stat
 import threading
@@ -19,7 +18,7 @@ def world(tmp_path):
         status = {"job": "news", "state": "training"}
         drains = commits = 0
         answer = staticmethod(lambda: None)
-        address_file = tmp_path / "trainer-0.address"
+        socket = tmp_path / "trainer-0.socket"
 
         def say(self):
             self.answer()
@@ -32,7 +31,7 @@ def world(tmp_path):
             self.commits += 1
 
     world = World()
-    with serve_role(world.say, world.drain, "secret", world.address_file, world.commit) as server:
+    with serve_role(world.say, world.drain, "secret", world.socket, world.commit) as server:
         world.server = server
         world.client = RoleClient(server.address, "secret")
         yield world
@@ -75,7 +74,7 @@ def test_a_chief_answers_refuses_or_asks_for_another_try(tmp_path):
                 raise NotYet("counting")
         return {"heard": request, "auc": math.nan}
 
-    with serve_role(dict, print, "secret", tmp_path / "address", answer=answer) as server:
+    with serve_role(dict, print, "secret", tmp_path / "socket", answer=answer) as server:
         client = RoleClient(server.address, "secret")
         assert client.operate({"do": "x", "n": [1]}, soon()) == {"heard": {"do": "x", "n": [1]}, "auc": None}
         with pytest.raises(SpecError, match=r"^a\.b: is too large$"):
@@ -94,7 +93,7 @@ def test_a_worker_that_leads_no_job_has_no_answers(world):
 
 
 def test_a_worker_that_leads_no_commits_refuses_to(world, tmp_path):
-    with serve_role(world.say, world.drain, "secret", tmp_path / "shard-0.address") as shard:
+    with serve_role(world.say, world.drain, "secret", tmp_path / "shard-0.socket") as shard:
         client = RoleClient(shard.address, "secret")
         with pytest.raises(Refused, match="this worker leads no commits"):
             client.commit(soon())
@@ -102,11 +101,10 @@ def test_a_worker_that_leads_no_commits_refuses_to(world, tmp_path):
     assert world.commits == 0
 
 
-def test_the_address_file_names_the_server_and_only_its_owner_reads_it(world):
-    assert world.address_file.read_text() == world.server.address
-    assert stat.S_IMODE(world.address_file.stat().st_mode) == 0o600
-    names = sorted(path.name for path in world.address_file.parent.iterdir())
-    assert names == ["trainer-0.address", "trainer-0.socket"]
+def test_only_its_owner_reaches_the_socket_of_the_server(world):
+    assert world.server.address == f"unix:{world.socket}"
+    assert stat.S_IMODE(world.socket.stat().st_mode) == 0o600
+    assert [path.name for path in world.socket.parent.iterdir()] == ["trainer-0.socket"]
 
 
 def test_a_call_with_another_jobs_secret_is_refused_and_does_nothing(world):
@@ -138,7 +136,7 @@ def test_a_late_answer_is_an_error_of_its_own(world):
 
 def test_closing_gives_the_socket_back(world):
     world.server.close()
-    with serve_role(dict, print, "secret", world.address_file) as again:
+    with serve_role(dict, print, "secret", world.socket) as again:
         client = RoleClient(again.address, "secret")
         assert again.address == world.server.address and client.status(soon()) == {}
         client.close()
@@ -150,25 +148,3 @@ def test_a_status_above_the_bound_fails_the_call_only(world):
         world.client.status(soon())
     world.status = {"text": "short"}
     assert world.client.status(soon()) == {"text": "short"}
-
-
-def test_awaiting_an_address_ends_with_the_process_that_should_write_it(tmp_path):
-    class Gone(Exception):
-        pass
-
-    def alive():
-        raise Gone
-
-    with pytest.raises(Gone):
-        channels.await_address(tmp_path / "none", soon(), alive)
-
-
-def test_awaiting_an_address_ends_at_the_deadline(tmp_path):
-    with pytest.raises(DeadlineExceeded, match="waiting for an address in"):
-        channels.await_address(tmp_path / "none", Deadline.after(0.05), lambda: None)
-
-
-def test_an_address_is_read_back(tmp_path):
-    channels.write_address(tmp_path / "a", "127.0.0.1:1")
-    assert channels.await_address(tmp_path / "a", soon(), lambda: None) == "127.0.0.1:1"
-    assert json.dumps((tmp_path / "a").read_text()) == '"127.0.0.1:1"'

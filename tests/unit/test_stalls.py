@@ -6,7 +6,7 @@ import time
 import pytest
 
 from millrace.rpc.role import serve_role
-from service.cluster.chief import ChiefConnection, address_in
+from service.cluster.chief import ChiefConnection
 from service.monitor.alarms import Alarm, alarms
 from service.monitor.lines import status_changes
 from service.monitor.status import Status
@@ -86,16 +86,16 @@ def test_a_log_that_cannot_be_written_is_the_alarm_and_not_the_waiting_close():
 
 
 def test_a_rank_0_that_does_not_answer_is_stalled_until_it_does(tmp_path):
-    asleep, address = threading.Event(), tmp_path / "address"
+    asleep = threading.Event()
 
     def status():
         while asleep.is_set():
             time.sleep(0.01)
         return {"pass": 3, "state": "training"}
 
-    with serve_role(status, lambda: None, "s", address):
+    with serve_role(status, lambda: None, "s", tmp_path / "socket") as server:
         line = ChiefConnection(
-            {"state": "starting"}, address_in(address), "s", 0.01, worker="trainer-0", max_silent_s=0.3
+            {"state": "starting"}, lambda: server.address, "s", 0.01, worker="trainer-0", max_silent_s=0.3
         )
         line.start()
         try:

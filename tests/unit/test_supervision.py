@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.cluster.runtime import UNREACHABLE
 from service.cluster.supervision import (
     DrainChief,
     EndingLimits,
@@ -83,6 +84,14 @@ def test_who_is_to_blame_may_be_seen_after_who_answered_it(job):
     job.step(Exited("trainer-1", 1), 2)
     job.step(Exited("shard-0", 2), 2)
     assert job.outcome == RunOutcome(1, "trainer-1 ended first: exit code 1", "trainer-1")
+
+
+@pytest.mark.parametrize(("code", "words"), [(-11, "killed by SIGSEGV"), (UNREACHABLE, "unreachable for longer than")])
+def test_a_death_by_a_signal_that_is_reported_late_is_to_blame(job, code, words):
+    job.step(Exited("trainer-0", 75), 1)
+    job.step(Exited("trainer-1", code), 1.5)
+    exit_all(job, "shard-0")
+    assert job.outcome.first_dead == "trainer-1" and words in job.outcome.reason
 
 
 def test_what_answers_a_death_by_a_signal_is_not_to_blame(job):

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._distributed_c10d import Store  # torch.distributed has it without types
 
 from millrace import documents
 from millrace.errors import Unavailable
@@ -127,7 +127,7 @@ class TorchRanks:
     """Trainers joined by torch.distributed: gloo for tensors on CPUs, NCCL for tensors on GPUs."""
 
     def __init__(
-        self, rank: int, world: int, rendezvous: Path, interface: str, device: torch.device, wait_s: float
+        self, rank: int, world: int, store: Store, interface: str, device: torch.device, wait_s: float
     ) -> None:
         """Join the group over a network interface, of which collectives use no other."""
         # One fixed algorithm keeps the order of sums the same at every run.
@@ -137,7 +137,7 @@ class TorchRanks:
         with _joined(rank):
             dist.init_process_group(
                 backend,
-                init_method=f"file://{rendezvous}",
+                store=store,
                 rank=rank,
                 world_size=world,
                 timeout=timedelta(seconds=wait_s),

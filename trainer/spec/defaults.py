@@ -20,7 +20,10 @@ from trainer.models.registry import MODELS
 
 FIRST = 1
 """The set of a logged or committed spec without a number."""
-LATER_OF_CLUSTER: Mapping[str, Any] = {"interface": "lo", "listen": "127.0.0.1:0", "trust_interface": False}
+LATER_OF_CLUSTER: Mapping[str, Any] = {
+    **{"interface": "lo", "listen": "127.0.0.1:0", "trust_interface": False},
+    **{"launcher": "local", "node_timeout": 30.0},
+}
 """Defaults of the keys of `cluster`, a section of the service, that older logged specs lack in every set."""
 MAX_REMEMBERED = 64
 """Size of the cache of full specs: a replay needs a few of them again and again."""

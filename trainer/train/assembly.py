@@ -24,6 +24,7 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.failpoints import Failpoint, arm, failpoint
+from millrace.inputs import digests
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc import refusals
 from millrace.secrets import with_secrets
@@ -37,6 +38,7 @@ from trainer.blob.address import parse
 from trainer.checkpoint.commits import Commit, Commits, read_commit
 from trainer.checkpoint.committer import Committer, ManifestFacts
 from trainer.checkpoint.mirror_uploader import MirrorUploader
+from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
 from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
 from trainer.dense.strategy import dense_strategy
@@ -99,7 +101,7 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
     config = config.model_copy(update={"job": fill_defaults(config.job, unset=NEWEST_DEFAULTS)})
     job = validate(TrainerJob, with_secrets(config.job, config.secrets), only_known=True)
     schema = Schema.of(job.slots)
-    device = pick_device(job.train.device, config.rank)
+    device = pick_device(job.train.device, config.local_rank)
     set_up_torch(job.train, config.cores, device)
     with ExitStack() as held:
         ranks = _ranks(config, device, job.train)
@@ -353,13 +355,13 @@ def build_model(job: TrainerJob, schema: Schema, folder: Path, device: torch.dev
     return load_model(job.model, shape, folder).to(device)
 
 
-def pick_device(wanted: str, rank: int) -> torch.device:
-    """One GPU for each rank if there are GPUs and they are wanted; otherwise the CPU."""
+def pick_device(wanted: str, local_rank: int) -> torch.device:
+    """One GPU for each rank of a machine if there are GPUs and they are wanted; otherwise the CPU."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise SpecError('is "cuda", but torch sees no GPU here; use "auto" or "cpu"', "train.device")
-    return torch.device("cuda", rank % torch.cuda.device_count())
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
@@ -387,10 +389,14 @@ def keep_freed_memory() -> None:
 
 
 def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> Ranks:
-    if config.world == 1:
+    if config.launcher is None:
+        assert config.world == 1, "several trainers meet at their launcher"
         return SingleRank()
-    assert config.rendezvous is not None, "the launcher names a rendezvous file"
-    return TorchRanks(config.rank, config.world, config.rendezvous, config.interface, device, train.step_deadline)
+    inputs = digests(config.inputs, config.folder)
+    store = meet_trainers(config.launcher, config.rank, config.world, inputs, config.interface, train.step_deadline)
+    if store is None:
+        return SingleRank()
+    return TorchRanks(config.rank, config.world, store, config.interface, device, train.step_deadline)
 
 
 def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency) -> Shards:

@@ -78,8 +78,7 @@ class TrainLoop:
     def run(self) -> None:
         """Train until the stream ends, a drain is requested or the job is resized, then commit the last version.
 
-        At the end of the stream, operations that wait for a close get a pass without events. At a drain they wait for
-        the next run.
+        At the end of the stream, operations that wait for a close get a pass without events; at a drain they wait.
         """
         parts, progress = self._parts, self._parts.progress
         self._request_plan()

@@ -1,0 +1,34 @@
+"""Refusals of the rendezvous as messages, and as errors of the process that was refused."""
+
+from millrace.errors import DeadlineExceeded, MillraceError, Refused, SpecError, Unavailable
+from millrace.proto import rendezvous_pb2 as pb
+
+
+class NoRoomNow(Refused):
+    """There is no place for this process now; there may be one later."""
+
+    exit_code = 75
+
+
+def refusal_of(error: MillraceError) -> pb.Refusal:
+    """The message for an error of the launcher's side."""
+    match error:
+        case SpecError():
+            kind = pb.Refusal.WRONG
+        case Unavailable() | DeadlineExceeded():
+            kind = pb.Refusal.LATER
+        case _:
+            kind = pb.Refusal.NEVER
+    return pb.Refusal(reason=str(error), kind=kind)
+
+
+def error_of_refusal(refusal: pb.Refusal, peer: str) -> MillraceError:
+    """The error for a message: SpecError, NoRoomNow or Refused. `peer` names the callee."""
+    text = f"{peer} refused the call: {refusal.reason}"
+    match refusal.kind:
+        case pb.Refusal.WRONG:
+            return SpecError(refusal.reason)
+        case pb.Refusal.LATER:
+            return NoRoomNow(text)
+        case _:
+            return Refused(text)

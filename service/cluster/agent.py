@@ -1,0 +1,192 @@
+"""An agent: it joins a launcher, runs one worker of each generation as its child, and reports until the job ends.
+
+`millrace worker` is one. The launcher's side is service.cluster.external.
+"""
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable, Unwritable
+from millrace.launcher_contact import LauncherContact
+from millrace.lifecycle import ExitCode
+from millrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, WorkerOffer, WorkerReport
+from service.cluster.agent_child import AgentChild
+from service.cluster.child import Spawner, Starter
+from service.cluster.launchers import local_starter
+from service.cluster.local import start_process
+from service.cluster.run_folder import run_folder
+from service.cluster.runtime import CannotStart, WorkerRole, WorkerSpec
+from service.cluster.worker_plan import MODULES, PYTHON
+
+FIRST_S = 300.0
+"""Longest wait for a launcher that has not answered yet: it may be started after its workers."""
+PAUSE_S = 0.2
+"""Pause between two calls until the launcher has named one."""
+
+Answered = TypeVar("Answered")
+
+log = logging.getLogger(__name__)
+
+
+class LauncherLost(Unavailable):
+    """The launcher was not reachable for too long. The worker was ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Where an agent joins."""
+
+    address: str
+    secret: str
+    folder: Path | None = None
+    """Where the files of the job are at this machine; None: where they are at the head."""
+
+
+class Agent:
+    """See module docstring. A context. One thread; `stopping` may be set on any."""
+
+    def __init__(self, to: Joined, facts: AgentFacts, stopping: threading.Event) -> None:
+        self._to, self._facts, self._stopping = to, facts, stopping
+        self._held = ExitStack()
+        self._client = JoinClient(to.address, to.secret)
+        self._num_started = 0
+        self._starter: Starter | None = None
+        self._timeout_s, self._pause_s = FIRST_S, PAUSE_S
+        self._heard_s = time.monotonic()
+        self._shown = ""
+
+    def __enter__(self) -> "Agent":
+        self._held.callback(self._client.close)
+        self._private = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="millrace-")))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def run(self) -> int:
+        """Run workers until the job ends; the exit code of the job, or RETRY where this agent was asked to end.
+
+        Raises Refused and SpecError where it may not join, and LauncherLost. Its worker is gone then.
+        """
+        while not self._stopping.is_set():
+            match self._ask().what:
+                case JobEnd(code, reason):
+                    log.info("the job has ended: %s", reason)
+                    return code
+                case WorkerOffer() as given:
+                    self._work(given)
+                case None:
+                    self._stopping.wait(self._pause_s)
+        self._call(lambda: self._client.leave(self._facts))
+        log.info("asked to end; the job goes on once another worker has joined")
+        return ExitCode.RETRY
+
+    def _ask(self) -> Answer:
+        answer = self._call(lambda: self._client.join(self._facts))
+        self._timeout_s, self._pause_s = answer.node_timeout_s, answer.pause_s
+        if answer.waits != self._shown:
+            self._shown = answer.waits
+            if answer.waits:
+                log.info("the job %s", answer.waits)
+        return answer
+
+    def _call(self, call: Callable[[], Answered]) -> Answered:
+        """The result of `call`, repeated while the launcher is not reachable. Raises LauncherLost, and refusals."""
+        while True:
+            try:
+                answered = call()
+            except (Unavailable, DeadlineExceeded) as error:
+                silent_s = time.monotonic() - self._heard_s
+                if silent_s > self._timeout_s or self._stopping.is_set():
+                    raise LauncherLost(f"{error}; it was not reachable for {silent_s:.0f} s") from error
+                time.sleep(self._pause_s)
+            else:
+                self._heard_s = time.monotonic()
+                return answered
+
+    def _work(self, given: WorkerOffer) -> None:
+        """Run a worker to its end, and report it."""
+        self._facts = replace(self._facts, last=given.worker)
+        try:
+            self._work_reported(given)
+        except Refused as refusal:  # given up: its generation goes on elsewhere, or has ended
+            log.warning("%s", refusal)
+
+    def _work_reported(self, given: WorkerOffer) -> None:
+        with run_folder(self._private / given.worker) as folder:
+            try:
+                child = self._started(given, folder)
+            except (CannotStart, Unwritable) as error:
+                reason = error.reason if isinstance(error, CannotStart) else str(error)
+                self._report(given, cannot_start=reason)
+                return
+            try:
+                self._attend(given, child)
+            finally:
+                child.end()
+
+    def _attend(self, given: WorkerOffer, child: AgentChild) -> None:
+        """Report until the child is gone and all its lines are told."""
+        while True:
+            over = child.over  # before its lines are taken: none follows
+            order = self._report(given, lines=child.take_lines(), exit_code=child.code, over=over)
+            if over:
+                return
+            if order is Order.KILL or self._stopping.is_set():
+                child.kill()
+            elif order is Order.TERMINATE:
+                child.terminate()
+            child.wait(self._pause_s)
+
+    def _report(self, given: WorkerOffer, **what: Any) -> Order:
+        report = WorkerReport(agent=self._facts.id, worker=given.worker, generation=given.generation, **what)
+        return self._call(lambda: self._client.report(report))
+
+    def _started(self, given: WorkerOffer, folder: Path) -> AgentChild:
+        """Start the worker, and report meanwhile: its imports may take long. Raises CannotStart, Unwritable."""
+        with ThreadPoolExecutor(1, "start") as thread:
+            starting = thread.submit(self._start, given, folder)
+            try:
+                while not wait([starting], self._pause_s).done:
+                    self._report(given, starting=True)
+            except MillraceError:
+                if starting.exception() is None:
+                    starting.result().end()
+                raise
+            return starting.result()
+
+    def _start(self, given: WorkerOffer, folder: Path) -> AgentChild:
+        """Start the worker. Raises CannotStart, Unwritable."""
+        role, _, number = given.worker.partition("-")
+        config = dict(given.config)
+        if self._to.folder is not None and "folder" in config:
+            config["folder"] = str(self._to.folder)
+        spec = WorkerSpec(
+            role=WorkerRole(role),
+            number=int(number),
+            command=(*PYTHON, *given.command) if given.is_module else given.command,
+            config=config,
+            folder=self._to.folder or Path(given.folder),
+            run_folder=folder,
+        )
+        contact = LauncherContact(
+            address=self._to.address, secret=self._to.secret, worker=given.worker, generation=given.generation
+        )
+        return AgentChild(given.worker, start_process(self._starter_of(spec.role), spec, contact))
+
+    def _starter_of(self, role: WorkerRole) -> Starter:
+        """The first worker is started from nothing; later ones are forked, as the job may restart again."""
+        self._num_started += 1
+        if self._num_started == 1:
+            return Spawner()
+        if self._starter is None:
+            self._starter = self._held.enter_context(local_starter(MODULES.get(role, ())))
+        return self._starter

@@ -1,0 +1,36 @@
+"""The files that the trainers of a job read: each machine must have the same ones. millrace.inputs compares them."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from dataset.spec.config import FilesSource
+from dataset.spec.path_pattern import Pattern
+from service.spec.job import LoadedJob
+
+MAX_SOURCE_FILES = 64
+"""Most files of a source that are compared: the first ones in their order."""
+
+
+def input_files(job: LoadedJob) -> list[str]:
+    """Files of the generator, of the user's model and of the source, relative to the job's folder."""
+    named = [*_named_by_command(job), *_model_files(job)]
+    for source in job.spec.sources.values():
+        if isinstance(source, FilesSource):
+            found = (path for pattern in source.paths for path in Pattern(pattern).matches(job.folder))
+            named += islice(found, MAX_SOURCE_FILES)
+    return list(dict.fromkeys(named))
+
+
+def _named_by_command(job: LoadedJob) -> Iterator[str]:
+    """Arguments of the pipe command that are files of the job's folder."""
+    for word in job.spec.pipe.command:
+        if not Path(word).is_absolute() and (job.folder / word).is_file():
+            yield word
+
+
+def _model_files(job: LoadedJob) -> Iterator[str]:
+    """The module of the user's model: a file, or a package."""
+    module, _, _ = (job.spec.model.class_path or "").partition(":")
+    path = module.replace(".", "/")
+    yield from (name for name in (f"{path}.py", f"{path}/__init__.py") if module and (job.folder / name).is_file())

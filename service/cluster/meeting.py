@@ -1,0 +1,103 @@
+"""The workers that have come to one generation, and where they listen.
+
+A worker that is late, that comes twice, that is of another generation, or that reads other inputs is refused with the
+reason. millrace.rpc.rendezvous carries the calls.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millrace.deadline import Deadline
+from millrace.errors import Refused, SpecError
+from millrace.inputs import ABSENT
+from millrace.rpc.rendezvous import Member
+from service.cluster.runtime import WorkerRole, WorkerSpec
+
+CHIEF = f"{WorkerRole.TRAINER}-0"
+"""The worker for which the other trainers wait."""
+
+
+@dataclass(slots=True)
+class Roll:
+    """The workers of a generation, and what is known of those that have come. Pure."""
+
+    generation: int = 0
+    """0: nothing has been started yet."""
+    expected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Digests of inputs by path, by the name of each worker."""
+    processes: dict[str, str] = field(default_factory=dict)
+    """Incarnations of those that have come, by name."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Where they serve, by name."""
+    collectives: str | None = None
+    """Where the store of rank 0 listens; None until it has come."""
+
+    def admit(self, member: Member) -> None:
+        """Note that `member` has come; a repeat changes nothing. Raises Refused with what was expected."""
+        name, number = member.worker, member.generation
+        if number < self.generation:
+            raise Refused(
+                f"{name} is of generation {number}, which has ended, and generation {self.generation} runs; "
+                "end that process"
+            )
+        if number > self.generation:
+            raise Refused(
+                f"{name} is of generation {number}, and this launcher runs generation {self.generation}; "
+                "is this the launcher of another run?"
+            )
+        if name not in self.expected:
+            raise Refused(f"generation {number} has no {name}; its workers are {', '.join(self.expected)}")
+        if self.processes.setdefault(name, member.incarnation) != member.incarnation:
+            where = f", which serves at {self.addresses[name]}" if name in self.addresses else ""
+            raise Refused(f"generation {number} has another {name} already{where}; end one of the two processes")
+
+    def compare(self, member: Member, inputs: Mapping[str, str]) -> None:
+        """Raise SpecError where `member` reads other inputs than the launcher."""
+        for path, digest in self.expected[member.worker].items():
+            if (given := inputs.get(path, ABSENT)) != digest:
+                found = "it is not there" if given == ABSENT else f"its first bytes have the digest {given[:16]}"
+                raise SpecError(
+                    f"{member.worker} reads {path}, and at its machine {found}, where {digest[:16]} is expected; "
+                    "copy the file from the head to that machine"
+                )
+
+
+class Meeting:
+    """The rendezvous of one generation after another. Any thread. See millrace.rpc.rendezvous.RendezvousHost."""
+
+    def __init__(self) -> None:
+        self._roll = Roll()
+        self._changed = threading.Condition()
+
+    def begin(self, specs: Sequence[WorkerSpec], generation: int) -> None:
+        """Expect `specs`, all workers of a generation; those of older ones are refused from now on."""
+        with self._changed:
+            self._roll = Roll(generation, {spec.name: spec.inputs for spec in specs})
+            self._changed.notify_all()
+
+    def address(self, spec: WorkerSpec) -> str | None:
+        """See Rendezvous.address."""
+        with self._changed:
+            return self._roll.addresses.get(spec.name)
+
+    def meet(self, member: Member, collectives: str, inputs: Mapping[str, str], within: Deadline) -> str | None:
+        """See RendezvousHost.meet."""
+        with self._changed:
+            self._roll.admit(member)
+            self._roll.compare(member, inputs)
+            if member.worker == CHIEF:
+                self._roll.collectives = collectives
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._met(member), max(0.0, within.left_s()))
+            self._roll.admit(member)  # another generation may have begun meanwhile
+            return self._roll.collectives
+
+    def announce(self, member: Member, address: str) -> None:
+        """See RendezvousHost.announce."""
+        with self._changed:
+            self._roll.admit(member)
+            self._roll.addresses[member.worker] = address
+
+    def _met(self, member: Member) -> bool:
+        return self._roll.collectives is not None or self._roll.generation != member.generation

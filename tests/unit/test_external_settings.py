@@ -1,0 +1,63 @@
+"""What `millrace worker` and the external launcher are told: ranks, the section of the job file, the inputs."""
+
+import pytest
+
+from millrace.config import validate
+from millrace.errors import SpecError
+from service.cli.worker_command import ranks_of
+from service.cluster.inputs import input_files
+from service.spec.config import ClusterSection
+from service.spec.job import load_job
+
+
+def test_ranks_come_from_the_environment_where_they_are_set():
+    assert ranks_of({}) == (None, 0, None)
+    assert ranks_of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "HOME": "x"}) == (3, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "1"}, "set both RANK and WORLD_SIZE"),
+        ({"RANK": "a", "WORLD_SIZE": "2"}, "RANK='a' .* is not a number"),
+    ],
+)
+def test_ranks_that_are_none_are_refused(environment, words):
+    with pytest.raises(SpecError, match=words):
+        ranks_of(environment)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ({"launcher": "ray"}, '"ray" is not built yet; use "local" or "external"'),
+        ({"launcher": "nomad"}, "launcher"),
+        (
+            {"launcher": "external", "listen": "0.0.0.0:7070", "trust_interface": True},
+            "listen = '0.0.0.0:7070': workers of other machines cannot join yet; listen on 127.0.0.1",
+        ),
+        ({"listen": "7070"}, "'7070' is not of the form"),
+        ({"node_timeout": "0s"}, "node_timeout"),
+    ],
+)
+def test_a_launcher_that_is_not_there_is_refused(cluster, words):
+    with pytest.raises(SpecError, match=words):
+        validate(ClusterSection, cluster)
+
+
+def test_the_inputs_of_a_job_are_its_generator_its_model_and_its_source_files(tmp_path):
+    (tmp_path / "job.toml").write_text("""
+name = "own"
+sources.lines = {kind = "files", paths = ["part-*.txt"]}
+pipe.command = ["python", "generator.py", "--fast"]
+slots = [{names = ["user"]}, {name = "click", kind = "meta"}]
+tasks = [{name = "ctr", label = "click"}]
+model.class = "nets.mine:Net"
+store.path = "store"
+""")
+    for name in ("generator.py", "part-10.txt", "part-9.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "mine.py").write_text("")
+    files = input_files(load_job(tmp_path / "job.toml"))
+    assert files == ["generator.py", "nets/mine.py", "part-9.txt", "part-10.txt"]

@@ -1,0 +1,152 @@
+"""The rendezvous: who may come, what it learns, and the words for those that are refused. Over a real connection."""
+
+import threading
+
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, Refused, SpecError, Unavailable
+from millrace.inputs import digests, head_sizes
+from millrace.rpc import rendezvous
+from millrace.rpc.rendezvous import Member, RendezvousClient
+from service.cluster.meeting import Meeting, Roll
+from service.cluster.runtime import WorkerRole, WorkerSpec
+from tests.fakes.rendezvous import RendezvousHere
+
+WORKERS = ("shard-0", "trainer-0", "trainer-1")
+
+
+@pytest.fixture
+def here(tmp_path):
+    with RendezvousHere(tmp_path, *WORKERS, generation=3) as here:
+        yield here
+
+
+def soon():
+    return Deadline.after(10)
+
+
+def test_trainers_learn_where_the_store_of_rank_0_is_whoever_comes_first(here):
+    learnt = []
+    second = RendezvousClient(here.contact("trainer-1"))
+    waiting = threading.Thread(target=lambda: learnt.append(second.meet("", {}, soon())))
+    waiting.start()
+    assert RendezvousClient(here.contact("trainer-0")).meet("127.0.0.1:7", {}, soon()) == "127.0.0.1:7"
+    waiting.join()
+    assert learnt == ["127.0.0.1:7"]
+
+
+def test_a_trainer_whose_rank_0_does_not_come_ends_at_its_deadline(here, monkeypatch):
+    monkeypatch.setattr(rendezvous, "HOLD_S", 0.05)
+    with pytest.raises(DeadlineExceeded, match="trainer-1 has come to the launcher at unix:.*, and trainer-0 has not"):
+        RendezvousClient(here.contact("trainer-1")).meet("", {}, Deadline.after(0.2))
+
+
+def test_an_address_is_known_once_it_is_announced_and_may_be_announced_again(here):
+    shard = RendezvousClient(here.contact("shard-0"))
+    shard.announce("127.0.0.1:1")
+    shard.announce("127.0.0.1:1")
+    assert here.address("shard-0") == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"generation": 2}, "trainer-1 is of generation 2, which has ended, and generation 3 runs; end that process"),
+        ({"generation": 4}, "trainer-1 is of generation 4, and this launcher runs generation 3; is this the launcher"),
+        ({"worker": "trainer-2"}, "generation 3 has no trainer-2; its workers are shard-0, trainer-0, trainer-1"),
+    ],
+)
+def test_a_worker_of_another_generation_or_job_is_refused_and_not_noted(here, changes, words):
+    stranger = RendezvousClient(here.contact("trainer-1").model_copy(update=changes))
+    for call in (lambda: stranger.meet("", {}, soon()), lambda: stranger.announce("127.0.0.1:9")):
+        with pytest.raises(Refused, match=words):
+            call()
+    RendezvousClient(here.contact("trainer-1")).announce("127.0.0.1:2")
+    assert here.address("trainer-1") == "127.0.0.1:2"
+
+
+def test_a_second_process_of_one_worker_is_refused_and_the_first_one_stays(here, monkeypatch):
+    RendezvousClient(here.contact("shard-0")).announce("127.0.0.1:1")
+    monkeypatch.setattr(rendezvous, "_incarnation_of", lambda _pid: "another process")
+    with pytest.raises(Refused, match="generation 3 has another shard-0 already, which serves at 127.0.0.1:1; end one"):
+        RendezvousClient(here.contact("shard-0")).announce("127.0.0.1:2")
+    assert here.address("shard-0") == "127.0.0.1:1"
+
+
+def test_a_wrong_secret_is_refused(here):
+    stranger = RendezvousClient(here.contact("shard-0", secret="guess"))
+    with pytest.raises(Refused, match="wrong secret"):
+        stranger.announce("127.0.0.1:2")
+
+
+def test_a_launcher_that_is_gone_is_unavailable(here):
+    client = RendezvousClient(here.contact("shard-0"))
+    here.close()
+    with pytest.raises(Unavailable, match="the launcher at unix:"):
+        client.announce("127.0.0.1:2")
+
+
+def test_who_waits_when_the_next_generation_begins_is_refused(here):
+    refused = []
+
+    def meet():
+        try:
+            RendezvousClient(here.contact("trainer-1")).meet("", {}, soon())
+        except Refused as error:
+            refused.append(str(error))
+
+    waiting = threading.Thread(target=meet)
+    waiting.start()
+    here.meeting.begin([], 4)
+    waiting.join()
+    assert "trainer-1 is of generation 3, which has ended, and generation 4 runs" in refused[0]
+
+
+# -- inputs
+
+
+def reading(folder, *paths):
+    """A trainer that reads files of `folder`, at a rendezvous of its own."""
+    sizes = head_sizes(paths, folder)
+    spec = WorkerSpec(
+        role=WorkerRole.TRAINER, number=0, command=(), config={}, folder=folder, run_folder=folder,
+        inputs=digests(sizes, folder),
+    )  # fmt: skip
+    meeting = Meeting()
+    meeting.begin([spec], 1)
+    return sizes, lambda given: meeting.meet(Member("trainer-0", 1, "x"), "", given, soon())
+
+
+def test_the_same_files_are_accepted_also_where_they_have_grown(tmp_path):
+    for machine in ("head", "node"):
+        (tmp_path / machine).mkdir()
+        (tmp_path / machine / "model.py").write_text("class Model: ...")
+        (tmp_path / machine / "lines.txt").write_text("1 2\n")
+    sizes, meet = reading(tmp_path / "head", "model.py", "lines.txt", "no such file")
+    assert list(sizes) == ["model.py", "lines.txt"]
+    with (tmp_path / "node" / "lines.txt").open("a") as file:
+        file.write("3 4\n")
+    assert meet(digests(sizes, tmp_path / "node")) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: path.write_text("class Model: pass"), "its first bytes have the digest"),
+        (lambda path: path.unlink(), "it is not there"),
+    ],
+)
+def test_other_files_are_refused_with_their_name_and_what_to_do(tmp_path, change, words):
+    for machine in ("head", "node"):
+        (tmp_path / machine).mkdir()
+        (tmp_path / machine / "model.py").write_text("class Model: ...")
+    sizes, meet = reading(tmp_path / "head", "model.py")
+    change(tmp_path / "node" / "model.py")
+    with pytest.raises(SpecError, match=f"trainer-0 reads model.py, and at its machine {words}.*copy the file from"):
+        meet(digests(sizes, tmp_path / "node"))
+
+
+def test_before_a_generation_begins_nobody_is_expected():
+    with pytest.raises(Refused, match="trainer-0 is of generation 1, and this launcher runs generation 0"):
+        Roll().admit(Member("trainer-0", 1, "x"))

@@ -1,0 +1,124 @@
+"""Which agent gets which worker: by rank, by order of joining, again after a death."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.errors import SpecError, Unavailable
+from millrace.rpc.joining import AgentFacts
+from service.cluster.places import Places
+
+NAMES = ("shard-0", "shard-1", "trainer-0", "trainer-1")
+
+
+def agent(id, **more):
+    return AgentFacts(**{"id": id, "machine": "head", **more})
+
+
+@pytest.fixture
+def places():
+    places = Places("head", 10.0)
+    places.open(NAMES, 3)
+    return places
+
+
+def test_places_go_by_order_of_joining_trainers_first(places):
+    assert places.waits_for() == "waits for 4 of 4 workers: trainer-0, trainer-1, shard-0, shard-1"
+    assert [places.ask(agent(id), 0) for id in "abcd"] == ["trainer-0", "trainer-1", "shard-0", "shard-1"]
+    assert places.waits_for() is None
+    assert places.ask(agent("b"), 1) == "trainer-1", "a repeat changes nothing"
+
+
+def test_places_go_by_rank_where_there_is_one(places):
+    assert places.ask(agent("a", rank=3, world=4), 0) == "shard-1"
+    assert places.ask(agent("b", rank=1, world=2, role="trainer"), 0) == "trainer-1"
+    assert places.ask(agent("c", role="shard"), 0) == "shard-0"
+    assert places.waits_for() == "waits for 1 of 4 workers: trainer-0"
+
+
+def test_rank_0_stays_at_the_head_unless_it_is_asked_for_by_its_rank(places):
+    assert places.ask(agent("a", machine="node"), 0) == "trainer-1"
+    assert places.ask(agent("b", machine="node", role="trainer"), 0) is None
+    assert places.ask(agent("c", machine="node", rank=0, world=4), 0) == "trainer-0"
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"rank": 0, "world": 4}, Unavailable, "RANK 0 of generation 3 is trainer-0, which an agent of this machine"),
+        ({"rank": 0, "world": 2}, SpecError, r"WORLD_SIZE 2, and the job has 4 workers \(2 trainers, 2 shards\)"),
+        ({"rank": 2, "world": 2, "role": "shard"}, SpecError, "RANK 2 of WORLD_SIZE 2, and the job has 2 shards"),
+    ],
+)
+def test_a_rank_that_is_taken_or_does_not_fit_is_refused(places, asked, error, words):
+    places.ask(agent("a"), 0)
+    with pytest.raises(error, match=words):
+        places.ask(agent("b", **asked), 0)
+    assert places.known == {"a"}, "who is refused is not told the end of the job"
+
+
+def test_one_agent_too_many_is_refused_and_one_that_waits_is_not(places):
+    for id in "abcd":
+        places.ask(agent(id), 0)
+    with pytest.raises(Unavailable, match=r"all of its workers \(2 trainers, 2 shards\); this worker is one too many"):
+        places.ask(agent("e"), 0)
+    places.close()
+    assert places.ask(agent("e"), 0) is None, "the generation ends: it may get a place in the next one"
+    places.open(NAMES, 4)
+    assert places.ask(agent("e"), 0) == "trainer-0"
+
+
+def test_a_role_that_the_job_does_not_have_is_refused():
+    places = Places("head", 10.0)
+    places.open(["trainer-0"], 1)
+    with pytest.raises(SpecError, match="generation 1 has no shards; its workers are 1 trainer"):
+        places.ask(agent("a", role="shard"), 0)
+
+
+def test_after_a_death_an_agent_gets_its_worker_again_where_that_is_free(places):
+    places.open(NAMES, 4)
+    assert places.ask(agent("b", last="shard-1"), 0) == "shard-1"
+    assert places.ask(agent("c", last="shard-1"), 0) == "trainer-0"
+
+
+def test_a_silent_agent_loses_its_place(places):
+    places.ask(agent("a"), 0)
+    places.ask(agent("b"), 0)
+    places.heard("b", 8)
+    assert places.silent(10) == {}
+    assert places.silent(10.5) == {"a": "trainer-0"}
+    assert (places.known, places.waits_for()) == ({"b"}, "waits for 3 of 4 workers: trainer-0, shard-0, shard-1")
+
+
+def test_trainers_share_their_machine_by_rank(places):
+    for id, machine in zip("abcd", ("head", "node", "node", "head"), strict=True):
+        places.ask(agent(id, machine=machine), 0)
+    assert [places.local_rank(name) for name in ("trainer-0", "trainer-1")] == [(0, 1), (0, 1)]
+    places.open(NAMES, 4)
+    for id in "abcd":
+        places.ask(agent(id, local_rank=5 if id == "a" else None), 0)
+    assert [places.local_rank(name) for name in ("trainer-0", "trainer-1", "shard-1")] == [(5, 2), (1, 2), (1, 2)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "leave", "open", "silent"]), st.sampled_from("abcdef"))))
+def test_no_worker_has_two_agents_and_no_agent_two_workers(events):
+    places, now_s = Places("head", 3.0), 0.0
+    places.open(NAMES, 1)
+    for what, id in events:
+        now_s += 1
+        match what:
+            case "ask":
+                try:
+                    name = places.ask(agent(id), now_s)
+                except Unavailable:
+                    assert len(places.agents) == len(NAMES)
+                else:
+                    assert places.agents[name].id == id
+            case "leave":
+                places.leave(id)
+            case "open":
+                places.open(NAMES, 2)
+            case "silent":
+                places.silent(now_s)
+        holders = [holder.id for holder in places.agents.values()]
+        assert len(set(holders)) == len(holders) and set(holders) <= places.known
