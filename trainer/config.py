@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataset.spec.config import AnySlot, AnySource, PipeSection, SampleSection
+from millrace.blob.store_address import parse as parse_address
 from millrace.config import Count, Duration, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
 from millrace.errors import SpecError
 from millrace.failpoints import ArmedFailpoint
@@ -14,7 +15,6 @@ from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
 from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
-from trainer.blob.address import parse as parse_address
 
 NEWEST_DEFAULTS = 2
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""

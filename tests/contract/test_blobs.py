@@ -7,12 +7,12 @@ import uuid
 
 import pytest
 
+from millrace.blob.blob_errors import BlobUnavailable, SourceDamaged
+from millrace.blob.blob_store import CHUNK_BYTES, UNFINISHED, checked_file, head_of, open_blobs, whole
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.errors import Unwritable
 from tests.s3_server import s3  # noqa: F401
-from trainer.blob.address import parse
-from trainer.blob.blob_store import CHUNK_BYTES, UNFINISHED, checked_file, head_of, open_blobs, whole
-from trainer.blob.errors import BlobUnavailable, SourceDamaged
 
 SOON = 30.0
 LARGE = 2 * CHUNK_BYTES + 12_345
@@ -238,3 +238,30 @@ def test_a_copy_that_cannot_be_written_is_the_local_disks_failure(blobs, tmp_pat
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(Unwritable, match="file/copy cannot be written"):
         blobs.download("a", tmp_path / "file" / "copy", soon())
+
+
+# -- conditional puts
+
+
+def test_a_new_blob_is_put_only_where_there_is_none(blobs):
+    assert blobs.put_new("fence/1", b"first", soon())
+    assert not blobs.put_new("fence/1", b"second", soon())
+    assert get(blobs, "fence/1") == b"first" and blobs.sizes("fence", soon()) == {"1": 5}
+    blobs.remove("fence/1", soon())
+    assert blobs.put_new("fence/1", b"", soon()) and get(blobs, "fence/1") == b""
+
+
+def test_of_many_writers_of_a_new_blob_one_succeeds(blobs):
+    contents = [f"writer {number}".encode() for number in range(8)]
+    won = []
+
+    def write(content):
+        if blobs.put_new("one", content, soon()):
+            won.append(content)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == [get(blobs, "one")]

@@ -11,15 +11,15 @@ import boto3
 import httpx
 import pytest
 
+from millrace.blob import blob_retry
+from millrace.blob import s3 as s3_module
+from millrace.blob.blob_errors import BlobUnavailable
+from millrace.blob.blob_store import CHUNK_BYTES, open_blobs, whole
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.retry import Backoff
 from tests.s3_server import ENVIRONMENT, Proxy, proxy, s3  # noqa: F401
 from tests.unit.test_access_exposure import write_pair
-from trainer.blob import retry
-from trainer.blob import s3 as s3_module
-from trainer.blob.address import parse
-from trainer.blob.blob_store import CHUNK_BYTES, open_blobs, whole
-from trainer.blob.errors import BlobUnavailable
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
@@ -35,7 +35,7 @@ def opened(uri):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
-    monkeypatch.setattr(retry, "BACKOFF", Backoff((0.02,)))
+    monkeypatch.setattr(blob_retry, "BACKOFF", Backoff((0.02,)))
     monkeypatch.setattr(s3_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(s3_module, "SEND_S", 1.0)
     monkeypatch.setattr(s3_module, "CLIENT_TRIES", 1)

@@ -8,13 +8,13 @@ import uuid
 
 import pytest
 
+from millrace.blob import blob_retry
+from millrace.blob import s3 as s3_module
 from millrace.deadline import Deadline
 from millrace.retry import Backoff
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import proxy, s3  # noqa: F401
 from tests.small_disk import small_disk
-from trainer.blob import retry
-from trainer.blob import s3 as s3_module
 from trainer.exports import user_command
 from trainer.exports.destination import open_destination
 from trainer.exports.exporter import export
@@ -123,7 +123,7 @@ def test_a_full_store_is_reported(job, commit, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
-    monkeypatch.setattr(retry, "BACKOFF", Backoff((0.02, 0.05)))
+    monkeypatch.setattr(blob_retry, "BACKOFF", Backoff((0.02, 0.05)))
     monkeypatch.setattr(s3_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(s3_module, "SEND_S", 1.0)
     monkeypatch.setattr(s3_module, "CLIENT_TRIES", 1)

@@ -10,16 +10,16 @@ import uuid
 
 import pytest
 
+from millrace.blob import blob_retry
+from millrace.blob import s3 as s3_module
+from millrace.blob.blob_errors import BlobUnavailable
+from millrace.blob.blob_store import whole
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.file_lock import locked
 from millrace.retry import Backoff
 from tests.mirrored_store import files_below, make_commit
 from tests.s3_server import proxy, s3  # noqa: F401
-from trainer.blob import retry
-from trainer.blob import s3 as s3_module
-from trainer.blob.blob_store import whole
-from trainer.blob.errors import BlobUnavailable
 from trainer.checkpoint.mirror import Mirror, MirrorEmpty, read_catalog
 from trainer.checkpoint.mirror_fetch import fetch, repair
 from trainer.checkpoint.mirror_uploader import LOCK, MirrorUploader
@@ -35,7 +35,7 @@ def soon():
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Tries follow each other at once, and a silent connection is given up early."""
-    monkeypatch.setattr(retry, "BACKOFF", Backoff((0.02, 0.05)))
+    monkeypatch.setattr(blob_retry, "BACKOFF", Backoff((0.02, 0.05)))
     monkeypatch.setattr(s3_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(s3_module, "SEND_S", 1.0)
     monkeypatch.setattr(s3_module, "CLIENT_TRIES", 1)
@@ -164,8 +164,8 @@ from pathlib import Path
 from millrace.deadline import Deadline
 from millrace.failpoints import ArmedFailpoint, Failpoint, arm
 from trainer.checkpoint.commits import read_commit
-from trainer.blob.errors import BlobUnavailable
-from trainer.blob.blob_store import whole
+from millrace.blob.blob_errors import BlobUnavailable
+from millrace.blob.blob_store import whole
 from trainer.checkpoint.mirror import Mirror
 arm((ArmedFailpoint(point=Failpoint.UPLOADED),))
 Mirror.open({uri!r}, Deadline.after(30)).upload(read_commit(Path({str(second.folder)!r})), [], Deadline.after(30))

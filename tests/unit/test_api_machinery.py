@@ -10,6 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from millrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
 from millrace.errors import NotYet, SpecError, Unavailable
 from service.api import idempotency, problems
 from service.api.idempotency import IdempotencyStore, StoredAnswer
@@ -21,7 +22,6 @@ from service.records.database import utc_now
 from service.records.schema import AuditRow, RepeatRow
 from tests.fakes.asked_api import PROBLEM, api
 from tests.integration.stream_job import SPEC
-from trainer.blob.errors import BlobUnavailable, BlobUnwritable
 
 KEYS = {"keys": {"tables.default.optimizer.lr": 0.02}}
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.blob.blob_store import open_blobs, whole
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from pserver.store.row_store import sort_order_of
 from tests.fakes.exports import key, sorted_rows, write_export
 from tests.s3_server import s3  # noqa: F401
-from trainer.blob.address import parse
-from trainer.blob.blob_store import open_blobs, whole
 from trainer.exports.destination import ExportTooNew, ExportUnusable, ParentMissing
 from trainer.exports.reader import chain_of, is_export, open_export, state_at
 from trainer.exports.row_chunks import (

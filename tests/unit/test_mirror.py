@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from millrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
+from millrace.blob.store_address import StoreKind, parse
 from millrace.deadline import Deadline
 from millrace.errors import SpecError, Unwritable
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
-from trainer.blob.address import StoreKind, parse
-from trainer.blob.errors import BlobUnavailable, BlobUnwritable
 from trainer.checkpoint.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
 from trainer.checkpoint.mirror import CommitPresent, Mirror, MirrorEmpty, MirrorSuperseded, read_catalog
 from trainer.checkpoint.mirror_catalog import read_manifest

@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
+from millrace.blob.blob_store import open_blobs, whole
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from millrace.retry import Backoff
 from tests.fakes.served import Job
 from tests.s3_server import s3  # noqa: F401
-from trainer.blob.address import parse
-from trainer.blob.blob_store import open_blobs, whole
 from trainer.exports.destination import ExportUnusable
 from trainer.replica import export_updates, update_loop
 from trainer.replica.export_updates import ChainPlan, CurrentExport, ExportUpdates, parsed, plan

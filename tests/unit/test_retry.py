@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from millrace.blob import blob_retry
+from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
 from millrace.retry import Backoff, Retrier, call
-from trainer.blob import retry as blob_retry
-from trainer.blob.errors import BlobUnavailable
 
 
 class Passing(Exception):

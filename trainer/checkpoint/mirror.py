@@ -4,7 +4,7 @@
     commits/<commit name>.json   the manifest, as in the commit's folder; the commit exists once this does
     log/<file name>              files of the job's log, as of the last upload
 
-trainer.blob moves the bytes; trainer.checkpoint.mirror_uploader decides when; trainer.checkpoint.mirror_fetch brings
+millrace.blob moves the bytes; trainer.checkpoint.mirror_uploader decides when; trainer.checkpoint.mirror_fetch brings
 commits back. Only one process at a time may write to a mirror; the caller ensures it.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from millrace.blob.blob_errors import SourceDamaged
+from millrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
 from millrace.failpoints import Failpoint, failpoint
-from trainer.blob.address import parse
-from trainer.blob.blob_store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
-from trainer.blob.errors import SourceDamaged
 from trainer.checkpoint.commits import MANIFEST, NAME, Commit, CommitDamaged, NewerFormat, order_of
 from trainer.checkpoint.mirror_catalog import (
     MirroredCommit,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millrace.blob.blob_store import UNFINISHED
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
 from millrace.errors import Unwritable
 from pserver.store.row_store import StoredFile
-from trainer.blob.blob_store import UNFINISHED
 from trainer.checkpoint.commits import FOLDER, MANIFEST, CommitDamaged, files_of
 from trainer.checkpoint.mirror import FILES, CommitPresent, Mirror, MirrorCatalog, MirrorEmpty, run_parallel
 from trainer.checkpoint.mirror_catalog import MirroredCommit

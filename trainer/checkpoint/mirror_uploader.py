@@ -26,7 +26,7 @@ MAX_BEHIND_S = 900.0
 LOCK_S = 5.0
 """Longest wait of one try for another writer to the mirror; then the status shows it."""
 GIVE_UP_S = 45.0
-"""Longest wait at the end for a call that is given up: one request must end first (trainer.blob.s3)."""
+"""Longest wait at the end for a call that is given up: one request must end first (millrace.blob.s3)."""
 LOCK = "mirror.lock"
 """Lock file in the store, held while writing to the mirror. It protects the files of a new generation from a rank 0 of
 an older one that is still alive: either the old one holds the lock and the new one waits, or the old one sees that it

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
-from trainer.blob.address import parse
 from trainer.checkpoint.commits import (
     MANIFEST,
     NAME,

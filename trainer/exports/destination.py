@@ -1,6 +1,6 @@
 """Exports where they are stored: `ExportDestination` writes those of one job, `ExportFolder` reads a folder of them.
 
-Both use a blob store (trainer.blob): a folder of this machine or an object store. The order of writing is
+Both use a blob store (millrace.blob): a folder of this machine or an object store. The order of writing is
 decided in trainer.exports.exporter; trainer.exports.reader reads the files. Imports no torch.
 """
 
@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from millrace.blob.blob_store import MAX_APPENDED_BYTES, BlobStore, open_blobs, whole, whole_lines
+from millrace.blob.blob_writer import BlobWriter
+from millrace.blob.store_address import StoreAddress, StoreKind, parse
 from millrace.deadline import Deadline
 from millrace.errors import BadInput
-from trainer.blob.address import StoreAddress, StoreKind, parse
-from trainer.blob.blob_store import MAX_APPENDED_BYTES, BlobStore, open_blobs, whole, whole_lines
-from trainer.blob.blob_writer import BlobWriter
 
 ROLE = "exports at"
 """Begins the errors of a destination."""

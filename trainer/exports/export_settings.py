@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dataset.spec.schema import Schema
+from millrace.blob.store_address import StoreKind as AddressKind
+from millrace.blob.store_address import parse
 from millrace.done_markers import is_done
 from millrace.errors import SpecError
 from pserver.config import TableSection
-from trainer.blob.address import StoreKind as AddressKind
-from trainer.blob.address import parse
 from trainer.config import ExportSection
 from trainer.exports.request import ExportAnswer, ExportRequest, ParentExport
 from trainer.exports.schedule import DueExport

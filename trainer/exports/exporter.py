@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.blob.blob_errors import BlobUnavailable
+from millrace.blob.blob_writer import BlobWriter
 from millrace.deadline import Deadline
 from millrace.done_markers import DONE
 from millrace.durable import writing
@@ -25,8 +27,6 @@ from millrace.failpoints import Failpoint, failpoint
 from pserver.errors import StoreDamaged
 from pserver.protocol.shards import U64
 from pserver.protocol.table_operations import ExportCut
-from trainer.blob.blob_writer import BlobWriter
-from trainer.blob.errors import BlobUnavailable
 from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
 from trainer.exports import gates, manifest, pointers, user_command
 from trainer.exports.destination import ExportDestination, open_destination

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace import documents
+from millrace.blob.blob_writer import BlobWriter
 from millrace.done_markers import DONE
 from millrace.durable import REAL, unfinished_name, writing
 from millrace.errors import SpecError
-from trainer.blob.blob_writer import BlobWriter
 from trainer.exports import manifest
 from trainer.exports.destination import ExportDestination, ExportUnusable, folder_destination
 from trainer.exports.parquet_files import ParquetFiles

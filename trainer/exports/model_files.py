@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from millrace import documents
+from millrace.blob.blob_writer import BlobWriter
 from millrace.errors import BadInput
-from trainer.blob.blob_writer import BlobWriter
 from trainer.checkpoint.commits import CommitDamaged
 from trainer.exports.reader import DENSE
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from millrace.blob.blob_writer import BlobWriter
 from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint, failpoint
 from millrace.keys import signs_of
@@ -30,7 +31,6 @@ from pserver.config import TableSection
 from pserver.lifecycle.aging import KEEPERS
 from pserver.protocol.shards import U16, U64
 from pserver.rows.row_format import groups_of
-from trainer.blob.blob_writer import BlobWriter
 from trainer.exports.row_selection import CommitTableRows, RowSelection, SelectedRows, weights_of
 from trainer.exports.value_encoding import Dtype, EncodedValues, encode
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from millrace import documents
+from millrace.blob.blob_store import UNFINISHED
 from millrace.deadline import Deadline
 from millrace.done_markers import MARKERS, has_done
 from millrace.errors import MillraceError
-from trainer.blob.blob_store import UNFINISHED
 from trainer.config import ExportSection
 from trainer.exports import manifest as manifests
 from trainer.exports.destination import ExportDestination, open_destination

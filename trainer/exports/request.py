@@ -44,7 +44,7 @@ class ExportRequest(Section):
     commit: Path
     """Folder of the commit of this version, leased."""
     address: str
-    """Destination of the stream, as trainer.blob.address gives it: exports are in <address>/<job>/<timeline>/."""
+    """Destination of the stream, as millrace.blob.store_address has it; exports are in <address>/<job>/<timeline>/."""
     stage: Path
     """Folder of what rank 0 prepared: model.json, golden.parquet and onnx-template.onnx, as far as it could."""
     tables: dict[str, TableSection]

@@ -14,11 +14,11 @@ from dataset.sources.opening import open_source
 from dataset.spec.config import AnySource, FilesSource, KafkaSource
 from dataset.stream.source import Partition, Segment, Source
 from millrace import documents
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole, writing
 from millrace.errors import BadInput, MillraceError, SpecError
 from millrace.secrets import without_keys
-from trainer.blob.address import parse
 from trainer.checkpoint.commits import NAME, VERSION
 from trainer.config import TrainerJob
 from trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionRequest

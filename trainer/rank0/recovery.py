@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint, failpoint
-from trainer.blob.errors import BlobUnavailable
 from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
 from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.mirror_fetch import repair

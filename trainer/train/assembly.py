@@ -20,6 +20,7 @@ from dataset.loader.dead_letters import BadFraction, DeadLetters
 from dataset.loader.segment_reader import SegmentReader
 from dataset.spec.schema import Schema
 from dataset.stream.source import Source
+from millrace.blob.store_address import parse
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
@@ -34,7 +35,6 @@ from pserver.consistency.modes import policy_of
 from pserver.consistency.policy import Consistency
 from pserver.protocol.shards import Shards
 from pserver.server.embedded import EmbeddedShards
-from trainer.blob.address import parse
 from trainer.checkpoint.commits import Commit, Commits, read_commit
 from trainer.checkpoint.committer import Committer, ManifestFacts
 from trainer.checkpoint.mirror_uploader import MirrorUploader

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from millrace.blob.blob_errors import BlobUnwritable
+from millrace.blob.blob_retry import Retries
+from millrace.blob.blob_store import CHUNK_BYTES, UNFINISHED, Chunks, torn_bytes
+from millrace.blob.blob_writer import BlobWriter, open_writer
+from millrace.blob.store_address import StoreAddress
 from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
-from trainer.blob.address import StoreAddress
-from trainer.blob.blob_store import CHUNK_BYTES, UNFINISHED, Chunks, torn_bytes
-from trainer.blob.blob_writer import BlobWriter, open_writer
-from trainer.blob.errors import BlobUnwritable
-from trainer.blob.retry import Retries
 
 MAX_LINE_BYTES = 64 << 10
 """Longer than any line that is appended."""
@@ -116,6 +116,25 @@ class FolderBlobs:
                 REAL.sync_folder(path.parent)  # 4
             finally:
                 unfinished.unlink(missing_ok=True)
+
+    def put_new(self, key: str, content: bytes, deadline: Deadline) -> bool:
+        """See BlobStore: written under a name of this call alone, synced, then linked to its own."""
+        path = self._root / key
+        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
+        self._retries.check(f"writing {key}", deadline)
+        with self._writing(path):
+            _make_folder(path.parent)
+            try:
+                with REAL.create(unfinished) as file:
+                    REAL.append(file, content)
+                    REAL.sync(file)
+                REAL.link(unfinished, path)
+            except FileExistsError:
+                return False
+            finally:
+                unfinished.unlink(missing_ok=True)
+            REAL.sync_folder(path.parent)
+        return True
 
     @contextmanager
     def create(self, key: str, scratch: Path, deadline: Deadline) -> Iterator[BlobWriter]:

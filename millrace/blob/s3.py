@@ -20,16 +20,16 @@ import botocore.exceptions
 import botocore.session
 import httpx
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
+from millrace.blob.blob_errors import BlobUnavailable
+from millrace.blob.blob_retry import Retries
+from millrace.blob.blob_store import CHUNK_BYTES, MAX_APPENDED_BYTES, Chunks, checked_file, whole, whole_lines
+from millrace.blob.blob_writer import BlobWriter, open_writer
+from millrace.blob.store_address import StoreAddress
 from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
-from trainer.blob.address import StoreAddress
-from trainer.blob.blob_store import CHUNK_BYTES, MAX_APPENDED_BYTES, Chunks, checked_file, whole, whole_lines
-from trainer.blob.blob_writer import BlobWriter, open_writer
-from trainer.blob.errors import BlobUnavailable
-from trainer.blob.retry import Retries
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig
@@ -162,6 +162,19 @@ class S3Blobs:
                 obstore.put(self._sender, self._path(key), parts, chunk_size=CHUNK_BYTES, max_concurrency=1)
 
         self._retries.run(f"writing {key}", send, deadline)
+
+    def put_new(self, key: str, content: bytes, deadline: Deadline) -> bool:
+        """See BlobStore: a put with "If-None-Match"."""
+
+        def send() -> bool:
+            client = self._reader if len(content) <= SMALL_BYTES else self._sender
+            try:
+                obstore.put(client, self._path(key), content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            return True
+
+        return self._retries.run(f"writing {key}", send, deadline)
 
     @contextmanager
     def create(self, key: str, scratch: Path, deadline: Deadline) -> Iterator[BlobWriter]:

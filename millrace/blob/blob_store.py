@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from millrace.blob.blob_errors import SourceDamaged
+from millrace.blob.blob_writer import BlobWriter
+from millrace.blob.store_address import StoreAddress, StoreKind
 from millrace.deadline import Deadline
-from trainer.blob.address import StoreAddress, StoreKind
-from trainer.blob.blob_writer import BlobWriter
-from trainer.blob.errors import SourceDamaged
 
 CHUNK_BYTES = 8 << 20
 """Read, hashed and sent at once: a transfer holds about twice this in memory."""
@@ -80,6 +80,14 @@ class BlobStore(Protocol):
         """Make `chunks` the content of a blob, in place of any other."""
         ...
 
+    def put_new(self, key: str, content: bytes, deadline: Deadline) -> bool:
+        """Make `content` a new small blob; False, and nothing changes, where there is one already.
+
+        Of several calls for one key, in any processes, at most one succeeds. A call whose reply is lost is repeated,
+        and may then find its own blob: read it back to know.
+        """
+        ...
+
     def create(self, key: str, scratch: Path, deadline: Deadline) -> AbstractContextManager[BlobWriter]:
         """A new blob that is written piece by piece: durable when the context ends, undefined after an error.
 
@@ -107,11 +115,11 @@ def open_blobs(address: StoreAddress, role: str, deadline: Deadline) -> BlobStor
     """
     match address.kind:
         case StoreKind.FOLDER:
-            from trainer.blob.folder import FolderBlobs
+            from millrace.blob.folder import FolderBlobs
 
             return FolderBlobs(address, role)
         case StoreKind.S3:
-            from trainer.blob.s3 import S3Blobs  # with its client, for those who use one
+            from millrace.blob.s3 import S3Blobs  # with its client, for those who use one
 
             return S3Blobs.open(address, role, deadline)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from millrace import retry
+from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
 from millrace.retry import Backoff
-from trainer.blob.errors import BlobUnavailable
 
 BACKOFF = Backoff((0.2, 0.5, 1.0, 2.0, 4.0))
 """Between tries; after the last try the call fails."""
