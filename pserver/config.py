@@ -263,6 +263,15 @@ TableName = Annotated[str, AfterValidator(_is_a_folders_name)]
 """A table's name, which is also the name of a folder."""
 
 
+class PartStore(Section):
+    """Where a process keeps its files of commits, with `store.parts = "object"`."""
+
+    address: str
+    """Address of the object store."""
+    cache: Path | None = None
+    """Folder on the disk of this process with files of the newest commit; None: the one that rank 0 names."""
+
+
 class ShardProcess(Section):
     """The configuration of one shard process, which the launcher writes as JSON."""
 
@@ -294,6 +303,8 @@ class ShardProcess(Section):
     """Unix socket at which this process serves; None: a port of loopback."""
     live: Path | None = None
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
+    parts: PartStore | None = None
+    """Where commits are uploaded to; None: they stay in the folder that rank 0 names."""
     max_message: PositiveSize = 256 << 20
     """Largest message; a step that needs a larger one is refused."""
     faults: tuple[ArmedFailpoint, ...] = ()

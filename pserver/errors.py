@@ -7,6 +7,7 @@ PserverError
 +-- BadRequest         a bug or a mismatch of versions; never retried
 |   +-- MessageTooLarge  a step does not fit into one message
 +-- StoreFailed        a disk is full or fails; the same call may succeed later
++-- PartsUnavailable   the object store with parts of commits does not answer  exit code 75
 +-- StoreDamaged       a row store or commit differs from what was written     exit code 75
 +-- OutOfMemory        rows that wait for a commit fill the bound on memory
 """
@@ -49,6 +50,10 @@ class MessageTooLarge(InvalidShardCall):
 
 class StoreFailed(PserverError):
     """A write to the row store did not happen, since the disk is full or fails. It may be repeated."""
+
+
+class PartsUnavailable(PserverError, Unavailable):
+    """The object store that holds parts of commits does not answer."""
 
 
 class StoreDamaged(PserverError):

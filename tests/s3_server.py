@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -53,6 +54,11 @@ class Proxy:
         self.budget_bytes: int | None = None
         self.refusals = 0
         self.stalled = False
+        self.delay_s = 0.0
+
+    def slow(self, delay_s: float) -> None:
+        """Wait before each piece of an answer."""
+        self.delay_s = delay_s
 
     def cut_after(self, num_bytes: int) -> None:
         """Forward this many more bytes to the server, over all connections; then cut them all."""
@@ -113,6 +119,8 @@ class Proxy:
                     if self.budget_bytes <= 0:
                         break
                 else:
+                    if not counted and self.delay_s:
+                        time.sleep(self.delay_s)
                     target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):

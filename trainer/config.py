@@ -226,6 +226,23 @@ class StoreSection(Section):
     """Copy of commits and log: "s3://bucket/prefix", "file:///folder", or a folder relative to the spec's folder.
 
     Options of S3 follow a "?": endpoint_override, region, scheme. Credentials come from the environment."""
+    parts: Literal["shared", "object"] = "shared"
+    """Where the files of commits are. "shared": in the folder `path`, which every process of the job sees; the mirror
+    is a copy. "object": in the mirror, which then is the truth; every disk is a cache, and no folder is shared."""
+    log_mirror: Literal["async", "sync"] = "async"
+    """With "sync" every record of the log is in the mirror before it acts, so that the disk of rank 0 may be lost:
+    the job goes on with the same bits. With "async" a lost disk means a new timeline from the newest commit. "sync"
+    needs parts = "object"."""
+    gc_grace: Duration = 86400.0
+    """With parts = "object": how long files of removed commits stay in the mirror for those who still read them."""
+
+    @model_validator(mode="after")
+    def _has_a_mirror(self) -> "StoreSection":
+        if self.parts == "object" and self.mirror is None:
+            raise ValueError('parts = "object" needs a mirror: the object store that holds the parts')
+        if self.log_mirror == "sync" and self.parts != "object":
+            raise ValueError('log_mirror = "sync" needs parts = "object"')
+        return self
 
     @field_validator("mirror")
     @classmethod
@@ -396,6 +413,8 @@ class WorkerConfig(Section):
     """Number of the generation of workers, from 1."""
     live: Path | None = None
     """Folder for the open row stores of the embedded shard; created anew."""
+    cache: Path | None = None
+    """Folder of a trainer other than rank 0 for files of a commit, with store.parts = "object"."""
     until: Literal["logged"] | None = None
     """"logged": train the passes in the log, commit, and end; plan nothing new."""
     rerun: Rerun | None = None

@@ -7,6 +7,8 @@ rows are stored. trainer.checkpoint.commits writes the manifest, by which a comm
     <commit's folder>/shard-<k>/<table>/        a checkpoint of it
     .../<table>.changes/                        the changed and deleted keys, in both (pserver.commit.change_files)
     .../<table>.admission.safetensors           the counts of admission, in the commit
+
+With `store.parts = "object"` the commit's folder is a cache of this shard alone, and its files are uploaded.
 """
 
 import hashlib
@@ -28,7 +30,8 @@ from millrace.failpoints import Failpoint, failpoint
 from millrace.keys import NUM_BUCKETS
 from pserver.commit.change_files import FOLDER as CHANGES
 from pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
-from pserver.errors import InvalidShardCall, PserverError, StepTimedOut, StoreDamaged, StoreFailed
+from pserver.commit.part_objects import PartObjects
+from pserver.errors import InvalidShardCall, PartsUnavailable, PserverError, StepTimedOut, StoreDamaged, StoreFailed
 from pserver.protocol.shards import ShardCommitPart
 from pserver.rows.row_format import groups_of
 from pserver.store.rocks_store import RocksRowStore, store_error_of
@@ -37,6 +40,8 @@ from pserver.tables.table import ShardTable, TableSnapshot
 
 CLOSE_S = 10.0
 """How long a write may delay the end of the process."""
+FETCH_S = 3600.0
+"""Longest time to fetch the files of a commit."""
 COPY_BYTES = 64 << 20
 """Fewest bytes of rows that a restore onto other shards writes at a time."""
 ADVANCE_ROWS = 1 << 20
@@ -63,8 +68,21 @@ class ShardSnapshot:
 class ShardStores:
     """See module docstring. Call `snapshot` and `restore` between passes, `write` and `settle` from any thread."""
 
-    def __init__(self, number: int, buckets: tuple[int, int], tables: Mapping[str, ShardTable], live: Path) -> None:
+    def __init__(
+        self,
+        number: int,
+        buckets: tuple[int, int],
+        tables: Mapping[str, ShardTable],
+        live: Path,
+        objects: PartObjects | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        """`objects`: where files are uploaded to and fetched from. `cache`: our own folder of commits, if there is one
+        beside that of rank 0."""
         self._name, self._buckets, self._tables, self._live = f"shard-{number}", buckets, tables, live
+        self._objects, self._cache = objects, cache
+        self._uploaded: Mapping[str, int] = {}
+        """The objects that the newest commit names."""
         self._stores: dict[str, RowStore] = {}
         self._changes: dict[str, ChangeFiles] = {}
         self._snapshot: ShardSnapshot | None = None
@@ -92,21 +110,26 @@ class ShardStores:
         repeated. It runs at the priority of training: at a lower one (millrace.priority) it took ten times as long on
         busy cores and delayed training more.
         """
+        folder = self._own(folder)
         with self._alone(deadline):
             snapshot = self._snapshot
             if snapshot is None:
                 raise InvalidShardCall(f"{self._name} has no snapshot to write")
             if snapshot.part is None or snapshot.folder != folder:
-                snapshot.part = self._write(folder / self._name, snapshot)
+                snapshot.part = self._write(folder / self._name, snapshot, deadline)
             return snapshot.part
 
-    def _write(self, mine: Path, snapshot: ShardSnapshot) -> ShardCommitPart:
+    def _own(self, folder: Path) -> Path:
+        """The folder of a commit, in the cache if there is one."""
+        return folder if self._cache is None else self._cache / folder.name
+
+    def _write(self, mine: Path, snapshot: ShardSnapshot, deadline: Deadline) -> ShardCommitPart:
         """1. Write and delete rows in the stores. 2. Write the changes and the admission counts of each table.
 
-        3. Make checkpoints of the stores, which sync themselves and the folder.
+        3. Make checkpoints of the stores, which sync themselves and the folder. 4. Upload what is new.
         """
         try:
-            mine.mkdir()
+            mine.mkdir(parents=self._cache is not None)
         except OSError as error:
             raise StoreFailed(f"{mine} cannot be created: {error}") from error
         snapshot.part, snapshot.folder = None, mine.parent
@@ -121,11 +144,23 @@ class ShardStores:
             for name, store in self._stores.items():  # 3
                 found = store.checkpoint(mine / name)
                 files |= {f"{self._name}/{name}/{path}": file for path, file in found.items()}
+            failpoint(Failpoint.CHECKPOINT_MADE)
+            objects = self._upload(mine.parent, files, deadline)  # 4
         except PserverError:
             shutil.rmtree(mine, ignore_errors=True)
             raise
-        failpoint(Failpoint.CHECKPOINT_MADE)
-        return ShardCommitPart(self._name, self._buckets, snapshot.facts, files)
+        return ShardCommitPart(self._name, self._buckets, snapshot.facts, files, objects)
+
+    def _upload(self, folder: Path, files: Mapping[str, StoredFile], deadline: Deadline) -> dict[str, int]:
+        """Raises StoreFailed where the store does not answer: this commit fails, and the next one may succeed."""
+        if self._objects is None:
+            return {}
+        try:
+            objects = self._objects.upload(folder, files, self._uploaded, deadline)
+        except PartsUnavailable as error:
+            raise StoreFailed(str(error)) from error
+        failpoint(Failpoint.PART_UPLOADED)
+        return objects
 
     def _write_changes(
         self, name: str, taken: TableSnapshot, snapshot: ShardSnapshot, mine: Path
@@ -159,7 +194,16 @@ class ShardStores:
                 self._changes[name].settle(committed)
             if not committed and self._snapshot.folder is not None:
                 shutil.rmtree(self._snapshot.folder / self._name, ignore_errors=True)
+            if committed and self._snapshot.part is not None:
+                self._uploaded = self._snapshot.part.objects
+                self._keep_only(self._snapshot.folder)
             self._snapshot = None
+
+    def _keep_only(self, folder: Path | None) -> None:
+        """Remove the other commits from our cache: the object store has them."""
+        for path in () if self._cache is None else self._cache.iterdir():
+            if path != folder:
+                shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:
@@ -179,6 +223,7 @@ class ShardStores:
         """
         if self._stores:
             raise InvalidShardCall(f"{self._name} is half restored after an error; restart the shard")
+        folder = self._fetched(folder, parts)
         same = next((part for part in parts if part.buckets == self._buckets), None)
         found: dict[str, tuple[RowStore, dict[int, int]]] = {}
         try:
@@ -209,6 +254,7 @@ class ShardStores:
         StoreDamaged and StoreFailed the shard must be restarted.
         """
         ours = [part for part in parts if self._shares(part)]
+        folder = self._fetched(folder, parts)
         changed = {name: self._changed_keys(folder, ours, name, version) for name in self._tables}
         admission = {name: self._admission(folder, ours, name) for name in self._tables}
         for name, keys_U in changed.items():
@@ -241,6 +287,17 @@ class ShardStores:
                 swept_C = np.isin(chunk_C, swept_U)
                 self._tables[name].take_over(self._stores[name], chunk_C, swept_C, *source.get(chunk_C))
         shutil.rmtree(of)
+
+    def _fetched(self, folder: Path, parts: Sequence[ShardCommitPart]) -> Path:
+        """The folder of a commit with the files of the parts that we read: where they are objects, our own."""
+        uploaded = {sha256: generation for part in parts for sha256, generation in part.objects.items()}
+        if self._objects is None or not uploaded:
+            return folder
+        folder = self._own(folder)
+        files = {path: file for part in parts if self._shares(part) for path, file in part.files.items()}
+        self._objects.complete(folder, files, uploaded, Deadline.after(FETCH_S))
+        self._uploaded = uploaded
+        return folder
 
     def _shares(self, part: ShardCommitPart) -> bool:
         """Whether a part has buckets of this shard."""

@@ -8,7 +8,7 @@ Shapes: U unique keys of one batch in one table, D floats of a row's weights (fi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,19 +96,22 @@ class ShardCommitPart:
     rates of ticks, unswept shrinks, cuts), "changes" (pserver.commit.change_files: files of keys by version)."""
     files: Mapping[str, StoredFile]
     """By path relative to the commit's folder: "shard-0/default/000012.sst"."""
+    objects: Mapping[str, int] = field(default_factory=dict)
+    """By SHA-256 of a file, the generation that uploaded it (pserver.commit.part_objects); empty without uploads."""
 
     def message(self) -> dict[str, Any]:
         """As JSON-able data."""
         files = {name: {"sha256": file.sha256, "bytes": file.num_bytes} for name, file in self.files.items()}
         tables = {name: dict(facts) for name, facts in self.tables.items()}
-        return {"folder": self.folder, "buckets": list(self.buckets), "tables": tables, "files": files}
+        message = {"folder": self.folder, "buckets": list(self.buckets), "tables": tables, "files": files}
+        return {**message, "objects": dict(self.objects)} if self.objects else message
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> "ShardCommitPart":
         """The inverse of `message`."""
         files = {name: StoredFile(file["sha256"], file["bytes"]) for name, file in message["files"].items()}
         begin, end = message["buckets"]
-        return cls(message["folder"], (begin, end), message["tables"], files)
+        return cls(message["folder"], (begin, end), message["tables"], files, message.get("objects", {}))
 
 
 class Shards(Protocol):
@@ -227,7 +230,8 @@ class Shards(Protocol):
 
     def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
         """Step 3, from any thread: every shard writes its snapshot to its store, and its whole state to its own
-        folder in `folder`, which exists, synced. Returns the parts, by shard.
+        folder in `folder`, which exists, synced. Returns the parts, by shard. A shard that uploads its parts writes to
+        a folder of its own instead, of which only the name is that of `folder`.
 
         Raises StoreFailed if a disk is full or fails; nothing is left in `folder` once that is settled.
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint, failpoint
-from pserver.config import TableSection
+from pserver.config import PartStore, TableSection
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 from pserver.errors import InvalidShardCall
@@ -32,11 +32,12 @@ class EmbeddedShards:
         groups: Mapping[str, int] | None = None,
         generation: int = 1,
         policy: Consistency | None = None,
+        parts: PartStore | None = None,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
-        `generation`: of the workers; `policy`: `sync` unless given."""
+        `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
-        self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation)
+        self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation, parts=parts)
         self._ledger = PassState(1, policy or Sync())
         self._close_digest = ""
         self._num_taken = 0

@@ -13,8 +13,9 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from pserver.commit.part_objects import PartObjects
 from pserver.commit.shard_commits import ShardStores
-from pserver.config import TableSection
+from pserver.config import PartStore, TableSection
 from pserver.errors import InvalidShardCall
 from pserver.feed.feed_server import FeedServer
 from pserver.feed.publisher import ShardFeed
@@ -76,12 +77,15 @@ class Shard:
         live: Path | None = None,
         groups: Mapping[str, int] | None = None,
         generation: int = 1,
+        parts: PartStore | None = None,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits, and rows are only in memory.
-        `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers."""
+        `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers. `parts`: where commits
+        are uploaded to."""
         buckets = (placement or Placement.even(1)).buckets_of(number)
         self.tables = {name: ShardTable(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
-        self._stores = None if live is None else ShardStores(number, buckets, self.tables, live)
+        uploads = () if parts is None else (PartObjects(parts.address, generation), parts.cache)
+        self._stores = None if live is None else ShardStores(number, buckets, self.tables, live, *uploads)
         self._sweeper = Sweeper()
         self._feed = ShardFeed({name: table.feed for name, table in self.tables.items()}, generation)
         self._feed_server: FeedServer | None = None

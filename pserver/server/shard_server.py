@@ -77,6 +77,7 @@ class _Servicer:
             live=config.live,
             groups=config.groups,
             generation=config.generation,
+            parts=config.parts,
         )
         self._turn = threading.Condition()
         self._ledger = PassState(config.num_ranks, policy_of(config.mode))

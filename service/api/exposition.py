@@ -38,6 +38,11 @@ MIRROR_GAUGES = {
     "version": ("millrace_mirror_version", "The last closed pass in the mirror"),
     "behind_s": ("millrace_mirror_behind_seconds", "How long a commit has waited to be in the mirror"),
 }
+OBJECT_GAUGES = {
+    "fence": ("millrace_fence_number", "Records of the fence in the object store, with store.parts = object"),
+    "uploads": ("millrace_commit_uploads_waiting", "Files of rank 0 that wait for the object store"),
+    "bytes": ("millrace_commit_uploaded_bytes", "Uploaded for commits since the workers were started, by all of them"),
+}
 ALARM_GAUGES = {
     Alarm.COMMITS: ("millrace_commit_failing", "1 while commits fail; the job ends after commit.max_failing"),
     Alarm.LOG: ("millrace_trouble", "1 while training waits for the log; the job ends after commit.max_failing"),
@@ -193,6 +198,7 @@ def _durability(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
     commits = [(job, status.part("commit")) for job, status in statuses]
     yield from _numbers(COMMIT_GAUGES, commits)
     yield from _numbers(MIRROR_GAUGES, [(job, commit.part("mirror")) for job, commit in commits])
+    yield from _numbers(OBJECT_GAUGES, [(job, commit.part("objects")) for job, commit in commits])
     for alarm, (name, text) in ALARM_GAUGES.items():
         family = GaugeMetricFamily(name, text, labels=["job"])
         for job, status in statuses:

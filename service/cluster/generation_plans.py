@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from millrace.identity.authority import open_authority
+from service.cluster.fetched_commits import check_head
 from service.cluster.job_runner import NextPlan
-from service.cluster.store import IDENTITY, clear_live
-from service.cluster.worker_plan import JobPlan, plan_job
+from service.cluster.store import IDENTITY, clear_caches, clear_live
+from service.cluster.worker_plan import JobPlan, cache_names, plan_job
 from service.spec.job import LoadedJob
 from trainer.control.commit_store import replay_first, resized
 from trainer.control.job_log import newest_generation
@@ -37,7 +38,11 @@ class GenerationPlans:
             yield self.next
 
     def next(self, last: int) -> JobPlan:
-        """Plan the generation after every one in the log, the given one, and `newest`."""
+        """Plan the generation after every one in the log, the given one, and `newest`.
+
+        Raises HeadReplaced where another head has claimed the job since this one ran.
+        """
+        check_head(self._job, last)
         job = in_force(self._job)
         logged = replay_first(job.store, job.full, job.cluster.trainers)
         if logged is not None:
@@ -45,6 +50,7 @@ class GenerationPlans:
         self._planned, self._until = job, None if logged is None else "logged"
         generation = max(self._newest, last, newest_generation(job.store / "log")) + 1
         clear_live(job.store)
+        clear_caches(job.store, cache_names(job))
         authority = open_authority(job.store / IDENTITY, job.spec.name) if job.cluster.leaves_machine else None
         folder = self._folder / f"g{generation}"
         return plan_job(job, folder, generation=generation, until=self._until, authority=authority)

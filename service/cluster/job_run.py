@@ -11,7 +11,6 @@ from typing import Any
 
 from millrace import documents
 from millrace.address import parse_address
-from millrace.deadline import Deadline
 from millrace.durable import writing
 from millrace.identity.authority import open_authority
 from millrace.identity.join_token import FILE as TOKEN
@@ -19,6 +18,7 @@ from millrace.identity.join_token import open_token
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
 from service.cluster.external import JoinPoint
+from service.cluster.fetched_commits import check_fresh, fetch_commits
 from service.cluster.generation_plans import GenerationPlans
 from service.cluster.job_runner import JobRunner
 from service.cluster.launchers import EXTERNAL, LauncherSettings, open_launcher
@@ -32,11 +32,6 @@ from service.cluster.worker_plan import MODULES
 from service.monitor.lines import summary_lines
 from service.spec.config import ClusterSection
 from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commits, MirrorReader
-from trainer.control.job_log import newest_generation
-
-FETCH_S = 3600.0
-"""Longest time to fetch a commit from the mirror."""
 
 
 class JobRun:
@@ -70,11 +65,13 @@ def open_run(
     `private`: the folder for configurations of workers, instead of one in the store. Raises SpecError where the store
     cannot be used.
     """
+    if fresh:
+        check_fresh(job)
     with ExitStack() as held:
         store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
         held.callback(clear_live, store)  # commits hold all that is needed
         set_paused(store, paused)
-        newest = 0 if fresh else fetch_from_mirror(job, on_line)
+        newest = fetch_commits(job, on_line, fresh=fresh)
         job = with_store_defaults(job)
         if text := old_defaults_note(job):
             on_line(LAUNCHER, text)
@@ -108,25 +105,6 @@ def set_paused(store: Path, paused: bool) -> None:
             (store / PAUSED).touch()
         else:
             (store / PAUSED).unlink(missing_ok=True)
-
-
-def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
-    """Fetch the newest commit of `store.mirror` into a store without any, so that the job continues from it.
-
-    -> the newest generation in the mirror; 0 where nothing was fetched.
-    """
-    if job.spec.store.mirror is None or newest_generation(job.store / "log"):
-        return 0
-    mirror = MirrorReader.of(job.spec.store.mirror, job.folder, Deadline.after(FETCH_S))
-    if Commits(job.store).names():  # fetched by a run that was killed before its first claim
-        return mirror.newest_generation()
-    if mirror.is_empty():
-        return 0
-    fetched = mirror.fetch(job.store, job.spec.name)
-    for reason in fetched.passed_over:
-        on_line(LAUNCHER, f"skipped in the mirror: {reason}")
-    on_line(LAUNCHER, f"continuing from the mirror, at commit {fetched.name}, on a new timeline")
-    return fetched.generation
 
 
 def preloaded(cluster: ClusterSection) -> list[str]:

@@ -6,7 +6,7 @@ Nothing here reads the files of workers.
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,8 @@ WORKERS = job_client.WORKERS
 """Private files of the running workers; removed with them."""
 LIVE = "live"
 """The rows that shards work on: a folder for each shard and generation. Log and commits hold what is durable."""
+CACHE = "cache"
+"""Files of the newest commit, with `store.parts = "object"`: a folder for each shard, and each trainer but rank 0."""
 RERUNS = "reruns"
 """Stores of reruns by number, and where commits that are verified are opened."""
 OUTPUT = "output"
@@ -48,7 +50,7 @@ LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
-    *("log", "log.begun", "commits", "holds", LIVE, RERUNS, LETTERS, "halves", "model"),
+    *("log", "log.begun", "commits", "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", OUTPUT, PAUSED),
 )
 """All files that a run leaves in its store, and all that `--fresh` removes."""
@@ -187,6 +189,13 @@ def _check_bare(store: Path) -> None:
 def clear_live(store: Path) -> None:
     """Remove the live rows of old generations. Call it while no generation runs."""
     shutil.rmtree(store / LIVE, ignore_errors=True)  # files that stay do no harm: each generation has its own
+
+
+def clear_caches(store: Path, kept: Collection[str]) -> None:
+    """Remove the cached commits of processes that the job does not have any more. Call it while no generation runs."""
+    for path in (store / CACHE).glob("*"):
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_no_links(store: Path) -> None:

@@ -6,7 +6,7 @@ Pure, but for the secret drawn for each generation. A launcher starts them (serv
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
 from service.cluster.inputs import input_files
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
-from service.cluster.store import LIVE
+from service.cluster.store import CACHE, LIVE
 from service.spec.job import LoadedJob
 from trainer.control.job_spec import STALL_SHARE
 from trainer.control.predictions import PredictionRequest
+from trainer.control.store_addresses import parse_store_address
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Millrace."""
@@ -127,6 +128,7 @@ def plan_job(
             common,
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
             num_ranks=cluster.trainers,
+            parts=_part_stores(job),
         ),
         trainers=tuple(
             _trainer(job, run_folder, {**common, "cores": cores_each, "until": until, "inputs": inputs}, rank)
@@ -203,6 +205,24 @@ def plan_prediction(
     )
 
 
+def cache_names(job: LoadedJob) -> list[str]:
+    """The folders in CACHE of the processes that fetch their files of a commit themselves."""
+    if job.spec.store.parts != "object":
+        return []
+    shards = [f"{WorkerRole.SHARD}-{number}" for number in range(job.spec.cluster.num_shards)]
+    return [*shards, *(f"{WorkerRole.TRAINER}-{rank}" for rank in range(1, job.spec.cluster.trainers))]
+
+
+def _part_stores(job: LoadedJob) -> list[dict[str, Any]] | None:
+    """By shard, where its parts of commits are (pserver.config.PartStore); None: in the folder that rank 0 names."""
+    mirror = job.spec.store.mirror
+    if job.spec.store.parts != "object" or mirror is None:
+        return None
+    address, caches = parse_store_address(mirror, job.folder).text, job.store / CACHE
+    shards = range(job.spec.cluster.num_shards)
+    return [{"address": address, "cache": str(caches / f"{WorkerRole.SHARD}-{shard}")} for shard in shards]
+
+
 def _live(job: LoadedJob, generation: int, shard: int) -> str:
     """The folder of a shard of a generation for its rows."""
     return str(job.store / LIVE / f"g{generation}-shard-{shard}")
@@ -216,8 +236,9 @@ def _shards(
     *,
     num_ranks: int,
     command: tuple[str, ...] = PYTHON,
+    parts: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[WorkerSpec, ...]:
-    """One shard for each folder of `live`; `common` holds secret, generation and max_message."""
+    """One shard for each folder of `live`; `common` holds secret, generation and max_message; `parts`: by shard."""
     config = {
         **common,
         "num_shards": len(live),
@@ -232,7 +253,7 @@ def _shards(
             role=WorkerRole.SHARD,
             number=number,
             command=(*command, "pserver"),
-            config={**config, "shard": number, "live": folder},
+            config={**config, "shard": number, "live": folder, "parts": None if parts is None else parts[number]},
             folder=job.folder,
             run_folder=run_folder,
         )
@@ -252,6 +273,9 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         "local_rank": rank,
         "world": cluster.trainers,
         "live": None if cluster.num_shards else _live(job, common["generation"], 0),
+        "cache": str(job.store / CACHE / name)
+        if (name := f"{WorkerRole.TRAINER}-{rank}") in cache_names(job)
+        else None,
         "matmul": job.kernels,
     }
     return WorkerSpec(

@@ -18,6 +18,7 @@ OF_SHARDS = frozenset(
         Failpoint.SNAPSHOT_TAKEN,
         Failpoint.ROWS_WRITTEN,
         Failpoint.CHECKPOINT_MADE,
+        Failpoint.PART_UPLOADED,
         Failpoint.RESTORE_LINKED,
     }
 )
@@ -99,6 +100,8 @@ class JobFeatures:
     """Operations act on tables."""
     exporting: bool = False
     """There are exports."""
+    uploaded: bool = False
+    """The files of commits are objects, and a fence decides which commits count."""
 
 
 def failpoint_places(num_trainers: int, num_shards: int, busy: JobFeatures) -> list[tuple[Failpoint, str]]:
@@ -113,6 +116,7 @@ def failpoint_places(num_trainers: int, num_shards: int, busy: JobFeatures) -> l
 
     never = set[Failpoint]()
     never |= set() if busy.mirrored else {Failpoint.UPLOADED}
+    never |= set() if busy.uploaded else {Failpoint.PART_UPLOADED, Failpoint.FENCED}
     never |= set() if busy.exporting else OF_EXPORTS
     never |= set() if busy.exporting or busy.operated else OF_OPERATIONS
     return [(point, worker) for point in Failpoint if point not in never for worker in at(point)]

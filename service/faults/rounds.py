@@ -97,7 +97,9 @@ class FaultRuns:
         spec = asked.spec
         sizes = spec.cluster.trainers, spec.cluster.num_shards
         shrinks = any(table.shrink == "daily" and has_rule(table) for table in spec.tables.values())
-        busy = JobFeatures(spec.store.mirror is not None, operated or shrinks, bool(spec.exports))
+        busy = JobFeatures(
+            spec.store.mirror is not None, operated or shrinks, bool(spec.exports), spec.store.parts == "object"
+        )
         self._num_places = len(failpoint_places(*sizes, busy))
         self._deaths: Iterator[Death] = deaths(seed, *sizes, busy)
         self._calm: Seen = {}, {}, {}

@@ -103,6 +103,7 @@ def remove(store: Path, job: str, text: str) -> str:
             raise MillraceError(f"commit {name} is held by {', '.join(holders)}; remove their holds first")
         if name == continue_from(commits.names(), lineage(store)):
             raise MillraceError(f"the next run begins at commit {name}; make another commit first")
+        _check_on_disk(commits)
         lock = store_locked(store, Deadline.after(LOCK_S))
         commits.prune(0, lock, held=[each for each in commits.names() if each != name])
     return name
@@ -127,7 +128,17 @@ def prune(store: Path, keep: int) -> list[str]:
     commits = Commits(store)
     if not commits.names():
         raise MillraceError(f"{store} has no commit")
+    _check_on_disk(commits)
     clear_ended(store)
     start = continue_from(commits.names(), lineage(store))
     lock = store_locked(store, Deadline.after(LOCK_S))
     return commits.prune(keep, lock, held=[start] if start else [])
+
+
+def _check_on_disk(commits: Commits) -> None:
+    """Raise MillraceError where commits are in an object store: this disk is only a cache of them."""
+    if uploaded := [commit.name for commit in commits.whole() if commit.objects]:
+        raise MillraceError(
+            f"commit {uploaded[0]} is in the object store, where the running job removes it: see commit.keep and "
+            "store.gc_grace"
+        )

@@ -15,9 +15,20 @@ from pathlib import Path
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
 from service.cluster.store import RERUNS
-from trainer.control.commit_store import VERSION, Commit, Commits, Lineage, claims, order_of
+from trainer.control.commit_store import (
+    VERSION,
+    Commit,
+    CommitDamaged,
+    Commits,
+    Lineage,
+    claims,
+    complete_commit,
+    order_of,
+)
 from trainer.control.job_log import store_locked
 
+FETCH_S = 3600.0
+"""Longest time to fetch the files of a commit."""
 LOCK_S = 60.0
 """Longest time a running worker may hold the store's lock."""
 _HOST = re.sub(r"\W", "_", socket.gethostname())
@@ -83,17 +94,27 @@ def hold(commits: Commits, name: str, who: str) -> None:
 
 @contextmanager
 def lease(commits: Commits, name: str, what: str) -> Iterator[None]:
-    """Keep a commit from being pruned while the context is open.
+    """Keep a commit from being pruned while the context is open; all of its files are on this disk then.
 
-    `what`: "verify", "rerun", "predict<number>", "read<number>".
+    `what`: "verify", "rerun", "predict<number>", "read<number>". Raises CommitDamaged where an object store lacks
+    a file of it.
     """
     clear_ended(commits.folder.parent)
     who = _holder_name(what)
     hold(commits, name, who)
     try:
+        _complete(commits, name)
         yield
     finally:
         commits.release(name, who)
+
+
+def _complete(commits: Commits, name: str) -> None:
+    try:
+        commit = commits.read(name)
+    except CommitDamaged:  # of the manifest: its reader says so
+        return
+    complete_commit(commit, Deadline.after(FETCH_S))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from trainer.control.commit_store import (
     CommitDamaged,
     Commits,
     MirrorReader,
+    ObjectStoreReader,
     order_of,
     rewind,
     rewind_anew,
@@ -49,6 +50,9 @@ def rewind_job(job: LoadedJob, to: str) -> RewindResult:
     Raises CommitDamaged if the commit is not sound, SpecError if there is no such commit or the job runs.
     """
     with stopped(job.store, job.spec.name):
+        if job.spec.store.parts == "object" and job.spec.store.mirror is not None:
+            objects = ObjectStoreReader.of(job.spec.store.mirror, job.folder, Deadline.after(MIRROR_S))
+            objects.prepare(job.store, job.spec.name)
         commits, past = Commits(job.store), lineage(job.store)
         commit = find_commit(job.store, to)
         if damage := damage_in(job.store, commit.name):

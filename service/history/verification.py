@@ -49,11 +49,11 @@ def check_commit(store: Path, name: str) -> CommitCheck:
 def damage_in(store: Path, name: str) -> dict[str, str]:
     """Damage of a commit by file or table; empty if it is sound. The commit is held meanwhile."""
     commits = Commits(store)
-    with lease(commits, name, "verify"), scratch(store) as folder:
-        try:
+    try:
+        with lease(commits, name, "verify"), scratch(store) as folder:
             return damage_of(commits.read(name), folder)
-        except CommitDamaged as error:
-            return {MANIFEST: str(error)}
+    except CommitDamaged as error:
+        return {MANIFEST: str(error)}
 
 
 def damage_of(commit: Commit, scratch: Path) -> dict[str, str]:

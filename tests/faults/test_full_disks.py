@@ -19,8 +19,9 @@ from tests.fakes.records import close
 from tests.small_disk import PAGE, small_disk
 from trainer.checkpoint import commits as commits_module
 from trainer.checkpoint import committer as chief_commit
+from trainer.checkpoint.commit_protocols import ManifestFacts
 from trainer.checkpoint.commits import Commits, problems_of
-from trainer.checkpoint.committer import Committer, ManifestFacts
+from trainer.checkpoint.committer import Committer
 from trainer.config import CommitSection
 from trainer.journal import log as log_module
 from trainer.journal.log import Log, LogFull, RecordKind, read

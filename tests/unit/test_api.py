@@ -58,6 +58,7 @@ STATUS = {
         "failing": None,
         "failing_s": 0.0,
         "mirror": {"version": 9, "behind_s": 2.0, "trouble": None},
+        "objects": {"fence": 41, "uploads": 2, "bytes": 7000},
     },
     "restored": "t1-0000000007-g2",
     "passed_over": {},

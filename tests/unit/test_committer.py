@@ -15,8 +15,9 @@ from pserver.protocol.shards import ShardCommitPart
 from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
 from trainer.checkpoint import committer as module
+from trainer.checkpoint.commit_protocols import ManifestFacts
 from trainer.checkpoint.commits import Commits, hash_of, problems_of
-from trainer.checkpoint.committer import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFacts, ManifestFailed
+from trainer.checkpoint.committer import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFailed
 from trainer.config import CommitSection
 from trainer.journal.log import Log, Superseded
 from trainer.train.saved_state import SavedState
@@ -511,7 +512,7 @@ def test_a_commit_that_was_made_is_never_taken_back(world):
 def test_the_status_has_a_commits_age_and_cost(world):
     assert world.committer.status() == {
         "version": 0, "age_s": 0.0, "writing": False, "rows": 0, "pause_s": 0.0, "write_s": 0.0,
-        "failing": None, "failing_s": 0.0, "mirror": {"version": 3},
+        "failing": None, "failing_s": 0.0, "mirror": {"version": 3}, "objects": None,
     }  # fmt: skip
     world.thread.hold = True
     world.close_pass(EVERY_S)

@@ -34,7 +34,7 @@ from trainer.journal.log import Log
 from trainer.journal.records import MatmulOperation
 
 MIRRORED = JobFeatures(mirrored=True)
-ALL = JobFeatures(mirrored=True, operated=True, exporting=True)
+ALL = JobFeatures(mirrored=True, operated=True, exporting=True, uploaded=True)
 
 
 def test_every_point_has_a_worker_in_every_topology():
@@ -47,6 +47,8 @@ def test_every_point_has_a_worker_in_every_topology():
 def test_uploads_are_died_at_only_where_there_is_a_mirror():
     everywhere = {point for point, _ in failpoint_places(1, 0, MIRRORED)}
     assert {point for point, _ in failpoint_places(1, 0, JobFeatures())} == everywhere - {Failpoint.UPLOADED}
+    objects = {point for point, _ in failpoint_places(1, 0, JobFeatures(mirrored=True, uploaded=True))}
+    assert objects - everywhere == {Failpoint.FENCED, Failpoint.PART_UPLOADED}
 
 
 def test_operations_are_died_at_only_where_there_are_any():

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,8 +24,10 @@ from millrace.failpoints import Failpoint, failpoint
 from pserver.protocol.shards import ShardCommitPart
 from pserver.store.row_store import StoredFile
 
-FORMAT = 2
-"""Number of the manifest's layout; readers refuse a newer one. Since 2, partitions have stream and period."""
+FORMAT = 3
+"""Newest readable layout of a manifest; a newer one is refused. Since 3, files may be objects of a store."""
+FORMAT_OF_FILES = 2
+"""Layout of a commit whose files are in its folder alone. Since 2, partitions have stream and period."""
 FOLDER = "commits"
 MANIFEST = "manifest.json"
 NAME = re.compile(r"t(\d+)-(\d{10})-g(\d+)")
@@ -102,6 +104,17 @@ class Commit:
         return files_of(self.manifest)
 
     @property
+    def objects(self) -> dict[str, int]:
+        """By SHA-256 of a file in the object store, the generation that uploaded it; empty for files alone."""
+        return dict(uploads_of(self.manifest))
+
+    @property
+    def own_files(self) -> dict[str, StoredFile]:
+        """The files of rank 0, by path: those that are in no part of a shard."""
+        of_shards = {path for part in self.shards for path in part.files}
+        return {path: file for path, file in self.files.items() if path not in of_shards}
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all files; those shared with other commits count in each."""
         return sum(file.num_bytes for file in self.files.values())
@@ -130,11 +143,16 @@ def canonical(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
 
 
+def manifest_text(manifest: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest's file."""
+    text = {"sha256": hashlib.sha256(canonical(manifest)).hexdigest(), "manifest": manifest}
+    return json.dumps(text, indent=1).encode()
+
+
 def write_manifest(folder: Path, manifest: Mapping[str, Any], disk: Disk = REAL) -> None:
     """Step 4 of a commit: it exists from the rename on."""
-    text = {"sha256": hashlib.sha256(canonical(manifest)).hexdigest(), "manifest": manifest}
     reached = partial(failpoint, Failpoint.MANIFEST_WRITTEN)
-    write_whole(disk, folder / MANIFEST, json.dumps(text, indent=1).encode(), reached)
+    write_whole(disk, folder / MANIFEST, manifest_text(manifest), reached)
 
 
 def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
@@ -158,6 +176,13 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
 def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
     """Every file that a manifest names, by its path."""
     return {path: StoredFile(str(file["sha256"]), int(file["bytes"])) for path, file in manifest["files"].items()}
+
+
+def uploads_of(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Every object that a manifest names: SHA-256 and the generation that uploaded it. Two shards may have uploaded one
+    content in two generations."""
+    found = [manifest.get("objects", {}), *(part.get("objects", {}) for part in manifest.get("shards", ()))]
+    return [(str(sha256), int(generation)) for each in found for sha256, generation in each.items()]
 
 
 def _stays_inside(path: str) -> bool:
@@ -257,15 +282,22 @@ class Commits:
     # -- pruning
 
     def prune(
-        self, keep: int, exclusive: AbstractContextManager[object], held: Collection[str] = (), spare: str | None = None
+        self,
+        keep: int,
+        exclusive: AbstractContextManager[object],
+        held: Collection[str] = (),
+        spare: str | None = None,
+        retire: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> list[str]:
         """Remove all but the newest `keep` and held commits; then folders without a manifest, except `spare`.
 
-        `exclusive` holds the store's lock while manifests are removed; their folders follow. Returns removed names.
+        `exclusive` holds the store's lock while manifests are removed; their folders follow. `retire` gets the names
+        first. Returns removed names.
         """
         names = self.names()
         with exclusive:
             gone = to_prune(names, keep, {*held, *self.holders()})
+            retire(gone)
             for name in gone:
                 (self.folder / name / MANIFEST).unlink()
             if gone:

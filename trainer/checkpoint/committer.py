@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.durable import NO_ROOM, REAL, Disk
@@ -22,8 +22,10 @@ from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint, failpoint
 from pserver.errors import StoreDamaged
 from pserver.protocol.shards import ShardCommitPart, Shards
+from trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
 from trainer.checkpoint.commits import (
     FORMAT,
+    FORMAT_OF_FILES,
     MANIFEST,
     Commit,
     Commits,
@@ -64,61 +66,6 @@ class ManifestFailed(MillraceError):
         )
 
 
-class CapturedState(Protocol):
-    """Rank 0's state of one version: see trainer.train.saved_state.SavedState."""
-
-    @property
-    def version(self) -> int:
-        """The version that it is of."""
-        ...
-
-    @property
-    def log_from(self) -> int:
-        """First log record that a replay from this version needs."""
-        ...
-
-    @property
-    def positions(self) -> Mapping[str, int]:
-        """The position of each partition."""
-        ...
-
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """The JSON-able part, for the manifest."""
-        ...
-
-    def write(self, folder: Path) -> list[str]:
-        """Write and sync the other parts; returns names of files. Raises MillraceError and OSError."""
-        ...
-
-
-class CommitMirror(Protocol):
-    """Copies finished commits, in the background."""
-
-    def offer(self, commit: Commit) -> None:
-        """Copy this commit next; returns at once."""
-        ...
-
-    def holding(self) -> set[str]:
-        """Names of commits that are being copied and must not be pruned."""
-        ...
-
-    def status(self) -> dict[str, Any]:
-        """For people."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestFacts:
-    """Facts about the job in every manifest."""
-
-    job: str
-    timeline: str
-    generation: int
-    world: int
-    fingerprint: Mapping[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class _ExactRequest:
     """A request for a commit of exactly this version."""
@@ -144,14 +91,17 @@ class Committer:
         mirror: CommitMirror | None = None,
         disk: Disk = REAL,
         changes_since: Callable[[], int | None] = lambda: None,
+        objects: UploadedCommits | None = None,
     ) -> None:
         """`capture` copies the state of rank 0, given the tensors that the dense strategy consolidated.
 
-        `changes_since`: the version since which changes will be read; see Shards.snapshot.
+        `changes_since`: the version since which changes will be read; see Shards.snapshot. `objects`: where commits
+        are uploaded to and count, if not on this disk.
         """
         self._commits, self._section, self._origin = Commits(store), section, origin
         self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
         self._parent, self._mirror, self._disk, self._changes_since = parent, mirror, disk, changes_since
+        self._objects = objects
         self.version = 0 if parent is None else parent.version
         """Last version committed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -232,6 +182,7 @@ class Committer:
             "failing": None if failing is None else failing[1],
             "failing_s": 0.0 if failing is None else time.monotonic() - failing[0],
             "mirror": None if self._mirror is None else self._mirror.status(),
+            "objects": None if self._objects is None else self._objects.status(),
         }
 
     def close(self) -> None:
@@ -301,7 +252,8 @@ class Committer:
 
         1. The pass is closed. 2. Snapshot and state are copies in memory (both done by `_begin`).
         3. The shards write their parts, rank 0 its own. The commit is held for its readers.
-        4. The manifest: the commit exists from its rename on. The shards are notified.
+        4. The manifest: the commit exists from its rename on, or, where files are objects, from the record of the fence
+           before that. The shards are notified.
         5. Commit the positions for lag tools; prune older commits and the log; notify the mirror.
         """
         name = name_of(self._origin.timeline, version, self._origin.generation)
@@ -310,6 +262,8 @@ class Committer:
             manifest = self._write_parts(folder, saved)  # 3
             with self._log.exclusive():
                 self._hold(name, held_for)
+            self._publish(name, manifest)
+            with self._log.exclusive():
                 self._write_manifest(folder, manifest)  # 4
         except (MillraceError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -324,6 +278,11 @@ class Committer:
         commit = read_commit(folder)
         self._clean_up(commit)  # 5
         return commit
+
+    def _publish(self, name: str, manifest: Mapping[str, Any]) -> None:
+        if self._objects is not None:
+            log_files = [file.path.name for file in self._log.files()]
+            self._objects.publish(name, manifest, log_files, Deadline.after(self._section.deadline))
 
     def _write_parts(self, folder: Path, saved: CapturedState) -> dict[str, Any]:
         """Step 3: write and sync all files but the manifest; returns the manifest."""
@@ -364,9 +323,14 @@ class Committer:
         self, folder: Path, saved: CapturedState, parts: list[ShardCommitPart], own: list[str]
     ) -> dict[str, Any]:
         files = {file: stored for part in parts for file, stored in part.files.items()}
-        files |= {file: hash_of(folder / file) for file in own}
+        mine = {file: hash_of(folder / file) for file in own}
+        files |= mine
+        uploaded = {}
+        if self._objects is not None:
+            deadline = Deadline.after(self._section.deadline)
+            uploaded = self._objects.facts(self._objects.upload(folder, mine, deadline))
         return {
-            "format": FORMAT,
+            "format": FORMAT if uploaded else FORMAT_OF_FILES,
             "job": self._origin.job,
             "timeline": self._origin.timeline,
             "version": saved.version,
@@ -381,6 +345,7 @@ class Committer:
             "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
             "shards": [part.message() for part in parts],
             "state": dict(saved.state),
+            **uploaded,
         }
 
     def _clean_up(self, commit: Commit) -> None:
@@ -388,9 +353,12 @@ class Committer:
         self._show_positions(commit.manifest["positions"])
         try:
             held = set() if self._mirror is None else self._mirror.holding()
-            self._commits.prune(self._section.keep, self._log.exclusive(), held)
+            retire = () if self._objects is None else (None, self._objects.retire)
+            self._commits.prune(self._section.keep, self._log.exclusive(), held, *retire)
             self._log.roll()
             self._log.prune(min(kept.log_from for kept in self._commits.whole()))
+            if self._objects is not None:
+                self._objects.collect()
         except Superseded:
             raise
         except (MillraceError, OSError) as error:

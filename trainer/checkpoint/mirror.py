@@ -8,11 +8,9 @@ millrace.blob moves the bytes; trainer.checkpoint.mirror_uploader decides when; 
 commits back. Only one process at a time may write to a mirror; the caller ensures it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from millrace.blob.blob_errors import SourceDamaged
 from millrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
@@ -20,6 +18,7 @@ from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, SpecError
 from millrace.failpoints import Failpoint, failpoint
+from pserver.commit.part_objects import run_parallel
 from trainer.checkpoint.commits import MANIFEST, NAME, Commit, CommitDamaged, NewerFormat, order_of
 from trainer.checkpoint.mirror_catalog import (
     MirroredCommit,
@@ -34,11 +33,7 @@ FILES, COMMITS, LOG = "files", "commits", "log"
 SUFFIX = ".json"
 KEY = "store.mirror"
 """Key of the job file that names a mirror."""
-TRANSFERS = 3
-"""Files that are transferred at the same time."""
 MAX_MANIFEST_BYTES = 64 << 20
-
-Item = TypeVar("Item")
 
 
 class MirrorEmpty(MillraceError):
@@ -54,17 +49,6 @@ class CommitPresent(MillraceError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path}: is there already")
-
-
-def run_parallel(act: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """Call `act` with every item, TRANSFERS at a time. After an error no further call begins, and it is raised."""
-    with ThreadPoolExecutor(TRANSFERS, thread_name_prefix="mirror") as pool:
-        futures = [pool.submit(act, item) for item in items]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from millrace.blob.blob_store import UNFINISHED
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
 from millrace.errors import Unwritable
+from pserver.commit.part_objects import run_parallel
 from pserver.store.row_store import StoredFile
 from trainer.checkpoint.commits import FOLDER, MANIFEST, CommitDamaged, files_of
-from trainer.checkpoint.mirror import FILES, CommitPresent, Mirror, MirrorCatalog, MirrorEmpty, run_parallel
+from trainer.checkpoint.mirror import FILES, CommitPresent, Mirror, MirrorCatalog, MirrorEmpty
 from trainer.checkpoint.mirror_catalog import MirroredCommit
 
 

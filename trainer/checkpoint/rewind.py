@@ -19,6 +19,7 @@ from millrace.durable import REAL
 from millrace.errors import MillraceError, SpecError
 from millrace.file_lock import locked
 from trainer.checkpoint.commits import Commit, order_of
+from trainer.fence.fenced_log import LOG_ID, log_id_in
 from trainer.journal.job_history import JobHistory
 from trainer.journal.log import LOCK, AnyRecord, Log, RecordPlace, newest_generation, read
 from trainer.journal.log_file import file_name, listed, record_of
@@ -101,7 +102,7 @@ def rewind_anew(store: Path, commit: Commit, timeline: str) -> Path:
     aside = folder / f"damaged-before-g{generation}"
     with locked(folder / LOCK, Deadline.after(CLAIM_S)):
         shutil.rmtree(begun, ignore_errors=True)
-        _claim(begun, generation, timeline, commit.name, "millrace rewind").close()  # 1
+        _claim(begun, generation, timeline, commit.name, "millrace rewind", log_id_in(folder)).close()  # 1
         aside.mkdir(exist_ok=True)
         *older, newest = listed(folder)
         for path in older:
@@ -192,7 +193,9 @@ def positions(history: JobHistory, newest: Commit | None) -> dict[str, int]:
     return found
 
 
-def _claim(folder: Path, generation: int, timeline: str, base: str | None, by: str) -> Log:
+def _claim(folder: Path, generation: int, timeline: str, base: str | None, by: str, log_id: str = "") -> Log:
+    """`log_id`: of the log that this one replaces, where an object store knows it."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, "by": by}
+    facts |= {LOG_ID: log_id} if log_id else {}
     return Log.claim(folder, generation, Deadline.after(CLAIM_S), timeline=timeline, base=base, facts=facts)

@@ -25,6 +25,7 @@ from trainer.checkpoint.commits import (
 )
 from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.mirror_fetch import FetchedCommit, fetch, newest_generation_in
+from trainer.checkpoint.object_store import ObjectStore, PreparedStore, complete_commit
 from trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
 from trainer.rank0.logged_specs import replay_first, resized
 
@@ -38,7 +39,10 @@ __all__ = [
     "Lineage",
     "MirrorReader",
     "NotPossible",
+    "ObjectStoreReader",
+    "PreparedStore",
     "claims",
+    "complete_commit",
     "hash_of",
     "order_of",
     "problems_of",
@@ -81,3 +85,24 @@ class MirrorReader:
     def newest_generation(self) -> int:
         """The highest generation in it, also in damaged commits and in its copy of the log."""
         return newest_generation_in(self.uri, self.deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStoreReader:
+    """A job's object store, with `store.parts = "object"`. Methods raise BlobUnavailable, and SpecError."""
+
+    store: ObjectStore
+    deadline: Deadline
+
+    @classmethod
+    def of(cls, mirror: str, folder: Path, deadline: Deadline) -> Self:
+        """The store at the address `mirror` of a spec; relative paths start at `folder`."""
+        return cls(ObjectStore.open(parse(mirror, folder).text, deadline), deadline)
+
+    def prepare(self, store: Path, job: str) -> PreparedStore:
+        """Make the log and the commits in `store` those of the object store."""
+        return self.store.prepare(store, job, self.store.sequence().catch_up(self.deadline), self.deadline)
+
+    def newest_generation(self) -> int:
+        """The newest generation that has claimed the job; 0 if none has."""
+        return self.store.sequence().catch_up(self.deadline).generation

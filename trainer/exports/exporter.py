@@ -28,6 +28,7 @@ from pserver.errors import StoreDamaged
 from pserver.protocol.shards import U64
 from pserver.protocol.table_operations import ExportCut
 from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
+from trainer.checkpoint.object_store import complete_commit
 from trainer.exports import gates, manifest, pointers, user_command
 from trainer.exports.destination import ExportDestination, open_destination
 from trainer.exports.manifest import ManifestUnusable
@@ -142,6 +143,7 @@ class ExportRun:
         current_rows = self._current_rows()
         self._check_parent()  # 1
         commit = read_commit(self.request.commit)
+        complete_commit(commit, self.deadline)
         files = ExportFiles(self.outlet, self.path)
         try:
             pointers.remove_export(self.outlet, self.path)  # 2

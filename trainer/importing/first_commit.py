@@ -23,7 +23,7 @@ from millrace.durable import REAL, writing
 from millrace.keys import NUM_BUCKETS
 from pserver.protocol.shards import ShardCommitPart
 from pserver.store.row_store import StoredFile
-from trainer.checkpoint.commits import FORMAT, Commits, hash_of, name_of, sync_tree, write_manifest
+from trainer.checkpoint.commits import FORMAT_OF_FILES, Commits, hash_of, name_of, sync_tree, write_manifest
 from trainer.config import TrainerJob
 from trainer.importing.initial_rows import VERSION
 from trainer.importing.selection import ImportSelection, TensorSelection
@@ -121,7 +121,7 @@ def _manifest(
     files = {**part.files, DENSE: hash_of(folder / DENSE)}
     counts = {name: 0 for name in ("num_positions", "num_events", "num_samples", "skipped_steps")}
     return {
-        "format": FORMAT,
+        "format": FORMAT_OF_FILES,
         "job": job,
         "timeline": "t0",
         "version": VERSION,

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, assert_never
+from typing import Any, Protocol, Self, assert_never
 
 from millrace.deadline import Deadline
 from millrace.durable import NO_ROOM, REAL, UNFINISHED, Disk, unfinished_name
-from millrace.errors import DeadlineExceeded, MillraceError
+from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
 from millrace.failpoints import Failpoint, failpoint
 from millrace.file_lock import locked
 from trainer.journal.job_history import JobHistory
@@ -70,7 +70,8 @@ class Superseded(MillraceError):
 
     exit_code = 75
 
-    def __init__(self, folder: Path, generation: int, newest: int) -> None:
+    def __init__(self, folder: Path | str, generation: int, newest: int) -> None:
+        """`folder` is the log's, or the address of the fence that decided."""
         super().__init__(
             f"{folder}: generation {newest} of the workers has claimed this job; generation {generation} is too late "
             "and ends; nothing is lost"
@@ -110,6 +111,23 @@ class LogFileCopy:
     """Number of its first record."""
 
 
+class LogFence(Protocol):
+    """Decides beyond this disk which claims and records count: see trainer.fence.fenced_log."""
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether every record goes to the fence, not only claims."""
+        ...
+
+    def claimed(self, folder: Path, file: str, line: bytes, claim: Claim) -> None:
+        """Before the claim of a generation is in its file. Raises Superseded, and Unavailable."""
+        ...
+
+    def logged(self, file: str, line: bytes) -> None:
+        """Before any other record is in its file. Raises Superseded, and Unavailable."""
+        ...
+
+
 class LogEnd:
     """The newest file of the log, which grows by whole, synced records. Not safe for threads."""
 
@@ -144,8 +162,7 @@ class LogEnd:
         After LogFull the file is unchanged. After LogFailed every append fails: a failed sync may have discarded
         unwritten data, so the success of a second sync proves nothing.
         """
-        if self._failed:
-            raise LogFailed(self.path, "an earlier write or sync failed")
+        self.check()
         try:
             with translate_disk_errors(self.path):
                 self._disk.append(self._file, line)
@@ -165,6 +182,11 @@ class LogEnd:
         failpoint(Failpoint.LOG_SYNCED)
         self.length += len(line)
         self._reserve()
+
+    def check(self) -> None:
+        """Raise LogFailed after an earlier failure."""
+        if self._failed:
+            raise LogFailed(self.path, "an earlier write or sync failed")
 
     def fail(self) -> None:
         """Refuse further appends, and cut what may not be durable: no caller has a result for it."""
@@ -274,13 +296,15 @@ def read(folder: Path) -> list[AnyRecord]:
 class Log:
     """The log as its one writer sees it: rank 0 of the newest generation. Any thread may call."""
 
-    def __init__(self, folder: Path, claim: Claim, disk: Disk) -> None:
+    def __init__(self, folder: Path, claim: Claim, disk: Disk, fence: LogFence | None) -> None:
         """Steps 1 to 3 of `Log.claim`, its only caller."""
         if (newest := newest_generation(folder)) >= claim.generation:  # 1
             raise Superseded(folder, claim.generation, newest)
         found = read_files(folder)
         self.folder, self.generation = folder, claim.generation
-        self._claim, self._disk = claim, disk
+        self._claim, self._disk, self._fence = claim, disk, fence
+        self._ahead: bytes | None = None
+        """A line that the fence has and the file does not."""
         self._turn, self._inside = threading.RLock(), False
         self._sealed = [LogFileCopy(file.path, file.length, True, file.records[0].number) for file in found]
         records = [record for file in found for record in file.records]
@@ -308,6 +332,7 @@ class Log:
         base: str | None = None,
         facts: Mapping[str, Any] = MappingProxyType({}),
         disk: Disk = REAL,
+        fence: LogFence | None = None,
     ) -> Self:
         """Take over the job for `generation`. `folder`'s parent exists.
 
@@ -316,6 +341,7 @@ class Log:
 
         1. Under the lock, check that no generation as new has claimed, and read the log. 2. Cut its tail, and make the
         rest durable. 3. Link our first file into place; it seals the file before it. From here on the job is ours.
+        With a `fence`, the claim is in it before that.
 
         Raises Superseded, LogDamaged, LogTooNew, LogFull, LogFailed and DeadlineExceeded.
         """
@@ -324,7 +350,7 @@ class Log:
             disk.sync_folder(folder.parent)
         with locked(folder / LOCK, deadline):
             claim = Claim(generation=generation, timeline=timeline, base=base, facts=facts)
-            return cls(folder, claim, disk)
+            return cls(folder, claim, disk, fence)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -360,7 +386,9 @@ class Log:
             line = line_of(self._next, content)
             record = record_of(line, RecordPlace(self._open.path, self._open.length))
             assert record is not None, "a new line is good"
+            self._fence_line(self._open.path, line)
             self._open.append(line)
+            self._ahead = None
             self._next += 1
             self._unsettled.add(record)
             if isinstance(content, PassClose):
@@ -413,6 +441,21 @@ class Log:
         with self._turn:
             return [*self._sealed, LogFileCopy(self._open.path, self._open.length, False, self._first)]
 
+    def _fence_line(self, path: Path, line: bytes) -> None:
+        """Have the fence take a line before the file does. A line that found no room on the disk is in it already."""
+        if self._fence is None or not self._fence.takes_lines or self._ahead == line:
+            return
+        self._open.check()
+        if self._ahead is not None:
+            self._open.fail()
+            raise LogFailed(path, "the fence has another record in this place")
+        try:
+            self._fence.logged(path.name, line)
+        except Unavailable as error:
+            self._open.fail()
+            raise LogFailed(path, f"{error}, so it is unknown whether the record counts") from error
+        self._ahead = line
+
     def close(self) -> None:
         """Close the open file. There are no appends after this."""
         with self._turn:
@@ -421,9 +464,18 @@ class Log:
     def _begun(self, part: int) -> LogEnd:
         """A new file of our generation. It begins with our claim and seals the file before it."""
         sealed = {kept.path.name: kept.length for kept in self._sealed[-1:]}
-        line = line_of(self._next, replace(self._claim, sealed=sealed, closed=self._closed))
+        claim, path = (
+            replace(self._claim, sealed=sealed, closed=self._closed),
+            self.folder / file_name(self.generation, part),
+        )
+        line = line_of(self._next, claim)
+        if self._fence is not None and part == 1:
+            self._fence.claimed(self.folder, path.name, line, claim)
+        else:
+            self._fence_line(path, line)
         try:
-            begun = LogEnd(self._disk, self.folder / file_name(self.generation, part), line)
+            begun = LogEnd(self._disk, path, line)
+            self._ahead = None
         except FileExistsError:
             raise Superseded(self.folder, self.generation, newest_generation(self.folder)) from None
         self._next += 1

@@ -13,16 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint, failpoint
-from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
+from trainer.checkpoint.commits import Commit, Commits
 from trainer.checkpoint.mirror import read_catalog
-from trainer.checkpoint.mirror_fetch import repair
 from trainer.checkpoint.rewind import Lineage, known_partitions
 from trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
-from trainer.journal.log import Log, read
+from trainer.journal.log import Log, LogFence, read
 from trainer.journal.partitions import KnownPartition, SkippedRange
 from trainer.journal.records import (
     GapOperation,
@@ -32,11 +30,11 @@ from trainer.journal.records import (
     SkipOperation,
 )
 from trainer.rank0.logged_specs import logged_pass, overrides_of, resettled, settled, specs_after, under_spec
+from trainer.rank0.object_head import ObjectHead
+from trainer.rank0.sound_commit import MIRROR_S, discard_commits, newest_sound
 
 CLAIM_S = 60.0
 """Longest wait for the store's lock."""
-MIRROR_S = 3600.0
-"""Time limit to read from the mirror."""
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +69,8 @@ class RestartPoint:
     """The tables of kernels since the commit, each with the first pass that it holds for, in order."""
     closed: int = 0
     """The last closed pass."""
+    head: ObjectHead | None = None
+    """The object store that is the truth, if the disk is not."""
 
 
 def claim_and_recover(
@@ -83,37 +83,53 @@ def claim_and_recover(
     world: int = 1,
     logged_only: bool = False,
     taken: Callable[[], int] = lambda: 0,
+    head: ObjectHead | None = None,
 ) -> RestartPoint:
     """Claim `generation` of `world` trainers and decide where to continue.
 
     With `logged_only`, only through passes logged under `spec` for as many trainers. `taken` returns the highest number
-    of a timeline that is used elsewhere; called if the store has no log yet.
+    of a timeline that is used elsewhere; called if the store has no log yet. `head`: the object
+    store that is the truth, if the disk is not.
 
     1. Claim: from here on no older generation can change the store.
     2. Choose the newest commit of the timeline with every byte as written; damaged files are restored from the mirror.
     3. Read the log after that commit: these passes are replayed exactly.
     """
-    commits, folder = Commits(store), store / "log"
-    old = JobHistory.of(read(folder))
-    timeline, base = (old.timeline, old.base) if old.timeline else _new_timeline(commits, uri, taken())
+    commits = Commits(store)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "at": now, **facts}
-    joblog = Log.claim(folder, generation, Deadline.after(CLAIM_S), timeline=timeline, base=base, facts=facts)  # 1
+
+    def claim(facts: Mapping[str, Any], highest: int, fence: LogFence | None) -> Log:
+        folder = store / "log"
+        old = JobHistory.of(read(folder))
+        mirror = uri if head is None else None
+        begins = (old.timeline, old.base) if old.timeline else _new_timeline(commits, mirror, max(taken(), highest))
+        return Log.claim(
+            folder, generation, Deadline.after(CLAIM_S), timeline=begins[0], base=begins[1], facts=facts, fence=fence
+        )
+
+    joblog = claim(facts, 0, None) if head is None else head.claimed(store, facts, claim)  # 1
     failpoint(Failpoint.CLAIMED)
     try:
-        return _chosen(joblog, commits, spec, uri, world, logged_only)  # 2, 3
+        return _chosen(joblog, commits, spec, uri, world, logged_only, head)  # 2, 3
     except MillraceError:
         joblog.close()
         raise
 
 
 def _chosen(
-    joblog: Log, commits: Commits, spec: Mapping[str, Any], uri: str | None, world: int, logged_only: bool
+    joblog: Log,
+    commits: Commits,
+    spec: Mapping[str, Any],
+    uri: str | None,
+    world: int,
+    logged_only: bool,
+    head: ObjectHead | None,
 ) -> RestartPoint:
     """Steps 2 and 3 of `claim_and_recover`."""
     records = read(joblog.folder)
     history = JobHistory.of(records)
-    commit, passed_over = newest_sound(commits, Lineage.of(records), uri)
+    commit, passed_over = newest_sound(commits, Lineage.of(records), uri, head)
     for name in passed_over:
         log.warning("commit %s is damaged; an older one is used: %s", name, passed_over[name])
     found = after(history, commit, passed_over)
@@ -126,7 +142,9 @@ def _chosen(
     replay = under_spec(joblog, history, commit, spec, world, logged, logged_only)
     waiting = [settled(history, commit, spec, each) for each in history.waiting()]
     overrides = overrides_of(commit, spec, () if logged_only else specs_after(history, commit))
-    return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides)
+    if head is not None and commit is not None:
+        found = replace(found, commit=head.restorable(commit))
+    return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides, head=head)
 
 
 def rerun_point(store: Path, name: str | None, spec: Mapping[str, Any]) -> RestartPoint:
@@ -146,38 +164,6 @@ def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, s
     if uri is not None:
         last = max([last, *(timeline for timeline, _, _ in read_catalog(uri, Deadline.after(MIRROR_S)).orders)])
     return f"t{last + 1}", whole[-1].name if whole else None
-
-
-def newest_sound(commits: Commits, lineage: Lineage, uri: str | None) -> tuple[Commit | None, dict[str, str]]:
-    """The newest sound commit that led to the present version; and the damage of newer ones, by name.
-
-    Raises BlobUnavailable if no commit is sound and the mirror, which may repair one, does not answer; NewerFormat.
-    """
-    passed_over: dict[str, str] = {}
-    unreachable: BlobUnavailable | None = None
-    for name in reversed(commits.names()):
-        if not lineage.holds(name):
-            continue
-        try:
-            commit = commits.read(name)
-            problems = problems_of(commit)
-            if problems and uri is not None:
-                repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
-                log.warning("commit %s: %d damaged files were restored from the mirror", name, len(problems))
-                problems = problems_of(commit)
-        except NewerFormat:
-            raise
-        except CommitDamaged as error:
-            passed_over[name] = str(error)
-            continue
-        except BlobUnavailable as error:
-            unreachable = error
-        if not problems:
-            return commit, passed_over
-        passed_over[name] = "; ".join(f"{file} {problem}" for file, problem in sorted(problems.items())[:3])
-    if unreachable is not None:
-        raise unreachable
-    return None, passed_over
 
 
 def after(history: JobHistory, commit: Commit | None, passed_over: Mapping[str, str]) -> RestartPoint:
@@ -225,9 +211,3 @@ def _matmuls(history: JobHistory, commit: Commit | None) -> list[tuple[int, Matm
         return logged
     later = [(number, operation) for number, operation in logged if number > commit.version]
     return [(0, MatmulOperation(**kept)), *later]
-
-
-def discard_commits(commits: Commits, names: Sequence[str]) -> None:
-    """Take damaged commits out of use; the next pruning removes their folders."""
-    for name in names:
-        (commits.folder / name / MANIFEST).rename(commits.folder / name / f"{MANIFEST}.damaged")

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import math
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,13 +32,17 @@ from millrace.rpc import refusals
 from millrace.secrets import with_secrets
 from millrace.seeds import derive
 from pserver.client.remote import RemoteShards
+from pserver.commit.part_objects import PartObjects
+from pserver.config import PartStore
 from pserver.consistency.modes import policy_of
 from pserver.consistency.policy import Consistency
 from pserver.protocol.shards import Shards
 from pserver.server.embedded import EmbeddedShards
+from trainer.checkpoint.commit_protocols import ManifestFacts
 from trainer.checkpoint.commits import Commit, Commits, read_commit
-from trainer.checkpoint.committer import Committer, ManifestFacts
+from trainer.checkpoint.committer import Committer
 from trainer.checkpoint.mirror_uploader import MirrorUploader
+from trainer.checkpoint.object_commits import ObjectCommits
 from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
 from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
@@ -51,6 +56,7 @@ from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.journal.log import Log
 from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
+from trainer.rank0.object_head import ObjectHead
 from trainer.rank0.parts import CLOSE_S, OPEN_S, RankZero, rank_zero, source_of
 from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
 from trainer.spec.defaults import fill_defaults
@@ -145,7 +151,7 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
             *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
         )
         holders = StateHolders(dense, observer, closer, progress, stepper.scale)
-        restore(ranks, beginning, shards, holders)
+        restore(ranks, beginning, shards, holders, config.cache)
         keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels)
         parts = TrainerParts(
             job.train,
@@ -171,16 +177,12 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> RestartPoint:
     facts = {"world": config.world, "shards": len(config.shards)}
     mirror, logged_only = _mirror(config, job), config.until is not None
     taken = partial(newest_timeline, job.name, job.exports, config.store, config.folder)
-    return claim_and_recover(
-        config.store,
-        config.generation,
-        config.job,
-        mirror,
-        facts,
-        world=config.world,
-        logged_only=logged_only,
-        taken=taken,
-    )
+    head = None
+    if job.store.parts == "object":
+        assert mirror is not None, "the spec needs a mirror"
+        head = ObjectHead.open(mirror, config.generation, job.store.log_mirror, job.name)
+    claim = (config.store, config.generation, config.job, mirror, facts)
+    return claim_and_recover(*claim, world=config.world, logged_only=logged_only, taken=taken, head=head)
 
 
 def _schedule(
@@ -195,8 +197,13 @@ def _schedule(
     return agreed_schedule(ranks, beginning, model, job.train, arithmetic, config.matmul, logged_only=logged_only)
 
 
-def restore(ranks: Ranks, beginning: RestartPoint | None, shards: Shards, holders: StateHolders) -> None:
-    """Restore the state of every rank and the rows of the shards from the commit that rank 0 chose."""
+def restore(
+    ranks: Ranks, beginning: RestartPoint | None, shards: Shards, holders: StateHolders, cache: Path | None
+) -> None:
+    """Restore the state of every rank and the rows of the shards from the commit that rank 0 chose.
+
+    `cache`: the folder of this rank for files of a commit that were uploaded.
+    """
 
     def rows() -> None:
         assert beginning is not None, "rank 0"
@@ -209,12 +216,33 @@ def restore(ranks: Ranks, beginning: RestartPoint | None, shards: Shards, holder
 
     on_rank_0(ranks, rows)
     commit = None if beginning is None else beginning.commit
-    message = ranks.broadcast({"commit": None if commit is None else str(commit.folder)} if ranks.rank == 0 else None)
+    message = ranks.broadcast(_restored_message(beginning) if ranks.rank == 0 else None)
     if message["commit"] is not None:
-        commit = commit or read_commit(Path(message["commit"]))
+        commit = commit or _commit_in(message, cache)
         holders.load(commit.folder, commit.state)
     if beginning is not None:
         holders.progress.used(beginning.last_number)
+
+
+def _restored_message(beginning: RestartPoint | None) -> dict[str, Any]:
+    """The commit, for the other ranks: its folder, or all that its files can be fetched by."""
+    assert beginning is not None, "rank 0"
+    if (commit := beginning.commit) is None or beginning.head is None:
+        return {"commit": None if commit is None else str(commit.folder)}
+    manifest = {key: commit.manifest[key] for key in ("files", "shards", "objects", "objects_at", "state")}
+    return {"commit": commit.name, "manifest": manifest}
+
+
+def _commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
+    """On a rank other than 0: the commit in a message, its dense part in a folder that this rank can read."""
+    if "manifest" not in message:
+        return read_commit(Path(message["commit"]))
+    assert cache is not None, "the launcher names a folder"
+    shutil.rmtree(cache, ignore_errors=True)  # of the commit before
+    commit = Commit(cache / message["commit"], message["manifest"])
+    objects = PartObjects(commit.manifest["objects_at"], 0)
+    objects.complete(commit.folder, commit.own_files, commit.objects, Deadline.after(RESTORE_S))
+    return commit
 
 
 @contextmanager
@@ -266,9 +294,13 @@ def _committing(
         if planner is not None:
             planner.commit(positions)
 
-    mirror = _uploader(config, job, beginning, beginning.joblog)
+    mirror, objects = None, None
+    if (head := beginning.head) is None:
+        mirror = _uploader(config, job, beginning, beginning.joblog)
+    else:
+        objects = ObjectCommits(head.store, head.sequence, beginning.commit, job.store.gc_grace)
     whose = (config.store, job.commit, origin, beginning.joblog, shards)
-    committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since)
+    committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since, objects=objects)
     changed = changed_arithmetic(beginning.commit, arithmetic)
     holders.progress.says = partial(_status_lines, config, rank0, shards, committer, changed)
     try:
@@ -402,7 +434,9 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
 def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
     if not config.shards:
-        return EmbeddedShards(job.tables, job.seed, config.cores, config.live, groups, config.generation, policy)
+        parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
+        own = (config.cores, config.live, groups, config.generation, policy, parts)
+        return EmbeddedShards(job.tables, job.seed, *own)
     return RemoteShards(
         config.shards,
         job.tables,

@@ -1,0 +1,87 @@
+"""Fetches what a run of a job continues from, where its disk lacks it: from the object store, or from the mirror."""
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, SpecError
+from service.cluster.runtime import LAUNCHER, OnLine
+from service.spec.job import LoadedJob
+from trainer.control.commit_store import Commits, MirrorReader, ObjectStoreReader
+from trainer.control.job_log import newest_generation
+
+FETCH_S = 3600.0
+"""Longest time to fetch a commit."""
+
+
+class HeadReplaced(MillraceError):
+    """Another head runs the job now."""
+
+    exit_code = 75
+
+    def __init__(self, job: str, claimed: int, last: int) -> None:
+        super().__init__(
+            f"generation {claimed} of {job} was claimed on another machine, after generation {last} of this one: that "
+            "head has the job, and this one ends; nothing is lost"
+        )
+
+
+def check_fresh(job: LoadedJob) -> None:
+    """Raise SpecError where the object store is the truth and holds a run: a fresh one needs another prefix."""
+    if job.spec.store.parts == "object" and (claimed := _object_store(job).newest_generation()):
+        raise SpecError(
+            f"{job.spec.store.mirror} holds a run, up to generation {claimed}, and --fresh removes only folders: "
+            "choose another prefix, or remove this one with the tools of your object store",
+            "store.mirror",
+        )
+
+
+def fetch_commits(job: LoadedJob, on_line: OnLine, *, fresh: bool) -> int:
+    """Fetch what the next run continues from, as far as this disk lacks it -> the newest generation elsewhere.
+
+    From the object store, where that is the truth; from the mirror into a store without a commit, unless `fresh`.
+    """
+    if job.spec.store.parts == "object":
+        return prepare_store(job, on_line)
+    return 0 if fresh else fetch_from_mirror(job, on_line)
+
+
+def prepare_store(job: LoadedJob, on_line: OnLine) -> int:
+    """Complete the store on this disk from the object store -> the newest generation there."""
+    before = newest_generation(job.store / "log")
+    found = _object_store(job).prepare(job.store, job.spec.name)
+    place = f"commit {found.newest}" if found.newest else "the initial state"
+    if found.log_lost:
+        on_line(LAUNCHER, f"the log was on another disk; continuing at {place}, on a new timeline")
+    elif newest_generation(job.store / "log") > before:
+        on_line(LAUNCHER, f"the log is complete from the object store; continuing at {place}, on the same timeline")
+    return found.history.generation
+
+
+def check_head(job: LoadedJob, last: int) -> None:
+    """Raise HeadReplaced where another head has claimed the job since the generation `last` of this one."""
+    if last and job.spec.store.parts == "object":
+        claimed = _object_store(job).newest_generation()
+        if claimed > last:
+            raise HeadReplaced(job.spec.name, claimed, last)
+
+
+def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
+    """Fetch the newest commit of `store.mirror` into a store without any, so that the job continues from it.
+
+    -> the newest generation in the mirror; 0 where nothing was fetched.
+    """
+    if job.spec.store.mirror is None or newest_generation(job.store / "log"):
+        return 0
+    mirror = MirrorReader.of(job.spec.store.mirror, job.folder, Deadline.after(FETCH_S))
+    if Commits(job.store).names():  # fetched by a run that was killed before its first claim
+        return mirror.newest_generation()
+    if mirror.is_empty():
+        return 0
+    fetched = mirror.fetch(job.store, job.spec.name)
+    for reason in fetched.passed_over:
+        on_line(LAUNCHER, f"skipped in the mirror: {reason}")
+    on_line(LAUNCHER, f"continuing from the mirror, at commit {fetched.name}, on a new timeline")
+    return fetched.generation
+
+
+def _object_store(job: LoadedJob) -> ObjectStoreReader:
+    assert job.spec.store.mirror is not None, "the spec needs one"
+    return ObjectStoreReader.of(job.spec.store.mirror, job.folder, Deadline.after(FETCH_S))

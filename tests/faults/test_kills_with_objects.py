@@ -1,0 +1,145 @@
+"""Workers die at random, their disks with them, and the object store is slow and fails: nothing is lost or doubled."""
+
+import json
+import re
+import shutil
+import threading
+from itertools import islice
+from random import Random
+
+import pytest
+
+from millrace.failpoints import Failpoint
+from service.cluster.store import CACHE, LIVE
+from service.faults.deaths import CHIEF, EVERYBODY, AtFailpoint, JobFeatures, deaths
+from service.faults.injection import Deaths, run
+from service.faults.rounds import FALLBACK
+from service.spec.job import load_job
+from tests.faults.test_kills import report, said_by
+from tests.integration.stream_job import write_job
+from tests.s3_server import proxy, s3  # noqa: F401
+from trainer.fence.fence_sequence import key_of
+from trainer.journal.log_file import listed, read_files
+from trainer.journal.records import Claim
+
+FEATURES = JobFeatures(mirrored=True, uploaded=True)
+OF_DISK = ("log", "commits", "holds", "dead_letters")
+"""Folders of the store that are rank 0's disk."""
+
+
+class WipedDeaths(Deaths):
+    """Deaths of workers, and of the disks of those that died: all folders that only they have."""
+
+    def __init__(self, store, planned, trouble=lambda: None, *, restored=True):
+        """`restored`: whether a log that was lost comes back, so that its files belong together."""
+        super().__init__(store, planned, FALLBACK)
+        self._store, self._trouble, self._restored = store, trouble, restored
+        self._seen = 0
+        self.wiped = []
+
+    def faults(self, generation, worker):
+        if generation != self._seen:
+            self._seen = generation
+            if self.died and len(self.died) > len(self.wiped):
+                with self._lock:  # the watch reads the log
+                    self._wipe(self.died[-1].death.worker)
+            self._trouble()
+        return super().faults(generation, worker)
+
+    def _wipe(self, worker):
+        if self._restored:
+            self._keep_log()
+        self.wiped.append(worker)
+        everybody = worker == EVERYBODY
+        if everybody or worker == CHIEF:
+            for name in OF_DISK:
+                shutil.rmtree(self._store / name, ignore_errors=True)
+        for path in [*(self._store / CACHE).glob("*"), *(self._store / LIVE).glob("*")]:
+            if everybody or path.name.endswith(worker):
+                shutil.rmtree(path)
+
+    def _keep_log(self):
+        """The longest state of each file: a restored one is another file on the disk."""
+        self.log.mkdir(exist_ok=True)
+        if not self._restored and len(self.died) == len(self.wiped):
+            shutil.rmtree(self.log)
+            self.log.mkdir()
+        for path in listed(self._log):
+            kept = self.log / path.name
+            if not kept.exists() or kept.stat().st_size < path.stat().st_size:
+                shutil.copy(path, kept)
+
+
+def job_at(folder, store, trainers, shards, *more):
+    return load_job(
+        folder / "job.toml",
+        [f"store.path={store}", "commit={every='600s', every_passes=3, keep=2}", "passes.max_events=16"]
+        + [f"cluster={{trainers={trainers}, shards={shards}}}", "train.threads=1", "train.batch_size=8", *more],
+    )
+
+
+def objects(uri, *more):
+    return ("store.parts='object'", f"store.mirror={json.dumps(uri)}", *more)
+
+
+def undisturbed(folder, trainers, shards):
+    job, said = job_at(folder, "calm", trainers, shards), []
+    calm = Deaths(job.store, iter([]))
+    assert run(job, calm, said_by(said)).code == 0, said
+    return calm.closes, report(job.store)
+
+
+def timelines(log):
+    records = [record.content for file in read_files(log) for record in file.records]
+    return list(dict.fromkeys(record.timeline for record in records if isinstance(record, Claim)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("trainers", "shards", "seed"), [(1, 0, 1), (2, 2, 2)], ids=["embedded", "2 x 2"])
+def test_ten_deaths_with_their_disks_change_nothing(tmp_path, s3, proxy, trainers, shards, seed):  # noqa: F811
+    """The object store is slow, refuses, and cuts connections meanwhile."""
+    write_job(tmp_path, num_lines=500)
+    closes, expected = undisturbed(tmp_path, trainers, shards)
+    random, said = Random(seed), []
+
+    def trouble():
+        proxy.heal()
+        random.choice([lambda: proxy.refuse(2), lambda: proxy.cut_after(30_000), lambda: proxy.slow(0.01)])()
+        threading.Timer(2.0, proxy.heal).start()
+
+    uri = s3.uri("bucket", f"kills-{trainers}x{shards}", proxy.port)
+    job = job_at(tmp_path, "killed", trainers, shards, *objects(uri, "store.log_mirror='sync'"))
+    dying = WipedDeaths(job.store, islice(deaths(seed, trainers, shards, FEATURES), 10), trouble)
+    outcome = run(job, dying, said_by(said))
+    assert outcome.code == 0, (outcome, said[-40:])
+    assert len(dying.died) >= 8 and {CHIEF, EVERYBODY} & {*dying.wiped}, (dying.died, dying.missed)
+    assert dying.closes == closes
+    assert report(job.store) == expected
+    assert timelines(job.store / "log") == ["t1"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_head_without_its_disk_goes_on_and_says_how(tmp_path, mode):
+    """With `async` on a new timeline from the newest commit, with `sync` on the same with the same bits."""
+    write_job(tmp_path, num_lines=200)
+    closes, expected = undisturbed(tmp_path, 1, 0)
+    said, mirror = [], tmp_path / "mirror"
+    job = job_at(tmp_path, "lost", 1, 0, *objects(str(mirror), f"store.log_mirror='{mode}'"))
+    planned = [AtFailpoint(CHIEF, Failpoint.CLOSED, 8)]
+    dying = WipedDeaths(job.store, iter(planned), restored=mode == "sync")
+    outcome = run(job, dying, said_by(said))
+    assert outcome.code == 0, (outcome, said[-40:])
+    assert dying.wiped == [CHIEF]
+    assert report(job.store) == expected
+    told = [
+        line for line in said if "the log of timeline t1 was on another disk, so this job continues on a new" in line
+    ]
+    if mode == "sync":
+        assert timelines(job.store / "log") == ["t1"] and not told
+        assert dying.closes == closes
+    else:
+        assert timelines(job.store / "log") == ["t2"] and len(told) == 1
+        assert re.search("from t1-000000000[36]-g1$", told[0]), "the newest that counts; the last one may still be made"
+    assert (mirror / key_of(1)).exists()

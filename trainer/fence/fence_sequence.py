@@ -1,0 +1,249 @@
+"""One head's view of the fence: it reads the sequence, and appends to it until another head claims the job.
+
+A record is put only if its number is free. After a lost reply the object is read back; its nonce tells whether it is
+ours. So of two heads that go for one number exactly one wins, and the loser ends. Safety rests on this alone, not on
+clocks, leases or kills. Records are never removed while the job lives: so no number is ever free again.
+"""
+
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from millrace.blob.blob_errors import BlobUnavailable
+from millrace.blob.blob_store import BlobStore
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, SpecError, Unavailable
+from trainer.fence.fence_history import FenceHistory, Verdict, judge, start_of
+from trainer.fence.fence_records import FenceClaim, FenceCommit, FenceContent, FenceRecord, decode, encode
+from trainer.journal.log import Superseded
+
+FOLDER = "fence"
+MAX_RECORD_BYTES = 64 << 20
+READERS = 8
+"""Records that are read at the same time."""
+TAIL_RECORDS = 64
+"""Records that are read at once while the newest commit is looked for."""
+MAX_ROUNDS = 16
+"""Puts of one record that find the number taken, and then no record there; then the store is at fault."""
+
+
+class FenceMoved(MillraceError):
+    """Records of an older generation came before our claim: read them, and decide again."""
+
+    exit_code = 75
+
+
+class FenceObjects(Protocol):
+    """The objects of a fence, by number. Errors: Unavailable; then it is unknown whether a put took place."""
+
+    @property
+    def name(self) -> str:
+        """The address, for messages."""
+        ...
+
+    def put_new(self, number: int, data: bytes, deadline: Deadline) -> bool:
+        """Put an object, unless there is one."""
+        ...
+
+    def get(self, number: int, deadline: Deadline) -> bytes | None:
+        """An object; None if there is none."""
+        ...
+
+
+class BlobFence:
+    """See FenceObjects: in a blob store."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
+    @property
+    def name(self) -> str:
+        """See FenceObjects."""
+        return self._blobs.url(FOLDER)
+
+    def put_new(self, number: int, data: bytes, deadline: Deadline) -> bool:
+        """See FenceObjects."""
+        return self._blobs.put_new(key_of(number), data, deadline)
+
+    def get(self, number: int, deadline: Deadline) -> bytes | None:
+        """See FenceObjects."""
+        return self._blobs.get(key_of(number), MAX_RECORD_BYTES, deadline)
+
+
+def key_of(number: int) -> str:
+    """The key of a record."""
+    return f"{FOLDER}/{number:012d}"
+
+
+def check_conditional_puts(blobs: BlobStore, key_name: str, deadline: Deadline) -> None:
+    """Raise SpecError where the store replaces an object that must be put only if absent."""
+    probe = f"{FOLDER}-probe/{uuid.uuid4().hex}"
+    refused = f"{blobs.url('')} does not know conditional puts (If-None-Match), on which safe commits rest"
+    hint = f'use a store that does, or {key_name} = "shared"'
+    try:
+        first = blobs.put_new(probe, b"first", deadline)
+        second = blobs.put_new(probe, b"second", deadline)
+        found = blobs.get(probe, 16, deadline)
+    except BlobUnavailable as error:
+        if "NotImplemented" in str(error):
+            raise SpecError(f"{refused}; {hint}", key_name) from error
+        raise
+    blobs.remove(probe, deadline)
+    # The first put may find its own object, after a lost reply.
+    if second or found != b"first":
+        raise SpecError(f"{refused} (seen: {first}, {second}); {hint}", key_name)
+
+
+class FenceSequence:
+    """See module docstring. Any thread may call."""
+
+    def __init__(self, objects: FenceObjects, generation: int) -> None:
+        """`generation`: the number under which this head writes; 0 for a reader."""
+        self._objects, self.generation = objects, generation
+        self.history = FenceHistory()
+        """The state as of the last call; read it under no lock only while no other thread appends."""
+        self._turn = threading.RLock()
+        self._pending: FenceRecord | None = None
+        """A record that may be in the store: its number is decided before any other is put."""
+        self._newest = 0
+
+    def catch_up(self, deadline: Deadline) -> FenceHistory:
+        """Read the records that this head does not know yet."""
+        with self._turn:
+            if not self.history.number:
+                self._begin(deadline)
+            while (data := self._objects.get(self.history.number + 1, deadline)) is not None:
+                self._take(decode(self.history.number + 1, data))
+            return self.history
+
+    def claim(self, content: FenceClaim, deadline: Deadline) -> int:
+        """Take over the job -> the record's number. From then on no older generation can append.
+
+        Raises Superseded where a generation as new has the job; FenceMoved where an older one wrote meanwhile: what was
+        read before is out of date, so read and decide again.
+        """
+        with self._turn:
+            if self.history.generation >= self.generation:
+                self._newest = self.history.generation
+            return self._append(content, deadline)
+
+    def append(self, content: FenceContent, deadline: Deadline) -> int:
+        """Append a record -> its number. Raises Superseded, for good; and Unavailable, after which the record may be
+        there or not: the next call finds out first."""
+        with self._turn:
+            return self._append(content, deadline)
+
+    def append_commit(self, name: str, manifest: str, kept_files: Sequence[str], deadline: Deadline) -> int:
+        """Make the commit count: append a FenceCommit after the present state."""
+        with self._turn:
+            self._settle_pending(deadline)
+            self.history.forget_files(kept_files)
+            return self._append(self.history.commit_of(name, manifest, kept_files), deadline)
+
+    @property
+    def number(self) -> int:
+        """Number of the last record that is known here."""
+        return self.history.number
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a record may be in the store or not; the next append finds out."""
+        return self._pending is not None
+
+    def check_newest(self, deadline: Deadline) -> None:
+        """Raise Superseded where another head has claimed the job."""
+        with self._turn:
+            self._settle_pending(deadline)
+            if self.catch_up(deadline).generation > self.generation:
+                self._newest = self.history.generation
+                self._settle_pending(deadline)
+
+    def drop_retired(self, names: Sequence[str]) -> None:
+        """Forget retired commits whose parts are gone; the next commit's record leaves them out."""
+        with self._turn:
+            for name in names:
+                self.history.retired.pop(name, None)
+
+    def _append(self, content: FenceContent, deadline: Deadline) -> int:
+        self._settle_pending(deadline)
+        self._pending = FenceRecord(self.generation, uuid.uuid4().hex, content)
+        return self._settle_pending(deadline)
+
+    def _settle_pending(self, deadline: Deadline) -> int:
+        """Put the pending record until it is known which record has its number."""
+        if self._newest:
+            raise Superseded(self._objects.name, self.generation, self._newest)
+        if (record := self._pending) is None:
+            return self.history.number
+        number = self.history.number + 1
+        found = self._placed(number, record, deadline)
+        self._pending = None
+        match judge(record, found):
+            case Verdict.WON:
+                self._take(found)
+                return number
+            case Verdict.BEHIND:
+                self._take(found)
+                raise FenceMoved(f"{self._objects.name}: record {number} of generation {found.generation} came first")
+            case Verdict.SUPERSEDED:
+                self._newest = found.generation
+                raise Superseded(self._objects.name, self.generation, self._newest)
+
+    def _placed(self, number: int, record: FenceRecord, deadline: Deadline) -> FenceRecord:
+        """The record that has the number after our put."""
+        data = encode(record)
+        for _ in range(MAX_ROUNDS):
+            if self._objects.put_new(number, data, deadline):
+                return record
+            if (found := self._objects.get(number, deadline)) is not None:
+                return decode(number, found)
+        raise Unavailable(f"{self._objects.name}: record {number} is neither free nor there")
+
+    def _take(self, record: FenceRecord) -> None:
+        self.history.take(self.history.number + 1, record)
+
+    def _begin(self, deadline: Deadline) -> None:
+        """Read from the newest commit on: first its state, then the lines of the log before it."""
+        tail = self._tail(self._last_number(deadline), deadline)
+        if not tail:
+            return
+        self.history, since = start_of(tail)
+        for number, record in self._read_all(range(since, tail[0][0]), deadline):
+            self.history.take_lines(number, record.content)
+        for _, record in tail:
+            self._take(record)
+
+    def _tail(self, last: int, deadline: Deadline) -> list[tuple[int, FenceRecord]]:
+        """The records from the newest commit on, or all of them, with their numbers."""
+        tail: list[tuple[int, FenceRecord]] = []
+        while last > 0:
+            first = max(1, last - TAIL_RECORDS + 1)
+            tail = [*self._read_all(range(first, last + 1), deadline), *tail]
+            commits = [index for index, (_, record) in enumerate(tail) if isinstance(record.content, FenceCommit)]
+            if commits:
+                return tail[commits[-1] :]
+            last = first - 1
+        return tail
+
+    def _last_number(self, deadline: Deadline) -> int:
+        """The last number in use: doubled until it is free, then halved. Numbers have no gaps."""
+        high = 1
+        while self._objects.get(high, deadline) is not None:
+            high *= 2
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._objects.get(middle, deadline) is not None else (low, middle)
+        return low
+
+    def _read_all(self, numbers: range, deadline: Deadline) -> list[tuple[int, FenceRecord]]:
+        with ThreadPoolExecutor(READERS, thread_name_prefix="fence") as pool:
+            return list(zip(numbers, pool.map(lambda number: self._read(number, deadline), numbers), strict=True))
+
+    def _read(self, number: int, deadline: Deadline) -> FenceRecord:
+        data = self._objects.get(number, deadline)
+        if data is None:
+            raise Unavailable(f"{self._objects.name}: record {number} is gone, and the ones after it are there")
+        return decode(number, data)

@@ -1,0 +1,62 @@
+"""Chooses the newest sound commit after a crash; restores damaged files from the mirror or the object store."""
+
+import logging
+from collections.abc import Sequence
+
+from millrace.blob.blob_errors import BlobUnavailable
+from millrace.deadline import Deadline
+from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
+from trainer.checkpoint.mirror_fetch import repair
+from trainer.checkpoint.object_store import complete_commit
+from trainer.checkpoint.rewind import Lineage
+from trainer.rank0.object_head import ObjectHead
+
+MIRROR_S = 3600.0
+"""Time limit to read from the mirror."""
+
+log = logging.getLogger(__name__)
+
+
+def newest_sound(
+    commits: Commits, lineage: Lineage, uri: str | None, head: ObjectHead | None = None
+) -> tuple[Commit | None, dict[str, str]]:
+    """The newest sound commit that led to the present version; and the damage of newer ones, by name.
+
+    Raises BlobUnavailable if no commit is sound and the mirror, which may repair one, does not answer; NewerFormat.
+    """
+    passed_over: dict[str, str] = {}
+    unreachable: BlobUnavailable | None = None
+    for name in reversed(commits.names()):
+        if not lineage.holds(name):
+            continue
+        try:
+            commit = commits.read(name)
+            uploaded = head is not None and bool(commit.objects)
+            if head is None:
+                complete_commit(commit, Deadline.after(MIRROR_S))
+            problems = head.problems_of(commit) if head is not None and uploaded else problems_of(commit)
+            if problems and uri is not None and not uploaded:
+                repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
+                log.warning("commit %s: %d damaged files were restored from the mirror", name, len(problems))
+                problems = problems_of(commit)
+        except NewerFormat:
+            raise
+        except CommitDamaged as error:
+            passed_over[name] = str(error)
+            continue
+        except BlobUnavailable as error:
+            if head is not None:
+                raise
+            unreachable = error
+        if not problems:
+            return commit, passed_over
+        passed_over[name] = "; ".join(f"{file} {problem}" for file, problem in sorted(problems.items())[:3])
+    if unreachable is not None:
+        raise unreachable
+    return None, passed_over
+
+
+def discard_commits(commits: Commits, names: Sequence[str]) -> None:
+    """Take damaged commits out of use; the next pruning removes their folders."""
+    for name in names:
+        (commits.folder / name / MANIFEST).rename(commits.folder / name / f"{MANIFEST}.damaged")
