@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("ip", "tc", "unshare", "mount")
 REQUIRED = "MILLRACE_REQUIRE_MACHINES"
 KILL_S = 10.0
-"""Longest time for the processes of a machine to end."""
+"""Longest time for the processes of a machine to end, and for its link to come up."""
 _NAME = re.compile(r"millrace-(\d+)-(\d+)-\w+")
 _SETUP = """
 set -e
@@ -144,8 +144,19 @@ class Machine:
         ip("-n", self._network.space, "link", "set", self.name, "down")
 
     def heal(self) -> None:
-        """Give its link back."""
+        """Give its link back; packets pass when this returns.
+
+        The kernel takes a moment to see a link, and remembers for seconds that it did not find a neighbour.
+        """
         ip("-n", self._network.space, "link", "set", self.name, "up")
+        ends = ((self._network.space, self.name), (self._space, "eth0"))
+        until_s = time.monotonic() + KILL_S
+        while any(" state UP " not in ip("-n", space, "link", "show", "dev", device) for space, device in ends):
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the link of {self.name} does not come up")
+            time.sleep(0.01)
+        for machine in self._network.machines:
+            ip("-n", machine._space, "neigh", "flush", "dev", "eth0")
 
     def shape(self, *, rate: str = "", delay: str = "", loss: str = "") -> None:
         """Shape its link both ways, such as rate="1gbit", delay="5ms", loss="1%"; nothing given: as fast as can be.
