@@ -157,7 +157,7 @@ def test_every_known_launcher_is_tested_here():
 
 
 def test_an_unknown_launcher_is_refused_with_the_known_names():
-    with pytest.raises(SpecError, match="cluster.launcher: there is no launcher 'nomad'; known: local"):
+    with pytest.raises(SpecError, match="cluster.launcher: there is no launcher 'nomad'; known: external, local"):
         open_launcher(name="nomad")
 
 
