@@ -112,7 +112,9 @@ def parse_plain(data, at, end, row, num_values, sign_kind, slots_S3, value_N, co
                         break
                     value_N[num_values] = value
                     at, num_values, n = at + 1 + num, num_values + 1, n + 1
-            elif count == size:
+            elif count != size:
+                break
+            else:
                 while n < count and at < stop and data[at] == BLANK:
                     negative = data[at + 1] == MINUS
                     at += 1 + negative

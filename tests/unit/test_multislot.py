@@ -172,6 +172,8 @@ PLAIN = b"1 7 2 1234567 123456789012 2 0.1234 -12.5 1 1"
     )
 )
 @example([])
+@example([(42, 3, "0")])
+@example([(27, 14, "0")])
 def test_damaged_lines_of_numbers_alone_are_judged_as_the_twin_judges_them(damages):
     line = bytearray(PLAIN)
     for at, num, put in damages:
