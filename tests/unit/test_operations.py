@@ -91,7 +91,8 @@ class World:
         self.log = Log.claim(self.folder, next(self.generations), Deadline.after(5), timeline="t1")
         self.chronicle = ReplayLog(self.log, LogPlanJournal(self.log), replay, None, "fail", 0.0)
         self.shards, self.decider = Shards(), Decider()
-        self.operator = OperationRunner(self.job, self.chronicle, self.shards, 5.0)
+        workers = {"cluster.trainers": 1, "cluster.shards": 2}
+        self.operator = OperationRunner(self.job, self.chronicle, self.shards, 5.0, workers)
         self.operator.add(self.decider)
         return self.operator.begin(version, 0, state or {}, overrides or {}, waiting)
 
@@ -352,3 +353,64 @@ def test_an_export_clears_what_it_selects():
     assert cut_of(operation({**EXPORT, "all": True})).delta_threshold == 0
     base = cut_of(operation({**EXPORT, "type": "base", "parent": None}))
     assert base == ExportCut(tables=("users",), since=0, base_threshold=0.1)
+
+
+# -- numbers of workers
+
+
+def resize(world, **numbers):
+    return world.operator.ask({"op": "resize", "id": f"{numbers}", **numbers})
+
+
+def test_a_resize_acts_at_a_close_and_only_then_ends_the_generation(world):
+    assert resize(world, shards=3)["version"] is None and not world.operator.resizes
+    world.close()
+    assert world.operator.resizes and world.shards.operated == []
+    assert world.operator.overrides == {"cluster.shards": 3, "cluster.trainers": 1}
+    assert resize(world, shards=3)["version"] == 1
+
+
+def test_what_is_not_given_stays_and_several_trainers_have_a_shard(world):
+    resize(world, trainers=3)
+    world.close()
+    assert world.operator.overrides == {"cluster.shards": 2, "cluster.trainers": 3}
+
+
+def test_resizes_of_one_close_that_cancel_each_other_change_nothing(world):
+    """Otherwise the generation would end, and the launcher find that no other one is needed."""
+    resize(world, shards=3)
+    resize(world, shards=2)
+    world.close()
+    assert not world.operator.resizes and world.operator.overrides["cluster.shards"] == 2
+
+
+def test_a_resize_that_is_replayed_ends_no_generation(world):
+    resize(world, shards=3)
+    world.close()
+    world.restarted()
+    world.number = 0
+    world.close()
+    assert not world.operator.resizes and world.operator.overrides["cluster.shards"] == 3
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({}, "nothing is resized"),
+        ({"trainers": 0}, "cluster.trainers: 0 is not a number from 1 to 64"),
+        ({"trainers": 65}, "65 is not a number from 1 to 64"),
+        ({"shards": -1}, "cluster.shards: -1 is not a number from 0 to 64"),
+        ({"shards": True}, "True is not a number"),
+        ({"shards": "2"}, "'2' is not a number"),
+        ({"shards": 0, "trainers": 2}, "the rows live in the trainer only where there is one"),
+    ],
+)
+def test_numbers_of_workers_that_cannot_be_are_refused(world, numbers, words):
+    with pytest.raises(SpecError, match=words):
+        resize(world, **numbers)
+    assert world.logged() == []
+
+
+def test_numbers_of_workers_are_not_set(world):
+    with pytest.raises(SpecError, match="`millrace resize` changes it"):
+        world.operator.ask({"op": "set", "id": "a", "keys": {"cluster.shards": 3}})

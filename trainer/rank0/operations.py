@@ -345,7 +345,7 @@ class OperationRunner:
             self._chronicle.close(close)
             self._remember(version, ordered)
         self._replaying = self._chronicle.replaying
-        self.resizes |= again is None and any(self._is_resized_by(each) for each in ordered)
+        self.resizes |= again is None and self._is_resized_by(ordered)
         lr = self._now.train.dense_optimizer.lr
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
             self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
@@ -360,10 +360,15 @@ class OperationRunner:
         dense_lr = self._now.train.dense_optimizer.lr
         return RankUpdate(None if dense_lr == lr else dense_lr, bool(ordered))
 
-    def _is_resized_by(self, operation: ActingOperation) -> bool:
-        """Whether an operation changes the numbers of workers of this generation."""
-        now = self._workers
-        return isinstance(operation, ResizeOperation) and now is not None and dict(operation.keys) != dict(now)
+    def _is_resized_by(self, ordered: Sequence[ActingOperation]) -> bool:
+        """Whether the operations of a close, taken together, change the numbers of workers of this generation."""
+        if self._workers is None:
+            return False
+        wanted = dict(self._workers)
+        for each in ordered:
+            wanted |= each.keys if isinstance(each, ResizeOperation) else {}
+        wanted[SHARDS] = max(wanted[SHARDS], int(wanted[TRAINERS] > 1))
+        return wanted != dict(self._workers)
 
     def _await_sweeps(self, tables: Collection[str], stats: Mapping[str, TableStats]) -> None:
         deadline = Deadline.after(self._close_s)
