@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pserver.commit.change_files import read_changes
-from pserver.config import Adagrad, CountEntry, SlotLife, TableSection
+from pserver.config import Adagrad, CountEntry, TableSection
 from pserver.errors import InvalidShardCall
 from pserver.protocol.shards import Gradients, Keys
 from pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, ShrinkRows
@@ -40,9 +40,7 @@ def tables_of(memory=None):
             dim=4, optimizer=Adagrad(per="element"), extend_at=2.0, decay=0.5, memory=memory,
             admission=(CountEntry(kind="count", n=2, memory=1 << 20), CountEntry(kind="count", n=2, exact=True)),
         ),
-        "other": TableSection(
-            dim=3, decay=0.9, delete_below=0.2, memory=memory, slots={} if memory else {"rare": SlotLife(decay=0.1)}
-        ),
+        "other": TableSection(dim=3, decay=0.9, delete_below=0.2, memory=memory),
     }  # fmt: skip
 
 
@@ -84,7 +82,7 @@ def swept(shards):
 
 def committed(folder, kind, tables, monkeypatch, *, swept_first: bool) -> Commits:
     """A job of `kind` shards that commits after every pass from FIRST on; `swept_first`: nothing is left to sweep."""
-    with monkeypatch.context() as patch, w.job(kind, tables=tables, live=folder / "old", groups={"rare": 2}) as world:
+    with monkeypatch.context() as patch, w.job(kind, tables=tables, live=folder / "old") as world:
         if not swept_first:
             patch.setattr(Sweeper, "sweep", lambda self, table: None)
         world.one.restore(folder, [], 0, w.soon())
@@ -100,7 +98,7 @@ def committed(folder, kind, tables, monkeypatch, *, swept_first: bool) -> Commit
 
 @contextmanager
 def job_at(folder, name, kind, tables, commit_at):
-    with w.job(kind, tables=tables, live=folder / name, groups={"rare": 2}) as world:
+    with w.job(kind, tables=tables, live=folder / name) as world:
         world.one.restore(*commit_at, w.soon())
         yield world.one
 

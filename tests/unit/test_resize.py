@@ -1,7 +1,5 @@
 """Other numbers of workers are a fact of the log: the next start goes on with them, until the job file changes them."""
 
-import json
-
 import pytest
 
 from dataset.stream.source import Segment
@@ -13,6 +11,7 @@ from service.spec.job import load_job
 from tests.fakes.past import SPEC, Past
 from tests.fakes.records import close, operation
 from tests.integration.stream_job import write_job
+from trainer.checkpoint.commits import Commits, write_manifest
 from trainer.journal.job_history import JobHistory
 from trainer.journal.log import read
 from trainer.journal.pass_plan import PassPlan
@@ -32,7 +31,7 @@ def past(tmp_path):
     made = Past(tmp_path / "store").begin()
     made.log.append(SpecOperation(spec=FILE))
     made.close(1, a=(0, 100))
-    made.commit(1)
+    hold(made, made.commit(1), FILE)
     made.close(2, a=(100, 200))
     yield made
     made.end()
@@ -118,14 +117,13 @@ def test_what_one_trainer_closed_is_trained_again_by_one_before_two_go_on(past):
     assert replay_first(past.store, FILE, 2) == (FILE, 1)
     with pytest.raises(MillraceError, match=r"passes must be replayed .*cluster\.trainers may change"):
         claim_and_recover(past.store, 2, FILE, None, {}, world=2)
-    past.generation = 2
-    past.begin().commit(2)
-    past.end()
+    past.generation = 1
+    commit(past, 2, FILE)
     assert replay_first(past.store, FILE, 2) is None
 
 
 def test_plans_for_another_number_of_trainers_are_withdrawn(past):
-    past.commit(2)
+    hold(past, past.commit(2), FILE)
     past.plan(3, a=(200, 300))
     past.plan(4, a=(300, 400))
     past.end()
@@ -197,12 +195,15 @@ def commit(past, version, spec, overrides=()):
     """A commit that has this spec and these overrides, of the generation after the next."""
     past.generation += 1
     past.begin()
-    name = past.commit(version)
+    hold(past, past.commit(version), spec, overrides)
     past.end()
-    path = past.store / "commits" / name / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["state"] |= {"spec": spec, "operations": {"overrides": dict(overrides)}}
-    path.write_text(json.dumps(manifest))
+
+
+def hold(past, name, spec, overrides=()):
+    """Put a spec and overrides into a commit."""
+    commit = Commits(past.store).read(name)
+    state = {**commit.state, "spec": spec, "operations": {"overrides": dict(overrides)}}
+    write_manifest(commit.folder, {**commit.manifest, "state": state})
 
 
 def test_a_job_without_a_resize_has_one_phase(tmp_path):
