@@ -10,10 +10,11 @@ from pserver.rows.digest import add
 from tests.contract import shards_world as w
 
 KINDS = [0, 1, 2, 3, w.OverTls(2)]
+IDS = ["embedded", "1-shard", "2-shards", "3-shards", "2-shards-over-tls"]
 """Numbers of shards; 0 is embedded."""
 
 
-@pytest.fixture(params=KINDS, ids=["embedded", "1-shard", "2-shards", "3-shards", "2-shards-over-tls"])
+@pytest.fixture(params=KINDS, ids=IDS)
 def world(request):
     with w.job(request.param) as made:
         yield made

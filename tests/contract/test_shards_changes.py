@@ -13,10 +13,9 @@ from pserver.protocol.table_operations import ForgetRow
 from pserver.store.rocks_store import RocksRowStore
 from service.history.verification import damage_of
 from tests.contract import shards_world as w
-from tests.contract.test_shards import KINDS
+from tests.contract.test_shards import IDS, KINDS
 from trainer.checkpoint.commits import Commit
 
-IDS = ["embedded", "1-shard", "2-shards", "3-shards"]
 MEMORY = pytest.mark.parametrize("memory", [None, 8 << 20], ids=["all in memory", "bounded"])
 SIGNS = range(60)
 

@@ -14,10 +14,8 @@ from pserver.errors import InvalidShardCall, StoreDamaged, StoreFailed
 from pserver.protocol.shards import StepScale
 from pserver.store.rocks_store import RocksRowStore
 from tests.contract import shards_world as w
-from tests.contract.test_shards import KINDS, batch, some_batches
+from tests.contract.test_shards import IDS, KINDS, batch, some_batches
 from tests.small_disk import small_disk
-
-IDS = ["embedded", "1-shard", "2-shards", "3-shards"]
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from pserver.config import Adagrad, CountEntry, TableSection
 from pserver.protocol.shards import ABSENT_BITS, Gradients, StepScale, absent
 from pserver.protocol.table_operations import ForgetRow
 from tests.contract import shards_world as w
-from tests.contract.test_shards import KINDS, some_batches
-from tests.contract.test_shards_living import IDS, live, tables_of
+from tests.contract.test_shards import IDS, KINDS, some_batches
+from tests.contract.test_shards_living import live, tables_of
 
 ZEROS = TableSection(dim=4, optimizer=Adagrad(per="element"), admission=(CountEntry(kind="count", n=3, exact=True),))
 LEARNT = ZEROS.model_copy(update={"default_row": "learnt"})

@@ -5,7 +5,7 @@ import pytest
 from pserver.config import Adagrad, CountEntry, SlotLife, TableSection
 from pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
 from tests.contract import shards_world as w
-from tests.contract.test_shards import KINDS, some_batches
+from tests.contract.test_shards import IDS, KINDS, some_batches
 
 LIVING = TableSection(
     dim=4,
@@ -18,7 +18,6 @@ TABLES = {
     "default": LIVING,
     "other": TableSection(dim=3, decay=0.7, delete_below=0.5, extend_at=1.5, slots={"rare": SlotLife(decay=0.1)}),
 }
-IDS = ["embedded", "1-shard", "2-shards", "3-shards"]
 
 
 def live(world, num_passes, steps=3):

@@ -10,7 +10,7 @@ from dataset.spec.schema import Schema
 from pserver.config import TableSection
 from pserver.protocol.table_operations import SetTables, ShrinkRows
 from tests.contract import shards_world as w
-from tests.contract.test_shards import KINDS
+from tests.contract.test_shards import IDS, KINDS
 from trainer.journal.records import ShrinkOperation
 from trainer.rank0 import shrinks
 from trainer.rank0.operations import ClosingPass
@@ -84,7 +84,7 @@ def values_of(day):
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["at the close", "in the background"])
-@pytest.mark.parametrize("kind", KINDS, ids=["embedded", "1-shard", "2-shards", "3-shards"])
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
 @pytest.mark.parametrize("after_days", [0, 1])
 def test_five_days_of_turnover_end_with_the_rows_that_the_rule_says(kind, small, after_days, monkeypatch):
     if not small:

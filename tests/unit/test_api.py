@@ -151,6 +151,7 @@ def test_a_job_tells_what_it_is_doing(get):
         },
         "mirror": {"version": 9, "behind_s": 2.0, "trouble": None},
         "restored": "t1-0000000007-g2",
+        "workers": {},
         "alarms": {},
     }
 
