@@ -92,7 +92,7 @@ class ExternalLauncher:
         with self._lock:
             if generation != self._newest:
                 raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
-            workers = [self._assign(spec, generation, on_line, self._noting(on_exit)) for spec in specs]
+            workers = [self._assign(spec, generation, on_line, self._noting(on_exit, generation)) for spec in specs]
             self._workers |= {worker.name: worker for worker in workers}
         deadline = Deadline.after(START_S)
         for worker in workers:
@@ -177,12 +177,13 @@ class ExternalLauncher:
         local_rank, num_here = self._places.local_rank(spec.name)
         return {"local_rank": local_rank, "cores": max(1, agent.cores // num_here)}
 
-    def _noting(self, on_exit: OnExit) -> OnExit:
-        """`on_exit`, which also closes the places: the first end of a worker ends the generation."""
+    def _noting(self, on_exit: OnExit, generation: int) -> OnExit:
+        """`on_exit`, which also closes the places of `generation`: the first end of a worker ends it."""
 
         def note(worker: str, code: int) -> None:
             with self._lock:
-                self._places.close()
+                if generation == self._newest:
+                    self._places.close(worker)
             on_exit(worker, code)
 
         return note

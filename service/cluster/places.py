@@ -32,9 +32,12 @@ class Places:
         self._names, self._generation, self._agents = tuple(trainers_first), generation, {}
         self._ending = False
 
-    def close(self) -> None:
-        """Offer nothing more until `open`: the generation ends, and new agents wait for the next one."""
-        self._ending = True
+    def close(self, ended: str) -> None:
+        """Offer nothing more until `open`: a worker has `ended`, and new agents wait for the next generation.
+
+        The late end of a worker that is not offered now closes nothing.
+        """
+        self._ending |= ended in self._names
 
     @property
     def agents(self) -> Mapping[str, AgentFacts]:

@@ -62,10 +62,16 @@ def test_one_agent_too_many_is_refused_and_one_that_waits_is_not(places):
         places.ask(agent(id), 0)
     with pytest.raises(Unavailable, match=r"all of its workers \(2 trainers, 2 shards\); this worker is one too many"):
         places.ask(agent("e"), 0)
-    places.close()
+    places.close("trainer-0")
     assert places.ask(agent("e"), 0) is None, "the generation ends: it may get a place in the next one"
     places.open(NAMES, 4)
     assert places.ask(agent("e"), 0) == "trainer-0"
+
+
+def test_a_worker_of_before_that_ends_late_closes_nothing(places):
+    places.open(["trainer-7"], 4)
+    places.close("trainer-0")
+    assert places.ask(agent("a"), 0) == "trainer-7"
 
 
 def test_a_role_that_the_job_does_not_have_is_refused():
