@@ -15,7 +15,16 @@ from millrace.rpc.rendezvous import RendezvousServer
 from service.cluster.child import Starter, WorkerProcess
 from service.cluster.meeting import Meeting
 from service.cluster.run_folder import write_private
-from service.cluster.runtime import KILL_S, TAIL_LINES, CannotStart, OnExit, OnLine, WorkerHandle, WorkerSpec
+from service.cluster.runtime import (
+    KILL_S,
+    TAIL_LINES,
+    CannotStart,
+    OnExit,
+    OnLine,
+    WorkerHandle,
+    WorkerRole,
+    WorkerSpec,
+)
 
 MAX_LINE_CHARACTERS = 4096
 """A longer line of output is cut into several."""
@@ -128,7 +137,9 @@ def start_process(starter: Starter, spec: WorkerSpec, contact: LauncherContact) 
     """Start a worker whose private files are in its run folder. Raises CannotStart, Unwritable."""
     path = spec.run_folder / f"{spec.name}.json"
     socket = str(spec.run_folder / f"{spec.name}.socket")
-    write_private(path, {**spec.config, "socket": socket, "launcher": contact.model_dump(mode="json")})
+    meeting = {"socket": socket, "launcher": contact.model_dump(mode="json")}
+    # Nobody calls a predictor.
+    write_private(path, {**spec.config, **({} if spec.role is WorkerRole.PREDICTOR else meeting)})
     try:
         return starter.start((*spec.command, "--config", str(path)), spec.folder)
     except OSError as error:
