@@ -76,8 +76,9 @@ class Generation:
     def run(self) -> RunOutcome:
         """Run until every worker has ended. None is left when this returns or raises."""
         try:
-            self._chief.start()
+            # Before the chief is asked for, or the rendezvous might still tell the address of the generation before.
             self._launcher.prepare([*self._plan.shards, *self._plan.trainers], self._plan.generation)
+            self._chief.start()
             while (outcome := self._supervision.outcome) is None:
                 self._start_workers()
                 self._take_event()
