@@ -282,8 +282,9 @@ class ShardServer:
     def __init__(
         self, config: ShardProcess, socket: Path | None = None, failed: Callable[[], None] = lambda: None
     ) -> None:
-        """Bind the unix socket `socket`, or else a free port of loopback, and serve; see
-        RpcServer. `failed` is called if it can serve no more; then `check` raises the reason.
+        """Bind the unix socket `socket`, or else a free port of loopback, and serve; see RpcServer.
+
+        `failed` is called if it can serve no more; then `check` raises the reason.
 
         With credentials in `config`, its interface is bound instead. The number of threads: each rank waits in at most
         one call, announces a few batches at a time and may repeat a call, while rank 0 has a snapshot written.

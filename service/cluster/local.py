@@ -136,10 +136,11 @@ class ProcessLauncher:
 def start_process(starter: Starter, spec: WorkerSpec, contact: LauncherContact) -> WorkerProcess:
     """Start a worker whose private files are in its run folder. Raises CannotStart, Unwritable."""
     path = spec.run_folder / f"{spec.name}.json"
-    socket = str(spec.run_folder / f"{spec.name}.socket")
-    meeting = {"socket": socket, "launcher": contact.model_dump(mode="json")}
-    # Nobody calls a predictor.
-    write_private(path, {**spec.config, **({} if spec.role is WorkerRole.PREDICTOR else meeting)})
+    config = dict(spec.config)
+    if spec.role is not WorkerRole.PREDICTOR:  # nobody calls a predictor
+        config["socket"] = str(spec.run_folder / f"{spec.name}.socket")
+        config["launcher"] = contact.model_dump(mode="json")
+    write_private(path, config)
     try:
         return starter.start((*spec.command, "--config", str(path)), spec.folder)
     except OSError as error:

@@ -140,8 +140,9 @@ class Deaths:
 
     def read_closes(self) -> None:
         """Read every close ever logged, once the run is over."""
-        self._keep_log()
-        self.closes = {number: record.body for number, record in read_history(self.log).closes.items()}
+        with self._lock:  # the watch still looks
+            self._keep_log()
+            self.closes = {number: record.body for number, record in read_history(self.log).closes.items()}
 
     def _keep_log(self) -> None:
         """Link the log's files, so that pruning does not remove them. An old chief may still write to one of them."""

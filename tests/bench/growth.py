@@ -75,12 +75,12 @@ LAYOUTS = (
 LARGER = (Layout(16, 16), Layout(64, 64), Layout(256, 256), Layout(256, 256, joined=True), Layout(32, 32, 8 * KEYS))
 
 
-def sockets_of(kind: int) -> zmq.asyncio.Context:
+def context_of(max_sockets: int) -> zmq.asyncio.Context:
     """A context with room for all sockets of one process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     context = zmq.asyncio.Context()
-    context.set(zmq.MAX_SOCKETS, kind)
+    context.set(zmq.MAX_SOCKETS, max_sockets)
     return context
 
 
@@ -162,7 +162,7 @@ def shards_process(folder: str, layout: Layout, mine: Sequence[int], steps: int)
     """CPU milliseconds a step of the shards `mine`."""
 
     async def run() -> None:
-        context = sockets_of(2 * len(mine) + 16)
+        context = context_of(2 * len(mine) + 16)
         await asyncio.gather(*(serve(context, Path(folder) / str(shard), layout, steps) for shard in mine))
         context.term()
 
@@ -175,7 +175,7 @@ def trainers_process(folder: str, layout: Layout, mine: Sequence[int], steps: in
     """Milliseconds a step, elapsed and of CPU, of the trainers `mine`; the first step, which connects, is left out."""
 
     async def run() -> tuple[float, float]:
-        context = sockets_of(2 * len(mine) * layout.shards + 16)
+        context = context_of(2 * len(mine) * layout.shards + 16)
         callers = [Caller(context, Path(folder), layout, rank) for rank in mine]
         begin = (0.0, 0.0)
         for step in range(steps):

@@ -36,5 +36,5 @@ def test_news_is_served_from_a_base_and_a_delta(tmp_path):
 def test_criteo_is_served_from_a_base_and_deltas(tmp_path):
     part = first_lines(CRITEO, 5_000, tmp_path / "part.txt.gz")
     more = ("passes.max_events=1000", 'exports.serving.clock="wall"')
-    folder, kinds = exported("criteo", paths("lines", part), tmp_path / "store", 'delta="200ms"', *more)
+    folder, kinds = exported("criteo", paths("lines", part), tmp_path / "store", 'delta="1ms"', *more)
     assert kinds[0] == "base" and "delta" in kinds and "32 golden samples" in served(folder)

@@ -464,10 +464,8 @@ class Log:
     def _begun(self, part: int) -> LogEnd:
         """A new file of our generation. It begins with our claim and seals the file before it."""
         sealed = {kept.path.name: kept.length for kept in self._sealed[-1:]}
-        claim, path = (
-            replace(self._claim, sealed=sealed, closed=self._closed),
-            self.folder / file_name(self.generation, part),
-        )
+        claim = replace(self._claim, sealed=sealed, closed=self._closed)
+        path = self.folder / file_name(self.generation, part)
         line = line_of(self._next, claim)
         if self._fence is not None and part == 1:
             self._fence.claimed(self.folder, path.name, line, claim)
