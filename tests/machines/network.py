@@ -46,19 +46,6 @@ def why_not() -> str:
     return "" if made.returncode == 0 else f"no network namespace can be made: {made.stderr.strip()}"
 
 
-def why_no_delay() -> str:
-    """The reason why links have no delay and no loss here; empty where they have: the kernel's netem makes both."""
-    name = _run_name("probe")
-    ip("netns", "add", name)
-    try:
-        tc("-n", name, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
-    except CommandFailed as error:
-        return f"this kernel has no netem: {error}"
-    finally:
-        ip("netns", "del", name)
-    return ""
-
-
 def required() -> bool:
     """Whether a test that needs machines must not be skipped."""
     return os.environ.get(REQUIRED) == "1"
@@ -73,6 +60,7 @@ class Machine:
         self.tmp = network.folder / self.name
         """Its /tmp, as the tests see it."""
         self._network, self._space = network, _run_name(self.name, network.number)
+        self._slow_link: subprocess.Popen[str] | None = None
         self.tmp.mkdir()
         ip("netns", "add", self._space)
         ip("-n", network.space, "link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self._space)
@@ -158,26 +146,45 @@ class Machine:
         for machine in self._network.machines:
             ip("-n", machine._space, "neigh", "flush", "dev", "eth0")
 
-    def shape(self, *, rate: str = "", delay: str = "", loss: str = "") -> None:
-        """Shape its link both ways, such as rate="1gbit", delay="5ms", loss="1%"; nothing given: as fast as can be.
-
-        Delay and loss need netem; see `why_no_delay`.
-        """
+    def shape(self, *, rate: str = "", delay_ms: float = 0.0, loss: float = 0.0) -> None:
+        """Shape its link both ways, such as rate="1gbit", delay_ms=5, loss=0.01; nothing given: as fast as can be."""
         for space, device in ((self._network.space, self.name), (self._space, "eth0")):
             with suppress(CommandFailed):  # there was none
                 tc("-n", space, "qdisc", "del", "dev", device, "root")
-            at = ["root", "handle", "1:"]
             if rate:
-                tc("-n", space, "qdisc", "add", "dev", device, *at, *f"tbf rate {rate} burst 256k latency 50ms".split())
-                at = ["parent", "1:1", "handle", "10:"]
-            if delay or loss:
-                how = [*(("delay", delay) if delay else ()), *(("loss", loss) if loss else ())]
-                tc("-n", space, "qdisc", "add", "dev", device, *at, "netem", *how)
+                shaped = f"root tbf rate {rate} burst 256k latency 50ms"
+                tc("-n", space, "qdisc", "add", "dev", device, *shaped.split())
+        self._end_slow_link()
+        if delay_ms or loss:
+            self._start_slow_link(delay_ms, loss)
+
+    def _start_slow_link(self, delay_ms: float, loss: float) -> None:
+        """Put a slow link between its device and the bridge; see tests.machines.slow_link."""
+        space, ends, bridge = self._network.space, (f"{self.name}-near", f"{self.name}-far"), f"{self.name}-bridge"
+        script = Path(__file__).with_name("slow_link.py")
+        words = ("ip", "netns", "exec", space, sys.executable, str(script), *ends, str(delay_ms), str(loss))
+        self._slow_link = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self._slow_link.stdout is not None
+        if self._slow_link.stdout.readline() != "up\n":
+            raise CommandFailed(f"the slow link of {self.name} does not start")
+        ip("-n", space, "link", "add", bridge, "type", "bridge")
+        for device, master in ((bridge, None), (self.name, bridge), (ends[0], bridge), (ends[1], "bridge")):
+            ip("-n", space, "link", "set", device, *(("master", master) if master else ()), "up")
+
+    def _end_slow_link(self) -> None:
+        if self._slow_link is None:
+            return
+        self._slow_link.kill()
+        self._slow_link.communicate()
+        self._slow_link = None
+        ip("-n", self._network.space, "link", "set", self.name, "master", "bridge")
+        ip("-n", self._network.space, "link", "del", f"{self.name}-bridge")
 
     def remove(self) -> None:
         """Remove it with all of its processes; may be repeated."""
         with suppress(CommandFailed):  # it is gone
             self.kill()
+            self._end_slow_link()
             ip("netns", "del", self._space)
 
 
