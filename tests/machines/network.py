@@ -137,6 +137,9 @@ class Machine:
         The kernel takes a moment to see a link, and remembers for seconds that it did not find a neighbour.
         """
         ip("-n", self._network.space, "link", "set", self.name, "up")
+        self._await_link()
+
+    def _await_link(self) -> None:
         ends = ((self._network.space, self.name), (self._space, "eth0"))
         until_s = time.monotonic() + KILL_S
         while any(" state UP " not in ip("-n", space, "link", "show", "dev", device) for space, device in ends):
@@ -157,6 +160,7 @@ class Machine:
         self._end_slow_link()
         if delay_ms or loss:
             self._start_slow_link(delay_ms, loss)
+        self._await_link()
 
     def _start_slow_link(self, delay_ms: float, loss: float) -> None:
         """Put a slow link between its device and the bridge; see tests.machines.slow_link."""

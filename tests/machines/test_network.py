@@ -14,13 +14,14 @@ from tests.machines import network
 from tests.machines.network import Network
 
 LISTEN = """
-import socket
+import socket, threading
+def answer(connection):
+    while data := connection.recv(1 << 20):
+        connection.sendall(b"%d " % len(data))
 server = socket.create_server(("", 5000))
 print("up", flush=True)
 while True:
-    connection, _ = server.accept()
-    while data := connection.recv(1 << 20):
-        connection.sendall(b"%d " % len(data))
+    threading.Thread(target=answer, args=server.accept()[:1]).start()
 """
 SEND = """
 import socket, sys, time
