@@ -110,6 +110,7 @@ def test_a_job_is_stopped_begun_again_drained_and_killed_where_it_does_not_end(s
     kills = [each for each in service.ask("GET", "/audit?who=service")["items"] if each["method"] == "kill"]
     assert "not ended after" in kills[0]["detail"]["reason"]
     service.ask("POST", "/jobs/two/resume")
+    service.until("/jobs/two", phase("training", "draining", "ended"))  # drained earlier it would not begin at all
     service.ask("POST", "/jobs/two/drain")
     drained = service.until("/jobs/two", phase("ended", "failed"))
     assert drained["outcome"]["reason"] in ("stopped after the pass in training", "the stream is drained")
