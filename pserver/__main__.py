@@ -22,7 +22,7 @@ def serve(config: ShardProcess) -> None:
     with stop_flag() as stopping:
         with ShardServer(config, config.socket, failed=stopping.set) as server:
             if config.launcher is not None:
-                RendezvousClient(config.launcher).announce(server.address)
+                RendezvousClient(config.launcher, config.credentials).announce(server.address)
             log.info("shard %d of %d serves at %s", config.shard, config.num_shards, server.address)
             stopping.wait()
             server.check()

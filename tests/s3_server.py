@@ -20,8 +20,9 @@ import pytest
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
-def serve() -> None:
+def serve(host: str = "127.0.0.1") -> None:
     """Main of the server's process: prints its free port; ends when its standard input does."""
+    os.environ["S3_IGNORE_SUBDOMAIN_BUCKETNAME"] = "true"  # or "10" of 10.77.0.13 would be a bucket
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -32,7 +33,7 @@ def serve() -> None:
             pass
 
     application = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Quiet)
+    server = make_server(host, 0, application, threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.port, flush=True)
     sys.stdin.read()
@@ -132,13 +133,14 @@ class S3Server:
     """The server's port, and addresses in it."""
 
     port: int
+    host: str = "127.0.0.1"
 
     def uri(self, bucket: str, prefix: str, port: int | None = None) -> str:
-        endpoint = quote(f"127.0.0.1:{port or self.port}")
+        endpoint = quote(f"{self.host}:{port or self.port}")
         return f"s3://{bucket}/{prefix}?scheme=http&endpoint_override={endpoint}&region=us-east-1"
 
     def make_bucket(self, bucket: str) -> None:
-        httpx.put(f"http://127.0.0.1:{self.port}/{bucket}").raise_for_status()  # it checks no signatures
+        httpx.put(f"http://{self.host}:{self.port}/{bucket}").raise_for_status()  # it checks no signatures
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def run(config: WorkerConfig) -> None:
         role_facts = (config.secret, config.socket, commit, trainer.answer)
         with role.serve_role(progress.status, trainer.loop.drain, *role_facts, tls=_endpoint(config)) as server:
             if config.launcher is not None:
-                RendezvousClient(config.launcher).announce(server.address)
+                RendezvousClient(config.launcher, config.credentials).announce(server.address)
             trainer.loop.run()
             if trainer.loop.resizes:
                 log.info("the job is resized: generation %d ends", config.generation)

@@ -24,6 +24,11 @@ MAX_BYTES = 1024
 class StaleToken(Refused):
     """A token was rotated, or is of another job."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "the join token is not valid: it was rotated, or it is of another job; get the present one from the head"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
@@ -47,10 +52,7 @@ class JoinToken:
     def check(self, given: str) -> None:
         """Raise StaleToken unless `given` is the secret of this token. Takes the same time for every wrong one."""
         if not hmac.compare_digest(given.encode(), self.secret.encode()):
-            raise StaleToken(
-                "the join token is not valid any more: it was rotated, or it is of another job; get the present one "
-                "from the head"
-            )
+            raise StaleToken()
 
 
 def open_token(folder: Path, authority: Authority) -> JoinToken:
@@ -62,6 +64,15 @@ def open_token(folder: Path, authority: Authority) -> JoinToken:
     if token.fingerprint != authority.fingerprint:  # the authority was replaced: its old tokens lead nowhere
         return rotate_token(folder, authority)
     return token
+
+
+def check_token(path: Path, given: str) -> None:
+    """Raise StaleToken unless `given` is the secret of the token that is in a file now."""
+    try:
+        token = read_token(path)
+    except SpecError:  # an operator has removed it, or is replacing it
+        raise StaleToken() from None
+    token.check(given)
 
 
 def rotate_token(folder: Path, authority: Authority) -> JoinToken:

@@ -95,44 +95,52 @@ class Agent(_message.Message):
     def __init__(self, id: _Optional[str] = ..., machine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., world: _Optional[int] = ..., local_rank: _Optional[int] = ..., cores: _Optional[int] = ..., last: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("agent", "leaves")
+    __slots__ = ("agent", "leaves", "signing_request")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
     agent: Agent
     leaves: bool
-    def __init__(self, agent: _Optional[_Union[Agent, _Mapping]] = ..., leaves: _Optional[bool] = ...) -> None: ...
+    signing_request: str
+    def __init__(self, agent: _Optional[_Union[Agent, _Mapping]] = ..., leaves: _Optional[bool] = ..., signing_request: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("refusal", "node_timeout_s", "pause_s", "waits", "assignment", "end")
+    __slots__ = ("refusal", "node_timeout_s", "pause_s", "waits", "assignment", "end", "secret")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     NODE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     node_timeout_s: float
     pause_s: float
     waits: str
     assignment: Assignment
     end: End
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., node_timeout_s: _Optional[float] = ..., pause_s: _Optional[float] = ..., waits: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+    secret: str
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., node_timeout_s: _Optional[float] = ..., pause_s: _Optional[float] = ..., waits: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("worker", "generation", "command", "is_module", "folder", "config_json")
+    __slots__ = ("worker", "generation", "command", "is_module", "folder", "config_json", "authority", "certificate")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     IS_MODULE_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     command: _containers.RepeatedScalarFieldContainer[str]
     is_module: bool
     folder: str
     config_json: bytes
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., is_module: _Optional[bool] = ..., folder: _Optional[str] = ..., config_json: _Optional[bytes] = ...) -> None: ...
+    authority: str
+    certificate: str
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., is_module: _Optional[bool] = ..., folder: _Optional[str] = ..., config_json: _Optional[bytes] = ..., authority: _Optional[str] = ..., certificate: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("code", "reason")

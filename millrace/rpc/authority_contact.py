@@ -15,7 +15,7 @@ from millrace.errors import Refused, Unavailable
 from millrace.identity import certificates
 from millrace.identity.credentials import Credentials
 from millrace.identity.join_token import JoinToken
-from millrace.identity.peers import PeerName
+from millrace.identity.peers import PeerName, PeerRole
 from millrace.rpc.channels import TlsPeer
 
 PROTOCOL = "millrace-authority"
@@ -35,6 +35,8 @@ def find_head(address: str, token: JoinToken, deadline: Deadline) -> TlsPeer:
     Raises Refused where another job answers, Unavailable where nobody does.
     """
     content = _fetched(address, deadline)
+    if not content:
+        raise Unavailable(f"the launcher at {address} closed the connection before it answered; is it ending?")
     try:
         found = documents.parse_object(content, "its answer", MAX_BYTES)
         pem, name = str(found["authority"]), PeerName.parse(str(found["name"]))
@@ -47,6 +49,8 @@ def find_head(address: str, token: JoinToken, deadline: Deadline) -> TlsPeer:
             f"{token.fingerprint[:16]}: the token is of another job, or the authority was replaced; get the present "
             "token from the head"
         )
+    if name.role is not PeerRole.HEAD:
+        raise Refused(f"{address} is the address of {name}, and not of a launcher")
     return TlsPeer(Credentials(authority=pem), name)
 
 
@@ -62,6 +66,8 @@ def _fetched(address: str, deadline: Deadline) -> bytes:
                 while (part := connection.recv(MAX_BYTES)) and len(content) <= MAX_BYTES:
                     content += part
                     connection.settimeout(max(0.001, deadline.left_s()))
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        raise Unavailable(f"the launcher at {address} closed the connection: {error}") from error
     except ssl.SSLError as error:
         raise Refused(f"{address} is not the address of a launcher that listens for other machines: {error}") from error
     except OSError as error:

@@ -58,6 +58,11 @@ def serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
+def needs_tls(address: str) -> bool:
+    """Whether an address may be another machine's: neither a unix socket nor a port of loopback."""
+    return not address.startswith(unix_sockets.SCHEME) and not is_loopback(parse_address(address)[0])
+
+
 def open_channel(
     address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES, tls: TlsPeer | None = None
 ) -> grpc.Channel:
@@ -70,11 +75,10 @@ def open_channel(
         target, descriptor = unix_sockets.target_of(address)
     except OSError as error:
         raise Unavailable(f"{address} is not there: {error.strerror}; has that process ended?") from error
-    if not address.startswith(unix_sockets.SCHEME):
-        if tls is not None:
-            return _tls_channel(address, max_message_bytes, tls)
-        if not is_loopback(parse_address(address)[0]):
-            raise Refused(f"{address} is another machine's address, and this process has no certificate to show there")
+    if tls is not None and not address.startswith(unix_sockets.SCHEME):
+        return _tls_channel(address, max_message_bytes, tls)
+    if needs_tls(address):
+        raise Refused(f"{address} is another machine's address, and this process has no certificate to show there")
     channel = grpc.insecure_channel(target, options=options(max_message_bytes))
     if descriptor is not None:
         weakref.finalize(channel, os.close, descriptor)

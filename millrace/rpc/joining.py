@@ -1,6 +1,7 @@
 """The messages of an agent (`millrace worker`) and its launcher, and the agent's client.
 
-The launcher answers by service.cluster.external, the agent acts by service.cluster.agent.
+An agent shows the join token, and once it has a worker the worker's certificate. The launcher answers by
+service.cluster.external, the agent acts by service.cluster.agent.
 """
 
 import json
@@ -13,10 +14,16 @@ import grpc
 from google.protobuf.message import Message
 
 from millrace import documents
-from millrace.errors import MillraceError, Refused
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError, Refused, Unavailable
+from millrace.identity.credentials import Credentials
+from millrace.identity.join_token import JoinToken, StaleToken
+from millrace.identity.peers import PeerRole
 from millrace.proto import rendezvous_pb2 as pb
 from millrace.rpc import channels
-from millrace.rpc.rendezvous_errors import error_of_refusal, refusal_of
+from millrace.rpc.authority_contact import find_head
+from millrace.rpc.channels import TlsPeer
+from millrace.rpc.rendezvous_errors import error_of_refusal
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Rendezvous"]
 CALL_S = 5.0
@@ -27,8 +34,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 Reply = TypeVar("Reply", pb.JoinReply, pb.ReportReply)
 
 
-class WrongToken(Refused):
-    """The launcher knows another join token."""
+class LauncherReplaced(Refused):
+    """Another launcher has the address now, which does not know this agent yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,8 @@ class WorkerOffer:
     """Whether `command` is a module of Millrace with its arguments, rather than a program."""
     folder: str
     config: Mapping[str, Any] = field(repr=False)
+    credentials: Credentials | None = None
+    """The worker's certificate, without a key; None where all workers are on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ class Answer:
     node_timeout_s: float
     pause_s: float
     """Until the next call."""
+    secret: str = field(default="", repr=False)
+    """The secret of the agent's further calls."""
     waits: str = ""
     """For people: the workers that are missing."""
     what: WorkerOffer | JobEnd | None = None
@@ -112,8 +123,8 @@ class WorkerReport:
 class Dispatcher(Protocol):
     """The launcher's side, for agents. Calls come on threads of the server, and may raise MillraceError."""
 
-    def join(self, agent: AgentFacts) -> Answer:
-        """An agent asks for a worker."""
+    def join(self, agent: AgentFacts, signing_request: str) -> Answer:
+        """An agent asks for a worker, whose certificate is for the key of the signing request."""
         ...
 
     def leave(self, agent: AgentFacts) -> None:
@@ -126,19 +137,32 @@ class Dispatcher(Protocol):
 
 
 class JoinClient:
-    """An agent at its launcher. Any thread. Raises Unavailable, DeadlineExceeded, Refused, SpecError."""
+    """An agent at its launcher. One thread at a time. Raises Unavailable, DeadlineExceeded, Refused, SpecError.
 
-    def __init__(self, address: str, secret: str) -> None:
-        self._address, self._secret = address, secret
-        self._channel = self._open()
+    Off loopback the launcher must have the authority that the token names; nothing is sent to another one.
+    """
 
-    def join(self, agent: AgentFacts) -> Answer:
-        """Ask for a worker."""
-        return answer_of(self._call("Join", pb.JoinRequest(agent=_agent(agent)), pb.JoinReply.FromString))
+    def __init__(self, address: str, token: JoinToken) -> None:
+        self._address, self._token = address, token
+        self._peer = f"the launcher at {address}"
+        self.secret = token.secret
+        """The secret of its calls: that of the token until it has joined."""
+        self._credentials: Credentials | None = None
+        self._tls: TlsPeer | None = None
+        self._channel: grpc.Channel | None = None
+
+    def join(self, agent: AgentFacts, signing_request: str) -> Answer:
+        """Ask for a worker. Raises StaleToken where the launcher knows another token."""
+        return self._joined(pb.JoinRequest(agent=_agent(agent), signing_request=signing_request))
 
     def leave(self, agent: AgentFacts) -> None:
         """Give the place back."""
-        self._call("Join", pb.JoinRequest(agent=_agent(agent), leaves=True), pb.JoinReply.FromString)
+        self._joined(pb.JoinRequest(agent=_agent(agent), leaves=True))
+
+    def show(self, credentials: Credentials | None) -> None:
+        """Show the certificate of a worker to the launcher from now on; None: none."""
+        self.close()
+        self._credentials = credentials
 
     def report(self, report: WorkerReport) -> Order:
         """Report, and hear what to do with the worker."""
@@ -155,39 +179,65 @@ class JoinClient:
         return Order(self._call("Report", request, pb.ReportReply.FromString).order)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
+        """Close the connection; the next call opens another one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _joined(self, request: pb.JoinRequest) -> Answer:
+        try:
+            answer = answer_of(self._call("Join", request, pb.JoinReply.FromString))
+        except LauncherReplaced:  # it knows the token
+            answer = answer_of(self._call("Join", request, pb.JoinReply.FromString))
+        self.secret = answer.secret or self.secret
+        return answer
 
     def _open(self) -> grpc.Channel:
-        return channels.open_channel(self._address, max_message_bytes=MAX_MESSAGE_BYTES)
+        """Raises Refused where another job's launcher has the address, Unavailable where nobody has."""
+        mine = self._credentials
+        if not channels.needs_tls(self._address):
+            self._tls = None
+        elif mine is None:
+            self._tls = find_head(self._address, self._token, Deadline.after(CALL_S))
+        else:
+            self._tls = TlsPeer(mine, mine.peer(PeerRole.HEAD, 0))
+        return channels.open_channel(self._address, max_message_bytes=MAX_MESSAGE_BYTES, tls=self._tls)
 
     def _call(self, method: str, request: Message, decode: Callable[[bytes], Reply]) -> Reply:
-        peer = f"the launcher at {self._address}"
+        if self._channel is None:
+            self._channel = self._open()
         call = self._channel.unary_unary(channels.path_of(SERVICE, method), channels.serialize, decode)
         try:
-            reply = call(request, timeout=CALL_S, metadata=channels.metadata(self._secret))
+            reply = call(request, timeout=CALL_S, metadata=channels.metadata(self.secret))
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise WrongToken(f"{peer} refused the join token") from error
-            self._channel.close()
-            self._channel = self._open()  # by itself a channel would wait ever longer until it tries to connect again
-            raise channels.error_of_rpc(error, peer) from error
+            raise self._error_of(error) from error
         if reply.HasField("refusal"):
-            raise error_of_refusal(reply.refusal, peer)
+            raise error_of_refusal(reply.refusal, self._peer)
         return reply
+
+    def _error_of(self, error: grpc.RpcError) -> MillraceError:
+        """The error for a call that failed; the next call does not wait for the old connection."""
+        self.close()  # by itself a channel would wait ever longer until it tries to connect again
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            if self.secret == self._token.secret:
+                return StaleToken()
+            self.secret = self._token.secret
+            return LauncherReplaced(f"{self._peer} was started again")
+        if self._credentials is None and self._tls is not None and channels.is_distrust(error.details()):
+            return Unavailable(f"{self._peer} shows another certificate now, perhaps of a newer generation")
+        return channels.error_of_rpc(error, self._peer, self._tls)
 
 
 def answer_join(dispatcher: Dispatcher, request: pb.JoinRequest) -> pb.JoinReply:
-    """The reply of `dispatcher` to an agent."""
+    """The reply of `dispatcher` to an agent. Raises what it raises."""
     agent = facts_of(request.agent)
-    try:
-        if request.leaves:
-            dispatcher.leave(agent)
-            return pb.JoinReply()
-        answer = dispatcher.join(agent)
-    except MillraceError as error:
-        return pb.JoinReply(refusal=refusal_of(error))
-    reply = pb.JoinReply(node_timeout_s=answer.node_timeout_s, pause_s=answer.pause_s, waits=answer.waits)
+    if request.leaves:
+        dispatcher.leave(agent)
+        return pb.JoinReply()
+    answer = dispatcher.join(agent, request.signing_request)
+    reply = pb.JoinReply(
+        node_timeout_s=answer.node_timeout_s, pause_s=answer.pause_s, waits=answer.waits, secret=answer.secret
+    )
     match answer.what:
         case WorkerOffer() as given:
             reply.assignment.CopyFrom(_offer_message(given))
@@ -197,7 +247,7 @@ def answer_join(dispatcher: Dispatcher, request: pb.JoinRequest) -> pb.JoinReply
 
 
 def answer_report(dispatcher: Dispatcher, request: pb.ReportRequest) -> pb.ReportReply:
-    """The reply of `dispatcher` to a report."""
+    """The reply of `dispatcher` to a report. Raises what it raises."""
     report = WorkerReport(
         agent=request.agent,
         worker=request.worker,
@@ -208,10 +258,7 @@ def answer_report(dispatcher: Dispatcher, request: pb.ReportRequest) -> pb.Repor
         exit_code=request.exit_code if request.HasField("exit_code") else None,
         over=request.over,
     )
-    try:
-        return pb.ReportReply(order=pb.ReportReply.Order.Name(dispatcher.report(report)))
-    except MillraceError as error:
-        return pb.ReportReply(refusal=refusal_of(error))
+    return pb.ReportReply(order=pb.ReportReply.Order.Name(dispatcher.report(report)))
 
 
 def _agent(agent: AgentFacts) -> pb.Agent:
@@ -249,6 +296,8 @@ def _offer_message(given: WorkerOffer) -> pb.Assignment:
         is_module=given.is_module,
         folder=given.folder,
         config_json=json.dumps(given.config, default=str).encode(),  # str: TOML's dates
+        authority="" if given.credentials is None else given.credentials.authority,
+        certificate="" if given.credentials is None else given.credentials.certificate,
     )
 
 
@@ -264,7 +313,12 @@ def answer_of(reply: pb.JoinReply) -> Answer:
             is_module=given.is_module,
             folder=given.folder,
             config=documents.parse_object(given.config_json, "the configuration of a worker"),
+            credentials=Credentials(authority=given.authority, certificate=given.certificate)
+            if given.certificate
+            else None,
         )
     elif reply.HasField("end"):
         what = JobEnd(reply.end.code, reply.end.reason)
-    return Answer(node_timeout_s=reply.node_timeout_s, pause_s=reply.pause_s, waits=reply.waits, what=what)
+    return Answer(
+        node_timeout_s=reply.node_timeout_s, pause_s=reply.pause_s, secret=reply.secret, waits=reply.waits, what=what
+    )

@@ -16,18 +16,25 @@ import grpc
 from google.protobuf.message import Message
 
 from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError
+from millrace.errors import DeadlineExceeded, MillraceError, Refused
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerRole, PeerRule
 from millrace.launcher_contact import LauncherContact
 from millrace.proto import rendezvous_pb2 as pb
-from millrace.rpc import channels
+from millrace.rpc import channels, refusals
+from millrace.rpc.channels import TlsPeer
 from millrace.rpc.joining import MAX_MESSAGE_BYTES, SERVICE, Dispatcher, answer_join, answer_report
-from millrace.rpc.rendezvous_errors import error_of_refusal, refusal_of
-from millrace.rpc.rpc_server import RpcServer
+from millrace.rpc.refusals import Refusals
+from millrace.rpc.rendezvous_errors import error_of_refusal, reason_of, refusal_of
+from millrace.rpc.rpc_server import RpcServer, TokenCheck
+from millrace.rpc.tls_listener import TlsEndpoint
 
 CLOSE_S = 1.0
 """Longest wait for a call in flight when the server closes; then it is cut off."""
 HOLD_S = 1.0
 """Longest time for which the launcher holds a call that waits for somebody; the worker then calls again."""
+MAX_CONNECTIONS = 512
+"""Most connections of a launcher; each of up to 128 workers has one, and its agent another one."""
 CALL_S = 10.0
 """Longest time for one call."""
 
@@ -57,32 +64,54 @@ class RendezvousHost(Protocol):
 
 
 class _Servicer:
-    """The calls of the service, each on a thread of the server."""
+    """The calls of the service, each on a thread of the server. What is refused is counted and logged."""
 
-    def __init__(self, host: RendezvousHost, dispatcher: Dispatcher | None) -> None:
-        self._host, self._dispatcher = host, dispatcher
+    def __init__(
+        self, host: RendezvousHost, dispatcher: Dispatcher | None, callers: RpcServer, noted: Refusals
+    ) -> None:
+        self._host, self._dispatcher, self._noted = host, dispatcher, noted
+        self._peer_of, self._source_of = callers.peer_of, callers.source_of
 
-    def Meet(self, request: pb.MeetRequest, _context: grpc.ServicerContext) -> pb.MeetReply:
+    def Meet(self, request: pb.MeetRequest, context: grpc.ServicerContext) -> pb.MeetReply:
         try:
+            self._check_name(request.member.worker, context)
             found = self._host.meet(
                 _member(request.member), request.collectives, dict(request.inputs), Deadline.after(HOLD_S)
             )
         except MillraceError as error:
-            return pb.MeetReply(refusal=refusal_of(error))
+            return pb.MeetReply(refusal=self._refused(error, context))
         return pb.MeetReply(complete=found is not None, collectives=found or "")
 
-    def Announce(self, request: pb.AnnounceRequest, _context: grpc.ServicerContext) -> pb.AnnounceReply:
+    def Announce(self, request: pb.AnnounceRequest, context: grpc.ServicerContext) -> pb.AnnounceReply:
         try:
+            self._check_name(request.member.worker, context)
             self._host.announce(_member(request.member), request.address)
         except MillraceError as error:
-            return pb.AnnounceReply(refusal=refusal_of(error))
+            return pb.AnnounceReply(refusal=self._refused(error, context))
         return pb.AnnounceReply()
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
-        return answer_join(self._agents(context), request)
+        try:
+            return answer_join(self._agents(context), request)
+        except MillraceError as error:
+            return pb.JoinReply(refusal=self._refused(error, context))
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
-        return answer_report(self._agents(context), request)
+        try:
+            self._check_name(request.worker, context)
+            return answer_report(self._agents(context), request)
+        except MillraceError as error:
+            return pb.ReportReply(refusal=self._refused(error, context))
+
+    def _check_name(self, worker: str, context: grpc.ServicerContext) -> None:
+        """Raise Refused where a worker of another machine claims to be another one."""
+        peer = self._peer_of(context)
+        if peer is not None and f"{peer.role}-{peer.number}" != worker:
+            raise Refused(f"the caller is {peer} by its certificate, and it claims to be {worker}")
+
+    def _refused(self, error: MillraceError, context: grpc.ServicerContext) -> pb.Refusal:
+        self._noted.note(reason_of(error), self._source_of(context), str(error))
+        return refusal_of(error)
 
     def _agents(self, context: grpc.ServicerContext) -> Dispatcher:
         if self._dispatcher is None:
@@ -101,19 +130,34 @@ class RendezvousServer:
         *,
         socket: Path | None = None,
         port: int = 0,
+        tls: TlsEndpoint | None = None,
         dispatcher: Dispatcher | None = None,
+        check_token: TokenCheck | None = None,
+        noted: Refusals = refusals.PROCESS,
     ) -> None:
-        """Serve at the unix socket `socket`, or else at `port` of loopback; 0: a free one.
+        """Serve at the unix socket `socket`, or else at `port` of loopback; 0: a free one. With `tls`: there.
 
-        `max_held`: most workers that wait there at once. `dispatcher` answers agents. Raises Unavailable for a port
-        that is taken.
+        `max_held`: most workers that wait there at once. `dispatcher` answers agents, which join by the token that
+        `check_token` knows. Raises Unavailable and SpecError as RpcServer does.
         """
         self._server = RpcServer(
-            secret, max_workers=max_held + 4, max_message_bytes=MAX_MESSAGE_BYTES, socket=socket, port=port
+            secret,
+            max_workers=max_held + 4,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_connections=MAX_CONNECTIONS,
+            socket=socket,
+            port=port,
+            tls=tls,
+            check_token=check_token,
+            noted=noted,
         )
         self.address = self._server.address
-        self._server.add_service(SERVICE, _Servicer(host, dispatcher))
+        self._server.add_service(SERVICE, _Servicer(host, dispatcher, self._server, noted), joining=("Join",))
         self._server.start()
+
+    def renew(self, credentials: Credentials, accepts: PeerRule) -> None:
+        """Another generation begins: show its certificate of the head, accept its workers; see TlsListener.renew."""
+        self._server.renew(credentials, accepts)
 
     def close(self) -> None:
         """Stop serving and release the address. Calls in flight have a moment to end."""
@@ -123,14 +167,18 @@ class RendezvousServer:
 class RendezvousClient:
     """A worker process at its launcher. Raises Unavailable, DeadlineExceeded, Refused, SpecError."""
 
-    def __init__(self, contact: LauncherContact) -> None:
+    def __init__(self, contact: LauncherContact, credentials: Credentials | None = None) -> None:
+        """`credentials`: of this worker, for a launcher on another machine."""
         self._contact = contact
         self._peer = f"the launcher at {contact.address}"
+        self._tls: TlsPeer | None = None
+        if credentials is not None and channels.needs_tls(contact.address):
+            self._tls = TlsPeer(credentials, credentials.peer(PeerRole.HEAD, 0))
 
     def meet(self, collectives: str, inputs: Mapping[str, str], deadline: Deadline) -> str:
         """Come to the rendezvous, and wait for rank 0: the address of its store."""
         request = pb.MeetRequest(member=self._member(), collectives=collectives, inputs=inputs)
-        with channels.open_channel(self._contact.address) as channel:
+        with channels.open_channel(self._contact.address, tls=self._tls) as channel:
             while not (reply := self._call(channel, "Meet", request, pb.MeetReply.FromString, deadline)).complete:
                 if deadline.passed():
                     raise DeadlineExceeded(f"{self._contact.worker} has come to {self._peer}, and trainer-0 has not")
@@ -139,7 +187,7 @@ class RendezvousClient:
     def announce(self, address: str) -> None:
         """Say where this process serves."""
         request = pb.AnnounceRequest(member=self._member(), address=address)
-        with channels.open_channel(self._contact.address) as channel:
+        with channels.open_channel(self._contact.address, tls=self._tls) as channel:
             self._call(channel, "Announce", request, pb.AnnounceReply.FromString, Deadline.after(CALL_S))
 
     def _member(self) -> pb.Member:
@@ -159,7 +207,7 @@ class RendezvousClient:
         try:
             reply = call(request, timeout=timeout_s, metadata=channels.metadata(self._contact.secret))
         except grpc.RpcError as error:
-            raise channels.error_of_rpc(error, self._peer) from error
+            raise channels.error_of_rpc(error, self._peer, self._tls) from error
         if reply.HasField("refusal"):
             raise error_of_refusal(reply.refusal, self._peer)
         return reply

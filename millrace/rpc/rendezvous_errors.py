@@ -1,13 +1,23 @@
-"""Refusals of the rendezvous as messages, and as errors of the process that was refused."""
+"""Refusals of the rendezvous: as messages, as counts, and as errors of the process that was refused."""
 
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, SpecError, Unavailable
 from millrace.proto import rendezvous_pb2 as pb
+from millrace.rpc.refusals import RefusalReason
 
 
 class NoRoomNow(Refused):
     """There is no place for this process now; there may be one later."""
 
     exit_code = 75
+
+
+class OtherGeneration(Refused):
+    """A process is of another generation than the one that runs."""
+
+
+def reason_of(error: MillraceError) -> RefusalReason:
+    """The count for an error of the launcher's side."""
+    return RefusalReason.OTHER_GENERATION if isinstance(error, OtherGeneration) else RefusalReason.OTHER_PEER
 
 
 def refusal_of(error: MillraceError) -> pb.Refusal:

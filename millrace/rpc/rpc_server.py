@@ -20,9 +20,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 from millrace.errors import Unavailable
 from millrace.http.listening import ConnectionBounds
-from millrace.identity.peers import PeerName
+from millrace.identity.credentials import Credentials
+from millrace.identity.join_token import StaleToken
+from millrace.identity.peers import PeerName, PeerRule
 from millrace.rpc import refusals, unix_sockets
-from millrace.rpc.channels import MAX_MESSAGE_BYTES, SECRET_KEY, options, serialize
+from millrace.rpc.channels import MAX_MESSAGE_BYTES, SECRET_KEY, options, path_of, serialize
 from millrace.rpc.refusals import RefusalReason, Refusals
 from millrace.rpc.tls_listener import Peer, TlsEndpoint, TlsListener
 
@@ -37,6 +39,8 @@ HANDSHAKE_MS = 10_000
 IDLE_MS = 30_000
 """How long a connection to a port may be idle; a client reconnects by itself."""
 
+TokenCheck = Callable[[str], None]
+"""Takes a secret; raises StaleToken unless it is that of the join token."""
 _Call = Callable[[Any, grpc.ServicerContext], Any]
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -53,16 +57,19 @@ class RpcServer:
         *,
         max_workers: int,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_connections: int = MAX_CONNECTIONS,
         socket: Path | None = None,
         port: int = 0,
         tls: TlsEndpoint | None = None,
+        check_token: TokenCheck | None = None,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
         """Bind the unix socket `socket`, or without it `port` of 127.0.0.1. With `tls` listen there instead, and
         serve at the socket too.
 
         Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
-        A call waits while all `max_workers` threads are busy, until its own deadline. Port 0 is a free one. Raises
+        A call waits while all `max_workers` threads are busy, until its own deadline. Port 0 is a free one. Instead of
+        `secret`, a call of a process that joins may carry the secret of the token that `check_token` knows. Raises
         SpecError where `tls` names no address of this machine, and Unavailable for a port that is taken.
         """
         self._callers = _Callers(noted)
@@ -70,10 +77,11 @@ class RpcServer:
         if tls is not None and socket is None:
             self._folder = Path(tempfile.mkdtemp(prefix="millrace-"))
             socket = self._folder / "rpc.socket"
-        bound = _bounds_of_callers(is_port=socket is None or tls is not None)
+        bound = _bounds_of_callers(max_connections, is_port=socket is None or tls is not None)
+        self._secrets = _SecretCheck(secret, check_token, self._callers)
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
-            interceptors=[_SecretCheck(secret, self._callers.note_wrong_secret)],
+            interceptors=[self._secrets],
             options=[*options(max_message_bytes), *bound],
         )
         self.address = self._bind(socket, port, tls)
@@ -108,8 +116,10 @@ class RpcServer:
     ) -> None:
         """Answer each call of `service` with the method of `servicer` that has its name.
 
-        `encode` gives the bytes of each reply; `joining` are the methods for processes without a certificate.
+        `encode` gives the bytes of each reply; `joining` are the methods for processes that join: without a
+        certificate, and by the join token.
         """
+        self._secrets.joining |= {path_of(service, method) for method in joining}
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in service.methods:
             streams = method.server_streaming
@@ -121,6 +131,11 @@ class RpcServer:
     def start(self) -> None:
         """Answer calls."""
         self._server.start()
+
+    def renew(self, credentials: Credentials, accepts: PeerRule) -> None:
+        """See TlsListener.renew. Without effect where there is no TLS."""
+        if self._callers.tls is not None:
+            self._callers.tls.renew(credentials, accepts)
 
     def close(self, grace_s: float) -> None:
         """Stop serving and free the address. Calls in flight have `grace_s` to end."""
@@ -157,6 +172,7 @@ class _Callers:
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
             peer = self._peer(context)
             if peer is not None and peer.objection:
+                self.noted.note(peer.reason, peer.source, peer.objection)
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"your certificate is refused: {peer.objection}")
             if peer is not None and peer.name is None and not joins:
                 self.noted.note(RefusalReason.NO_CERTIFICATE, peer.source, "it calls before it has joined")
@@ -165,16 +181,11 @@ class _Callers:
 
         return answer
 
-    def note_wrong_secret(self, context: grpc.ServicerContext) -> None:
-        """Count a call without the secret."""
-        why = "its call has another secret than this generation"
-        self.noted.note(RefusalReason.WRONG_SECRET, self.source_of(context), why)
 
-
-def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
+def _bounds_of_callers(max_connections: int, *, is_port: bool) -> list[tuple[str, int]]:
     """Options of a server that bound what unauthenticated clients can use."""
     return [
-        ("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, ConnectionBounds.here().open)),
+        ("grpc.max_allowed_incoming_connections", min(max_connections, ConnectionBounds.here().open)),
         ("grpc.max_concurrent_streams", MAX_CALLS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         *([("grpc.max_connection_idle_ms", IDLE_MS)] if is_port else []),
@@ -182,21 +193,22 @@ def _bounds_of_callers(*, is_port: bool) -> list[tuple[str, int]]:
 
 
 class _SecretCheck(grpc.ServerInterceptor):
-    """Refuses every call that does not carry the job's secret, before its message is read.
+    """Refuses every call that does not carry the job's secret, or the join token, before its message is read.
 
     gRPC gives a call with one message a thread, which waits for the whole message. So a refusal is declared as a call
     with a stream of messages, of which it reads none, and runs on its own thread.
     """
 
-    def __init__(self, secret: str, note: Callable[[grpc.ServicerContext], None]) -> None:
-        self._secret = secret.encode()
-
-        def refuse(_unread: object, context: grpc.ServicerContext) -> None:
-            note(context)
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong secret: this process belongs to another job")
-
-        refuse.experimental_thread_pool = ThreadPoolExecutor(1, "refusals")  # type: ignore[attr-defined]
-        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refuse)
+    def __init__(self, secret: str, check_token: TokenCheck | None, callers: _Callers) -> None:
+        self._secret, self._check_token = secret.encode(), check_token
+        self.joining: frozenset[str] = frozenset()
+        """Paths of the methods for processes that join."""
+        thread = ThreadPoolExecutor(1, "refusals")
+        why = "its call has another secret than this generation"
+        told = "wrong secret: this process belongs to another job"
+        self._wrong_secret = _refusal(callers, RefusalReason.WRONG_SECRET, why, told, thread)
+        stale = str(StaleToken())
+        self._stale_token = _refusal(callers, RefusalReason.STALE_TOKEN, stale, stale, thread)
 
     def intercept_service(
         self,
@@ -205,7 +217,28 @@ class _SecretCheck(grpc.ServerInterceptor):
     ) -> "grpc.RpcMethodHandler[Request, Reply] | None":
         """Go on only with the right secret, compared in constant time."""
         given = str(dict(details.invocation_metadata).get(SECRET_KEY, ""))
-        return continuation(details) if hmac.compare_digest(given.encode(), self._secret) else self._refusal
+        if hmac.compare_digest(given.encode(), self._secret):
+            return continuation(details)
+        if self._check_token is None or details.method not in self.joining:
+            return self._wrong_secret
+        try:
+            self._check_token(given)
+        except StaleToken:
+            return self._stale_token
+        return continuation(details)
+
+
+def _refusal(
+    callers: _Callers, reason: RefusalReason, why: str, told: str, thread: ThreadPoolExecutor
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """Refuses a call, counts it, and logs `why`; the caller is `told`."""
+
+    def refuse(_unread: object, context: grpc.ServicerContext) -> None:
+        callers.noted.note(reason, callers.source_of(context), why)
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, told)
+
+    refuse.experimental_thread_pool = thread  # type: ignore[attr-defined]
+    return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def _machine_of(connection: str) -> str:

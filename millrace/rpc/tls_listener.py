@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,10 +29,14 @@ HANDSHAKE_S = 10.0
 """Longest time for a handshake."""
 MAX_HANDSHAKES = 64
 """Most handshakes at a time; beyond it the oldest is given up, so that strangers keep no peer out."""
-MAX_PEERS = 128
-"""Most connections of peers with a certificate of the job; a further one is closed at once."""
-MAX_JOINING = 32
-"""Most connections without a certificate, where such are allowed; a further one is closed at once."""
+MAX_PEERS = 256
+"""Most connections of peers with a certificate of the job; a further one is closed at once.
+
+At the head each worker of the largest job (64 trainers, 64 shards) has one, and its agent one."""
+MAX_JOINING = 160
+"""Most connections without a certificate, where such are allowed; a further one is closed at once.
+
+Each agent of the largest job has one until all have joined."""
 CHUNK_BYTES = 1 << 16
 """Bytes copied at a time, and the bound of what waits in each direction."""
 CLOSE_S = 1.0
@@ -50,20 +54,24 @@ class TlsEndpoint:
     accepts: PeerRule
     port: int = 0
     """0: a free one."""
+    key: str = "cluster.interface"
+    """The key of the spec that gives `host`."""
     joins: bool = False
     """Whether processes that have no certificate yet may connect: at the head, which signs one for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer that has a certificate of the job, or joins."""
+    """A peer that has a certificate of the job, or joins. Its calls are refused where there is an objection."""
 
     name: PeerName | None
     """None: it joins, and has no certificate yet."""
-    objection: str
-    """The reason in words why it is refused, or nothing."""
     source: str
     """Address of its machine."""
+    objection: str = ""
+    """The reason in words why it is refused, or nothing."""
+    reason: RefusalReason = RefusalReason.OTHER_PEER
+    """The kind of that reason."""
 
 
 class TlsListener:
@@ -78,7 +86,7 @@ class TlsListener:
         self._target, self._descriptor = unix_sockets.target_of(unix_sockets.address_of(server))
         self._authority = certificates.load(endpoint.credentials.authority)
         self._context = server_context(endpoint.credentials, joins=endpoint.joins)
-        self._socket = _bound(endpoint.host, endpoint.port)
+        self._socket = _bound(endpoint)
         self.address = format_address(endpoint.host, self._socket.getsockname()[1])
         self._peers: dict[str, Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # one for each connection; asyncio itself does not keep them
@@ -90,7 +98,21 @@ class TlsListener:
 
     def peer(self, connection: str) -> Peer | None:
         """The peer of a connection, as gRPC names it; None for one that did not come through this listener."""
-        return self._peers.get(connection.removeprefix(_PREFIX))
+        found = self._peers.get(connection.removeprefix(_PREFIX))
+        if found is None or found.name is None:
+            return found
+        rule = self._endpoint.accepts
+        old = found.name.job == rule.job and found.name.generation != rule.generation
+        reason = RefusalReason.OTHER_GENERATION if old else RefusalReason.OTHER_PEER
+        return replace(found, objection=rule.objection(found.name), reason=reason)
+
+    def renew(self, credentials: Credentials, accepts: PeerRule) -> None:
+        """Show another certificate of the same authority to connections from now on, and accept other peers.
+
+        Peers that are connected and not accepted any more are refused at their next call.
+        """
+        self._endpoint = replace(self._endpoint, credentials=credentials, accepts=accepts)
+        self._context = server_context(credentials, joins=self._endpoint.joins)
 
     def close(self) -> None:
         """Stop listening and end all connections."""
@@ -174,19 +196,13 @@ class TlsListener:
             self._noted.note(RefusalReason.TOO_MANY, source, f"{most} such connections are open already")
             return None
         if certificate is None:  # the handshake lets only those pass that may join
-            return Peer(None, "", source)
-        rule = self._endpoint.accepts
+            return Peer(None, source)
         try:
             name = certificates.check_signed(certificate, self._authority, datetime.now(UTC))
         except WrongPeer as error:
             self._noted.note(RefusalReason.WRONG_CERTIFICATE, source, str(error))
             return None
-        objection = rule.objection(name)
-        if objection:
-            old = name.job == rule.job and name.generation != rule.generation
-            kind = RefusalReason.OTHER_GENERATION if old else RefusalReason.OTHER_PEER
-            self._noted.note(kind, source, objection)
-        return Peer(name, objection, source)
+        return Peer(name, source)
 
     async def _forward(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copy in both directions until one side ends."""
@@ -267,7 +283,8 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
     return context
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(endpoint: TlsEndpoint) -> socket.socket:
+    host, port = endpoint.host, endpoint.port
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -277,7 +294,5 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.listen(MAX_HANDSHAKES)
         listener.setblocking(False)
     except OSError as error:
-        raise SpecError(
-            f"{format_address(host, port)} is not available: {error.strerror}", "cluster.interface"
-        ) from error
+        raise SpecError(f"{format_address(host, port)} is not available: {error.strerror}", endpoint.key) from error
     return listener

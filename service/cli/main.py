@@ -14,6 +14,7 @@ from service.cli.export_commands import exporting
 from service.cli.fault_commands import faults
 from service.cli.history_commands import past
 from service.cli.inspect_commands import looking
+from service.cli.join_token_command import join_token
 from service.cli.prediction_commands import predicting
 from service.cli.replica_command import replica
 from service.cli.resize_command import resize
@@ -43,6 +44,7 @@ cli.add_typer(operating)
 cli.add_typer(remote)
 cli.add_typer(predicting)
 cli.command()(faults)
+cli.command()(join_token)
 cli.command()(replica)
 cli.command()(resize)
 cli.command()(serve)

@@ -10,10 +10,11 @@ import typer
 
 from millrace import logs
 from millrace.address import parse_address
+from millrace.config import parse_duration
 from millrace.errors import Refused, SpecError
-from millrace.identity.join_token import read_token
+from millrace.identity.join_token import StaleToken, read_token
 from millrace.lifecycle import stop_flag
-from millrace.rpc.joining import AgentFacts, WrongToken
+from millrace.rpc.joining import AgentFacts
 from service.cluster.agent import Agent, Joined
 from service.cluster.machine import machine_id
 
@@ -34,6 +35,9 @@ def worker(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the job file's generator and data here; default: as at the head."),
     ] = None,
+    wait: Annotated[
+        str, typer.Option(metavar="DURATION", help="Longest wait for a launcher that does not answer, such as 5m.")
+    ] = "5m",
 ) -> None:
     """Join a job whose `cluster.launcher` is "external", and run one of its workers until the job ends.
 
@@ -43,7 +47,12 @@ def worker(
     logs.setup("worker")
     _check_address(join)
     _check_private(token_file)
-    to = Joined(address=join, secret=read_token(token_file).secret, folder=None if folder is None else folder.resolve())
+    to = Joined(
+        address=join,
+        token=read_token(token_file),
+        folder=None if folder is None else folder.resolve(),
+        wait_s=_seconds(wait),
+    )
     rank, world, local_rank = ranks_of(os.environ)
     facts = AgentFacts(
         id=secrets.token_hex(16),
@@ -57,7 +66,7 @@ def worker(
     try:
         with stop_flag() as stopping, Agent(to, facts, stopping) as agent:
             code = agent.run()
-    except WrongToken:
+    except StaleToken:
         raise Refused(
             f"the launcher at {join} refused the join token in {token_file}: it was rotated, or is of another job; "
             "copy the present one from the head"
@@ -79,6 +88,13 @@ def ranks_of(environment: Mapping[str, str]) -> tuple[int | None, int, int | Non
 def _check_private(token_file: Path) -> None:
     if token_file.exists() and (mode := token_file.stat().st_mode & 0o777) & 0o077:
         raise SpecError(f"{token_file}: others may read the join token (mode {mode:o}); `chmod 600` it")
+
+
+def _seconds(wait: str) -> float:
+    try:
+        return parse_duration(wait)
+    except (ValueError, OverflowError) as error:
+        raise SpecError(f"--wait {error}") from None
 
 
 def _check_address(join: str) -> None:

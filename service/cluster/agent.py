@@ -1,6 +1,7 @@
 """An agent: it joins a launcher, runs one worker of each generation as its child, and reports until the job ends.
 
-`millrace worker` is one. The launcher's side is service.cluster.external.
+It draws the key of each worker; the launcher signs a certificate for it. `millrace worker` is an agent. The launcher's
+side is service.cluster.external.
 """
 
 import logging
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable, Unwritable
+from millrace.identity.certificates import draw_key, signing_request
+from millrace.identity.join_token import JoinToken
 from millrace.launcher_contact import LauncherContact
 from millrace.lifecycle import ExitCode
 from millrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, WorkerOffer, WorkerReport
@@ -24,10 +27,12 @@ from service.cluster.launchers import local_starter
 from service.cluster.local import start_process
 from service.cluster.run_folder import run_folder
 from service.cluster.runtime import CannotStart, WorkerRole, WorkerSpec
+from service.cluster.store import clear_live_of
 from service.cluster.worker_plan import MODULES, PYTHON
 
-FIRST_S = 300.0
-"""Longest wait for a launcher that has not answered yet: it may be started after its workers."""
+WAIT_S = 300.0
+"""Longest wait for a launcher that does not answer, unless another one is given: it may be started after its workers,
+and again after it was lost."""
 PAUSE_S = 0.2
 """Pause between two calls until the launcher has named one."""
 
@@ -37,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class LauncherLost(Unavailable):
-    """The launcher was not reachable for too long. The worker was ended."""
+    """The launcher was not reachable for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +50,11 @@ class Joined:
     """Where an agent joins."""
 
     address: str
-    secret: str
+    token: JoinToken
     folder: Path | None = None
     """Where the files of the job are at this machine; None: where they are at the head."""
+    wait_s: float = WAIT_S
+    """Longest wait for a launcher that does not answer, before this agent ends."""
 
 
 class Agent:
@@ -56,10 +63,11 @@ class Agent:
     def __init__(self, to: Joined, facts: AgentFacts, stopping: threading.Event) -> None:
         self._to, self._facts, self._stopping = to, facts, stopping
         self._held = ExitStack()
-        self._client = JoinClient(to.address, to.secret)
+        self._client = JoinClient(to.address, to.token)
+        self._key = draw_key()
         self._num_started = 0
         self._starter: Starter | None = None
-        self._timeout_s, self._pause_s = FIRST_S, PAUSE_S
+        self._node_timeout_s, self._pause_s = to.wait_s, PAUSE_S
         self._heard_s = time.monotonic()
         self._shown = ""
 
@@ -85,27 +93,30 @@ class Agent:
                     self._work(given)
                 case None:
                     self._stopping.wait(self._pause_s)
-        self._call(lambda: self._client.leave(self._facts))
+        self._call(lambda: self._client.leave(self._facts), self._to.wait_s)
         log.info("asked to end; the job goes on once another worker has joined")
         return ExitCode.RETRY
 
     def _ask(self) -> Answer:
-        answer = self._call(lambda: self._client.join(self._facts))
-        self._timeout_s, self._pause_s = answer.node_timeout_s, answer.pause_s
+        answer = self._call(lambda: self._client.join(self._facts, signing_request(self._key)), self._to.wait_s)
+        self._node_timeout_s, self._pause_s = answer.node_timeout_s, answer.pause_s
         if answer.waits != self._shown:
             self._shown = answer.waits
             if answer.waits:
                 log.info("the job %s", answer.waits)
         return answer
 
-    def _call(self, call: Callable[[], Answered]) -> Answered:
-        """The result of `call`, repeated while the launcher is not reachable. Raises LauncherLost, and refusals."""
+    def _call(self, call: Callable[[], Answered], within_s: float) -> Answered:
+        """The result of `call`, repeated while the launcher is not reachable. Raises LauncherLost, and refusals.
+
+        `within_s`: the longest time since the launcher has answered last.
+        """
         while True:
             try:
                 answered = call()
             except (Unavailable, DeadlineExceeded) as error:
                 silent_s = time.monotonic() - self._heard_s
-                if silent_s > self._timeout_s or self._stopping.is_set():
+                if silent_s > within_s or self._stopping.is_set():
                     raise LauncherLost(f"{error}; it was not reachable for {silent_s:.0f} s") from error
                 time.sleep(self._pause_s)
             else:
@@ -113,15 +124,29 @@ class Agent:
                 return answered
 
     def _work(self, given: WorkerOffer) -> None:
-        """Run a worker to its end, and report it."""
+        """Run a worker to its end, and report it. Without a launcher it ends after cluster.node_timeout."""
         self._facts = replace(self._facts, last=given.worker)
+        if given.credentials is not None:
+            mine = given.credentials.model_copy(update={"key": self._key})
+            given = replace(given, credentials=mine, config={**given.config, "credentials": mine.model_dump()})
+        self._client.show(given.credentials)
         try:
             self._work_reported(given)
         except Refused as refusal:  # given up: its generation goes on elsewhere, or has ended
             log.warning("%s", refusal)
+        except LauncherLost as lost:
+            log.warning("%s; %s was ended, and this agent joins again for %g s", lost, given.worker, self._to.wait_s)
+        finally:
+            self._client.show(None)
+            self._key = draw_key()
 
     def _work_reported(self, given: WorkerOffer) -> None:
-        with run_folder(self._private / given.worker) as folder:
+        live = given.config.get("live")
+        with ExitStack() as held:
+            folder = held.enter_context(run_folder(self._private / given.worker))
+            if live is not None:
+                clear_live_of(Path(live), given.generation)
+                held.callback(clear_live_of, Path(live), given.generation)
             try:
                 child = self._started(given, folder)
             except (CannotStart, Unwritable) as error:
@@ -148,7 +173,7 @@ class Agent:
 
     def _report(self, given: WorkerOffer, **what: Any) -> Order:
         report = WorkerReport(agent=self._facts.id, worker=given.worker, generation=given.generation, **what)
-        return self._call(lambda: self._client.report(report))
+        return self._call(lambda: self._client.report(report), self._node_timeout_s)
 
     def _started(self, given: WorkerOffer, folder: Path) -> AgentChild:
         """Start the worker, and report meanwhile: its imports may take long. Raises CannotStart, Unwritable."""
@@ -178,7 +203,7 @@ class Agent:
             run_folder=folder,
         )
         contact = LauncherContact(
-            address=self._to.address, secret=self._to.secret, worker=given.worker, generation=given.generation
+            address=self._to.address, secret=self._client.secret, worker=given.worker, generation=given.generation
         )
         return AgentChild(given.worker, start_process(self._starter_of(spec.role), spec, contact))
 

@@ -1,19 +1,30 @@
 """The external launcher: somebody else starts `millrace worker --join` as often as there are workers.
 
-Each such agent joins here, runs a worker of each generation as its child, and reports. service.cluster.places decides
-which worker it gets; service.cluster.agent is the agent's side.
+Each such agent joins here with the join token, gets a worker of each generation and its certificate, runs it as its
+child, and reports. service.cluster.places decides which worker it gets; service.cluster.agent is the agent's side.
 """
 
+import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from millrace.address import format_address, is_loopback, is_wildcard, parse_address
 from millrace.deadline import Deadline
 from millrace.errors import Refused
+from millrace.identity import certificates
+from millrace.identity.authority import Authority
+from millrace.identity.credentials import Credentials
+from millrace.identity.join_token import check_token
+from millrace.identity.peers import PeerName, PeerRole, PeerRule
+from millrace.rpc import refusals
 from millrace.rpc.joining import AgentFacts, Answer, JobEnd, Order, WorkerOffer, WorkerReport
+from millrace.rpc.refusals import Refusals
 from millrace.rpc.rendezvous import RendezvousServer
+from millrace.rpc.tls_listener import TlsEndpoint
 from service.cluster.machine import machine_id
 from service.cluster.meeting import Meeting
 from service.cluster.places import Places
@@ -33,30 +44,52 @@ MAX_HELD = 64
 class JoinPoint:
     """Where agents join, and what they show there."""
 
-    port: int
-    """A port of loopback; 0: a free one."""
+    listen: str
+    """HOST:PORT; port 0: a free one. Off loopback with mutual TLS."""
     token_file: Path
-    """File with the join token."""
-    secret: str
-    """The secret of the join token."""
+    """File with the join token, which an operator may replace at any time."""
     node_timeout_s: float
+    authority: Authority | None = None
+    """Signs the certificates of the workers; None where all of them are on this machine."""
+    shown_host: str = ""
+    """The host that people are told to join at, where `listen` has the one for all interfaces."""
+    chief_here: bool = False
+    """Whether rank 0 must be on this machine, since no other one has the job's log."""
+
+    def identity(self, role: PeerRole, number: int, generation: int) -> PeerName:
+        """The name of a process of the job, for its certificate."""
+        assert self.authority is not None
+        return PeerName(self.authority.job, generation, role, number)
 
 
 class ExternalLauncher:
     """See Launcher. A context; `join`, `leave` and `report` are for agents (millrace.rpc.joining.Dispatcher)."""
 
-    def __init__(self, point: JoinPoint) -> None:
-        """Raises Unavailable where the port is taken."""
-        self._node_timeout_s = point.node_timeout_s
-        self._places = Places(machine_id(), point.node_timeout_s)
+    def __init__(self, point: JoinPoint, noted: Refusals = refusals.PROCESS) -> None:
+        """Raises Unavailable or SpecError where the address is not available."""
+        self._point, self._node_timeout_s = point, point.node_timeout_s
+        self._secret = secrets.token_hex(32)  # of agents that have joined
+        self._places = Places(machine_id(), point.node_timeout_s, chief_here=point.chief_here)
         self._workers: dict[str, RemoteWorker] = {}
         self._newest = 0
         self._end: JobEnd | None = None
         self._lock = threading.Condition()
         self._closing = threading.Event()
         self.rendezvous = Meeting()
-        self._server = RendezvousServer(self.rendezvous, point.secret, MAX_HELD, port=point.port, dispatcher=self)
+        host, port = parse_address(point.listen)
+        self._server = RendezvousServer(
+            self.rendezvous,
+            self._secret,
+            MAX_HELD,
+            port=port,
+            tls=None if is_loopback(host) else self._endpoint(host, port),
+            dispatcher=self,
+            check_token=lambda given: check_token(point.token_file, given),
+            noted=noted,
+        )
         self.address = self._server.address
+        if is_wildcard(host):
+            self.address = format_address(point.shown_host, parse_address(self.address)[1])
         self._hint = f"`millrace worker --join {self.address} --token-file {point.token_file}` starts one"
         self._watcher = threading.Thread(target=self._watch, name="agents", daemon=True)
 
@@ -78,6 +111,10 @@ class ExternalLauncher:
                 self._newest, self._workers = generation, {}
             self._places.open([spec.name for spec in specs], generation)
         self.rendezvous.begin(specs, generation)
+        if self._point.authority is not None:
+            counts = Counter(PeerRole(spec.role.value) for spec in specs)
+            accepts = PeerRule(self._point.authority.job, generation, {role: range(n) for role, n in counts.items()})
+            self._server.renew(self._head(generation), accepts)
 
     def waits_for(self) -> str | None:
         """See Launcher.waits_for."""
@@ -109,8 +146,10 @@ class ExternalLauncher:
             self._end = JobEnd(code, reason)
             self._lock.wait_for(lambda: not self._places.known, END_S)
 
-    def join(self, agent: AgentFacts) -> Answer:
+    def join(self, agent: AgentFacts, signing_request: str) -> Answer:
         """See Dispatcher.join."""
+        if self._point.authority is not None:
+            certificates.public_key_of(signing_request)  # it can be signed
         with self._lock:
             if self._end is not None:
                 self._places.leave(agent.id)
@@ -120,6 +159,8 @@ class ExternalLauncher:
             worker = self._workers.get(name) if name is not None else None
             waits = self._places.waits_for() or ""
         offered = worker.fetch() if worker is not None and worker.agent == agent.id else None
+        if offered is not None and self._point.authority is not None:
+            offered = replace(offered, credentials=self._signed(offered, signing_request, self._point.authority))
         return self._answer(what=offered, waits=waits)
 
     def leave(self, agent: AgentFacts) -> None:
@@ -152,7 +193,23 @@ class ExternalLauncher:
 
     def _answer(self, what: WorkerOffer | JobEnd | None, waits: str = "") -> Answer:
         pause_s = min(0.2 + 0.01 * len(self._places.known), self._node_timeout_s / 8)
-        return Answer(node_timeout_s=self._node_timeout_s, pause_s=pause_s, waits=waits, what=what)
+        return Answer(node_timeout_s=self._node_timeout_s, pause_s=pause_s, secret=self._secret, waits=waits, what=what)
+
+    def _signed(self, offer: WorkerOffer, signing_request: str, authority: Authority) -> Credentials:
+        role, _, number = offer.worker.partition("-")
+        name = self._point.identity(PeerRole(role), int(number), offer.generation)
+        return Credentials(authority=authority.pem, certificate=authority.sign(signing_request, name))
+
+    def _head(self, generation: int) -> Credentials:
+        """The launcher's own credentials, for the workers of a generation."""
+        assert self._point.authority is not None
+        return self._point.authority.credentials(self._point.identity(PeerRole.HEAD, 0, generation))
+
+    def _endpoint(self, host: str, port: int) -> TlsEndpoint:
+        """Where agents of other machines join. Generation 0 has no workers."""
+        assert self._point.authority is not None, "off loopback a job has an authority"
+        accepts = PeerRule(self._point.authority.job, 0, {})
+        return TlsEndpoint(host, self._head(0), accepts, port, key="cluster.listen", joins=True)
 
     def _assign(self, spec: WorkerSpec, generation: int, on_line: OnLine, on_exit: OnExit) -> RemoteWorker:
         """The worker for the agent that has its place."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from millrace import documents
-from millrace.address import parse_address
 from millrace.durable import writing
 from millrace.identity.authority import open_authority
 from millrace.identity.join_token import FILE as TOKEN
 from millrace.identity.join_token import open_token
+from millrace.interfaces import address_of
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
 from service.cluster.external import JoinPoint
@@ -88,12 +88,15 @@ def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
     if cluster.launcher != EXTERNAL:
         return open_launcher(LauncherSettings(preload=preloaded(cluster)), cluster.launcher)
     folder = job.store / IDENTITY
-    token = open_token(folder, open_authority(folder, job.spec.name))
+    authority = open_authority(folder, job.spec.name)
+    open_token(folder, authority)
     point = JoinPoint(
-        port=parse_address(cluster.listen)[1],
+        listen=cluster.listen,
         token_file=folder / TOKEN,
-        secret=token.secret,
         node_timeout_s=cluster.node_timeout,
+        authority=authority if cluster.leaves_machine else None,
+        shown_host=address_of(cluster.interface),
+        chief_here=job.spec.store.parts == "object",
     )
     return open_launcher(LauncherSettings(join=point), cluster.launcher)
 

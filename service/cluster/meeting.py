@@ -12,6 +12,7 @@ from millrace.deadline import Deadline
 from millrace.errors import Refused, SpecError
 from millrace.inputs import ABSENT
 from millrace.rpc.rendezvous import Member
+from millrace.rpc.rendezvous_errors import OtherGeneration
 from service.cluster.runtime import WorkerRole, WorkerSpec
 
 CHIEF = f"{WorkerRole.TRAINER}-0"
@@ -37,12 +38,12 @@ class Roll:
         """Note that `member` has come; a repeat changes nothing. Raises Refused with what was expected."""
         name, number = member.worker, member.generation
         if number < self.generation:
-            raise Refused(
+            raise OtherGeneration(
                 f"{name} is of generation {number}, which has ended, and generation {self.generation} runs; "
                 "end that process"
             )
         if number > self.generation:
-            raise Refused(
+            raise OtherGeneration(
                 f"{name} is of generation {number}, and this launcher runs generation {self.generation}; "
                 "is this the launcher of another run?"
             )

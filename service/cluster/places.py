@@ -17,9 +17,12 @@ CHIEF = f"{WorkerRole.TRAINER}-0"
 class Places:
     """The workers of the generation in preparation or running, and the agents that have them."""
 
-    def __init__(self, head: str, node_timeout_s: float) -> None:
-        """`head`: the machine of the launcher. An agent that is silent for `node_timeout_s` loses its place."""
-        self._head, self._node_timeout_s = head, node_timeout_s
+    def __init__(self, head: str, node_timeout_s: float, *, chief_here: bool = False) -> None:
+        """`head`: the machine of the launcher. An agent that is silent for `node_timeout_s` loses its place.
+
+        `chief_here`: rank 0 cannot run elsewhere, not even by its rank.
+        """
+        self._head, self._node_timeout_s, self._chief_here = head, node_timeout_s, chief_here
         self._generation = 0
         self._names: tuple[str, ...] = ()
         self._ending = False
@@ -121,6 +124,11 @@ class Places:
             raise SpecError(
                 f"this worker has RANK {rank} of WORLD_SIZE {agent.world}, and the job has {len(names)} {kind} "
                 f"({self._counts()}); start {len(names)} of them, or change cluster.trainers and cluster.shards"
+            )
+        if names[rank] == CHIEF and self._chief_here and agent.machine != self._head:
+            raise SpecError(
+                f"RANK {rank} is {CHIEF}, which keeps the job's log and store at the machine of `millrace run`: start "
+                "the process of this RANK there, for torchrun by --node-rank 0"
             )
         if (holder := self._agents.get(names[rank])) is not None:
             raise Unavailable(

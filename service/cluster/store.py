@@ -116,6 +116,15 @@ def remove(store: Path, job: str) -> None:
         store.rmdir()
 
 
+def identity_folder(store: Path) -> Path:
+    """The folder of the authority and the join token of a job, in its store, which is made if absent.
+
+    The job may run meanwhile. Raises SpecError where the folder is no store.
+    """
+    _make(store)
+    return check_no_link(store / IDENTITY)
+
+
 def in_use(store: Path) -> bool:
     """True if a launcher runs a job in `store` now."""
     return is_locked(store / LOCK)
@@ -180,7 +189,7 @@ def _usable(store: Path) -> Iterator[None]:
 
 
 def _check_bare(store: Path) -> None:
-    if any(store.iterdir()):
+    if any(path.name != IDENTITY for path in store.iterdir()):  # put back from another head, before its first run
         raise SpecError(
             f"{store} is not empty and no store of Millrace (it has no {MARKER}); choose another folder", "store.path"
         )
@@ -189,6 +198,18 @@ def _check_bare(store: Path) -> None:
 def clear_live(store: Path) -> None:
     """Remove the live rows of old generations. Call it while no generation runs."""
     shutil.rmtree(store / LIVE, ignore_errors=True)  # files that stay do no harm: each generation has its own
+
+
+def clear_live_of(live: Path, generation: int) -> None:
+    """Remove the live rows of a worker of `generation`, and those of older generations that were left beside them.
+
+    For a machine of agents, where nobody else does so. Call it while that worker does not run.
+    """
+    shutil.rmtree(live, ignore_errors=True)
+    for path in live.parent.glob("g*-*"):
+        number = path.name[1:].partition("-")[0]
+        if number.isdecimal() and int(number) < generation:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def clear_caches(store: Path, kept: Collection[str]) -> None:

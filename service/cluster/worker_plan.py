@@ -104,6 +104,8 @@ def plan_job(
 ) -> JobPlan:
     """The processes of generation `generation` of `job`, with certificates of `authority` if there is one.
 
+    Another launcher than the local one signs those of its workers when they join.
+
     `cores` of this machine (all, unless given) are shared equally by the trainers. `until` = "logged": train what the
     log holds, commit, and end.
     """
@@ -137,24 +139,24 @@ def plan_job(
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
-    return plan if authority is None else _certified(plan, authority)
+    if authority is None:
+        return plan
+    head = authority.credentials(PeerName(authority.job, generation, PeerRole.HEAD, 0))
+    return replace(_certified(plan, authority) if cluster.launcher == LOCAL else plan, head=head)
 
 
 def _certified(plan: JobPlan, authority: Authority) -> JobPlan:
-    """The plan with credentials for the launcher and for each worker of this machine."""
-
-    def name(role: PeerRole, number: int) -> PeerName:
-        return PeerName(authority.job, plan.generation, role, number)
+    """The plan with credentials for each worker, all of this machine."""
 
     def certified(spec: WorkerSpec) -> WorkerSpec:
-        credentials = authority.credentials(name(PeerRole(spec.role.value), spec.number))
+        name = PeerName(authority.job, plan.generation, PeerRole(spec.role.value), spec.number)
+        credentials = authority.credentials(name)
         return replace(spec, config={**spec.config, "credentials": credentials.model_dump(mode="json")})
 
     return replace(
         plan,
         shards=tuple(certified(spec) for spec in plan.shards),
         trainers=tuple(certified(spec) for spec in plan.trainers),
-        head=authority.credentials(name(PeerRole.HEAD, 0)),
     )
 
 

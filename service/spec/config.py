@@ -70,10 +70,11 @@ class ClusterSection(Section):
         return launcher
 
     @model_validator(mode="after")
-    def _joined_here(self) -> "ClusterSection":
-        if self.launcher == "external" and not is_loopback(parse_address(self.listen)[0]):
+    def _reached_by_all(self) -> "ClusterSection":
+        if self.interface == LOOPBACK_INTERFACE and self.leaves_machine:
             raise ValueError(
-                f"listen = {self.listen!r}: workers of other machines cannot join yet; listen on {LOOPBACK}"
+                f"listen = {self.listen!r} lets workers of other machines join, and at interface = "
+                f"{self.interface!r} no worker can reach those of another machine: set interface, such as eth0"
             )
         return self
 

@@ -43,7 +43,7 @@ class Agents:
         token = folder / "token"
         token.touch(0o600)
         token.write_text(str(JoinToken("0" * 64, "1" * 64)))
-        self.point = JoinPoint(port=0, token_file=token, secret="1" * 64, node_timeout_s=3.0)
+        self.point = JoinPoint(listen="127.0.0.1:0", token_file=token, node_timeout_s=3.0)
         self.processes, self.closing, self.thread = [], threading.Event(), None
 
     def watch(self, launcher):
@@ -53,6 +53,7 @@ class Agents:
     def _watch(self, launcher):
         token_file = str(self.point.token_file)
         command = [sys.executable, "-m", "service", "worker", "--join", launcher.address, "--token-file", token_file]
+        command += ["--wait", "3s"]
         environment = {name: value for name, value in os.environ.items() if name not in RANKS}
         while not self.closing.wait(0.05):
             alive = sum(process.poll() is None for process in self.processes)

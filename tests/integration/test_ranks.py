@@ -17,11 +17,12 @@ import json, sys
 from pathlib import Path
 import numpy as np, torch
 from millrace.launcher_contact import LauncherContact
+from millrace.rpc.rendezvous import RendezvousClient
 from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import TorchRanks, gather_messages
 
 rank, world, folder, contact = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4])
-store = meet_trainers(LauncherContact(**contact), rank, world, {}, "lo", 60.0)
+store = meet_trainers(RendezvousClient(LauncherContact(**contact)), rank, world, {}, "lo", 60.0)
 ranks = TorchRanks(rank, world, store, "lo", torch.device("cpu"), 60.0)
 rng = np.random.default_rng(rank)
 flat = torch.from_numpy(rng.normal(size=2_500_000).astype(np.float32))
@@ -83,13 +84,14 @@ from contextlib import closing
 import numpy as np, torch
 from millrace.launcher_contact import LauncherContact
 from millrace.lifecycle import exit_code_of
+from millrace.rpc.rendezvous import RendezvousClient
 from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import TorchRanks
 
 rank, contact = int(sys.argv[1]), LauncherContact(**json.loads(sys.argv[2]))
 
 def main():
-    store = meet_trainers(contact, rank, 2, {}, "lo", 60.0)
+    store = meet_trainers(RendezvousClient(contact), rank, 2, {}, "lo", 60.0)
     ranks = TorchRanks(rank, 2, store, "lo", torch.device("cpu"), 60.0)
     with closing(ranks):
         ranks.sum(np.array([rank]))

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("ip", "tc", "unshare", "mount")
+TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 REQUIRED = "MILLRACE_REQUIRE_MACHINES"
 KILL_S = 10.0
 """Longest time for the processes of a machine to end, and for its link to come up."""
@@ -29,9 +29,10 @@ mount --make-rprivate /
 mount --bind "$MACHINE_TMP" /tmp
 mount -t tmpfs none /dev/shm
 hostname "$MACHINE_NAME"
-cd /tmp
-exec "$@"
+echo up
+exec sleep infinity
 """
+_ENTER = 'cd /tmp && exec "$@"'
 
 
 def why_not() -> str:
@@ -61,6 +62,7 @@ class Machine:
         """Its /tmp, as the tests see it."""
         self._network, self._space = network, _run_name(self.name, network.number)
         self._slow_link: subprocess.Popen[str] | None = None
+        self._system: subprocess.Popen[str] | None = None
         self.tmp.mkdir()
         ip("netns", "add", self._space)
         ip("-n", network.space, "link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self._space)
@@ -74,9 +76,25 @@ class Machine:
     ) -> subprocess.Popen[str]:
         """Start a process in /tmp of the machine; `more` goes to Popen."""
         kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
-        private = {"MACHINE_TMP": str(self.tmp), "MACHINE_NAME": self.name, "HOME": "/tmp", "PYTHONPATH": str(ROOT)}
-        words = ["ip", "netns", "exec", self._space, "unshare", "--mount", "--uts", "sh", "-c", _SETUP, "sh", *command]
-        return subprocess.Popen(words, env={**kept, **private, **(environment or {})}, text=True, **more)  # type: ignore[call-overload,no-any-return]
+        private = {"HOME": "/tmp", "PYTHONPATH": str(ROOT)}
+        enter = ("nsenter", "--target", str(self._booted()), "--net", "--mount", "--uts", "sh", "-c", _ENTER, "sh")
+        return subprocess.Popen(
+            [*enter, *command],
+            env={**kept, **private, **(environment or {})},
+            text=True,
+            **more,  # type: ignore[call-overload,no-any-return]
+        )
+
+    def _booted(self) -> int:
+        """The process that holds its namespaces; a machine that was killed starts again."""
+        if self._system is None or self._system.poll() is not None:
+            words = ["ip", "netns", "exec", self._space, "unshare", "--mount", "--uts", "sh", "-c", _SETUP]
+            names = {"MACHINE_TMP": str(self.tmp), "MACHINE_NAME": self.name}
+            self._system = subprocess.Popen(words, env={**os.environ, **names}, stdout=subprocess.PIPE, text=True)
+            assert self._system.stdout is not None
+            with self._system.stdout as output:
+                assert output.readline() == "up\n", f"{self.name} does not start"
+        return self._system.pid
 
     def python(self, *words: str, **more: object) -> subprocess.Popen[str]:
         """Start the interpreter of the tests, with all of its output in a pipe."""
@@ -94,6 +112,10 @@ class Machine:
     def pids(self) -> list[int]:
         """Its processes."""
         return [int(pid) for pid in ip("netns", "pids", self._space).split()]
+
+    def processes(self) -> list[int]:
+        """Those that were started on it: all but the one that holds its namespaces."""
+        return [pid for pid in self.pids() if self._system is None or pid != self._system.pid]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all of its processes."""
@@ -126,6 +148,9 @@ class Machine:
                 raise TimeoutError(f"processes of {self.name} do not end: {self.pids()}")
             self.signal(signal.SIGKILL)
             time.sleep(0.01)
+        if self._system is not None:
+            self._system.wait()
+            self._system = None
 
     def cut(self) -> None:
         """Take its link away: a partition."""

@@ -64,6 +64,11 @@ def test_machines_reach_each_other_and_share_no_folder(two):
     assert not Path("/dev/shm/file").exists()
 
 
+def test_processes_of_a_machine_share_its_namespaces_and_those_of_others_do_not(two):
+    found = [m.call("sh", "-c", "readlink /proc/self/ns/mnt /proc/self/ns/uts /proc/self/ns/net") for m in (*two, *two)]
+    assert found[:2] == found[2:] and not set(found[0].split()) & set(found[1].split())
+
+
 def test_a_cut_link_is_a_partition_until_it_is_healed(two):
     first, second = two
     second.cut()

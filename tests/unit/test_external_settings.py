@@ -34,7 +34,7 @@ def test_ranks_that_are_none_are_refused(environment, words):
         ({"launcher": "nomad"}, "launcher"),
         (
             {"launcher": "external", "listen": "0.0.0.0:7070", "trust_interface": True},
-            "listen = '0.0.0.0:7070': workers of other machines cannot join yet; listen on 127.0.0.1",
+            "listen = '0.0.0.0:7070' lets workers of other machines join, and at interface = 'lo' no worker can reach",
         ),
         ({"listen": "7070"}, "'7070' is not of the form"),
         ({"node_timeout": "0s"}, "node_timeout"),
@@ -43,6 +43,13 @@ def test_ranks_that_are_none_are_refused(environment, words):
 def test_a_launcher_that_is_not_there_is_refused(cluster, words):
     with pytest.raises(SpecError, match=words):
         validate(ClusterSection, cluster)
+
+
+def test_workers_of_other_machines_join_where_an_interface_is_named_and_trusted():
+    told = {"launcher": "external", "listen": "10.0.0.1:7070", "interface": "eth0"}
+    assert validate(ClusterSection, {**told, "trust_interface": True}).leaves_machine
+    with pytest.raises(SpecError, match="set trust_interface = true if that network is yours alone"):
+        validate(ClusterSection, told)
 
 
 def test_the_inputs_of_a_job_are_its_generator_its_model_and_its_source_files(tmp_path):

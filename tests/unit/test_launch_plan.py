@@ -65,6 +65,13 @@ def test_workers_off_loopback_get_certificates_of_their_generation_and_the_launc
     assert "PRIVATE" not in repr(planned)
 
 
+def test_workers_that_join_get_their_certificates_then_and_the_launcher_has_one(plan, tmp_path):
+    authority = open_authority(tmp_path / "identity", "news")
+    planned = plan('{trainers=2,launcher="external",interface="eth0",trust_interface=true}', authority=authority)
+    assert str(planned.head.name) == "head-0 of generation 3 of job 'news'"
+    assert not any("credentials" in worker.config for worker in (*planned.shards, *planned.trainers))
+
+
 def test_workers_of_one_machine_have_no_certificates(plan):
     planned = plan("{trainers=2}")
     assert planned.head is None and planned.to_chief is None

@@ -13,19 +13,18 @@ from millrace.address import format_address, parse_address
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from millrace.interfaces import address_of
-from millrace.launcher_contact import LauncherContact
 from millrace.rpc.rendezvous import RendezvousClient
 
 
 def meet_trainers(
-    contact: LauncherContact, rank: int, world: int, inputs: Mapping[str, str], interface: str, wait_s: float
+    client: RendezvousClient, rank: int, world: int, inputs: Mapping[str, str], interface: str, wait_s: float
 ) -> Store | None:
     """Come to the rendezvous; the store of `world` trainers, or None for one trainer. Rank 0 serves it at `interface`.
 
     `inputs`: digests of the files that this trainer reads. Raises SpecError where they differ from the head's, Refused,
     Unavailable, DeadlineExceeded.
     """
-    client, deadline = RendezvousClient(contact), Deadline.after(wait_s)
+    deadline = Deadline.after(wait_s)
     if world == 1:
         client.meet("", inputs, deadline)
         return None

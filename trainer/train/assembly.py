@@ -29,6 +29,7 @@ from millrace.failpoints import Failpoint, arm, failpoint
 from millrace.inputs import digests
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc import refusals
+from millrace.rpc.rendezvous import RendezvousClient
 from millrace.secrets import with_secrets
 from millrace.seeds import derive
 from pserver.client.remote import RemoteShards
@@ -425,7 +426,8 @@ def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> R
         assert config.world == 1, "several trainers meet at their launcher"
         return SingleRank()
     inputs = digests(config.inputs, config.folder)
-    store = meet_trainers(config.launcher, config.rank, config.world, inputs, config.interface, train.step_deadline)
+    client = RendezvousClient(config.launcher, config.credentials)
+    store = meet_trainers(client, config.rank, config.world, inputs, config.interface, train.step_deadline)
     if store is None:
         return SingleRank()
     return TorchRanks(config.rank, config.world, store, config.interface, device, train.step_deadline)

@@ -1,0 +1,227 @@
+"""Joining from another machine: the token lets an agent in, a certificate names its worker; all else is refused."""
+
+import secrets
+import threading
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+import pytest
+
+from millrace.address import parse_address
+from millrace.deadline import Deadline
+from millrace.errors import Refused, Unavailable
+from millrace.identity import certificates
+from millrace.identity.authority import open_authority
+from millrace.identity.join_token import FILE, JoinToken, StaleToken, open_token, rotate_token
+from millrace.identity.peers import PeerName, PeerRole
+from millrace.launcher_contact import LauncherContact
+from millrace.rpc import channels
+from millrace.rpc.joining import AgentFacts, JobEnd, JoinClient, Order, WorkerReport
+from millrace.rpc.refusals import Refusals
+from millrace.rpc.rendezvous import RendezvousClient
+from millrace.rpc.rendezvous_errors import NoRoomNow
+from service.cluster import external
+from service.cluster.external import ExternalLauncher, JoinPoint
+from service.cluster.runtime import WorkerRole, WorkerSpec
+
+
+class Head:
+    """A launcher with its authority."""
+
+    def __init__(self, folder, held):
+        self.folder, self.held = folder, held
+        self.authority = open_authority(folder, "news")
+        self.token = open_token(folder, self.authority)
+        self.noted, self.listen, self.launcher = Refusals(), "127.0.0.1:0", None
+        self.open()
+
+    def open(self):
+        """Start it, or start it again at the same address."""
+        if self.launcher is not None:
+            self.launcher.__exit__()
+        point = JoinPoint(
+            listen=self.listen, token_file=self.folder / FILE, node_timeout_s=30.0, authority=self.authority
+        )
+        self.launcher = ExternalLauncher(point, self.noted).__enter__()
+        self.listen = self.launcher.address
+
+    def agent(self, token=None):
+        return Joining(self.held.enter_context(closing(JoinClient(self.launcher.address, token or self.token))))
+
+    def begin(self, generation, *agents):
+        """Run a shard and a trainer on two agents; each with its offer and its credentials."""
+        more = {"number": 0, "command": ("true",), "config": {}, "folder": self.folder, "run_folder": self.folder}
+        specs = [WorkerSpec(role=role, **more) for role in (WorkerRole.TRAINER, WorkerRole.SHARD)]
+        self.launcher.prepare(specs, generation)
+        assert [agent.ask().what for agent in agents] == [None, None]
+        tell = {"on_line": lambda *_: None, "on_exit": lambda *_: None}
+        thread = threading.Thread(target=self.launcher.start, args=(specs, generation), kwargs=tell)
+        thread.start()
+        for agent in agents:
+            agent.take_offer()
+        thread.join()
+        return agents
+
+
+class Joining:
+    """An agent whose worker has no process."""
+
+    def __init__(self, client):
+        self.client, self.key, self.offer, self.mine = client, certificates.draw_key(), None, None
+        self.facts = AgentFacts(id=secrets.token_hex(16), machine=external.machine_id())
+
+    def ask(self):
+        return self.client.join(self.facts, certificates.signing_request(self.key))
+
+    def take_offer(self):
+        deadline = Deadline.after(10)
+        while (offer := self.ask().what) is None:
+            deadline.check("waiting for an offer")
+        self.offer, self.mine = offer, offer.credentials.model_copy(update={"key": self.key})
+        self.client.show(self.mine)
+        assert self.report() is Order.GO_ON
+
+    def report(self, **more):
+        facts = {"agent": self.facts.id, "worker": self.offer.worker, "generation": self.offer.generation}
+        return self.client.report(WorkerReport(**{**facts, **more}))
+
+    def worker(self, **other):
+        """Its worker, at the rendezvous."""
+        facts = {"secret": self.client.secret, "worker": self.offer.worker, "generation": self.offer.generation}
+        return RendezvousClient(LauncherContact(address=self.client._address, **{**facts, **other}), self.mine)
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """As if each port of this machine were one of another machine."""
+    monkeypatch.setattr(external, "is_loopback", lambda _: False)
+    monkeypatch.setattr(channels, "needs_tls", lambda address: not address.startswith("unix:"))
+    with ExitStack() as held:
+        made = Head(tmp_path, held)
+        yield made
+        made.launcher.__exit__()
+
+
+@pytest.fixture
+def two(head):
+    return head.begin(1, head.agent(), head.agent())
+
+
+def until_refused(head, reason, number=1):
+    """The count of a refusal; a caller may be gone before it is noted."""
+    deadline = Deadline.after(10)
+    while head.noted.counts().get(reason, 0) < number:
+        deadline.check(f"waiting for {reason} in {head.noted.counts()}")
+    return head.noted.counts()
+
+
+def test_each_worker_gets_a_certificate_for_the_key_of_its_agent(head, two):
+    names = [agent.mine.name for agent in two]
+    assert names == [PeerName("news", 1, PeerRole.TRAINER, 0), PeerName("news", 1, PeerRole.SHARD, 0)]
+    for agent in two:
+        assert agent.offer.credentials.key == "" and agent.mine.authority == head.authority.pem
+        signed = certificates.load(agent.mine.certificate).public_key()
+        assert signed == certificates.private_key(agent.key).public_key()
+        agent.worker().announce("10.0.0.1:5")
+    assert two[0].worker().meet("10.0.0.1:6", {}, Deadline.after(5)) == "10.0.0.1:6"
+    assert head.noted.counts() == {}
+
+
+def test_an_agent_goes_on_from_generation_to_generation(head, two):
+    for agent in two:
+        agent.report(exit_code=0, over=True)
+        agent.client.show(None)
+        agent.key = certificates.draw_key()
+    head.begin(2, *two)
+    assert [agent.mine.name.generation for agent in two] == [2, 2]
+    head.launcher._end = JobEnd(0, "done")
+    for agent in two:
+        agent.client.show(None)
+    assert [agent.ask().what for agent in two] == [JobEnd(0, "done")] * 2
+    assert head.noted.counts() == {}
+
+
+def test_a_token_that_was_rotated_lets_nobody_in_and_those_that_joined_go_on(head, two):
+    rotate_token(head.folder, head.authority)
+    with pytest.raises(StaleToken, match="it was rotated, or it is of another job"):
+        head.agent().ask()
+    assert until_refused(head, "stale_token") == {"stale_token": 1}
+    assert two[0].report() is Order.GO_ON
+    two[0].client.show(None)
+    assert two[0].ask().waits == ""
+    (head.folder / FILE).unlink()
+    with pytest.raises(StaleToken):
+        head.agent().ask()
+
+
+def test_nothing_is_sent_to_a_launcher_of_another_authority(head, tmp_path_factory):
+    other = open_authority(tmp_path_factory.mktemp("other"), "news")
+    with pytest.raises(Refused, match="and the join token is of .*: the token is of another job"):
+        head.agent(JoinToken(other.fingerprint, head.token.secret)).ask()
+    assert head.noted.counts() == {}
+
+
+def test_a_worker_is_not_taken_for_the_launcher(head, two):
+    """Although its certificate is of the authority that the token names."""
+    host, port = parse_address("127.0.0.1:0")
+    endpoint = replace(head.launcher._endpoint(host, port), credentials=two[1].mine)
+    server = external.RendezvousServer(head.launcher.rendezvous, "guess", 1, tls=endpoint, dispatcher=head.launcher)
+    with closing(server), closing(JoinClient(server.address, head.token)) as client:
+        with pytest.raises(Refused, match="is the address of shard-0 of generation 1 .*, and not of a launcher"):
+            Joining(client).ask()
+
+
+def test_a_report_and_a_rendezvous_need_the_certificate_of_the_worker(head, two):
+    first, second = two
+    second.client.show(None)
+    with pytest.raises(Refused, match="this call needs a certificate: join first"):
+        second.report()
+    assert until_refused(head, "no_certificate") == {"no_certificate": 1}
+    second.client.show(first.mine)
+    with pytest.raises(Refused, match="the caller is trainer-0 of .* by its certificate, and it claims to be shard-0"):
+        second.report()
+    with pytest.raises(Refused, match="it claims to be shard-0"):
+        first.worker(worker="shard-0").announce("10.0.0.1:5")
+    assert head.noted.counts()["other_peer"] == 2
+
+
+def test_a_worker_of_an_older_generation_is_refused_everywhere(head, two):
+    """Also on a connection that it opened before."""
+    head.begin(2, head.agent(), head.agent())
+    with pytest.raises(Refused, match="it is trainer-0 of generation 1 .*: it is of an older generation"):
+        two[0].report()
+    with pytest.raises(Refused, match="does not prove to be head-0 of generation 1"):
+        two[0].report()  # on another connection
+    with pytest.raises(Refused, match="does not prove to be head-0 of generation 1"):
+        two[1].worker().announce("10.0.0.1:5")
+    assert until_refused(head, "other_generation")["other_generation"] == 1
+
+
+def test_one_agent_too_many_is_refused_and_told_on_both_sides(head, two, caplog):
+    with pytest.raises(NoRoomNow, match="this worker is one too many"):
+        head.agent().ask()
+    assert head.noted.counts() == {"other_peer": 1}
+    assert "refused 127.0.0.1: generation 1 has all of its workers" in caplog.text
+
+
+def test_a_signing_request_that_cannot_be_signed_is_refused(head):
+    agent = head.agent()
+    with pytest.raises(Refused, match="the signing request is damaged"):
+        agent.client.join(agent.facts, "x")
+    assert head.noted.counts() == {"other_peer": 1}
+
+
+def test_agents_join_a_launcher_that_is_started_again_with_the_token_they_have(head, two):
+    head.open()
+    with pytest.raises((Refused, Unavailable)):
+        two[0].report()
+    for agent in two:
+        agent.client.show(None)
+        agent.key = certificates.draw_key()
+    assert [agent.ask().what for agent in two] == [None, None]
+    head.begin(2, *two)
+    rotate_token(head.folder, head.authority)
+    head.open()
+    two[0].client.show(None)
+    with pytest.raises(StaleToken):
+        two[0].ask()
