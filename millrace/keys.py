@@ -7,8 +7,9 @@ Shapes: N signs.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from millrace.kernel_cache import njit
 
 U64 = NDArray[np.uint64]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from millrace.kernel_cache import njit
 
 AHEAD = np.uint64(16)
 """Entries of a list between the row requested and the row in work."""

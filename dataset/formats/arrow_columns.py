@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from numpy.typing import NDArray
 
 from dataset.samples.batch import F32, F64, I64, U64, Ragged, Samples
@@ -23,6 +22,7 @@ from dataset.spec.config import DenseSlot, MetaSlot, SlotKind
 from dataset.spec.schema import Schema, Slot
 from dataset.stream.source import Events, Segment
 from millrace.errors import BadInput
+from millrace.kernel_cache import njit
 from millrace.keys import fnv1a, sign_of_text
 
 REQUEST = pa.schema(

@@ -9,9 +9,9 @@ Shapes: S slots, C sparse slots, F float cells of a row, W word cells of a row, 
 from enum import IntEnum
 
 import numpy as np
-from numba import njit
 
 from dataset.formats.plain_lines import parse_plain
+from millrace.kernel_cache import njit
 from millrace.keys import fnv1a
 
 

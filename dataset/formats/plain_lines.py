@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from millrace.kernel_cache import njit
 
 LINE_FEED, BLANK, MINUS, DOT = 10, 32, 45, 46
 WORD_BYTES = 8

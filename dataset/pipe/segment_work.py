@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dataset.samples.batch import I64, Samples
 from dataset.samples.rejection import Reason, Rejection
 from dataset.samples.slot_counters import SlotCounters
 from dataset.stream.source import Events, Segment
+from millrace.kernel_cache import njit
 
 LINE_FEED = 10
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dataset.samples.batch import U64, Samples
 from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema
+from millrace.kernel_cache import njit
 from millrace.keys import mix, mix_reference
 
 REGISTER_BITS = 11

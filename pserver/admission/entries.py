@@ -23,9 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
 from pserver.admission.counting import F32, U64, CountingUnit, Flags, KeyCounter, in_units_of
 from pserver.admission.exact_counts import ExactCounter

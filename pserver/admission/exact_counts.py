@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import GOLDEN, NUM_BUCKETS, mix
 from pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
 

@@ -22,9 +22,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
 from pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from pserver.config import TableSection
 from pserver.protocol.table_operations import ExportCut, ShrinkRows
 from pserver.rows.slot_classes import NUM_GROUPS, SlotClasses, classes_of

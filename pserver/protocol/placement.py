@@ -8,9 +8,9 @@ Shapes: U unique keys, P of them on one shard, S shards.
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import NUM_BUCKETS, bucket_of
 from pserver.protocol.shards import F32, U64, Keys
 

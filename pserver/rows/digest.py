@@ -9,9 +9,9 @@ Shapes: U rows chosen, R rows of a table, W floats of a row in the slab.
 from collections.abc import Iterable
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import GOLDEN, MASK, mix, mix_reference
 
 U64 = NDArray[np.uint64]

@@ -8,8 +8,9 @@ Shapes: U rows chosen, R rows of a table.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from millrace.kernel_cache import njit
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]

@@ -7,9 +7,9 @@ Shapes: U rows chosen, R rows of a table.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from pserver.rows.kernels import EMPTY, take_out
 
 I32 = NDArray[np.int32]

@@ -6,9 +6,9 @@ Shapes: U rows of one rank's push, M rows of the merged one, D weights of a row,
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from pserver.protocol.shards import Gradients, Keys
 from pserver.rows.kernels import EMPTY, find_or_reserve
 

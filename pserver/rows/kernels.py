@@ -9,9 +9,9 @@ slab (weights, then the optimizer's state), D weights of a row.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import GOLDEN, MASK, mix, mix_reference
 from millrace.prefetch import AHEAD, prefetch, prefetch_row
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from millrace.errors import SpecError
+from millrace.kernel_cache import njit
 from millrace.prefetch import AHEAD, prefetch_row
 from pserver.config import Adagrad, Adam, Ftrl, Optimizer, Sgd, TableSection
 

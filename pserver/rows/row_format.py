@@ -7,8 +7,9 @@ Shapes: U rows chosen, R rows of a table, W floats of a row in the slab.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from millrace.kernel_cache import njit
 
 U32 = NDArray[np.uint32]
 

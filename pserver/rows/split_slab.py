@@ -14,9 +14,9 @@ import threading
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from pserver.protocol.shards import F32, U16, U64
 from pserver.rows import row_format
 from pserver.rows.arrays import FreeNumbers, allocate, frozen, grown

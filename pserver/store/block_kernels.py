@@ -12,10 +12,11 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from millrace.kernel_cache import njit
 from pserver.store.xxh3 import key_hash, xxh3
 
 U64 = np.uint64

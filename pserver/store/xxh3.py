@@ -5,7 +5,8 @@ preview of it (util/xxph3.h), here for keys of 8 bytes only.
 """
 
 import numpy as np
-from numba import njit
+
+from millrace.kernel_cache import njit
 
 U64 = np.uint64
 

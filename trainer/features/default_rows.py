@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dataset.samples.batch import F32
 from dataset.spec.schema import Schema
+from millrace.kernel_cache import njit
 from pserver.config import TableSection
 from pserver.protocol.shards import absent
 

@@ -8,9 +8,9 @@ C cells, which are the vectors that a model reads; D floats of a row; F slots; B
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import GOLDEN, key_of_reference, mix
 from millrace.prefetch import AHEAD, prefetch
 

@@ -8,9 +8,9 @@ Shapes: N samples, K buckets.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from trainer.metrics.totals import FRACTION_ONE, I64
 
 F32 = NDArray[np.float32]

@@ -16,8 +16,9 @@ A sample with weight 0 (masked out) is ignored. Shapes: B samples, R rows (one v
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from millrace.kernel_cache import njit
 
 I64 = NDArray[np.int64]
 

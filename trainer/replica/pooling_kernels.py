@@ -7,9 +7,9 @@ W floats of a row; U unique keys.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from millrace.kernel_cache import njit
 from millrace.keys import GOLDEN, key_of_reference, mix
 from pserver.rows.kernels import EMPTY, shift_of
 
