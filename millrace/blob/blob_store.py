@@ -88,6 +88,17 @@ class BlobStore(Protocol):
         """
         ...
 
+    def get_tagged(self, key: str, max_bytes: int, deadline: Deadline) -> tuple[bytes, str] | None:
+        """A small blob as `get` has it, and the tag of its content for `replace`; None if there is none."""
+        ...
+
+    def replace(self, key: str, content: bytes, tag: str | None, deadline: Deadline) -> bool:
+        """Make `content` that of a small blob whose content still has `tag`; None: of a new one.
+
+        False, and nothing changes, where the content is another one, or there is none. A lost reply: see `put_new`.
+        """
+        ...
+
     def create(self, key: str, scratch: Path, deadline: Deadline) -> AbstractContextManager[BlobWriter]:
         """A new blob that is written piece by piece: durable when the context ends, undefined after an error.
 

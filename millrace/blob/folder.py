@@ -1,5 +1,6 @@
 """Blobs in a folder of this machine: a file each, synced, then renamed to its name."""
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -10,12 +11,14 @@ from pathlib import Path
 
 from millrace.blob.blob_errors import BlobUnwritable
 from millrace.blob.blob_retry import Retries
-from millrace.blob.blob_store import CHUNK_BYTES, UNFINISHED, Chunks, torn_bytes
+from millrace.blob.blob_store import CHUNK_BYTES, UNFINISHED, Chunks, torn_bytes, whole
 from millrace.blob.blob_writer import BlobWriter, open_writer
 from millrace.blob.store_address import StoreAddress
 from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
 
+MAX_TAGGED_BYTES = 64 << 20
+"""Longest blob that `replace` compares."""
 MAX_LINE_BYTES = 64 << 10
 """Longer than any line that is appended."""
 ABSENT = (FileNotFoundError, NotADirectoryError)
@@ -136,6 +139,25 @@ class FolderBlobs:
             REAL.sync_folder(path.parent)
         return True
 
+    def get_tagged(self, key: str, max_bytes: int, deadline: Deadline) -> tuple[bytes, str] | None:
+        """See BlobStore: a hash of the content."""
+        found = self.get(key, max_bytes, deadline)
+        return None if found is None else (found, hashlib.sha256(found).hexdigest())
+
+    def replace(self, key: str, content: bytes, tag: str | None, deadline: Deadline) -> bool:
+        """See BlobStore: compared and replaced under a lock of the blob's folder."""
+        if tag is None:
+            return self.put_new(key, content, deadline)
+        folder = (self._root / key).parent
+        if not folder.is_dir():
+            return False
+        with self._writing(folder), _locked_folder(folder):
+            found = self.get_tagged(key, MAX_TAGGED_BYTES, deadline)
+            if found is None or found[1] != tag:
+                return False
+            self.put(key, whole(content), deadline)
+        return True
+
     @contextmanager
     def create(self, key: str, scratch: Path, deadline: Deadline) -> Iterator[BlobWriter]:
         """See BlobStore: written in its place."""
@@ -186,6 +208,17 @@ class FolderBlobs:
             yield
         except OSError as error:
             raise BlobUnwritable(self._name, path, error) from error
+
+
+@contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder against other processes of this machine, for a moment; nothing is left of the lock."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _entries(folder: Path) -> dict[str, int | None]:

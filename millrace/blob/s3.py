@@ -20,7 +20,7 @@ import botocore.exceptions
 import botocore.session
 import httpx
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
 from millrace.blob.blob_errors import BlobUnavailable
@@ -171,6 +171,33 @@ class S3Blobs:
             try:
                 obstore.put(client, self._path(key), content, mode="create", use_multipart=False)
             except AlreadyExistsError:
+                return False
+            return True
+
+        return self._retries.run(f"writing {key}", send, deadline)
+
+    def get_tagged(self, key: str, max_bytes: int, deadline: Deadline) -> tuple[bytes, str] | None:
+        """See BlobStore: its ETag."""
+
+        def read() -> tuple[bytes, str]:
+            found = obstore.get(self._reader, self._path(key))
+            return bytes(found.bytes())[:max_bytes], found.meta["e_tag"] or ""
+
+        try:
+            return self._retries.run(f"reading {key}", read, deadline)
+        except FileNotFoundError:
+            return None
+
+    def replace(self, key: str, content: bytes, tag: str | None, deadline: Deadline) -> bool:
+        """See BlobStore: a put with "If-Match"."""
+        if tag is None:
+            return self.put_new(key, content, deadline)
+
+        def send() -> bool:
+            client = self._reader if len(content) <= SMALL_BYTES else self._sender
+            try:
+                obstore.put(client, self._path(key), content, mode={"e_tag": tag}, use_multipart=False)
+            except (PreconditionError, FileNotFoundError):
                 return False
             return True
 

@@ -251,6 +251,17 @@ def test_a_new_blob_is_put_only_where_there_is_none(blobs):
     assert blobs.put_new("fence/1", b"", soon()) and get(blobs, "fence/1") == b""
 
 
+def test_a_blob_is_replaced_only_as_it_was_read(blobs):
+    assert blobs.get_tagged("x/current", 100, soon()) is None
+    assert not blobs.replace("x/current", b"new", "a tag", soon()) and get(blobs, "x/current") is None
+    assert blobs.replace("x/current", b"first", None, soon())
+    assert not blobs.replace("x/current", b"second", None, soon())
+    content, tag = blobs.get_tagged("x/current", 100, soon())
+    assert content == b"first" and blobs.replace("x/current", b"second", tag, soon())
+    assert not blobs.replace("x/current", b"third", tag, soon())
+    assert blobs.get_tagged("x/current", 100, soon())[0] == b"second" and blobs.sizes("x", soon()) == {"current": 6}
+
+
 def test_of_many_writers_of_a_new_blob_one_succeeds(blobs):
     contents = [f"writer {number}".encode() for number in range(8)]
     won = []

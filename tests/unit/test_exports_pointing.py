@@ -1,14 +1,18 @@
 """What follows an export: what is not kept goes, and what is another stream's never does."""
 
+import uuid
 from pathlib import Path
 
 import pytest
 
+from millrace.deadline import Deadline
 from millrace.durable import RealDisk
 from tests.fakes.exports import write_export
+from tests.s3_server import s3  # noqa: F401
 from trainer.exports import pointers
-from trainer.exports.destination import folder_destination
-from trainer.exports.manifest import ManifestUnusable
+from trainer.exports.destination import folder_destination, open_destination
+from trainer.exports.manifest import ExportHead, ManifestUnusable
+from trainer.exports.pointers import HeadIsReplaced
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5]}
 
@@ -93,6 +97,7 @@ def test_a_field_that_is_not_there_is_named(folder):
 def test_a_current_json_that_a_killed_process_left_unfinished_is_removed(folder, monkeypatch):
     outlet = folder_destination(folder)
     manifest = pointers.read_manifest(outlet, "t1/0000000005-base")
+    pointers.write_current(outlet, manifest, ["t1/0000000005-base"])
 
     class Killed(BaseException):
         """In place of SIGKILL: the rename is not reached, and nothing is cleaned up."""
@@ -107,4 +112,77 @@ def test_a_current_json_that_a_killed_process_left_unfinished_is_removed(folder,
     (folder / "current.json.mine").touch()
     assert len(list(folder.glob("current.json.*"))) == 2
     assert pruned(folder, keep=2) == []
-    assert [path.name for path in folder.glob("current.json*")] == ["current.json.mine"]
+    assert sorted(path.name for path in folder.glob("current.json*")) == ["current.json", "current.json.mine"]
+
+
+@pytest.fixture(params=["folder", "s3"])
+def outlet(request, folder):
+    if request.param == "folder":
+        return folder_destination(folder)
+    address = request.getfixturevalue("s3").uri("bucket", uuid.uuid4().hex)
+    found = open_destination(address, "small", folder / "scratch", Deadline.after(60))
+    for path in (folder / "t1").glob("*/*"):
+        found.put(str(path.relative_to(folder)), path.read_bytes())
+    return found
+
+
+def point(outlet, path, head):
+    pointers.write_current(outlet, pointers.read_manifest(outlet, path), [path], head)
+
+
+def test_a_head_that_was_replaced_cannot_turn_current_json_back(outlet):
+    old, new = ExportHead(1, 4), ExportHead(1, 5)
+    point(outlet, "t1/0000000001-base", old)
+    point(outlet, "t1/0000000005-base", new)
+    for late in (old, ExportHead(0, 9)):
+        with pytest.raises(HeadIsReplaced, match="another head has the job"):
+            point(outlet, "t1/0000000001-base", late)
+        with pytest.raises(HeadIsReplaced):
+            pointers.check_head(outlet, late)
+    assert pointers.read_current(outlet)["path"] == "t1/0000000005-base"
+    for later in (new, ExportHead(1, 6), ExportHead(2, 1)):
+        point(outlet, "t1/0000000005-base", later)
+        pointers.check_head(outlet, later)
+
+
+def test_a_head_that_was_replaced_while_it_wrote_current_json_cannot_turn_it_back(outlet, monkeypatch):
+    """It has read current.json, sleeps for as long as its machine is frozen, and then writes."""
+    old, new, replace = ExportHead(1, 4), ExportHead(1, 5), outlet.replace
+    point(outlet, "t1/0000000001-base", old)
+
+    def late(*arguments):
+        monkeypatch.undo()
+        point(outlet, "t1/0000000005-base", new)
+        return replace(*arguments)
+
+    monkeypatch.setattr(outlet, "replace", late)
+    with pytest.raises(HeadIsReplaced):
+        point(outlet, "t1/0000000003-delta", old)
+    assert pointers.read_current(outlet)["path"] == "t1/0000000005-base"
+
+
+def test_a_write_whose_reply_is_lost_has_taken_place(outlet, monkeypatch):
+    replace = outlet.replace
+    monkeypatch.setattr(outlet, "replace", lambda *arguments: replace(*arguments) and False)
+    point(outlet, "t1/0000000001-base", ExportHead(1, 4))
+    assert pointers.read_current(outlet)["head"] == {"timeline": 1, "generation": 4}
+
+
+def test_a_person_points_anywhere_and_the_head_goes_on(outlet):
+    head = ExportHead(1, 4)
+    point(outlet, "t1/0000000005-base", head)
+    point(outlet, "t1/0000000001-base", None)
+    assert pointers.read_current(outlet)["path"] == "t1/0000000001-base"
+    with pytest.raises(HeadIsReplaced):
+        pointers.check_head(outlet, ExportHead(1, 3))
+    point(outlet, "t1/0000000005-base", head)
+    outlet.put("current.json", b"{")
+    point(outlet, "t1/0000000001-base", None)
+    assert pointers.read_current(outlet)["version"] == 1
+
+
+def test_a_head_passes_over_a_current_json_of_an_older_millrace(outlet):
+    point(outlet, "t1/0000000001-base", None)
+    assert "head" not in pointers.read_current(outlet)
+    pointers.check_head(outlet, ExportHead(1, 1))
+    point(outlet, "t1/0000000005-base", ExportHead(1, 1))

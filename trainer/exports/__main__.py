@@ -76,7 +76,8 @@ def answer_request(line: str, config: ExporterConfig) -> ExportAnswer:
         request = ExportRequest.model_validate_json(line)
         name = request.name
         with exclusive_turn(config, Deadline.after(request.section.deadline)):
-            return export(request, config.store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}")
+            scratch = config.store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}"
+            return export(request, scratch, config.generation)
     except MillraceError as error:
         return ExportAnswer(name=name, outcome="failed", error=str(error))
     except Exception as error:  # noqa: BLE001  # outermost handler: a bug in one export does not end the others

@@ -59,6 +59,14 @@ class ExportDestination:
         """Make `content` that of a small file, whole or not at all, durable once this returns."""
         self._blobs.put(self._key(path), whole(content), self._deadline)
 
+    def get_tagged(self, path: str) -> tuple[bytes, str] | None:
+        """A small file and its tag, for `replace`; None if there is none."""
+        return self._blobs.get_tagged(self._key(path), MAX_SMALL_BYTES, self._deadline)
+
+    def replace(self, path: str, content: bytes, tag: str | None) -> bool:
+        """Make `content` that of a small file that still has `tag`; None: of a new one. False: it has changed."""
+        return self._blobs.replace(self._key(path), content, tag, self._deadline)
+
     def append(self, path: str, line: bytes) -> None:
         """Add a line to the end of a file, made where there is none. An incomplete last line is dropped."""
         self._blobs.append(self._key(path), line, self._deadline)

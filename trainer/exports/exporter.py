@@ -31,14 +31,16 @@ from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
 from trainer.checkpoint.object_store import complete_commit
 from trainer.exports import gates, manifest, pointers, user_command
 from trainer.exports.destination import ExportDestination, open_destination
-from trainer.exports.manifest import ManifestUnusable
+from trainer.exports.manifest import ExportHead, ManifestUnusable
 from trainer.exports.model_files import ServedRows, WrittenModel, dense_file, dense_of, write_model
 from trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
+from trainer.exports.pointers import HeadIsReplaced
 from trainer.exports.reader import DENSE, MANIFEST
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
+from trainer.fence.fence_history import timeline_number
 
-FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError)
+FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)
 """Failures that would repeat at every try."""
 
 log = logging.getLogger(__name__)
@@ -67,13 +69,17 @@ class ExportFiles:
         self.written[name] = {"sha256": sink.sha256, "bytes": sink.num_bytes, **rows}
 
 
-def export(request: ExportRequest, scratch: Path) -> ExportAnswer:
-    """Make an export within its deadline; a failure becomes an answer. `scratch`: a folder for this call alone."""
+def export(request: ExportRequest, scratch: Path, generation: int | None = None) -> ExportAnswer:
+    """Make an export within its deadline; a failure becomes an answer. `scratch`: a folder for this call alone.
+
+    `generation`: of rank 0, which must not be replaced; None: not checked.
+    """
     started_s, deadline = time.monotonic(), Deadline.after(request.section.deadline)
     try:
         with _scratch(scratch):
             outlet = open_destination(request.address, request.job, scratch / "out", deadline)
-            answer = ExportRun(request, outlet, scratch, deadline).run()
+            head = None if generation is None else ExportHead(timeline_number(request.timeline), generation)
+            answer = ExportRun(request, outlet, scratch, deadline, head).run()
     except MillraceError as error:
         log.warning("export %s of %s failed: %s", request.name, request.stream, error)
         return ExportAnswer(
@@ -111,6 +117,8 @@ class ExportRun:
     outlet: ExportDestination
     scratch: Path
     deadline: Deadline
+    head: ExportHead | None = None
+    """The head that asks; None: not checked."""
 
     @property
     def path(self) -> str:
@@ -139,7 +147,8 @@ class ExportRun:
         return differs
 
     def _make(self) -> dict[str, Any]:
-        """1. Check the parent. 2. Remove leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. _DONE."""
+        """1. Check head and parent. 2. Remove leftovers. 3. Rows. 4. Model. 5. Gates and manifest. 6. _DONE."""
+        pointers.check_head(self.outlet, self.head)
         current_rows = self._current_rows()
         self._check_parent()  # 1
         commit = read_commit(self.request.commit)
@@ -156,9 +165,11 @@ class ExportRun:
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
             failpoint(Failpoint.EXPORT_MANIFEST)
             self.deadline.check("completing the export")
+            pointers.check_head(self.outlet, self.head)
             self.outlet.put(f"{self.path}/{DONE}", b"")  # 6
         except MillraceError:
             with suppress(MillraceError):  # the next try removes it; the first error matters more
+                pointers.check_head(self.outlet, self.head)  # or else it is another's by now
                 pointers.remove_export(self.outlet, self.path)
             raise
         failpoint(Failpoint.EXPORT_DONE)
@@ -262,7 +273,8 @@ class ExportRun:
         before = self._chain()
         mine = pointers.chain_of(self.outlet, content, before)
         if not failed:
-            pointers.write_current(self.outlet, content, mine)  # 1
+            pointers.write_current(self.outlet, content, mine, self.head)  # 1
+        pointers.check_head(self.outlet, self.head)
         pointers.add_to_donefile(self.outlet, content, passed=not failed)  # 2
         removed: list[str] = []
         try:

@@ -6,6 +6,7 @@ trainer.exports.reader opens exports by them.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -117,7 +118,23 @@ def difference(there: Mapping[str, Any], request: ExportRequest) -> str | None:
     return None
 
 
-def build_current(manifest: Mapping[str, Any], chain: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, order=True)
+class ExportHead:
+    """The rank 0 that points current.json to an export; a later one has a higher timeline or generation."""
+
+    timeline: int
+    generation: int
+
+    @classmethod
+    def of(cls, current: Mapping[str, Any] | None) -> "ExportHead | None":
+        """The head in current.json, or None: it is absent, or an older Millrace wrote it."""
+        match (current or {}).get("head"):
+            case {"timeline": int(timeline), "generation": int(generation)}:
+                return cls(timeline, generation)
+        return None
+
+
+def build_current(manifest: Mapping[str, Any], chain: Sequence[str], head: ExportHead | None) -> dict[str, Any]:
     """current.json for an export."""
     return {
         "format": FORMAT,
@@ -128,6 +145,7 @@ def build_current(manifest: Mapping[str, Any], chain: Sequence[str]) -> dict[str
         "path": path_of(manifest),
         "chain": list(chain),
         "passed_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({} if head is None else {"head": asdict(head)}),
     }
 
 

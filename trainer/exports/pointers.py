@@ -1,6 +1,7 @@
 """The steps after a complete export: current.json points to it, the donefile names it, old exports are removed.
 
-Every step can be repeated after a crash; it then does what is still to do.
+Every step can be repeated after a crash; it then does what is still to do. current.json names the head that wrote it,
+and is replaced only as it was read: so a head that was replaced, and wakes late, cannot turn it back.
 """
 
 import logging
@@ -14,18 +15,20 @@ from millrace import documents
 from millrace.blob.blob_store import UNFINISHED
 from millrace.deadline import Deadline
 from millrace.done_markers import MARKERS, has_done
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, Unavailable
 from trainer.config import ExportSection
 from trainer.exports import manifest as manifests
 from trainer.exports.destination import ExportDestination, open_destination
 from trainer.exports.export_settings import address_of
-from trainer.exports.manifest import ManifestUnusable
+from trainer.exports.manifest import ExportHead, ManifestUnusable
 from trainer.exports.reader import CURRENT, MANIFEST
 from trainer.exports.retention import StoredExport, exports_to_remove, is_export
 
 DONEFILE = "donefile.txt"
 MAX_CHAIN = 100_000
 """Most deltas after a base; a longer chain is a circle."""
+MAX_ROUNDS = 16
+"""Times that current.json is read again because it changed before it was replaced."""
 LOOK_S = 30.0
 """Longest wait for the timelines that a destination holds."""
 
@@ -43,7 +46,33 @@ def read_manifest(outlet: ExportDestination, path: str) -> dict[str, Any] | None
 def read_current(outlet: ExportDestination) -> dict[str, Any] | None:
     """The content of current.json; None where there is none. Raises ManifestUnusable."""
     text = outlet.get(CURRENT)
-    return None if text is None else manifests.parse_manifest(text, outlet.url(CURRENT), manifests.POINTED)
+    return None if text is None else _current_of(outlet, text)
+
+
+def _current_of(outlet: ExportDestination, text: bytes) -> dict[str, Any]:
+    return manifests.parse_manifest(text, outlet.url(CURRENT), manifests.POINTED)
+
+
+class HeadIsReplaced(MillraceError):
+    """A later head has exported to the destination: this one must not change anything there."""
+
+    def __init__(self, url: str, ours: ExportHead, theirs: ExportHead) -> None:
+        super().__init__(
+            f"{url} is of generation {theirs.generation} on timeline t{theirs.timeline}, and this exporter of "
+            f"generation {ours.generation} on t{ours.timeline}: another head has the job, and this one leaves its "
+            "exports alone"
+        )
+
+
+def check_head(outlet: ExportDestination, head: ExportHead | None) -> None:
+    """Raise HeadIsReplaced where a later head wrote current.json."""
+    _check_newest(outlet, read_current(outlet), head)
+
+
+def _check_newest(outlet: ExportDestination, current: Mapping[str, Any] | None, head: ExportHead | None) -> None:
+    theirs = ExportHead.of(current)
+    if head is not None and theirs is not None and theirs > head:
+        raise HeadIsReplaced(outlet.url(CURRENT), head, theirs)
 
 
 def chain_of(outlet: ExportDestination, manifest: Mapping[str, Any], known: Sequence[str]) -> list[str]:
@@ -65,9 +94,32 @@ def chain_of(outlet: ExportDestination, manifest: Mapping[str, Any], known: Sequ
     raise ManifestUnusable(f"{outlet.url(manifests.path_of(manifest))}: its chain has no end")
 
 
-def write_current(outlet: ExportDestination, manifest: Mapping[str, Any], chain: Sequence[str]) -> None:
-    """Make current.json name an export."""
-    outlet.put(CURRENT, manifests.as_bytes(manifests.build_current(manifest, chain)))
+def write_current(
+    outlet: ExportDestination, manifest: Mapping[str, Any], chain: Sequence[str], head: ExportHead | None = None
+) -> None:
+    """Make current.json name an export, for `head`; None: for a person, and the head in it stays.
+
+    Raises HeadIsReplaced, and Unavailable where others write it without end.
+    """
+    for _ in range(MAX_ROUNDS):
+        found = outlet.get_tagged(CURRENT)
+        text, tag = found or (None, None)
+        current = None if text is None else _replaceable(outlet, text, head)
+        _check_newest(outlet, current, head)
+        content = manifests.as_bytes(manifests.build_current(manifest, chain, head or ExportHead.of(current)))
+        if outlet.replace(CURRENT, content, tag) or outlet.get(CURRENT) == content:  # the reply may have been lost
+            return
+    raise Unavailable(f"{outlet.url(CURRENT)} was changed by others {MAX_ROUNDS} times while it was written")
+
+
+def _replaceable(outlet: ExportDestination, text: bytes, head: ExportHead | None) -> dict[str, Any] | None:
+    """The content of current.json; None for a damaged one, which a person may replace."""
+    try:
+        return _current_of(outlet, text)
+    except ManifestUnusable:
+        if head is not None:
+            raise
+        return None
 
 
 def add_to_donefile(outlet: ExportDestination, manifest: Mapping[str, Any], *, passed: bool) -> None:
