@@ -16,7 +16,7 @@ from millrace.errors import MillraceError
 from millrace.identity.credentials import Credentials
 from millrace.identity.peers import PeerRole
 from millrace.retry import Backoff
-from millrace.rpc import channels
+from millrace.rpc import channels, unix_sockets
 from millrace.rpc.channels import TlsPeer
 from pserver.errors import InvalidShardCall, ShardUnavailable
 from pserver.protocol import messages, statuses
@@ -35,6 +35,8 @@ class ShardConnection:
     ) -> None:
         """`credentials`: for an address off loopback. Raises Refused without them, Unavailable."""
         self.name = f"shard {shard} at {address}"
+        self.is_here = address.startswith(unix_sockets.SCHEME)
+        """Whether the shard is on this machine for sure."""
         self._metadata = channels.metadata(secret)
         self._tls = tls = None if credentials is None else TlsPeer(credentials, credentials.peer(PeerRole.SHARD, shard))
         self._channel = channels.open_channel(address, max_message_bytes=max_message_bytes, tls=tls)

@@ -5,6 +5,7 @@ under its number, where its connection broke; each connection begins with a gree
 tells where the data plane is. pserver.client.remote decides which calls are made.
 """
 
+import logging
 import random
 import threading
 import time
@@ -18,9 +19,11 @@ from millrace.errors import MillraceError
 from millrace.retry import Backoff
 from millrace.rpc import data_sockets
 from millrace.rpc.data_sockets import Context, DataAddress, DataConnection, KeyPair
+from millrace.rpc.shared_memory import MemoryOffer, SharedMemory
 from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StepTimedOut
 from pserver.protocol import frames, statuses
 from pserver.protocol.frames import DataReply, DataRequest, TableNumbers
+from pserver.rows.arrays import Empty, empty_floats
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4))
 """Between tries of one call: a shard that is gone counts as unavailable within a second."""
@@ -28,6 +31,8 @@ GREETING_S = 1.0
 """Longest time for a shard to tell again where its data plane is."""
 SLICE_MS = 20
 """Longest wait that keeps another thread from sending."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,12 @@ class Greeting:
     at: DataAddress
     max_message_bytes: int
     """Longest message that the shard takes."""
+    opened_memory: bool = False
+    """Whether it has opened the memory that was offered."""
+
+
+Greet = Callable[[int, Deadline, MemoryOffer | None], Greeting]
+"""greet(shard, deadline, memory to be opened)"""
 
 
 @dataclass(slots=True)
@@ -67,6 +78,8 @@ class _Link:
 
     name: str
     connection: DataConnection | None = None
+    memory: SharedMemory | None = None
+    """Belongs to the connection: both are given up together."""
     max_message_bytes: int = 0
     open: dict[int, Call] = field(default_factory=dict)
 
@@ -78,18 +91,33 @@ class DataPlane:
         self,
         context: Context,
         names: Sequence[str],
-        greet: Callable[[int, Deadline], Greeting],
+        greet: Greet,
         tables: TableNumbers,
         keys: KeyPair,
         max_message_bytes: int,
+        *,
+        shares_memory: bool,
     ) -> None:
-        """`names` of the shards are for messages. Connections are made with the first call."""
+        """`names` of the shards are for messages. Connections are made with the first call.
+
+        With `shares_memory` arrays lie beside the messages where a shard is on this machine; then calls are made one
+        by one to each shard.
+        """
         self._context, self._tables, self._keys, self._max_message_bytes = context, tables, keys, max_message_bytes
         self._greet, self._links = greet, [_Link(name) for name in names]
         self._lock = threading.Lock()
         self._poller = zmq.Poller()
         self._next_number = random.SystemRandom().getrandbits(31) << 32  # another client of this rank has others
-        self._closed = False
+        self._shares_memory, self._closed = shares_memory, False
+
+    def empty(self, shard: int) -> Empty:
+        """Makes the arrays of the next call to a shard."""
+        with self._lock:
+            link = self._links[shard]
+            if link.memory is None or link.open:
+                return empty_floats
+            link.memory.clear()
+            return link.memory.empty
 
     def send(self, shard: int, request: DataRequest, arrays: Sequence[memoryview], deadline: Deadline) -> Call:
         """Send a call, which `wait` then awaits. `arrays` must not change before its end."""
@@ -119,7 +147,8 @@ class DataPlane:
         finally:
             with self._lock:
                 for call in left:
-                    self._links[call.shard].open.pop(call.request.request, None)
+                    if self._links[call.shard].open.pop(call.request.request, None) is not None:
+                        self._forget_memory(self._links[call.shard])
 
     def make_room(self, most: int) -> None:
         """Wait until fewer than `most` calls have no answer."""
@@ -153,6 +182,7 @@ class DataPlane:
                 for call in list(link.open.values()):
                     if call.until.at_s <= now_s:
                         self._end(call, StepTimedOut(f"{link.name} did not answer in time"))
+                        self._forget_memory(link)
                     elif call.again_at_s is not None and call.again_at_s <= now_s:
                         self._try(call)
 
@@ -177,6 +207,9 @@ class DataPlane:
             self._fail(call, statuses.error_of_status(code, reply.details, link.name, call.attempts))
             return
         call.reply, call.rows = reply, message[1:]
+        if reply.beside:
+            assert link.memory is not None, "an answer to a call that came from there"
+            call.rows = frames.beside(link.memory, message[1:])
         self._end(call)
 
     def _try(self, call: Call) -> None:
@@ -189,8 +222,10 @@ class DataPlane:
             connection = link.connection
             assert connection is not None
             self._check_size(link, call)
-            header = frames.encode_request(replace(call.request, left_s=call.until.left_s()), self._tables)
-            data_sockets.send(connection.socket, [header, *call.arrays])
+            places = None if link.memory is None else link.memory.places_of(call.arrays)
+            request = replace(call.request, left_s=call.until.left_s(), beside=places is not None)
+            header = frames.encode_request(request, self._tables)
+            data_sockets.send(connection.socket, [header, *(call.arrays if places is None else [places])])
         except (zmq.ZMQError, OSError) as error:
             self._fail(call, ShardUnavailable(link.name, call.attempts, str(error)))
         except ShardUnavailable as error:  # of the greeting
@@ -207,7 +242,14 @@ class DataPlane:
         link = self._links[shard]
         if self._closed:
             raise InvalidShardCall(f"a call to {link.name} after the end")
-        greeting = self._greet(shard, Deadline(min(deadline.at_s, time.monotonic() + GREETING_S)))
+        memory = _new_memory() if self._shares_memory else None
+        until = Deadline(min(deadline.at_s, time.monotonic() + GREETING_S))
+        try:
+            greeting = self._greet(shard, until, None if memory is None else memory.offer)
+        finally:
+            if memory is not None:
+                memory.offered()
+        link.memory = memory if greeting.opened_memory else None
         link.max_message_bytes = min(self._max_message_bytes, greeting.max_message_bytes)
         link.connection = DataConnection(self._context, greeting.at, self._keys, self._max_message_bytes)
         self._poller.register(link.connection.socket, zmq.POLLIN)
@@ -225,7 +267,12 @@ class DataPlane:
             self._poller.unregister(link.connection.socket)
             self._poller.unregister(link.connection.events)
             link.connection.close()
-            link.connection = None
+            link.connection = link.memory = None
+
+    def _forget_memory(self, link: _Link) -> None:
+        """A call was given up, whose arrays the shard may still read, and whose answer it may still write."""
+        if link.memory is not None:
+            self._lose(link, "an earlier call was given up")
 
     def _fail(self, call: Call, error: MillraceError) -> None:
         """Try again later if that may help and there are tries and time left; else end with `error`."""
@@ -238,3 +285,11 @@ class DataPlane:
     def _end(self, call: Call, error: MillraceError | None = None) -> None:
         call.error = error
         self._links[call.shard].open.pop(call.request.request, None)
+
+
+def _new_memory() -> SharedMemory | None:
+    try:
+        return SharedMemory.create()
+    except OSError as error:
+        log.warning("no memory can be shared with shards (%s); messages carry the arrays", error)
+        return None

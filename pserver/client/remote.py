@@ -21,6 +21,7 @@ from millrace.deadline import Deadline
 from millrace.identity.credentials import Credentials
 from millrace.retry import Backoff
 from millrace.rpc.data_sockets import DataAddress, KeyPair
+from millrace.rpc.shared_memory import MemoryOffer
 from pserver.client.connection import ShardConnection
 from pserver.client.data_plane import Call, DataPlane, Greeting
 from pserver.config import TableSection
@@ -31,7 +32,7 @@ from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
-from pserver.rows.arrays import frozen
+from pserver.rows.arrays import Empty, empty_floats, frozen
 from pserver.rows.digest import add
 
 Result = TypeVar("Result")
@@ -106,7 +107,10 @@ class RemoteShards:
         tables_of = TableNumbers(self._widths)
         # Steps have sockets of their own, so they never wait behind announcements.
         self._announcements, self._steps = (
-            DataPlane(self._context, names, self._greet, tables_of, self._keys, max_message_bytes) for _ in range(2)
+            DataPlane(
+                self._context, names, self._greet, tables_of, self._keys, max_message_bytes, shares_memory=shares_memory
+            )
+            for shares_memory in (False, True)
         )
         try:
             self._each(lambda shard: self._hello(shard, deadline, None))
@@ -114,7 +118,9 @@ class RemoteShards:
             self.close()
             raise
 
-    def _hello(self, shard: int, deadline: Deadline, backoff: Backoff | None) -> pb.HelloReply:
+    def _hello(
+        self, shard: int, deadline: Deadline, backoff: Backoff | None, memory: MemoryOffer | None = None
+    ) -> pb.HelloReply:
         request = pb.HelloRequest(
             caller=self._caller,
             format=messages.FORMAT,
@@ -124,11 +130,15 @@ class RemoteShards:
             tables_json=messages.tables_json(self._sections),
             data_key=self._keys.public,
         )
+        if memory is not None and self._connections[shard].is_here:
+            offered = pb.Memory(process=memory.process, descriptor=memory.descriptor, number=memory.number)
+            request.memory.CopyFrom(offered)
         return self._connections[shard].call("Hello", request, pb.HelloReply, deadline, backoff)
 
-    def _greet(self, shard: int, deadline: Deadline) -> Greeting:
-        reply = self._hello(shard, deadline, NO_RETRY)
-        return Greeting(DataAddress(reply.data_address, reply.data_ticket, reply.data_key), reply.max_message_bytes)
+    def _greet(self, shard: int, deadline: Deadline, memory: MemoryOffer | None) -> Greeting:
+        reply = self._hello(shard, deadline, NO_RETRY, memory)
+        at = DataAddress(reply.data_address, reply.data_ticket, reply.data_key)
+        return Greeting(at, reply.max_message_bytes, reply.opened_memory)
 
     def _each(self, act: Callable[[int], Result], pool: ThreadPoolExecutor | None = None) -> list[Result]:
         """Call `act` with the number of each shard, all at the same time. The last call runs on this thread.
@@ -226,7 +236,7 @@ class RemoteShards:
         wanted = None if following is None else self._ready(following)
         calls = []
         for shard in range(len(self._connections)):
-            part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard)
+            part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard, self._steps.empty(shard))
             request = self._request(
                 DataCall.EXCHANGE,
                 step=step,
@@ -370,16 +380,18 @@ class RemoteShards:
             connection.close()
 
 
-def _gradients_part(batch: AnnouncedBatch, gradients: Mapping[str, Gradients], shard: int) -> dict[str, Gradients]:
-    """The part of a push for one shard."""
+def _gradients_part(
+    batch: AnnouncedBatch, gradients: Mapping[str, Gradients], shard: int, empty: Empty
+) -> dict[str, Gradients]:
+    """The part of a push for one shard, in arrays made by `empty`."""
     parts = {}
     for name, push in gradients.items():
         position_P = batch.routed[name][shard].position_P
-        if len(position_P) == len(push.show_U):  # all keys are this shard's, in their order
+        if len(position_P) == len(push.show_U) and empty is empty_floats:  # all are this shard's, in their order
             parts[name] = push
             continue
         count, width = len(position_P), push.grads_UD.shape[1]
-        part = Gradients(np.empty((count, width), np.float32), *np.empty((2, count), np.float32))
+        part = Gradients(empty(count, width), empty(count), empty(count))
         given = frozen(push.grads_UD), frozen(push.show_U), frozen(push.click_U)
         take_push(*given, position_P, part.grads_UD, part.show_U, part.click_U)
         parts[name] = part

@@ -3,6 +3,7 @@
 A message is a header and one frame for each array, little-endian: of each table a call announces keys (uint64) and
 groups (uint16), pushes gradients (U, D), shows and clicks, or is answered with rows (U, D), all float32. Arrays are not
 copied: a sent one must not change until the reply is there, and a received one is a read-only view of its frame.
+On one machine the arrays may lie beside the message: its one frame then has their places in millrace.rpc.shared_memory.
 """
 
 import math
@@ -15,14 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from millrace.rpc.shared_memory import SharedMemory
 from pserver.errors import InvalidShardCall
 from pserver.protocol.messages import FORMAT
 from pserver.protocol.shards import F32, Gradients, Keys
 
 _REQUEST = struct.Struct("<HBBIIQIIQQQd")
-_REPLY = struct.Struct("<HHQ")
+_REPLY = struct.Struct("<HBBQ")
 _PART = struct.Struct("<II")
-_LEARN, _BATCH, _FOLLOWING = 1, 2, 4
+_LEARN, _BATCH, _FOLLOWING, _BESIDE = 1, 2, 4, 8
 MAX_TABLES = 1024
 """Most parts of one message."""
 
@@ -64,6 +66,8 @@ class DataRequest:
     """In an exchange: samples of all ranks."""
     parts: tuple[tuple[str, int], ...] = ()
     """Tables with arrays, and their number of keys."""
+    beside: bool = False
+    """Whether the arrays lie beside the message, and those of the reply may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class DataReply:
     details: str = ""
     """In words, of an error."""
     parts: tuple[tuple[str, int], ...] = ()
+    beside: bool = False
+    """Whether the arrays lie beside the message."""
 
 
 class TableNumbers:
@@ -104,6 +110,7 @@ class TableNumbers:
 def encode_request(request: DataRequest, tables: TableNumbers) -> bytes:
     """The header of a call."""
     flags = _LEARN * request.learn | _BATCH * (request.batch is not None) | _FOLLOWING * (request.following is not None)
+    flags |= _BESIDE * request.beside
     fixed = _REQUEST.pack(
         FORMAT,
         request.call,
@@ -135,7 +142,7 @@ def decode_request(header: memoryview, tables: TableNumbers) -> DataRequest:
     )
     if spoken != FORMAT:
         raise InvalidShardCall(f"the caller speaks format {spoken}, this shard format {FORMAT}")
-    if call not in _CALLS or flags > 7 or not 0 <= left_s < math.inf:
+    if call not in _CALLS or flags > 15 or not 0 <= left_s < math.inf:
         raise InvalidShardCall(f"a header that no caller sends: call {call}, flags {flags}, {left_s} s left")
     return DataRequest(
         _CALLS[call],
@@ -150,29 +157,40 @@ def decode_request(header: memoryview, tables: TableNumbers) -> DataRequest:
         following if flags & _FOLLOWING else None,
         samples,
         tables.decode(header[_REQUEST.size :]),
+        bool(flags & _BESIDE),
     )
 
 
 def encode_reply(reply: DataReply, tables: TableNumbers) -> bytes:
     """The header of a reply."""
     words = reply.details.encode() if reply.status else tables.encode(reply.parts)
-    return _REPLY.pack(FORMAT, reply.status, reply.request) + words
+    return _REPLY.pack(FORMAT, reply.status, reply.beside, reply.request) + words
 
 
 def decode_reply(header: memoryview, tables: TableNumbers) -> DataReply:
     """The inverse of `encode_reply`. Raises InvalidShardCall."""
     if len(header) < _REPLY.size:
         raise InvalidShardCall(f"a reply of {len(header)} bytes")
-    spoken, status, request = _REPLY.unpack_from(header)
+    spoken, status, beside, request = _REPLY.unpack_from(header)
     if spoken != FORMAT:
         raise InvalidShardCall(f"a reply of format {spoken}, not {FORMAT}")
     rest = header[_REPLY.size :]
     if status:
         return DataReply(request, status, bytes(rest).decode(errors="replace"))
-    return DataReply(request, parts=tables.decode(rest))
+    return DataReply(request, parts=tables.decode(rest), beside=bool(beside))
 
 
 # --- arrays
+
+
+def beside(memory: SharedMemory, frames: Sequence[memoryview]) -> list[memoryview]:
+    """The arrays beside a message with these frames. Raises InvalidShardCall."""
+    if len(frames) != 1:
+        raise InvalidShardCall(f"a message of {len(frames)} arrays that lie beside it")
+    try:
+        return memory.frames_at(frames[0])
+    except ValueError as error:
+        raise InvalidShardCall(str(error)) from error
 
 
 class ArrayFrames:

@@ -51,6 +51,10 @@ class Gradients:
     show_U: F32
     click_U: F32
 
+    def copied(self) -> "Gradients":
+        """The same in arrays of their own."""
+        return Gradients(self.grads_UD.copy(), self.show_U.copy(), self.click_U.copy())
+
 
 class Prepared(Protocol):
     """A batch whose keys are ready for the shards: routed, or their row numbers found."""

@@ -6,6 +6,7 @@ Callers decide what the arrays hold.
 import mmap
 import os
 import resource
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 I32 = NDArray[np.int32]
+Empty = Callable[..., NDArray[np.float32]]
+"""empty(*shape): an array of floats to be written."""
 
 MIN_MAPPED_BYTES = 1 << 20
 """Smaller arrays come from the heap."""
 MAX_RESERVED_BYTES = 128 << 30
 """Most addresses reserved for an array that grows; a process has 128 TiB of them."""
+
+
+def empty_floats(*shape: int) -> NDArray[np.float32]:
+    """An uninitialised array."""
+    return np.empty(shape, np.float32)
 
 
 def allocate(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -20,11 +20,14 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Unavailable
 from millrace.rpc import data_sockets
 from millrace.rpc.data_sockets import DataListener
+from millrace.rpc.shared_memory import SharedMemory
 from pserver.errors import InvalidShardCall, MessageTooLarge, StepTimedOut
 from pserver.protocol import frames, statuses
 from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
 from pserver.protocol.shards import F32
+from pserver.rows.arrays import Empty, empty_floats
 from pserver.server.pass_state import CallVerdict
+from pserver.server.rank_memories import RankMemories
 from pserver.server.step_calls import StepCalls
 
 ANSWER_S = 0.5
@@ -39,12 +42,21 @@ CLOSE_S = 5.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Caller:
     """Where an answer goes."""
 
     peer: memoryview
     request: int
+    memory: SharedMemory | None = None
+    """Where the arrays of the answer may lie."""
+
+    def empty(self) -> Empty:
+        """Makes the arrays of the answer."""
+        if self.memory is None:
+            return empty_floats
+        self.memory.clear()
+        return self.memory.empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +99,14 @@ class _Announcer:
 class DataServer:
     """Serves until `close`, or until an error that no call explains: then `failed` is called, and `check` raises it."""
 
-    def __init__(self, calls: StepCalls, listener: DataListener, failed: Callable[[], None] = lambda: None) -> None:
-        self._calls, self._listener = calls, listener
+    def __init__(
+        self,
+        calls: StepCalls,
+        listener: DataListener,
+        memories: RankMemories,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._calls, self._listener, self._memories = calls, listener, memories
         self._failed, self._error = failed, list[Exception]()
         self._tables = TableNumbers(calls.widths)
         self._held: dict[tuple[int, int], _Held] = {}  # by rank and number of the call: a repeat takes its place
@@ -185,8 +203,12 @@ class DataServer:
 
     def _call(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
         self._calls.check_caller(request.generation, request.rank)
+        if request.beside:
+            caller.memory, arrays = self._memories.find(request.rank, arrays)
         match request.call:
             case DataCall.ANNOUNCE:
+                if request.beside:
+                    raise InvalidShardCall("an announcement whose keys may change while it waits")
                 if request.batch is None:
                     raise InvalidShardCall("an announcement without the number of its batch")
                 tables = frames.keys_from(request, arrays)
@@ -198,7 +220,7 @@ class DataServer:
             case DataCall.PULL:
                 if request.batch is None:
                     raise InvalidShardCall("a pull without the number of its batch")
-                self._answer(caller, self._calls.pull(request.rank, request.batch))
+                self._answer(caller, self._calls.pull(request.rank, request.batch, caller.empty()))
             case DataCall.EXCHANGE:
                 self._exchange(caller, request, arrays)
             case _:
@@ -242,7 +264,8 @@ class DataServer:
     # --- answers
 
     def _answer_push(self, caller: _Caller, request: DataRequest) -> None:
-        self._answer(caller, {} if request.following is None else self._calls.rows(request.rank, request.following))
+        rows = {} if request.following is None else self._calls.rows(request.rank, request.following, caller.empty())
+        self._answer(caller, rows)
 
     def _answer(self, caller: _Caller, rows: dict[str, F32]) -> None:
         parts = tuple((name, len(rows_UD)) for name, rows_UD in rows.items())
@@ -252,13 +275,14 @@ class DataServer:
         self._send(caller, _failure(caller, error))
 
     def _send(self, caller: _Caller, reply: DataReply, arrays: Sequence[memoryview] = ()) -> None:
-        message = [frames.encode_reply(reply, self._tables), *arrays]
         most = self._calls.config.max_message
-        if (size := frames.num_bytes_of(message)) > most:
-            refusal = _failure(caller, MessageTooLarge("the rows", f"{size} bytes, and a message has {most} at most"))
-            message = [frames.encode_reply(refusal, self._tables)]
+        if (size := frames.num_bytes_of(arrays)) > most:
+            reply = _failure(caller, MessageTooLarge("the rows", f"{size} bytes, and a message has {most} at most"))
+            arrays = ()
+        elif not reply.status and caller.memory and (places := caller.memory.places_of(arrays)) is not None:
+            reply, arrays = replace(reply, beside=True), [memoryview(places)]
         try:
-            data_sockets.send(self._listener.router, [caller.peer, *message])
+            data_sockets.send(self._listener.router, [caller.peer, frames.encode_reply(reply, self._tables), *arrays])
         except zmq.ZMQError as error:
             log.info("an answer was not sent (%s); the caller will repeat its call", error)
 

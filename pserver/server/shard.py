@@ -6,7 +6,7 @@ It does not know how many ranks there are. A consistency policy decides when a p
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -30,7 +30,7 @@ from pserver.protocol.table_operations import (
     ShrinkSurvey,
     TableOperation,
 )
-from pserver.rows.arrays import frozen
+from pserver.rows.arrays import Empty, empty_floats, frozen
 from pserver.rows.digest import add
 from pserver.rows.gradient_merge import merge, merge_by_key
 from pserver.rows.kernels import EMPTY
@@ -61,6 +61,10 @@ class Push:
     gradients: Mapping[str, Gradients]
     batch_samples: int
     """Samples of all ranks in the step."""
+
+    def copied(self) -> "Push":
+        """The same push in arrays of its own."""
+        return replace(self, gradients={name: push.copied() for name, push in self.gradients.items()})
 
 
 class Shard:
@@ -109,18 +113,18 @@ class Shard:
                 rows[name], again[name] = find(keys.keys_U), keys
         return ResolvedBatch(learn, rows, again)
 
-    def rows(self, batch: ResolvedBatch) -> dict[str, F32]:
-        """(U, D) the present rows of a batch, by table."""
+    def rows(self, batch: ResolvedBatch, empty: Empty = empty_floats) -> dict[str, F32]:
+        """(U, D) the present rows of a batch, by table, in arrays made by `empty`."""
         found = {}
         for name, rows_U in batch.rows.items():
             table = self.tables[name]
             if not batch.learn:
-                found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U)
+                found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U, empty)
             elif name in batch.keys:
                 batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
-                found[name] = table.gather_present(batch.known[name])
+                found[name] = table.gather_present(batch.known[name], None, empty)
             else:
-                found[name] = table.gather(frozen(rows_U))
+                found[name] = table.gather(frozen(rows_U), empty)
         return found
 
     def apply(self, pushes: Sequence[Push], version: int) -> None:

@@ -22,6 +22,7 @@ from millrace.rpc import refusals
 from millrace.rpc.data_sockets import DataListener
 from millrace.rpc.refusals import RefusalReason
 from millrace.rpc.rpc_server import RpcServer
+from millrace.rpc.shared_memory import MemoryOffer
 from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.config import ShardProcess
 from pserver.consistency.modes import policy_of
@@ -32,6 +33,7 @@ from pserver.protocol.placement import Placement
 from pserver.protocol.table_operations import ShrinkRows
 from pserver.server.data_server import ANSWER_S, DataServer
 from pserver.server.pass_state import CallVerdict, PassState
+from pserver.server.rank_memories import RankMemories
 from pserver.server.shard import Shard
 from pserver.server.step_calls import StepCalls
 
@@ -83,6 +85,7 @@ class _Servicer:
         self._ledger = PassState(config.num_ranks, policy_of(config.mode))
         self.steps = StepCalls(config, self._shard, self._ledger, self._turn)
         """The calls that do not come by gRPC."""
+        self.memories = RankMemories(config.num_ranks)
         self._listener = listener
         self._close_digest, self._num_taken = "", 0
         self._stopping = False
@@ -117,8 +120,19 @@ class _Servicer:
             raise InvalidShardCall(str(error)) from error
         at = self._listener.address
         return pb.HelloReply(
-            data_address=at.address, data_ticket=at.ticket, data_key=at.key, max_message_bytes=config.max_message
+            data_address=at.address,
+            data_ticket=at.ticket,
+            data_key=at.key,
+            max_message_bytes=config.max_message,
+            opened_memory=self._opened_memory(request),
         )
+
+    def _opened_memory(self, request: pb.HelloRequest) -> bool:
+        """Open the caller's memory, if it offers one and messages come at a unix socket."""
+        offered = request.memory
+        if not request.HasField("memory") or self._listener.address.key:
+            return False
+        return self.memories.open(request.caller.rank, MemoryOffer(offered.process, offered.descriptor, offered.number))
 
     @_guarded
     def OpenPass(self, request: pb.PassRequest, _context: Context) -> pb.Empty:
@@ -301,7 +315,7 @@ class ShardServer:
         data_socket = None if socket is None or tls is not None else socket.with_suffix(".data") / "socket"
         listener = DataListener(data_socket, config.max_message, LOOPBACK if tls is None else tls.host)
         self._servicer = _Servicer(config, listener)
-        self._data = DataServer(self._servicer.steps, listener, failed)
+        self._data = DataServer(self._servicer.steps, listener, self._servicer.memories, failed)
         self._servicer.closed = self._data.wake
         self._servicer.peer_of = self._server.peer_of
         self._server.add_service(messages.SERVICE, self._servicer)

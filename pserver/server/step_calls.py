@@ -12,6 +12,7 @@ from pserver.config import ShardProcess
 from pserver.errors import InvalidShardCall, StaleGeneration
 from pserver.protocol.frames import DataRequest
 from pserver.protocol.shards import F32, Gradients, Keys
+from pserver.rows.arrays import Empty
 from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.shard import Push, ResolvedBatch, Shard
 
@@ -46,20 +47,23 @@ class StepCalls:
             else:
                 mine[request.batch] = batch
 
-    def pull(self, rank: int, number: int) -> dict[str, F32]:
-        """The rows of an announced batch as they are now."""
+    def pull(self, rank: int, number: int, empty: Empty) -> dict[str, F32]:
+        """The rows of an announced batch as they are now, in arrays made by `empty`."""
         self._release_before(rank, number)
-        return self.rows(rank, number)
+        return self.rows(rank, number, empty)
 
-    def rows(self, rank: int, number: int) -> dict[str, F32]:
-        """The rows of an announced batch.
+    def rows(self, rank: int, number: int, empty: Empty) -> dict[str, F32]:
+        """The rows of an announced batch, in arrays made by `empty`.
 
         The policy changes no row of a rank's next step before its next push, so reading needs no lock.
         """
-        return self._shard.rows(self._batch(rank, number))
+        return self._shard.rows(self._batch(rank, number), empty)
 
     def push(self, request: DataRequest, gradients: Mapping[str, Gradients]) -> CallVerdict:
-        """Accept the push of a rank; WAIT unless the policy allows an answer. ACT: others may be answered, too."""
+        """Accept the push of a rank; WAIT unless the policy allows an answer. ACT: others may be answered, too.
+
+        Arrays beside the message are not read after this call.
+        """
         push = None
         if request.batch is not None:
             batch = self._batch(request.rank, request.batch)
@@ -84,6 +88,8 @@ class StepCalls:
             self._apply_due(request.pass_number)
         else:
             failpoint(Failpoint.PARTLY_PUSHED)
+        if request.beside and (waiting := self._pushes.get((step, rank))) is not None:
+            self._pushes[step, rank] = waiting.copied()
         return verdict
 
     def _apply_due(self, pass_number: int) -> None:

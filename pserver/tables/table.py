@@ -40,7 +40,7 @@ from pserver.protocol.table_operations import (
     TableOperation,
 )
 from pserver.rows import kernels
-from pserver.rows.arrays import frozen, grown
+from pserver.rows.arrays import Empty, empty_floats, frozen, grown
 from pserver.rows.dirty_rows import DirtyRows
 from pserver.rows.row_cache import RowCache
 from pserver.rows.row_format import HEAD
@@ -160,19 +160,19 @@ class ShardTable:
         present_U = (rows_U != kernels.EMPTY) & (changed_R[np.maximum(rows_U, 0)] != 0)
         return np.where(present_U, rows_U, np.int32(kernels.EMPTY))
 
-    def gather(self, rows_U: I32) -> F32:
-        """(U, D) weights of rows, none of them EMPTY."""
+    def gather(self, rows_U: I32, empty: Empty = empty_floats) -> F32:
+        """(U, D) weights of rows, none of them EMPTY, in an array made by `empty`."""
         self._departures.purge(rows_U)
-        out_UD, gather = np.empty((len(rows_U), self.num_weights), np.float32), self._rows.floats.gather
+        out_UD, gather = empty(len(rows_U), self.num_weights), self._rows.floats.gather
         self._halves.do(len(rows_U), lambda begin, end: gather(rows_U, begin, end, out_UD))
         return out_UD
 
-    def gather_present(self, rows_U: I32, keys_U: U64 | None = None) -> F32:
-        """(U, D) weights of rows; zeros, or marks, for EMPTY and reserved rows.
+    def gather_present(self, rows_U: I32, keys_U: U64 | None = None, empty: Empty = empty_floats) -> F32:
+        """(U, D) weights of rows; zeros, or marks, for EMPTY and reserved rows; in an array made by `empty`.
 
         With `keys_U`, EMPTY ones are looked up again by key: they may have got rows since `find`.
         """
-        out_UD = np.empty((len(rows_U), self.num_weights), np.float32)
+        out_UD = empty(len(rows_U), self.num_weights)
         self._departures.purge(rows_U)
         with self._rows.moving:
             self._rows.floats.gather_present(self._rows.columns["changed_version"], rows_U, out_UD)
