@@ -4,7 +4,10 @@ FILE is a WorkerConfig as JSON. The process leads a process group of its own and
 """
 
 import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from millrace import worker_process
 from millrace.deadline import Deadline
@@ -16,26 +19,58 @@ from millrace.rpc.tls_listener import TlsEndpoint
 from trainer.config import WorkerConfig
 from trainer.journal.fencing import end_when_superseded, raise_superseded
 from trainer.rank0.parts import CLOSE_S
+from trainer.rank0.standby import Standby
 from trainer.train.assembly import Trainer, open_trainer
 from trainer.train.report import digest_of, write_report
+from trainer.train.standby_role import StandbyRole
 
 log = logging.getLogger(__name__)
 
 
 def run(config: WorkerConfig) -> None:
     """Train; at the end of the job rank 0 writes the report."""
-    with open_trainer(config) as trainer:
-        progress, committer = trainer.parts.progress, trainer.parts.committer
-        commit = None if committer is None else committer.ask
-        role_facts = (config.secret, config.socket, commit, trainer.answer)
-        with role.serve_role(progress.status, trainer.loop.drain, *role_facts, tls=_endpoint(config)) as server:
-            if config.launcher is not None:
-                RendezvousClient(config.launcher, config.credentials).announce(server.address)
-            trainer.loop.run()
-            if trainer.loop.resizes:
-                log.info("the job is resized: generation %d ends", config.generation)
-            elif config.rank == 0:
-                finish(trainer)
+    with _opened(config) as trainer:
+        trainer.loop.run()
+        if trainer.loop.resizes:
+            log.info("the job is resized: generation %d ends", config.generation)
+        elif config.rank == 0:
+            finish(trainer)
+
+
+@contextmanager
+def _opened(config: WorkerConfig) -> Iterator[Trainer]:
+    """The trainer, ready to run, and its Role, which one that stands by serves from its beginning."""
+    with ExitStack() as held:
+        if config.stands_by is not None:
+            standby = Standby(config.store, config.stands_by)
+            served = StandbyRole(standby, config.generation)
+            held.enter_context(_served(config, served.status, served.drain, served.commit, served.answer))
+            trainer = held.enter_context(open_trainer(config, standby=standby))
+            served.begin(trainer)
+            held.callback(served.end)
+        else:
+            trainer = held.enter_context(open_trainer(config))
+            committer = trainer.parts.committer
+            commit = None if committer is None else committer.ask
+            held.enter_context(
+                _served(config, trainer.parts.progress.status, trainer.loop.drain, commit, trainer.answer)
+            )
+        yield trainer
+
+
+@contextmanager
+def _served(
+    config: WorkerConfig,
+    status: Callable[[], Mapping[str, Any]],
+    drain: Callable[[], None],
+    commit: Callable[[], None] | None,
+    answer: role.Answer | None,
+) -> Iterator[None]:
+    """Serve the Role of this process, whose address the launcher hears."""
+    with role.serve_role(status, drain, config.secret, config.socket, commit, answer, _endpoint(config)) as server:
+        if config.launcher is not None:
+            RendezvousClient(config.launcher, config.credentials).announce(server.address)
+        yield
 
 
 def _endpoint(config: WorkerConfig) -> TlsEndpoint | None:

@@ -415,6 +415,10 @@ class WorkerConfig(Section):
     """Folder for the open row stores of the embedded shard; created anew."""
     cache: Path | None = None
     """Folder of a trainer other than rank 0 for files of a commit, with store.parts = "object"."""
+    stands_by: str | None = None
+    """The id of a resize: this process stands by until it has acted, and only then claims its generation."""
+    prepares_resizes: bool = False
+    """Whether the launcher prepares the workers of a resize before it is logged."""
     until: Literal["logged"] | None = None
     """"logged": train the passes in the log, commit, and end; plan nothing new."""
     rerun: Rerun | None = None

@@ -66,12 +66,15 @@ class JobClient:
         """A client of rank 0 of the newest generation. Raises NotRunning; Unavailable between two generations."""
         if not is_locked(self.store / LOCK):
             raise NotRunning(self.store)
-        folders = sorted((self.store / WORKERS).glob("g*"), key=lambda path: int(path.name[1:]))
+        folders = [path.parent for path in (self.store / WORKERS).glob(f"g*/{RANK0}")]
+        newest = max(folders, key=lambda path: int(path.name[1:]), default=None)
         try:
-            found = documents.read_object(folders[-1] / RANK0)
-        except (IndexError, FileNotFoundError) as error:
-            raise Unavailable(f"rank 0 of the run in {self.store} is starting; try again soon") from error
-        client = RoleClient(found["address"], found["secret"], _to_rank0(folders[-1]))
+            found = None if newest is None else documents.read_object(newest / RANK0)
+        except FileNotFoundError:
+            found = None
+        if newest is None or found is None:
+            raise Unavailable(f"rank 0 of the run in {self.store} is starting; try again soon")
+        client = RoleClient(found["address"], found["secret"], _to_rank0(newest))
         try:
             yield client
         finally:
@@ -116,8 +119,8 @@ class JobClient:
         def ask(client: RoleClient) -> int | None:
             nonlocal sent, logged
             sent = True
-            version = client.operate(request, _within(deadline))["version"]
-            logged = True
+            reply = client.operate(request, _within(deadline))
+            version, logged = reply["version"], reply.get("logged", True)
             if version is None or client.status(Deadline.after(CALL_S))["version"] < version:
                 return None
             return int(version)

@@ -30,12 +30,13 @@ from millrace.failpoints import Failpoint, failpoint
 from millrace.keys import NUM_BUCKETS
 from pserver.commit.change_files import FOLDER as CHANGES
 from pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
+from pserver.commit.late_writes import LateWriter
 from pserver.commit.part_objects import PartObjects
 from pserver.errors import InvalidShardCall, PartsUnavailable, PserverError, StepTimedOut, StoreDamaged, StoreFailed
 from pserver.protocol.shards import ShardCommitPart
 from pserver.rows.row_format import groups_of
 from pserver.store.rocks_store import RocksRowStore, store_error_of
-from pserver.store.row_store import U32, U64, RowStore, StoredFile
+from pserver.store.row_store import U32, U64, RowStore, RowWriter, StoredFile
 from pserver.tables.table import ShardTable, TableSnapshot
 
 CLOSE_S = 10.0
@@ -86,6 +87,8 @@ class ShardStores:
         self._stores: dict[str, RowStore] = {}
         self._changes: dict[str, ChangeFiles] = {}
         self._snapshot: ShardSnapshot | None = None
+        self._late: dict[str, LateWriter] = {}
+        """By table whose rows are all in memory: those that an advance took over."""
         self._writing = threading.Lock()
 
     # --- making a commit -------------------------------------------------------------------------------------------
@@ -135,6 +138,8 @@ class ShardStores:
         snapshot.part, snapshot.folder = None, mine.parent
         files: dict[str, StoredFile] = {}
         try:
+            for late in self._late.values():
+                late.finish()
             for name, taken in snapshot.tables.items():  # 1
                 self._stores[name].write(taken.keys_U, taken.words_UW, taken.gone()[0])
                 failpoint(Failpoint.ROWS_WRITTEN)
@@ -280,12 +285,15 @@ class ShardStores:
         """Replace rows by those of one part, and delete those that it does not have."""
         bucket_U = keys_U % np.uint64(NUM_BUCKETS)
         keys_U = keys_U[(part.buckets[0] <= bucket_U) & (bucket_U < part.buckets[1])]
-        of = self._live / f"{name}.of-{part.folder}"
+        of, table = self._live / f"{name}.of-{part.folder}", self._tables[name]
+        store: RowWriter = self._stores[name]
+        if table.section.memory is None:  # else rows are read from the store
+            store = self._late.setdefault(name, LateWriter(self._stores[name]))
         with closing(self._open(of, folder, part, name)) as source:
             for begin in range(0, len(keys_U), ADVANCE_ROWS):
                 chunk_C = keys_U[begin : begin + ADVANCE_ROWS]
                 swept_C = np.isin(chunk_C, swept_U)
-                self._tables[name].take_over(self._stores[name], chunk_C, swept_C, *source.get(chunk_C))
+                table.take_over(store, chunk_C, swept_C, *source.get(chunk_C))
         shutil.rmtree(of)
 
     def _fetched(self, folder: Path, parts: Sequence[ShardCommitPart]) -> Path:

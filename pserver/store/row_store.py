@@ -49,6 +49,18 @@ class StoredFile:
     num_bytes: int
 
 
+class RowWriter(Protocol):
+    """The part of a RowStore that reads and replaces rows."""
+
+    def get(self, keys_U: U64) -> tuple[NDArray[np.bool_], U32]:
+        """See RowStore."""
+        ...
+
+    def write(self, keys_U: U64, rows_UW: U32, gone_G: U64 | None = None) -> None:
+        """See RowStore."""
+        ...
+
+
 class RowStore(Protocol):
     """See module docstring. One thread writes, checkpoints and closes; any thread may read meanwhile.
 

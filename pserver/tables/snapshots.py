@@ -25,7 +25,7 @@ from pserver.rows.row_format import HEAD, groups_of
 from pserver.rows.slot_classes import NUM_GROUPS
 from pserver.rows.split_work import WorkSplitter
 from pserver.rows.table_rows import U32, RowArrays
-from pserver.store.row_store import RowStore
+from pserver.store.row_store import RowStore, RowWriter
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class TableSnapshots:
         return self.departures.gone.drop_all()
 
     def take_over(
-        self, store: RowStore, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
+        self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
     ) -> None:
         """See pserver.tables.table.ShardTable.take_over.
 

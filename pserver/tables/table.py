@@ -47,7 +47,7 @@ from pserver.rows.row_format import HEAD
 from pserver.rows.row_settings import RowSettings
 from pserver.rows.split_work import WorkSplitter
 from pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
-from pserver.store.row_store import RowStore
+from pserver.store.row_store import RowStore, RowWriter
 from pserver.tables.snapshots import TableSnapshot as TableSnapshot
 from pserver.tables.snapshots import TableSnapshots
 from pserver.tables.table_overview import TableOverview
@@ -351,7 +351,7 @@ class ShardTable:
         return self._snapshots.begin_advance(lives, admission)
 
     def take_over(
-        self, store: RowStore, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
+        self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
     ) -> None:
         """Replace the rows of unique keys, in memory and in `store`: those found have these words, the others go.
 

@@ -40,6 +40,23 @@ class LastMirrored(ResponseBody):
     trouble: str | None
 
 
+class ResizeProgress(ResponseBody):
+    """A resize that is being prepared."""
+
+    shards: Number | None
+    """Number of shards to come; 0: the shard lives in the trainer."""
+    trainers: Number | None
+    """Number of trainers to come."""
+    state: str
+    """Of the new workers: "waiting for a close", "starting", "restoring", "moving" or "handing over"."""
+    moved: Number | None
+    """The version whose rows they hold; null: none yet."""
+    committed: Number | None
+    """The version whose rows they can take over now."""
+    for_s: Number | None
+    """Seconds since the request."""
+
+
 class JobFigures(ResponseBody):
     """A job's figures. One that is not known yet is null."""
 
@@ -100,6 +117,8 @@ class JobFigures(ResponseBody):
     """The job's day, which ages rows."""
     workers: dict[str, Number]
     """Number of running "trainers" and "shards"; 0 shards: the shard lives in the trainer. {} before they train."""
+    resizing: ResizeProgress | None
+    """The resize that is being prepared; null without one."""
     overrides: dict[str, Any]
     """Settings changed while it ran, which override its spec."""
     exports: dict[str, Any]
@@ -141,6 +160,7 @@ def figures_of(status: Status) -> JobFigures:
         restored=status.text("restored") or None,
         day=status.number("day"),
         workers=status.counts("workers"),
+        resizing=_resize_progress(status.part("resizing")),
         overrides=finite(dict(status.part("overrides").raw)),
         exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
         alarms={alarm.value: text for alarm, text in alarms(status).items()},
@@ -167,4 +187,17 @@ def _last_mirrored(status: Status) -> LastMirrored | None:
         return None
     return LastMirrored(
         version=status.number("version"), behind_s=status.number("behind_s"), trouble=status.text("trouble") or None
+    )
+
+
+def _resize_progress(status: Status) -> ResizeProgress | None:
+    if not status.raw:
+        return None
+    return ResizeProgress(
+        shards=status.number("shards"),
+        trainers=status.number("trainers"),
+        state=status.text("state"),
+        moved=status.number("moved"),
+        committed=status.number("committed"),
+        for_s=status.number("for_s"),
     )

@@ -51,6 +51,7 @@ class ChiefConnection:
         self._worker, self._max_silent_s = worker, max_silent_s
         self._status = before
         self._heard_s: float | None = None
+        self._report: Mapping[str, Any] | None = None
         self._wake, self._closing, self._drain = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._poll, name="chief-line", daemon=True)
 
@@ -70,6 +71,12 @@ class ChiefConnection:
     def drain(self) -> None:
         """Send the chief the request to drain as soon as it can be reached. Returns at once."""
         self._drain.set()
+        self._wake.set()
+
+    def report(self, request: Mapping[str, Any]) -> None:
+        """Send the chief a request that it answers with nothing, in place of one that was not sent yet. Returns at
+        once."""
+        self._report = request
         self._wake.set()
 
     def close(self) -> None:
@@ -92,7 +99,8 @@ class ChiefConnection:
             except MillraceError as error:
                 log.debug("chief: %s", error)  # the launcher learns from its process whether it is gone
             # A request to drain that did not arrive is repeated soon.
-            self._wake.wait(min(0.2, self._interval_s) if client is None or self._drain.is_set() else self._interval_s)
+            pressing = client is None or self._drain.is_set() or self._report is not None
+            self._wake.wait(min(0.2, self._interval_s) if pressing else self._interval_s)
             self._wake.clear()
         if client is not None:
             client.close()
@@ -101,5 +109,9 @@ class ChiefConnection:
         if self._drain.is_set():
             client.drain(Deadline.after(CALL_S))
             self._drain.clear()
+        if (report := self._report) is not None:
+            client.operate(report, Deadline.after(CALL_S))
+            if self._report is report:
+                self._report = None
         self._status = client.status(Deadline.after(CALL_S))
         self._heard_s = time.monotonic()

@@ -1,17 +1,21 @@
 """One generation of a job's workers: started in order, supervised, ended together.
 
-Shards start first, then trainers. service.cluster.supervision decides; this module acts.
+Shards start first, then trainers. service.cluster.supervision decides; this module acts, and service.cluster.job_runner
+hands it its events.
 """
 
 import queue
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import assert_never
+from typing import Self, assert_never
 
 from millrace.deadline import Deadline
 from millrace.failpoints import ArmedFailpoint
+from millrace.rpc.job_client import HEAD
 from service.cluster.chief import ChiefConnection
+from service.cluster.run_folder import run_folder, write_private
 from service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
 from service.cluster.supervision import (
     DrainChief,
@@ -25,7 +29,6 @@ from service.cluster.supervision import (
     StartFailed,
     Supervision,
     TerminateWorkers,
-    Tick,
 )
 from service.cluster.worker_plan import JobPlan
 
@@ -38,13 +41,18 @@ Faults = Callable[[int, str], Sequence[ArmedFailpoint]]
 """Takes a generation and a worker's name; the failpoints at which that worker dies. For fault runs."""
 
 
+Events = queue.SimpleQueue[tuple[int, Event]]
+"""Events of generations, each with the number of its generation; 0: of the one that trains. `put` is safe in a signal
+handler."""
+
+
 class Generation:
-    """The workers of one plan. Events come through `events`, which outlives the generation."""
+    """The workers of one plan; none is left when its context ends. Their ends come to `events`, which outlives it."""
 
     def __init__(
         self,
         plan: JobPlan,
-        events: "queue.SimpleQueue[Event]",
+        events: Events,
         chief: ChiefConnection,
         on_line: OnLine,
         limits: EndingLimits,
@@ -52,7 +60,9 @@ class Generation:
         launcher: Launcher,
     ) -> None:
         self._launcher = launcher
-        self._plan, self._events, self._chief, self._on_line, self._faults = plan, events, chief, on_line, faults
+        self.plan, self.chief = plan, chief
+        self._events, self._on_line, self._faults = events, on_line, faults
+        self._held = ExitStack()
         shards, trainers = [p.name for p in plan.shards], [p.name for p in plan.trainers]
         self._supervision = Supervision(shards, trainers, limits)
         self._workers: dict[str, WorkerHandle] = {}
@@ -73,27 +83,38 @@ class Generation:
         """The last lines of output of a worker."""
         return self._workers[worker].last_lines() if worker in self._workers else []
 
-    def run(self) -> RunOutcome:
-        """Run until every worker has ended. None is left when this returns or raises."""
-        try:
-            # Before the chief is asked for, or the rendezvous might still tell the address of the generation before.
-            self._launcher.prepare([*self._plan.shards, *self._plan.trainers], self._plan.generation)
-            self._chief.start()
-            while (outcome := self._supervision.outcome) is None:
-                self._start_workers()
-                self._take_event()
-            return outcome
-        finally:
-            self._waits = None
-            self._kill_all()
-            self._chief.close()
+    @property
+    def outcome(self) -> RunOutcome | None:
+        """The outcome, once every worker has ended."""
+        return self._supervision.outcome
 
-    def _take_event(self) -> None:
+    def __enter__(self) -> Self:
+        with ExitStack() as held:
+            held.enter_context(run_folder(self.plan.run_folder))
+            if self.plan.head is not None:
+                write_private(self.plan.run_folder / HEAD, self.plan.head.model_dump(mode="json"))
+            held.callback(self._end)
+            # Before the chief is asked for, or the rendezvous might still tell the address of the generation before.
+            self._launcher.prepare([*self.plan.shards, *self.plan.trainers], self.plan.generation)
+            self.chief.start()
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def _end(self) -> None:
+        self._waits = None
         try:
-            event: Event = self._events.get(timeout=TICK_S)
-        except queue.Empty:
-            event = Tick()
+            self._kill_all()
+        finally:
+            self.chief.close()
+
+    def step(self, event: Event) -> None:
+        """Act on an event. Call it often: TICK_S after the last one, with a Tick."""
         self._step(event)
+        if self.outcome is None:
+            self._start_workers()
 
     def _step(self, event: Event) -> None:
         for effect in self._supervision.step(event, time.monotonic()):
@@ -102,7 +123,7 @@ class Generation:
     def _act(self, effect: Effect) -> None:
         match effect:
             case DrainChief():
-                self._chief.drain()
+                self.chief.drain()
             case TerminateWorkers(workers):
                 for name in workers:
                     self._workers[name].terminate()
@@ -118,7 +139,7 @@ class Generation:
         try:
             handles = self._launcher.start(
                 [self._with_faults(spec) for spec in specs],
-                self._plan.generation,
+                self.plan.generation,
                 on_line=self._on_line,
                 on_exit=self._on_exit,
             )
@@ -130,21 +151,21 @@ class Generation:
             self._step(Started(handle.name))
 
     def _with_faults(self, spec: WorkerSpec) -> WorkerSpec:
-        faults = [fault.model_dump(mode="json") for fault in self._faults(self._plan.generation, spec.name)]
+        faults = [fault.model_dump(mode="json") for fault in self._faults(self.plan.generation, spec.name)]
         return replace(spec, config={**spec.config, "faults": faults}) if faults else spec
 
     def _on_exit(self, worker: str, code: int) -> None:
-        self._events.put(Exited(worker, code))
+        self._events.put((self.plan.generation, Exited(worker, code)))
 
     def _start_workers(self) -> None:
         """Start the shards once the launcher can run all workers; the trainers once the shards are up."""
-        if self._supervision.ending or self._plan.chief.name in self._workers:
+        if self._supervision.ending or self.plan.chief.name in self._workers:
             return
         if self._start_by is None:
             if self._waits_for_launcher():
                 return
             self._start_by = Deadline.after(START_S)
-            self._start(self._plan.shards)
+            self._start(self.plan.shards)
         self._start_trainers_when_shards_are_up(self._start_by)
 
     def _waits_for_launcher(self) -> bool:
@@ -158,13 +179,13 @@ class Generation:
     def _start_trainers_when_shards_are_up(self, start_by: Deadline) -> None:
         if self._supervision.ending:
             return
-        addresses = {shard.name: self._launcher.rendezvous.address(shard) for shard in self._plan.shards}
+        addresses = {shard.name: self._launcher.rendezvous.address(shard) for shard in self.plan.shards}
         late = [name for name, address in addresses.items() if address is None]
         if late and start_by.passed():
             self._step(StartFailed(late[0], f"did not come up within {START_S:g} s"))
         elif not late:
             shards = list(addresses.values())
-            self._start([replace(spec, config={**spec.config, "shards": shards}) for spec in self._plan.trainers])
+            self._start([replace(spec, config={**spec.config, "shards": shards}) for spec in self.plan.trainers])
 
     def _kill_all(self) -> None:
         """No worker outlives the generation, even where the launcher itself fails."""

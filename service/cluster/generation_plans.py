@@ -12,7 +12,7 @@ from millrace.identity.authority import open_authority
 from service.cluster.fetched_commits import check_head
 from service.cluster.job_runner import NextPlan
 from service.cluster.store import IDENTITY, clear_caches, clear_live
-from service.cluster.worker_plan import JobPlan, cache_names, plan_job
+from service.cluster.worker_plan import JobPlan, ResizeRole, cache_names, plan_job
 from service.spec.job import LoadedJob
 from trainer.control.commit_store import replay_first, resized
 from trainer.control.job_log import newest_generation
@@ -22,10 +22,14 @@ from trainer.control.job_spec import SHARDS, TRAINERS
 class GenerationPlans:
     """See module docstring. No generation runs during a call."""
 
-    def __init__(self, job: LoadedJob, folder: Path, newest: int = 0) -> None:
-        """Private files go below `folder`. Numbers of generations are above `newest`."""
-        self._job, self._folder, self._newest = job, folder, newest
+    def __init__(self, job: LoadedJob, folder: Path, newest: int = 0, *, spare: bool = False) -> None:
+        """Private files go below `folder`. Numbers of generations are above `newest`.
+
+        `spare`: whether workers stand by when the job is resized (service.cluster.standby).
+        """
+        self._job, self._folder, self._newest, self._spare = job, folder, newest, spare
         self._planned: LoadedJob | None = None
+        self._beside: LoadedJob | None = None
         self._until: str | None = None
 
     def phases(self) -> Iterator[NextPlan]:
@@ -48,12 +52,33 @@ class GenerationPlans:
         if logged is not None:
             job = with_workers(job.under(logged.spec, job.store), logged.world, job.cluster.num_shards)
         self._planned, self._until = job, None if logged is None else "logged"
-        generation = max(self._newest, last, newest_generation(job.store / "log")) + 1
         clear_live(job.store)
         clear_caches(job.store, cache_names(job))
+        return self._plan(job, last, ResizeRole(prepared=self._spare and self._until is None))
+
+    def beside(self, last: int, resize: str, trainers: int, shards: int) -> JobPlan:
+        """See StandbyPlans.beside. A generation runs during the call."""
+        self._beside = with_workers(self._job, trainers, shards)
+        return self._plan(self._beside, last, ResizeRole(stands_by=resize, prepared=True))
+
+    def has_claimed(self, plan: JobPlan) -> bool:
+        """See StandbyPlans.has_claimed."""
+        return newest_generation(self._job.store / "log") >= plan.generation
+
+    def is_decided(self) -> bool:
+        """See StandbyPlans.is_decided."""
+        return self._beside is not None and numbers_of(in_force(self._job)) == numbers_of(self._beside)
+
+    def adopt(self, plan: JobPlan) -> None:
+        """See StandbyPlans.adopt."""
+        self._planned, self._until = self._beside, None
+        clear_live(self._job.store, newest=plan.generation)
+
+    def _plan(self, job: LoadedJob, last: int, resizing: ResizeRole) -> JobPlan:
+        generation = max(self._newest, last, newest_generation(job.store / "log")) + 1
         authority = open_authority(job.store / IDENTITY, job.spec.name) if job.cluster.leaves_machine else None
-        folder = self._folder / f"g{generation}"
-        return plan_job(job, folder, generation=generation, until=self._until, authority=authority)
+        folder, until = self._folder / f"g{generation}", None if resizing.stands_by else self._until
+        return plan_job(job, folder, generation=generation, until=until, authority=authority, resizing=resizing)
 
     def _is_resized(self, planned: LoadedJob) -> bool:
         return numbers_of(in_force(self._job)) != numbers_of(planned)

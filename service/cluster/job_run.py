@@ -24,7 +24,7 @@ from service.cluster.job_runner import JobRunner
 from service.cluster.launchers import EXTERNAL, LauncherSettings, open_launcher
 from service.cluster.restarts import RestartLimits
 from service.cluster.run_folder import worker_folder
-from service.cluster.runtime import LAUNCHER, Launcher, OnLine, WorkerRole
+from service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, WorkerRole
 from service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
 from service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from service.cluster.supervision import RunOutcome
@@ -78,8 +78,9 @@ def open_run(
         folder = held.enter_context(worker_folder(store / WORKERS, private))
         launcher = held.enter_context(_launcher_of(job))
         limits = restart_limits(job.spec.cluster)
-        plans = GenerationPlans(job, folder, newest).phases()
-        yield JobRun(JobRunner(job.spec.name, plans, on_line, launcher=launcher, restarts=limits), store)
+        plans = GenerationPlans(job, folder, newest, spare=isinstance(launcher, SpareLauncher))
+        runner = JobRunner(job.spec.name, plans.phases(), on_line, launcher=launcher, restarts=limits, standbys=plans)
+        yield JobRun(runner, store)
 
 
 def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:

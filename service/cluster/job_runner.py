@@ -7,20 +7,22 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode, on_stop_signal
 from millrace.rpc import refusals
-from millrace.rpc.job_client import HEAD, RANK0
+from millrace.rpc.job_client import RANK0
 from service.cluster.chief import ChiefConnection
-from service.cluster.generation import Faults, Generation
+from service.cluster.generation import TICK_S, Events, Faults, Generation
 from service.cluster.restarts import Death, End, RestartLimits, decide
-from service.cluster.run_folder import run_folder, write_private
-from service.cluster.runtime import LAUNCHER, Launcher, OnLine
-from service.cluster.supervision import EndingLimits, Event, RunOutcome, StopRequested
+from service.cluster.run_folder import write_private
+from service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher
+from service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
+from service.cluster.supervision import EndingLimits, RunOutcome, StopRequested, Tick
 from service.cluster.worker_plan import JobPlan
 from service.monitor.status import Status
 
@@ -45,12 +47,14 @@ class JobRunner:
         restarts: RestartLimits | None = None,
         faults: Faults = lambda generation, worker: (),
         status_interval_s: float = 0.5,
+        standbys: StandbyPlans | None = None,
     ) -> None:
+        """`standbys` plans the workers that stand by when the job is resized, if the launcher has room for them."""
         self._launcher = launcher
-        self._phases, self._on_line, self._faults = phases, on_line, faults
+        self._phases, self._on_line, self._faults, self._standbys = phases, on_line, faults, standbys
         self._limits, self._restarts = limits or EndingLimits(), restarts or RestartLimits()
         self._status_interval_s = status_interval_s
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # put() is safe in a signal handler
+        self._events: Events = queue.SimpleQueue()
         self._deaths: list[Death] = []
         self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # shown until a chief answers
         self._chief: ChiefConnection | None = None
@@ -68,6 +72,8 @@ class JobRunner:
         Any thread.
         """
         status = self._before if self._chief is None else self._chief.status
+        if status.get("state") == STANDBY:
+            status = self._before
         last_death = self._deaths[-1].reason if self._deaths else None
         if here := Counter(refusals.PROCESS.counts()) - self._refused_before:
             status = {**status, "refused": dict(here + Counter(status.get("refused", {})))}
@@ -82,7 +88,7 @@ class JobRunner:
     def drain(self) -> None:
         """Stop the job after the pass in training, as a first signal does. May be repeated. Any thread."""
         if self._drain_asked.acquire(blocking=False):
-            self._events.put(StopRequested())
+            self._events.put((0, StopRequested()))
 
     def run(self) -> RunOutcome:
         """Run the job to its end. Main thread only. No worker is left when this returns or raises.
@@ -91,7 +97,7 @@ class JobRunner:
         """
         outcome = RunOutcome(ExitCode.BUG, "the launcher failed")
         try:
-            with on_stop_signal(lambda: self._events.put(StopRequested())):
+            with on_stop_signal(lambda: self._events.put((0, StopRequested()))):
                 outcome = self._run_phases()
         finally:
             self._launcher.end(outcome.code, outcome.reason)
@@ -100,7 +106,7 @@ class JobRunner:
     def _run_phases(self) -> RunOutcome:
         outcome = RunOutcome(ExitCode.DRAINED, "there was nothing to do")
         for plan in self._phases:
-            if self._chief is not None:
+            if self._generation is not None:
                 self._show_restarting()
             outcome, self.stopped = self._run_phase(plan)
             if self.stopped or outcome.code != ExitCode.DRAINED:
@@ -109,8 +115,11 @@ class JobRunner:
 
     def _run_phase(self, next_plan: NextPlan) -> tuple[RunOutcome, bool]:
         """Run generations until one ends the phase; its outcome, and whether a stop was requested."""
+        successor: Successor | None = None
         while True:
-            outcome, stopped = self._run_generation(next_plan(self._last_number))
+            outcome, stopped, successor = self._run_generation(successor or self._planned(next_plan))
+            if successor is not None:
+                continue
             now_s = time.monotonic()
             progress = self._closed_more()
             decision = decide(outcome, self._deaths, now_s, self._restarts, progress=progress, stop_asked=stopped)
@@ -122,29 +131,94 @@ class JobRunner:
             if self._stop_requested_within(decision.after_s):
                 return RunOutcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
 
-    def _show_restarting(self) -> None:
-        """Until the next chief answers, the status has the last figures of the one before."""
-        self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}}
-        self._chief = None
+    def _planned(self, next_plan: NextPlan) -> Successor:
+        """The next generation, in a context that is open."""
+        plan = next_plan(self._last_number)
+        chief = self._connection(plan, partial(_chief_address, self._launcher, plan), self._before)
+        return self._begun(plan, self._launcher, chief, ExitStack())
 
-    def _run_generation(self, plan: JobPlan) -> tuple[RunOutcome, bool]:
-        self._last_number = plan.generation
-        self._chief = chief = ChiefConnection(
-            self._before,
-            partial(_chief_address, self._launcher, plan),
+    def _standing_by(self, plan: JobPlan) -> Successor:
+        """A generation beside the one that trains, in a context that is open. Its address is not told to commands."""
+        assert isinstance(self._launcher, SpareLauncher)
+        with ExitStack() as held:
+            launcher = held.enter_context(self._launcher.beside())
+            address = partial(launcher.rendezvous.address, plan.chief)
+            chief = self._connection(plan, address, {"state": STANDBY})
+            return self._begun(plan, launcher, chief, held.pop_all())
+
+    def _connection(
+        self, plan: JobPlan, address: Callable[[], str | None], before: Mapping[str, Any]
+    ) -> ChiefConnection:
+        return ChiefConnection(
+            before,
+            address,
             plan.secret,
             self._status_interval_s,
             worker=plan.chief.name,
             tls=plan.to_chief,
             max_silent_s=plan.max_silent_s,
         )
-        self._generation = generation = Generation(
-            plan, self._events, chief, self._on_line, self._limits, self._faults, self._launcher
-        )
-        with run_folder(plan.run_folder):
-            if plan.head is not None:
-                write_private(plan.run_folder / HEAD, plan.head.model_dump(mode="json"))
-            return generation.run(), generation.stop_asked
+
+    def _begun(self, plan: JobPlan, launcher: Launcher, chief: ChiefConnection, held: ExitStack) -> Successor:
+        self._last_number = plan.generation
+        with held:
+            made = Generation(plan, self._events, chief, self._on_line, self._limits, self._faults, launcher)
+            generation = held.enter_context(made)
+            return Successor(generation, launcher, held.pop_all())
+
+    def _show_restarting(self) -> None:
+        """Until the next chief answers, the status has the last figures of the one before."""
+        self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}}
+        self._chief = None
+
+    def _run_generation(self, running: Successor) -> tuple[RunOutcome, bool, Successor | None]:
+        """Run a generation to its end; its outcome, whether a stop was requested, and its successor if there is one.
+
+        A generation ends, too, when its successor has claimed the job.
+        """
+        generation = running.generation
+        self._generation, self._chief = generation, generation.chief
+        with running.held, self._standby_for(generation) as standby:
+            generation.step(Tick())
+            while (outcome := generation.outcome) is None:
+                self._take_event(generation, standby)
+                if standby is not None and standby.has_claimed:
+                    outcome = RunOutcome(ExitCode.DRAINED, "its successor has claimed the job")
+                    break
+            successor = None if standby is None else standby.successor_of(outcome, stop_asked=generation.stop_asked)
+            if successor is not None:
+                self._show_restarting()
+                self._generation, self._chief = successor.generation, successor.generation.chief
+        if successor is not None:
+            self._take_over(successor, stop_asked=generation.stop_asked)
+        return outcome, generation.stop_asked, successor
+
+    @contextmanager
+    def _standby_for(self, generation: Generation) -> Iterator[StandbyWorkers | None]:
+        """The workers that stand by beside a generation; None where there can be none."""
+        if self._standbys is None or not isinstance(self._launcher, SpareLauncher):
+            yield None
+            return
+        with StandbyWorkers(generation, self._standbys, self._standing_by, self._on_line) as standby:
+            yield standby
+
+    def _take_over(self, successor: Successor, *, stop_asked: bool) -> None:
+        """The generation before is gone: the successor trains, and is found by commands."""
+        assert self._standbys is not None
+        self._standbys.adopt(successor.generation.plan)
+        _chief_address(successor.launcher, successor.generation.plan)
+        if stop_asked:
+            self._events.put((0, StopRequested()))
+
+    def _take_event(self, generation: Generation, standby: StandbyWorkers | None) -> None:
+        try:
+            number, event = self._events.get(timeout=TICK_S)
+        except queue.Empty:
+            number, event = 0, Tick()
+        if number in (0, generation.plan.generation):
+            generation.step(event)
+        if standby is not None:
+            standby.step(event if number == standby.number else Tick(), self._last_number)
 
     def _closed_more(self) -> bool:
         """True if the chief reported a newer version than any before. Closes after its last status are not known."""
@@ -156,7 +230,7 @@ class JobRunner:
         deadline = Deadline.after(pause_s)
         while True:
             try:
-                if isinstance(self._events.get(timeout=max(0.0, deadline.left_s())), StopRequested):
+                if isinstance(self._events.get(timeout=max(0.0, deadline.left_s()))[1], StopRequested):
                     return True
             except queue.Empty:
                 return False

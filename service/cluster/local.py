@@ -81,7 +81,7 @@ class LocalWorker:
 
 
 class ProcessLauncher:
-    """Starts workers as processes of this machine. See Launcher. A context. One thread."""
+    """Starts workers as processes of this machine. See SpareLauncher. A context. One thread."""
 
     def __init__(self, starter: Starter) -> None:
         self._starter = starter
@@ -107,6 +107,10 @@ class ProcessLauncher:
             self._server.close()
         socket = specs[0].run_folder / "launcher.socket"
         self._server = RendezvousServer(self.rendezvous, self._secret, len(specs), socket=socket)
+
+    def beside(self) -> "ProcessLauncher":
+        """See SpareLauncher."""
+        return ProcessLauncher(self._starter)
 
     def waits_for(self) -> str | None:
         """See Launcher.waits_for. This machine is always there."""

@@ -6,10 +6,11 @@ service.cluster.launchers; tests/contract/test_launchers.py is the contract that
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from millrace.errors import Unavailable
 
@@ -152,4 +153,16 @@ class Launcher(Protocol):
         reported before this returns. Raises CannotStart, which names the worker, and Unwritable; then every worker of
         this call is gone and none is reported. Raises ValueError for another generation than the one in preparation.
         """
+        ...
+
+
+@runtime_checkable
+class SpareLauncher(Launcher, Protocol):
+    """A launcher with room for a second generation, which stands by while a job is resized.
+
+    Without one, a job that is resized ends its workers and then starts the new ones.
+    """
+
+    def beside(self) -> AbstractContextManager[Launcher]:
+        """A launcher of its own for another generation that runs at the same time. One thread uses both."""
         ...

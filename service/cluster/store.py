@@ -195,9 +195,12 @@ def _check_bare(store: Path) -> None:
         )
 
 
-def clear_live(store: Path) -> None:
-    """Remove the live rows of old generations. Call it while no generation runs."""
-    shutil.rmtree(store / LIVE, ignore_errors=True)  # files that stay do no harm: each generation has its own
+def clear_live(store: Path, *, newest: int | None = None) -> None:
+    """Remove the live rows of old generations. Call it while none runs but the one with the number `newest`."""
+    gone = [store / LIVE] if newest is None else (store / LIVE).glob("*")
+    for path in gone:
+        if newest is None or not path.name.startswith(f"g{newest}-"):
+            shutil.rmtree(path, ignore_errors=True)  # files that stay do no harm: each generation has its own
 
 
 def clear_live_of(live: Path, generation: int) -> None:

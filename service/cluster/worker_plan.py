@@ -41,6 +41,16 @@ BESIDE = "trainer.predict.background"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeRole:
+    """The part of a generation in resizes of its job."""
+
+    stands_by: str | None = None
+    """The id of a resize: these workers stand by until it has acted; their files are apart from those of others."""
+    prepared: bool = False
+    """Whether workers will stand by when this generation is resized."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
     """The processes of one generation of a job."""
 
@@ -101,6 +111,7 @@ def plan_job(
     generation: int,
     until: str | None = None,
     authority: Authority | None = None,
+    resizing: ResizeRole = ResizeRole(),
 ) -> JobPlan:
     """The processes of generation `generation` of `job`, with certificates of `authority` if there is one.
 
@@ -120,6 +131,9 @@ def plan_job(
     }
     # On one machine all trainers read the same files anyway.
     inputs = {} if cluster.launcher == LOCAL else head_sizes(input_files(job), job.folder)
+    suffix = "" if resizing.stands_by is None else f".g{generation}"
+    of_ranks = {**common, "cores": cores_each, "until": until, "inputs": inputs, "suffix": suffix}
+    of_ranks |= {"stands_by": resizing.stands_by, "prepares_resizes": resizing.prepared}
     plan = JobPlan(
         job=job.spec.name,
         generation=generation,
@@ -130,12 +144,9 @@ def plan_job(
             common,
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
             num_ranks=cluster.trainers,
-            parts=_part_stores(job),
+            parts=_part_stores(job, suffix),
         ),
-        trainers=tuple(
-            _trainer(job, run_folder, {**common, "cores": cores_each, "until": until, "inputs": inputs}, rank)
-            for rank in range(cluster.trainers)
-        ),
+        trainers=tuple(_trainer(job, run_folder, of_ranks, rank) for rank in range(cluster.trainers)),
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
@@ -211,18 +222,18 @@ def cache_names(job: LoadedJob) -> list[str]:
     """The folders in CACHE of the processes that fetch their files of a commit themselves."""
     if job.spec.store.parts != "object":
         return []
-    shards = [f"{WorkerRole.SHARD}-{number}" for number in range(job.spec.cluster.num_shards)]
-    return [*shards, *(f"{WorkerRole.TRAINER}-{rank}" for rank in range(1, job.spec.cluster.trainers))]
+    shards = [f"{WorkerRole.SHARD}-{number}" for number in range(job.cluster.num_shards)]
+    return [*shards, *(f"{WorkerRole.TRAINER}-{rank}" for rank in range(1, job.cluster.trainers))]
 
 
-def _part_stores(job: LoadedJob) -> list[dict[str, Any]] | None:
+def _part_stores(job: LoadedJob, suffix: str) -> list[dict[str, Any]] | None:
     """By shard, where its parts of commits are (pserver.config.PartStore); None: in the folder that rank 0 names."""
     mirror = job.spec.store.mirror
     if job.spec.store.parts != "object" or mirror is None:
         return None
     address, caches = parse_store_address(mirror, job.folder).text, job.store / CACHE
-    shards = range(job.spec.cluster.num_shards)
-    return [{"address": address, "cache": str(caches / f"{WorkerRole.SHARD}-{shard}")} for shard in shards]
+    shards = range(job.cluster.num_shards)
+    return [{"address": address, "cache": str(caches / f"{WorkerRole.SHARD}-{shard}{suffix}")} for shard in shards]
 
 
 def _live(job: LoadedJob, generation: int, shard: int) -> str:
@@ -264,9 +275,9 @@ def _shards(
 
 
 def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: int) -> WorkerSpec:
-    cluster = job.cluster
+    cluster, suffix = job.cluster, common["suffix"]
     config = {
-        **common,
+        **{key: value for key, value in common.items() if key != "suffix"},
         "job": job.full,
         "secrets": job.secrets,
         "folder": str(job.folder),
@@ -275,7 +286,7 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         "local_rank": rank,
         "world": cluster.trainers,
         "live": None if cluster.num_shards else _live(job, common["generation"], 0),
-        "cache": str(job.store / CACHE / name)
+        "cache": str(job.store / CACHE / f"{name}{suffix}")
         if (name := f"{WorkerRole.TRAINER}-{rank}") in cache_names(job)
         else None,
         "matmul": job.kernels,

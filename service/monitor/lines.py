@@ -58,6 +58,8 @@ def progress_line(status: Status) -> str:
         parts.append(f"refused {count(strangers)} connections and calls")
     if status.raw.get("learning") is False:
         parts.append("predicts only")
+    if resize := resize_text(status):
+        parts.append(resize)
     if restarts := restarts_text(status):
         parts.append(restarts)
     return "  ".join(parts)
@@ -88,6 +90,17 @@ def restarts_text(status: Status) -> str:
     if not (restarts := status.number("restarts")):
         return ""
     return f"restarts {count(restarts)} (last: {status.text('last_death', '-')})"
+
+
+def resize_text(status: Status) -> str:
+    """The resize that is being prepared: its numbers, and how far its workers are; empty without one."""
+    resize = status.part("resizing")
+    if not resize.raw:
+        return ""
+    numbers = f"{count(resize.number('trainers'))} trainers and {count(resize.number('shards'))} shards"
+    moved = resize.number("moved")
+    far = "" if moved is None else f", rows of version {count(moved)} moved"
+    return f"resize to {numbers}: {resize.text('state')}{far}"
 
 
 def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:

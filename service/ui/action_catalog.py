@@ -181,8 +181,8 @@ SET = JobAction(
 )  # fmt: skip
 RESIZE = JobAction(
     "resizeJob", "Resize",
-    "The job goes on with other numbers of shards and trainers. It stands still while the workers change. The numbers "
-    "override the job's spec, also after a restart.",
+    "The job goes on with other numbers of shards and trainers. It trains on while rows move, and stands still for a "
+    "moment. The numbers override the job's spec, also after a restart.",
     _trains,
     fields=(
         Field("shards", "Shards (default: as many as now)", FieldKind.NUMBER, optional=True),

@@ -141,6 +141,10 @@ def notes_of(job: Mapping[str, Any]) -> list[tuple[str, str]]:
         notes.append(("", "\n".join(["Last lines of output:", *outcome["lines"]])))
     if job["restarts"] and job["last_death"]:
         notes.append(("warn", f"The workers were restarted. Last reason: {job['last_death']}"))
+    if (resize := job["resizing"]) is not None:
+        moved = "" if resize["moved"] is None else f", the rows of version {resize['moved']:,} are moved"
+        numbers = f"{resize['trainers']} trainers and {resize['shards']} shards"
+        notes.append(("", f"This job is resized to {numbers}. Its new workers: {resize['state']}{moved}."))
     if not job["learning"]:
         notes.append(("", "This job only predicts. It does not learn."))
     return notes

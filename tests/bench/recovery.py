@@ -57,10 +57,13 @@ class Kept:
         return child
 
 
-def samples_in(folder: Path, num_rows: int) -> tuple[Path, int]:
-    """A MultiSlot file that touches `num_rows` keys once each, then some of them more often; passes of the former."""
+def samples_in(folder: Path, num_rows: int, *, grows: bool = True) -> tuple[Path, int]:
+    """A MultiSlot file that touches `num_rows` keys once each, then some of them more often; passes of the former.
+
+    `grows`: ids then meet fields in which they were not seen before, which makes new rows; else there are never more.
+    """
     making = -(-num_rows // NUM_FIELDS // PASS)
-    path = folder / f"touching-{num_rows}.txt"
+    path = folder / f"{'touching' if grows else 'again'}-{num_rows}.txt"
     if not path.exists():
         draw = np.random.default_rng(1)
         dense = [f"{NUM_DENSE} " + " ".join(f"{x:.4f}" for x in draw.random(NUM_DENSE)) for _ in range(64)]
@@ -69,6 +72,8 @@ def samples_in(folder: Path, num_rows: int) -> tuple[Path, int]:
                 ids = np.arange(number * PASS * NUM_FIELDS, (number + 1) * PASS * NUM_FIELDS) % num_rows
                 if number >= making:
                     ids = (num_rows * draw.random(PASS * NUM_FIELDS) ** 4).astype(np.int64)
+                    if not grows:
+                        ids -= ids % NUM_FIELDS - np.arange(len(ids)) % NUM_FIELDS
                 for n, row in enumerate((ids + 1).reshape(PASS, NUM_FIELDS).tolist()):
                     file.write(f"{dense[n % 64]} {' '.join(f'1 {sign}' for sign in row)} 1 {n % 4 == 0:d}\n")
         path.with_suffix(".part").rename(path)
@@ -85,20 +90,24 @@ def job_on(path: Path, store: Path, num_shards: int) -> LoadedJob:
     return LoadedJob(spec=validate(Job, raw), raw=raw, folder=store.parent, store=store)
 
 
-def run(loaded: LoadedJob, watch: Callable[["Watched"], None]) -> None:
-    """Run the job, watched by a thread, until that asks it to stop."""
+def run(loaded: LoadedJob, watch: Callable[["Watched"], None], *, standby: bool = False) -> None:
+    """Run the job, watched by a thread, until that asks it to stop.
+
+    `standby`: whether workers stand by when it is resized."""
     with ExitStack() as held:
         store = held.enter_context(claimed(loaded.store, loaded.spec.name, fresh=False))
         folder = held.enter_context(run_folder(store / WORKERS))
         kept = Kept(held.enter_context(ForkingStarter(preloaded(loaded.spec.cluster))))
         said: list[str] = []
+        plans = GenerationPlans(loaded, folder, spare=standby)
         launcher = JobRunner(
             loaded.spec.name,
-            GenerationPlans(loaded, folder).phases(),
+            plans.phases(),
             lambda worker, text: said.append(f"{worker}: {text}"),
             launcher=held.enter_context(ProcessLauncher(kept)),
             restarts=OFTEN,
             status_interval_s=LOOK_S,
+            standbys=plans,
         )
         watched = Watched(launcher, kept)
         thread = threading.Thread(target=watch, args=(watched,), daemon=True)
@@ -128,11 +137,11 @@ class Watched:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def prepared(cache: Path, num_rows: int, num_shards: int) -> Path:
-    """A store with a commit of so many rows."""
+def prepared(cache: Path, num_rows: int, num_shards: int, *, grows: bool = True) -> Path:
+    """A store with a commit of so many rows; `grows`: see `samples_in`."""
     cache.mkdir(parents=True, exist_ok=True)
-    path, making = samples_in(cache, num_rows)
-    store = cache / f"recovery-{num_rows}-{num_shards}"
+    path, making = samples_in(cache, num_rows, grows=grows)
+    store = cache / f"{'recovery' if grows else 'resize'}-{num_rows}-{num_shards}"
     if not (store / "report.json").exists():
         shutil.rmtree(store, ignore_errors=True)
 

@@ -1,8 +1,8 @@
 """How long training stands still when a job is resized, and how long it takes until the new workers train.
 
-`python -m tests.bench.resize --rows 1000000 [--cache F]` runs in a process of its own and prints JSON. It goes on from
-the store of tests.bench.recovery with so many rows on two shards, and is resized mid-stream: 2 -> 3 -> 1 -> 2 shards,
-then 1 -> 3 -> 2 trainers.
+`python -m tests.bench.resize --rows 1000000 [--restart] [--cache F]` runs in a process of its own and prints JSON. It
+goes on from a store with so many rows on two shards, whose stream makes no new ones, and is resized mid-stream: 2 -> 3
+-> 1 -> 2 shards, then 1 -> 3 -> 2 trainers. With `--restart` the old workers end before the new ones start.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,32 +37,34 @@ TARGETS_S = {1_000_000: 0.2, 10_000_000: 1.0}
 """The longest pause of training that is aimed at, by rows."""
 
 
-def measure(cache: Path, num_rows: int) -> dict[str, Any]:
+def measure(cache: Path, num_rows: int, *, standby: bool, sizes: Sequence[Mapping[str, int]] = SIZES) -> dict[str, Any]:
     """See the module's docstring."""
-    base = prepared(cache, num_rows, 2)
+    base = prepared(cache, num_rows, 2, grows=False)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=cache) as name:
         store = Path(name) / base.name
         shutil.copytree(base, store, copy_function=linked)
-        path, _ = samples_in(cache, num_rows)
+        path, _ = samples_in(cache, num_rows, grows=False)
 
         def watch(watched: Watched) -> None:
             watched.until(lambda status: status.get("state") == "training")
-            for number, size in enumerate(SIZES):
+            for number, size in enumerate(sizes):
                 ((key, workers),) = size.items()
                 found[f"{number + 1}: {workers} {key}"] = resized(watched, store, size)
             watched.stop()
 
-        run(job_on(path, store, 2), watch)
+        run(job_on(path, store, 2), watch, standby=standby)
     steps = list(found.values())
     return found | {
         "pause_s_most": max(each["pause_s"] for each in steps),
+        "slowest_pass_s_most": max(each["slowest_pass_s"] for each in steps),
         "moved_s_most": max(each["moved_s"] for each in steps),
     }
 
 
 def resized(watched: Watched, store: Path, size: Mapping[str, int]) -> dict[str, float]:
-    """Resize after some passes; the pause is the time between two closes beyond that of a usual pass."""
+    """Resize after some passes. The pause is the time between the last close of the old workers and the first one of
+    the new, beyond that of a usual pass; the slowest pass is one of those that the old workers trained meanwhile."""
     _, first = watched.until(lambda status: status["state"] == "training" and bool(status.get("version")))
     generation, closes = first["generation"], Closes()
     watched.until(lambda status: closes.saw(status) >= PASSES_BETWEEN + 2)
@@ -72,10 +74,16 @@ def resized(watched: Watched, store: Path, size: Mapping[str, int]) -> dict[str,
         operation = {"op": "resize", "id": uuid.uuid4().hex, **size}
         client.operate({"do": "ask", "operation": operation}, Deadline.after(30))
     watched.until(lambda status: closes.saw(status) > 0 and status["generation"] > generation)
-    before = len(closes.at_s)
-    moved_s, _ = watched.until(lambda status: closes.saw(status) > before)
-    pause_s = max(gap_s - passes * usual_s for gap_s, passes in closes.gaps()[PASSES_BETWEEN:])
-    return {"pause_s": max(0.0, pause_s), "moved_s": moved_s - asked_s, "usual_pass_s": usual_s}
+    last = max(closes.at_s)
+    moved_s, _ = watched.until(lambda status: closes.saw(status) > 0 and max(closes.at_s) > last)
+    *before, (gap_s, passes) = closes.gaps()
+    slowest_s = max((each_s - num * usual_s for each_s, num in before[PASSES_BETWEEN:]), default=0.0)
+    return {
+        "pause_s": max(0.0, gap_s - passes * usual_s),
+        "slowest_pass_s": max(0.0, slowest_s),
+        "moved_s": moved_s - asked_s,
+        "usual_pass_s": usual_s,
+    }
 
 
 class Closes:
@@ -99,17 +107,21 @@ def figures(cache: Path) -> dict[str, dict]:
     """Everything, by name."""
     found = {}
     for num_rows, target_s in TARGETS_S.items():
-        command = [sys.executable, "-m", "tests.bench.resize", "--cache", str(cache), "--rows", str(num_rows)]
-        said = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[f"resize, {num_rows // 1_000_000} M rows"] = json.loads(said.splitlines()[-1]) | {
-            "pause_s_target": target_s
-        }
+        for form in ((), ("--restart",)):
+            command = [sys.executable, "-m", "tests.bench.resize", "--cache", str(cache), "--rows", str(num_rows)]
+            said = subprocess.run([*command, *form], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+            name = f"resize, {num_rows // 1_000_000} M rows{', by a restart' if form else ''}"
+            found[name] = json.loads(said.splitlines()[-1]) | {"pause_s_target": target_s}
     return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--only", type=int, help="number of the one size to measure, from 1")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "bench")
     given = parser.parse_args()
-    print(json.dumps(measure(given.cache, given.rows), indent=1).replace("\n", " "))
+    chosen = SIZES if given.only is None else SIZES[given.only - 1 : given.only]
+    result = measure(given.cache, given.rows, standby=not given.restart, sizes=chosen)
+    print(json.dumps(result, indent=1).replace("\n", " "))

@@ -113,6 +113,7 @@ def test_a_job_tells_what_it_is_doing(get):
         "created_by": "tests",
         "outcome": None,
         "day": None,
+        "resizing": None,
         "overrides": {},
         "exports": {"main": STATUS["operations"]["exporting"]["main"]},
         "state": "training",

@@ -210,18 +210,32 @@ def hash_of(path: Path) -> StoredFile:
     return StoredFile(total.hexdigest(), num_bytes)
 
 
-def problems_of(commit: Commit) -> dict[str, str]:
-    """Reads every file: its damage, by file; empty for a sound commit."""
+CheckedFiles = set[tuple[int, str]]
+"""Inode and SHA-256 of files. Commits share the files that did not change in between."""
+
+
+def problems_of(commit: Commit, checked: CheckedFiles | None = None) -> dict[str, str]:
+    """Reads every file: its damage, by file; empty for a sound commit.
+
+    Files in `checked` are not read again; those that are found sound join it.
+    """
+    checked = set() if checked is None else checked
 
     def problem(entry: tuple[str, StoredFile]) -> str | None:
         name, wanted = entry
+        path = commit.folder / name
         try:
-            found = hash_of(commit.folder / name)
+            if (known := (path.stat().st_ino, wanted.sha256)) in checked:
+                return None
+            found = hash_of(path)
         except OSError as error:
             return f"cannot be read: {error.strerror}"
+        if found == wanted:
+            checked.add(known)
+            return None
         if found.num_bytes != wanted.num_bytes:
             return f"has {found.num_bytes:,} bytes, not {wanted.num_bytes:,}"
-        return None if found == wanted else "has other bytes than were written"
+        return "has other bytes than were written"
 
     files = commit.files
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash") as pool:

@@ -92,16 +92,17 @@ class Committer:
         disk: Disk = REAL,
         changes_since: Callable[[], int | None] = lambda: None,
         objects: UploadedCommits | None = None,
+        keeps_all: Callable[[], bool] = lambda: False,
     ) -> None:
         """`capture` copies the state of rank 0, given the tensors that the dense strategy consolidated.
 
         `changes_since`: the version since which changes will be read; see Shards.snapshot. `objects`: where commits
-        are uploaded to and count, if not on this disk.
+        are uploaded to and count, if not on this disk. `keeps_all`: whether no commit may be removed now.
         """
         self._commits, self._section, self._origin = Commits(store), section, origin
         self._log, self._shards, self._capture, self._show_positions = joblog, shards, capture, show_positions
         self._parent, self._mirror, self._disk, self._changes_since = parent, mirror, disk, changes_since
-        self._objects = objects
+        self._objects, self._keeps_all = objects, keeps_all
         self.version = 0 if parent is None else parent.version
         """Last version committed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -116,6 +117,11 @@ class Committer:
         self._asked = threading.Event()
         self._pause_s = self._write_s = 0.0
         self._num_rows = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no commit is being made, as of the last `due`."""
+        return self._flight is None
 
     def ask(self) -> None:
         """Request a commit at the next close."""
@@ -351,6 +357,12 @@ class Committer:
     def _clean_up(self, commit: Commit) -> None:
         """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
         self._show_positions(commit.manifest["positions"])
+        if not self._keeps_all():
+            self._prune()
+        if self._mirror is not None:
+            self._mirror.offer(commit)
+
+    def _prune(self) -> None:
         try:
             held = set() if self._mirror is None else self._mirror.holding()
             retire = () if self._objects is None else (None, self._objects.retire)
@@ -363,5 +375,3 @@ class Committer:
             raise
         except (MillraceError, OSError) as error:
             log.warning("older commits cannot be removed now: %s", error)
-        if self._mirror is not None:
-            self._mirror.offer(commit)

@@ -8,7 +8,7 @@ pserver.protocol.table_operations and the tables.
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
 
@@ -161,12 +161,14 @@ class OperationRunner:
         shards: Shards,
         close_s: float,
         workers: Mapping[str, int] | None = None,
+        prepare: Callable[[str, Mapping[str, int]], dict[str, Any]] | None = None,
     ) -> None:
         """`job` is as in the job file. `close_s`: time limit for the operations of one close.
 
-        `workers`: the numbers of this generation, by key; None in a rerun.
+        `workers`: the numbers of this generation, by key; None in a rerun. `prepare` takes the id and the numbers of a
+        resize whose workers are prepared before it is logged (trainer.rank0.resizing).
         """
-        self._workers = workers
+        self._workers, self._prepare = workers, prepare
         self.resizes = False
         """True once the job goes on with other numbers of workers: this generation ends. Any thread."""
         self._job = self._now = job
@@ -248,6 +250,10 @@ class OperationRunner:
             raise NotYet("the job replays its log; its state is not known yet")
         if request.get("op") == ShrinkOperation.op and any(isinstance(each, SetOperation) for each in self._waiting):
             raise NotYet("a set acts at the next close; rows are counted under the new values after that")
+        if self._prepare is not None and request.get("op") == ResizeOperation.op:
+            keys = self._check_size(request.get("shards"), request.get("trainers"))
+            if keys != dict(self._workers or {}):
+                return self._prepare(name, keys)
         granted = next((found for each in self._deciders if (found := each.asked(request)) is not None), None)
         with self._lock:
             if (known := self._known(name)) is None:

@@ -20,6 +20,7 @@ from trainer.rank0.operations import OperationRunner, RankUpdate, Request
 from trainer.rank0.planner import PAUSED, Planner
 from trainer.rank0.recovery import RestartPoint
 from trainer.rank0.replay_log import LogPlanJournal, ReplayLog
+from trainer.rank0.resizing import ResizePreparation
 from trainer.rank0.shrink_guard import has_rule
 from trainer.rank0.shrinks import Shrinks
 from trainer.spec.changes import SHARDS, TRAINERS
@@ -42,6 +43,8 @@ class RankZero:
     operator: OperationRunner
     shrinking: Shrinks
     shards: Shards
+    resizing: ResizePreparation | None = None
+    """None where the launcher prepares no workers."""
     answers: dict[str, Callable[[Request], dict[str, Any]]] = field(default_factory=dict)
     """Further answers, by "do": the live feed is built later than this."""
 
@@ -66,7 +69,7 @@ class RankZero:
 
         "ask": log an "operation" (Operator.ask); "dry_run": count the rows of a shrink (Shrinking.dry_run); "tables":
         whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed": the address
-        of the live feed (trainer.train.model_feed).
+        of the live feed (trainer.train.model_feed); "resizing": the launcher's report on the workers of a resize.
         """
         answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
@@ -102,11 +105,17 @@ def rank_zero(
     chronicle = ReplayLog(
         beginning.joblog, journal, beginning.replay, planner, on_mismatch, max_full_s=job.commit.max_failing
     )
-    workers = {TRAINERS: config.world, SHARDS: len(config.shards)}
-    operator = OperationRunner(job, chronicle, shards, CLOSE_S, None if config.rerun is not None else workers)
+    workers = None if config.rerun is not None else {TRAINERS: config.world, SHARDS: len(config.shards)}
+    resizing = ResizePreparation() if config.prepares_resizes else None
+    prepare = None if resizing is None else resizing.ask
+    operator = OperationRunner(job, chronicle, shards, CLOSE_S, workers, prepare)
     shrinking = Shrinks(lambda: operator.tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
-    return RankZero(beginning, planner, chronicle, operator, shrinking, shards)
+    rank0 = RankZero(beginning, planner, chronicle, operator, shrinking, shards, resizing)
+    if resizing is not None:
+        operator.add(resizing)
+        rank0.answers["resizing"] = resizing.report
+    return rank0
 
 
 def _planner(

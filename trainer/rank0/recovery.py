@@ -16,7 +16,7 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint, failpoint
-from trainer.checkpoint.commits import Commit, Commits
+from trainer.checkpoint.commits import CheckedFiles, Commit, Commits
 from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.rewind import Lineage, known_partitions
 from trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
@@ -84,12 +84,13 @@ def claim_and_recover(
     logged_only: bool = False,
     taken: Callable[[], int] = lambda: 0,
     head: ObjectHead | None = None,
+    checked: CheckedFiles | None = None,
 ) -> RestartPoint:
     """Claim `generation` of `world` trainers and decide where to continue.
 
     With `logged_only`, only through passes logged under `spec` for as many trainers. `taken` returns the highest number
     of a timeline that is used elsewhere; called if the store has no log yet. `head`: the object
-    store that is the truth, if the disk is not.
+    store that is the truth, if the disk is not. `checked`: files of commits that this process has found sound before.
 
     1. Claim: from here on no older generation can change the store.
     2. Choose the newest commit of the timeline with every byte as written; damaged files are restored from the mirror.
@@ -111,7 +112,7 @@ def claim_and_recover(
     joblog = claim(facts, 0, None) if head is None else head.claimed(store, facts, claim)  # 1
     failpoint(Failpoint.CLAIMED)
     try:
-        return _chosen(joblog, commits, spec, uri, world, logged_only, head)  # 2, 3
+        return _chosen(joblog, commits, spec, uri, world, logged_only, head, checked)  # 2, 3
     except MillraceError:
         joblog.close()
         raise
@@ -125,11 +126,12 @@ def _chosen(
     world: int,
     logged_only: bool,
     head: ObjectHead | None,
+    checked: CheckedFiles | None,
 ) -> RestartPoint:
     """Steps 2 and 3 of `claim_and_recover`."""
     records = read(joblog.folder)
     history = JobHistory.of(records)
-    commit, passed_over = newest_sound(commits, Lineage.of(records), uri, head)
+    commit, passed_over = newest_sound(commits, Lineage.of(records), uri, head, checked)
     for name in passed_over:
         log.warning("commit %s is damaged; an older one is used: %s", name, passed_over[name])
     found = after(history, commit, passed_over)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
-from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, NewerFormat, problems_of
+from trainer.checkpoint.commits import MANIFEST, CheckedFiles, Commit, CommitDamaged, Commits, NewerFormat, problems_of
 from trainer.checkpoint.mirror_fetch import repair
 from trainer.checkpoint.object_store import complete_commit
 from trainer.checkpoint.rewind import Lineage
@@ -18,9 +18,15 @@ log = logging.getLogger(__name__)
 
 
 def newest_sound(
-    commits: Commits, lineage: Lineage, uri: str | None, head: ObjectHead | None = None
+    commits: Commits,
+    lineage: Lineage,
+    uri: str | None,
+    head: ObjectHead | None = None,
+    checked: CheckedFiles | None = None,
 ) -> tuple[Commit | None, dict[str, str]]:
     """The newest sound commit that led to the present version; and the damage of newer ones, by name.
+
+    `checked`: files that this process has found sound before.
 
     Raises BlobUnavailable if no commit is sound and the mirror, which may repair one, does not answer; NewerFormat.
     """
@@ -34,7 +40,7 @@ def newest_sound(
             uploaded = head is not None and bool(commit.objects)
             if head is None:
                 complete_commit(commit, Deadline.after(MIRROR_S))
-            problems = head.problems_of(commit) if head is not None and uploaded else problems_of(commit)
+            problems = head.problems_of(commit) if head is not None and uploaded else problems_of(commit, checked)
             if problems and uri is not None and not uploaded:
                 repair(uri, commit.folder, commit.manifest, sorted(problems), Deadline.after(MIRROR_S))
                 log.warning("commit %s: %d damaged files were restored from the mirror", name, len(problems))

@@ -60,6 +60,8 @@ from trainer.models.registry import load_model
 from trainer.rank0.object_head import ObjectHead
 from trainer.rank0.parts import CLOSE_S, OPEN_S, RankZero, rank_zero, source_of
 from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
+from trainer.rank0.resizing import ResizePreparation
+from trainer.rank0.standby import Standby
 from trainer.spec.defaults import fill_defaults
 from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
@@ -99,10 +101,13 @@ class Trainer:
 
 
 @contextmanager
-def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iterator[Trainer]:
+def open_trainer(
+    config: WorkerConfig, reader: PassReader | None = None, standby: Standby | None = None
+) -> Iterator[Trainer]:
     """Everything that one trainer process needs, restored to the last state of the job. Closed in reverse order.
 
-    `reader` replaces the source and pipe of the spec; the source still lists what there is to read.
+    `reader` replaces the source and pipe of the spec; the source still lists what there is to read. `standby`: see
+    `begin_at`.
     """
     arm(config.faults)
     config = config.model_copy(update={"job": fill_defaults(config.job, unset=NEWEST_DEFAULTS)})
@@ -113,14 +118,14 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
     with ExitStack() as held:
         ranks = _ranks(config, device, job.train)
         held.callback(ranks.close)
-        beginning = on_rank_0(ranks, lambda: begin_at(config, job))
         arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device)
-        kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
         policy = policy_of(job.train.mode)
         shards = _shards(config, job, schema, policy)
         held.callback(shards.close)
         progress.step.unanswered = shards.unanswered
+        beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
+        kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
         rank0 = rank_zero(config, job, schema, shards, beginning) if beginning is not None else None
         if rank0 is not None:
             held.callback(rank0.close)
@@ -132,13 +137,9 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
         held.callback(lambda: loader.close(Deadline.after(10.0)))
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
         dense = dense_strategy(model, job.train, ranks, default_rows.parameters)
-        threads = torch.get_num_threads()
-        stepper = Stepper(
-            model, schema, job.tasks, job.train, pooling_for(device, threads), device, default_rows, kernels
-        )
-        halves = config.store / HALVES if job.metrics.halves and source.bounded else None
-        exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
-        observer = Observer(job, schema, halves, exclusive)
+        pooling = pooling_for(device, torch.get_num_threads())
+        stepper = Stepper(model, schema, job.tasks, job.train, pooling, device, default_rows, kernels)
+        observer = _observer(config, job, schema, beginning, bounded=source.bounded)
         joint = (ranks, policy, shards, loader)
         closer = PassCloser(
             *joint,
@@ -152,7 +153,7 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
             *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
         )
         holders = StateHolders(dense, observer, closer, progress, stepper.scale)
-        restore(ranks, beginning, shards, holders, config.cache)
+        restore(ranks, beginning, shards, holders, config.cache, standby)
         keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels)
         parts = TrainerParts(
             job.train,
@@ -171,8 +172,21 @@ def open_trainer(config: WorkerConfig, reader: PassReader | None = None) -> Iter
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if rank0 is None else rank0.answer)
 
 
-def begin_at(config: WorkerConfig, job: TrainerJob) -> RestartPoint:
-    """Rank 0: the point from which the job continues. Claims the generation, except in a rerun."""
+def _observer(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, beginning: RestartPoint | None, *, bounded: bool
+) -> Observer:
+    halves = config.store / HALVES if job.metrics.halves and bounded else None
+    exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
+    return Observer(job, schema, halves, exclusive)
+
+
+def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Standby | None) -> RestartPoint:
+    """Rank 0: the point from which the job continues. Claims the generation, except in a rerun.
+
+    With `standby` it first waits until a resize has acted, while the shards take over rows.
+    """
+    if standby is not None:
+        standby.follow(shards)
     if config.rerun is not None:
         return rerun_point(config.rerun.store, config.rerun.commit, config.job)
     facts = {"world": config.world, "shards": len(config.shards)}
@@ -183,7 +197,9 @@ def begin_at(config: WorkerConfig, job: TrainerJob) -> RestartPoint:
         assert mirror is not None, "the spec needs a mirror"
         head = ObjectHead.open(mirror, config.generation, job.store.log_mirror, job.name)
     claim = (config.store, config.generation, config.job, mirror, facts)
-    return claim_and_recover(*claim, world=config.world, logged_only=logged_only, taken=taken, head=head)
+    checked = None if standby is None else standby.checked
+    begin = partial(claim_and_recover, *claim, world=config.world, logged_only=logged_only, taken=taken)
+    return begin(head=head, checked=checked)
 
 
 def _schedule(
@@ -199,17 +215,25 @@ def _schedule(
 
 
 def restore(
-    ranks: Ranks, beginning: RestartPoint | None, shards: Shards, holders: StateHolders, cache: Path | None
+    ranks: Ranks,
+    beginning: RestartPoint | None,
+    shards: Shards,
+    holders: StateHolders,
+    cache: Path | None,
+    standby: Standby | None = None,
 ) -> None:
     """Restore the state of every rank and the rows of the shards from the commit that rank 0 chose.
 
-    `cache`: the folder of this rank for files of a commit that were uploaded.
+    `cache`: the folder of this rank for files of a commit that were uploaded. After `standby` the shards have it,
+    or soon will.
     """
 
     def rows() -> None:
         assert beginning is not None, "rank 0"
         commit = beginning.commit
-        if commit is None:
+        if standby is not None:
+            standby.finish(shards, commit)
+        elif commit is None:
             shards.restore(Path(), [], 0, Deadline.after(RESTORE_S))
         else:
             shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
@@ -267,8 +291,11 @@ def _keeping(
         holders.closer.begin(None if rank0 is None else rank0.begin(holders.closer.day))
         if rank0 is not None and exporting is not None:
             capture = partial(_capture, config, rank0, holders, kernels)
-            committing = _committing(config, job, rank0, shards, holders, arithmetic, capture, exporting.changes_since)
+            changes_since = partial(_changes_since, rank0.resizing, exporting)
+            committing = _committing(config, job, rank0, shards, holders, arithmetic, capture, changes_since)
             committer = held.enter_context(committing)
+            if rank0.resizing is not None:
+                rank0.resizing.begin(committer)
             resume_exports(exporting, rank0, committer)
             content = FeedContent.of(config, job, schema, rank0, model, holders)
             feed = held.enter_context(open_feed(content, shards, rank0))
@@ -301,7 +328,10 @@ def _committing(
     else:
         objects = ObjectCommits(head.store, head.sequence, beginning.commit, job.store.gc_grace)
     whose = (config.store, job.commit, origin, beginning.joblog, shards)
-    committer = Committer(*whose, capture, show, beginning.commit, mirror, changes_since=changes_since, objects=objects)
+    begun = (capture, show, beginning.commit, mirror)
+    resizing = rank0.resizing
+    keeps_all = (lambda: False) if resizing is None else (lambda: resizing.keeps_commits)
+    committer = Committer(*whose, *begun, changes_since=changes_since, objects=objects, keeps_all=keeps_all)
     changed = changed_arithmetic(beginning.commit, arithmetic)
     holders.progress.says = partial(_status_lines, config, rank0, shards, committer, changed)
     try:
@@ -312,6 +342,12 @@ def _committing(
             log.warning(
                 "the mirror lacks the last commit: the next run uploads it first; %s", mirror.status()["trouble"]
             )
+
+
+def _changes_since(resizing: ResizePreparation | None, exporting: ExportCoordinator) -> int | None:
+    """The oldest version since which an export or a resize needs the changes in the next commit."""
+    needs = (exporting.changes_since(), None if resizing is None else resizing.changes_since())
+    return min((version for version in needs if version is not None), default=None)
 
 
 def _mirror(config: WorkerConfig, job: TrainerJob) -> str | None:
@@ -378,6 +414,7 @@ def _status_lines(
         "operations": rank0.operator.status(),
         "overrides": dict(rank0.operator.overrides),
         "workers": {"trainers": config.world, "shards": len(config.shards)},
+        "resizing": None if rank0.resizing is None else rank0.resizing.progress(),
     }
 
 

@@ -196,6 +196,8 @@ class TrainLoop:
         if parts.committer is None:
             return False
         with self._spent.part(LoopPart.COMMIT):
+            if parts.rank0 is not None and parts.rank0.resizing is not None:
+                parts.rank0.resizing.between(version)
             return parts.committer.due(version, full=parts.closer.memory_waits, ended=ended)
 
     def _commit(self) -> None:

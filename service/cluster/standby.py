@@ -1,0 +1,143 @@
+"""The workers of a resize, which stand by while those before them train.
+
+Rank 0 of the generation that trains asks for them in its status, and hears of them (trainer.rank0.resizing). They move
+rows by themselves (trainer.rank0.standby), and the resize acts when few are left. Then they claim the job. Until that
+moment their death changes nothing; from then on the death of those before them does not.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.lifecycle import ExitCode
+from service.cluster.generation import Generation
+from service.cluster.runtime import LAUNCHER, Launcher, OnLine
+from service.cluster.supervision import Event, RunOutcome
+from service.cluster.worker_plan import JobPlan
+
+STANDBY = "standby"
+"""The state of a generation that has not claimed the job."""
+PREPARE_S = 3600.0
+"""Longest time to move the rows; then the resize is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A generation that has begun."""
+
+    generation: Generation
+    launcher: Launcher
+    held: ExitStack
+    """Its context, which ends the generation."""
+
+
+class StandbyPlans(Protocol):
+    """Plans generations that stand by. See service.cluster.generation_plans."""
+
+    def beside(self, last: int, resize: str, trainers: int, shards: int) -> JobPlan:
+        """Plan a generation after `last` that stands by for a resize, with these numbers of workers."""
+        ...
+
+    def has_claimed(self, plan: JobPlan) -> bool:
+        """Whether the generation has the job."""
+        ...
+
+    def is_decided(self) -> bool:
+        """Whether the log says that the job goes on with the numbers of the last plan of `beside`."""
+        ...
+
+    def adopt(self, plan: JobPlan) -> None:
+        """The generation trains, and those before it are gone."""
+        ...
+
+
+class StandbyWorkers:
+    """See module docstring. A context: what it has not handed over ends with it."""
+
+    def __init__(
+        self, present: Generation, plans: StandbyPlans, begin: Callable[[JobPlan], Successor], on_line: OnLine
+    ) -> None:
+        """`present`: the generation that trains. `begin` begins a generation beside it."""
+        self._present, self._plans, self._begin, self._on_line = present, plans, begin, on_line
+        self._mine: Successor | None = None
+        self._resize = ""
+        self._tried: set[str] = set()
+        self._reported: Mapping[str, Any] = {}
+        self._until: Deadline | None = None
+        self.has_claimed = False
+        """Whether they have the job: the workers before them are not needed any more."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    @property
+    def number(self) -> int | None:
+        """Their generation; None while there are none."""
+        return None if self._mine is None else self._mine.generation.plan.generation
+
+    def step(self, event: Event, last: int) -> None:
+        """Begin them where rank 0 asks for them, act on an event of theirs, and report. `last`: the last generation."""
+        wanted = self._present.chief.status.get("resizing") or {}
+        if self._mine is None:
+            if wanted.get("may_begin") and wanted["id"] not in self._tried and not self._present.stop_asked:
+                self._start(wanted, last)
+            return
+        self._mine.generation.step(event)
+        self.has_claimed = self._plans.has_claimed(self._mine.generation.plan)
+        if self.has_claimed:
+            return
+        if (outcome := self._mine.generation.outcome) is not None:
+            self._fail(outcome.reason)
+        elif self._until is not None and self._until.passed():
+            self._fail(f"the rows were not moved within {PREPARE_S:g} s")
+        else:
+            self._report(self._mine.generation.chief.status)
+
+    def successor_of(self, outcome: RunOutcome, *, stop_asked: bool) -> Successor | None:
+        """Hand them over at the end of the generation that trained, if they have the job or will have it at once."""
+        if self._mine is None:
+            return None
+        drained = outcome.code == ExitCode.DRAINED and not stop_asked
+        if not self.has_claimed and not (drained and self._plans.is_decided()):
+            return None
+        successor, self._mine = self._mine, None
+        self._on_line(LAUNCHER, f"generation {successor.generation.plan.generation} takes over")
+        return successor
+
+    def _start(self, wanted: Mapping[str, Any], last: int) -> None:
+        self._resize = wanted["id"]
+        self._tried.add(self._resize)
+        trainers, shards = wanted["trainers"], wanted["shards"]
+        try:
+            plan = self._plans.beside(last, self._resize, trainers, shards)
+            self._mine = self._begin(plan)
+        except MillraceError as error:
+            self._fail(str(error))
+            return
+        self._until = Deadline.after(PREPARE_S)
+        self._on_line(
+            LAUNCHER,
+            f"resize to {trainers} trainers and {shards or 'embedded'} shards: generation {plan.generation} stands by",
+        )
+
+    def _report(self, status: Mapping[str, Any]) -> None:
+        moved = status.get("moved")
+        if moved is not None and moved != self._reported:
+            self._reported = moved
+            self._present.chief.report({"do": "resizing", "id": self._resize, "moved": moved})
+
+    def _fail(self, reason: str) -> None:
+        self._on_line(LAUNCHER, f"the resize is given up: {reason}")
+        self._present.chief.report({"do": "resizing", "id": self._resize, "failed": reason})
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._mine is not None:
+            dropped, self._mine = self._mine, None
+            dropped.held.close()

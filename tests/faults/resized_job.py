@@ -1,0 +1,229 @@
+"""A job that is resized again and again while its workers are killed, and the same job left alone.
+
+`python -m tests.faults.resized_job --kills 50 --seed 1` kills workers at random instants, those that stand by too, and
+prints what it did.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from millrace.rpc.job_client import JobClient
+from service.cluster.generation_plans import GenerationPlans
+from service.cluster.job_run import preloaded
+from service.cluster.job_runner import JobRunner
+from service.cluster.launchers import LauncherSettings, open_launcher
+from service.cluster.run_folder import run_folder
+from service.cluster.store import WORKERS, claimed
+from service.faults.injection import AT_ONCE
+from service.spec.job import LoadedJob, load_job
+from tests.integration.stream_job import SPEC, write_job
+
+COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
+SLOWLY = "slowly"
+"""While a file of this name is there, each pass takes its time: enough for resizes and deaths on the way."""
+PIPE = f"if [ -e {SLOWLY} ]; then sleep 0.3; fi; exec cat\n"
+NUM_LINES = 4800
+RESIZE_S = 120.0
+"""Longest time for one resize, deaths included."""
+
+Size = Mapping[str, int]
+Faults = Callable[[int, str], Any]
+
+
+def written(folder: Path) -> Path:
+    """The job file, with its stream and its pipe."""
+    (folder / "pipe.sh").write_text(PIPE)
+    return write_job(folder, num_lines=NUM_LINES, spec=SPEC.replace('["cat"]', '["sh", "pipe.sh"]'))
+
+
+def job_at(file: Path, store: str, cluster: str, *settings: str) -> LoadedJob:
+    """The job in a store of its own, with small passes and commits for resizes and the end alone."""
+    fixed = [f"store.path={store}", f"cluster={cluster}", "commit={every='600s', keep=1000}", "passes.max_events=32"]
+    return load_job(file, [*fixed, "train.threads=1", "train.batch_size=8", "train.matmul='mkl'", *settings])
+
+
+class Resizer:
+    """Asks for one size after another; a request that failed is made anew. Then the job may hurry to its end."""
+
+    def __init__(self, job: LoadedJob, sizes: Iterable[Size]) -> None:
+        self.acted: list[Size] = []
+        self.failures: list[str] = []
+        self._job, self._sizes = job, sizes
+        self._over = threading.Event()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Work on a thread."""
+        slowly = self._job.folder / SLOWLY
+        slowly.touch()
+        thread = threading.Thread(target=self._work, args=(slowly,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+            slowly.unlink(missing_ok=True)
+
+    def _work(self, slowly: Path) -> None:
+        for number, size in enumerate(self._sizes):
+            deadline = Deadline.after(RESIZE_S)
+            while not (self._over.is_set() or deadline.passed()):
+                if self._asked(f"resize-{number}-{len(self.failures)}", size, deadline):
+                    self.acted.append(size)
+                    break
+        slowly.unlink()
+
+    def _asked(self, id_: str, size: Size, deadline: Deadline) -> bool:
+        """Ask under one id until the resize has acted; False where it failed, and needs another id."""
+        request = {"do": "ask", "operation": {"op": "resize", "id": id_, **size}}
+        while not (self._over.is_set() or deadline.passed()):
+            try:
+                with JobClient(self._job.store).rank0() as client:
+                    if client.operate(request, Deadline.after(5))["version"] is not None:
+                        return True
+            except MillraceError as error:
+                if "its new workers failed" in str(error):
+                    self.failures.append(str(error))
+                    return False
+            self._over.wait(0.05)
+        return False
+
+
+def run(
+    job: LoadedJob, sizes: Iterable[Size] = (), faults: Faults = lambda generation, worker: (), said: list | None = None
+) -> tuple[list[str], Resizer]:
+    """Run `job` to its end in an empty store, resized; the lines it said, and what became of the sizes."""
+    said = [] if said is None else said
+    with ExitStack() as held:
+        store = held.enter_context(claimed(job.store, job.spec.name, fresh=True))
+        folder = held.enter_context(run_folder(store / WORKERS))
+        launcher = held.enter_context(open_launcher(LauncherSettings(preload=preloaded(job.cluster))))
+        resizer, plans = Resizer(job, sizes), GenerationPlans(job, folder, spare=True)
+        runner = JobRunner(
+            job.spec.name,
+            plans.phases(),
+            lambda worker, text: said.append(f"{worker}: {text}"),
+            launcher=launcher,
+            restarts=AT_ONCE,
+            faults=faults,
+            standbys=plans,
+            status_interval_s=0.05,
+        )
+        with resizer.working() if sizes else ExitStack():
+            outcome = runner.run()
+        assert outcome.code == 0, (outcome, said[-30:])
+    return said, resizer
+
+
+def report(job: LoadedJob) -> dict[str, Any]:
+    """The figures at the end that resizes and deaths must not change."""
+    found = json.loads((job.store / "report.json").read_text())
+    return {key: found[key] for key in COMPARED}
+
+
+def workers_in(store: Path) -> dict[tuple[int, str], int]:
+    """Process numbers of the workers of the job in a store, by generation and name."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b" ", b"\0").split(b"\0")  # a title is one text
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for word in words:
+            if word.startswith(os.fsencode(store / WORKERS)):
+                file = Path(os.fsdecode(word))
+                found[int(file.parent.name[1:]), file.stem] = int(path.parent.name)
+    return found
+
+
+class RandomDeaths:
+    """Kills workers at random instants: one of any generation, or a whole generation."""
+
+    def __init__(self, seed: int, store: Path, most: int, pause_s: float = 3.0) -> None:
+        self.killed: list[tuple[int, str]] = []
+        self.num_kills = 0
+        self._random, self._store, self._most, self._pause_s = Random(seed), store, most, pause_s
+        self._over = threading.Event()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Kill on a thread."""
+        thread = threading.Thread(target=self._work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    @property
+    def done(self) -> bool:
+        """Whether all deaths have happened."""
+        return self.num_kills >= self._most
+
+    def _work(self) -> None:
+        while not self.done and not self._over.wait(self._random.uniform(0.2, 2 * self._pause_s)):
+            self._kill()
+
+    def _kill(self) -> None:
+        pids = workers_in(self._store)
+        if not pids:
+            return
+        chosen = self._random.choice(sorted(pids))
+        whole = self._random.random() < 0.2
+        names = [each for each in sorted(pids) if each == chosen or (whole and each[0] == chosen[0])]
+        for name in names:
+            try:
+                os.kill(pids[name], signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            self.killed.append(name)
+        self.num_kills += 1
+
+
+def sizes_until(done: Callable[[], bool], seed: int, role: str, choices: range, least: int) -> Iterator[Size]:
+    """Sizes in random order, each another one than before, until all deaths have happened."""
+    draw, last, number = Random(seed), choices.stop, 0
+    while number < least or not done():
+        last = draw.choice([each for each in choices if each != last])
+        number += 1
+        yield {role: last}
+
+
+def main() -> None:
+    """See module docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        file = written(Path(name))
+        calm, killed = (job_at(file, store, "{trainers=1, shards=1}") for store in ("calm", "killed"))
+        run(calm)
+        deaths = RandomDeaths(given.seed, killed.store, given.kills)
+        said: list[str] = []
+        with deaths.working():
+            _, resizer = run(killed, sizes_until(lambda: deaths.done, given.seed, "shards", range(4), 4), said=said)
+        same = report(killed) == report(calm)
+        taken = sum("takes over" in line for line in said)
+        print(f"seed {given.seed}: {deaths.num_kills} kills of {len(deaths.killed)} workers: {deaths.killed}")
+        print(f"{len(resizer.acted)} resizes acted, {taken} by workers that stood by, {len(resizer.failures)} failed")
+        print(f"digest {report(killed)['digest']}: {'the same' if same else 'ANOTHER'}")
+        sys.exit(not same)
+
+
+if __name__ == "__main__":
+    main()

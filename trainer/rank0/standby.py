@@ -1,0 +1,113 @@
+"""A generation that stands by: its shards follow the commits of the one that trains, until a resize has acted there.
+
+Nothing is claimed and nothing in the store is changed meanwhile. The launcher asks how far it is, and reports it to
+rank 0 of the generation that trains (trainer.rank0.resizing).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
+from pserver.errors import StoreDamaged
+from pserver.protocol.shards import Shards
+from trainer.checkpoint.commits import CheckedFiles, Commit, CommitDamaged, Commits, problems_of
+from trainer.rank0.resizing import Moved
+
+LOOK_S = 0.01
+"""Pause between two looks for a newer commit: training stands still from the last one on."""
+MOVE_S = 3600.0
+"""Longest time to restore a commit, or to go on to the next one."""
+
+log = logging.getLogger(__name__)
+
+
+class StandbyEnded(MillraceError):
+    """The resize has not acted, and this generation is not needed any more."""
+
+
+class Standby:
+    """See module docstring. `status` and `end` from any thread."""
+
+    def __init__(self, store: Path, resize: str) -> None:
+        """`resize`: the id of the resize that ends the wait."""
+        self._commits, self._resize = Commits(store), resize
+        self._moved = Moved()
+        self._over = threading.Event()
+        self.checked: CheckedFiles = set()
+        """The files of commits that were found sound."""
+        self.version: int | None = None
+        """The version that the shards hold; None: nothing yet."""
+        self._last: Future[None] | None = None
+
+    def status(self) -> dict[str, Any]:
+        """For the launcher, until the generation is claimed."""
+        return {"state": "standby", "moved": asdict(self._moved)}
+
+    def end(self) -> None:
+        """Give up."""
+        self._over.set()
+
+    def follow(self, shards: Shards) -> None:
+        """Restore the newest commit, go on to each newer one, and return when there is one in which the resize acted.
+
+        The shards go on to that one meanwhile: see `finish`. Raises StandbyEnded; StoreDamaged where a file is damaged.
+        """
+        name = ""
+        while True:
+            newest = self._newest()
+            if newest is not None and newest.name != name and self.version is not None and self._is_last(newest):
+                self._last = ThreadPoolExecutor(1, "last-rows").submit(self._go_on, shards, newest)
+                return
+            if self.version is None or (newest is not None and newest.name != name):
+                self._check(newest)
+                self._go_on(shards, newest)
+                name = "" if newest is None else newest.name
+            if self._over.wait(LOOK_S):
+                raise StandbyEnded("the workers that stood by are not needed any more")
+
+    def finish(self, shards: Shards, commit: Commit | None) -> None:
+        """Wait until the shards have the last commit, and go on to `commit`, if that is a newer one."""
+        assert self._last is not None, "followed"
+        self._last.result()
+        if (0 if commit is None else commit.version) != self.version:
+            self._go_on(shards, commit)
+
+    def _newest(self) -> Commit | None:
+        names = self._commits.names()
+        with suppress(CommitDamaged):  # removed meanwhile
+            return self._commits.read(names[-1]) if names else None
+        return None
+
+    def _is_last(self, commit: Commit) -> bool:
+        """Whether the resize acted at or before the close of a commit: its generation ends with it."""
+        acted = commit.state.get("operations", {}).get("acted", ())
+        return any(each.get("id") == self._resize for each in acted)
+
+    def _go_on(self, shards: Shards, commit: Commit | None) -> None:
+        first, begin_s = self.version is None, time.monotonic()
+        if first:
+            self._moved = Moved(state="restoring")
+        move: Callable[..., None] = shards.restore if first else shards.advance
+        if commit is None:
+            move(Path(), [], 0, Deadline.after(MOVE_S))
+        else:
+            move(commit.folder, commit.shards, commit.version, Deadline.after(MOVE_S))
+        self.version = 0 if commit is None else commit.version
+        took_s = time.monotonic() - begin_s
+        self._moved = Moved(self.version, self._moved.rounds + (not first), took_s, "moving")
+        log.info("the shards hold version %d, after %.2f s", self.version, took_s)
+
+    def _check(self, commit: Commit | None) -> None:
+        """Read the files that are new: there is no time for it when the job goes on here. Objects check themselves."""
+        if commit is None or commit.objects:
+            return
+        for file, problem in problems_of(commit, self.checked).items():
+            raise StoreDamaged(f"{commit.folder / file}: {problem}")

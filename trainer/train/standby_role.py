@@ -1,0 +1,48 @@
+"""The Role of a trainer that stood by: that of `Standby` first, and from the claim on that of the trainer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.errors import NotYet
+from trainer.rank0.standby import Standby
+from trainer.train.assembly import Trainer
+
+
+class StandbyRole:
+    """See module docstring. Any thread."""
+
+    def __init__(self, standby: Standby, generation: int) -> None:
+        self._standby, self._generation = standby, generation
+        self._trainer: Trainer | None = None
+
+    def begin(self, trainer: Trainer) -> None:
+        """The trainer is restored."""
+        self._trainer = trainer
+
+    def end(self) -> None:
+        """The trainer ends: nothing is answered any more."""
+        self._trainer = None
+
+    def status(self) -> Mapping[str, Any]:
+        """See millrace.rpc.role.serve_role, as the others."""
+        if self._trainer is not None:
+            return self._trainer.parts.progress.status()
+        return {"generation": self._generation, **self._standby.status()}
+
+    def drain(self) -> None:
+        """End after the present pass; without one, at once."""
+        if self._trainer is None:
+            self._standby.end()
+        else:
+            self._trainer.loop.drain()
+
+    def commit(self) -> None:
+        """Ask for a commit."""
+        if self._trainer is not None and self._trainer.parts.committer is not None:
+            self._trainer.parts.committer.ask()
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer a request. Raises NotYet before the trainer is restored, and as RankZero.answer."""
+        if self._trainer is None or self._trainer.answer is None:
+            raise NotYet("the new workers stand by; the job is not theirs yet")
+        return self._trainer.answer(request)
