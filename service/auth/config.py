@@ -61,6 +61,9 @@ class AllowSection(Section):
     bootstrap_servers: tuple[str, ...] | None = None
     """Brokers that Kafka sources may name, "host:port". Default: any. A prediction that is requested over the API may
     name the brokers of its job, and others only if they are listed here."""
+    ray_addresses: tuple[str, ...] = ()
+    """Ray clusters that jobs may run on, "host:port" as in `cluster.ray_address`. Workers there run as the user of the
+    cluster."""
     secret_env: tuple[str, ...] = ()
     """Environment variables of the service that specs may name as secrets: { env = "NAME" }."""
     secret_files: tuple[str, ...] = ()

@@ -50,6 +50,7 @@ class TextKind(Enum):
     """A whole spec, which is checked where it is loaded."""
     NETWORK = auto()
     """An interface or an address at which a job listens."""
+    RAY_CLUSTER = auto()
 
 
 HOLDS: Mapping[tuple[str, str], TextKind] = {
@@ -88,6 +89,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("ExportSection", "command"): TextKind.EXPORT_COMMAND,
     ("ClusterSection", "interface"): TextKind.NETWORK,
     ("ClusterSection", "listen"): TextKind.NETWORK,
+    ("ClusterSection", "ray_address"): TextKind.RAY_CLUSTER,
     ("InputSection", "paths"): TextKind.PATTERNS,
     ("KafkaInput", "topic"): TextKind.NAME,
     ("KafkaInput", "options"): TextKind.KAFKA_OPTIONS,
@@ -175,6 +177,10 @@ class SpecRules:
             case TextKind.NETWORK:
                 if value != LOOPBACK_INTERFACE and not is_loopback(value.rpartition(":")[0]):
                     raise SpecError(f"{value!r} opens a port to other machines, which no job of a service may", at)
+            case TextKind.RAY_CLUSTER:
+                if value not in self._allow.ray_addresses:
+                    allowed = ", ".join(self._allow.ray_addresses) or "none"
+                    raise SpecError(f"{value!r} is not allowed here; allowed: {allowed} (allow.ray_addresses)", at)
             case TextKind.MODEL_SETTINGS | TextKind.SPEC:
                 pass
             case _:

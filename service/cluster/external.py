@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from service.cluster.machine import machine_id
 from service.cluster.meeting import Meeting
 from service.cluster.places import Places
 from service.cluster.remote_worker import RemoteWorker
-from service.cluster.runtime import CannotStart, OnExit, OnLine, WorkerHandle, WorkerRole, WorkerSpec
+from service.cluster.runtime import UNREACHABLE, CannotStart, OnExit, OnLine, WorkerHandle, WorkerRole, WorkerSpec
 from service.cluster.worker_plan import PYTHON
 
 START_S = 120.0
@@ -118,8 +118,7 @@ class ExternalLauncher:
 
     def waits_for(self) -> str | None:
         """See Launcher.waits_for."""
-        with self._lock:
-            missing = self._places.waits_for()
+        missing = self._missing()
         return None if missing is None else f"{missing}; {self._hint}"
 
     def start(
@@ -191,6 +190,11 @@ class ExternalLauncher:
             worker.take_end()
         return order
 
+    def _missing(self) -> str | None:
+        """The workers without an agent, in words; None if each has one."""
+        with self._lock:
+            return self._places.waits_for()
+
     def _answer(self, what: WorkerOffer | JobEnd | None, waits: str = "") -> Answer:
         pause_s = min(0.2 + 0.01 * len(self._places.known), self._node_timeout_s / 8)
         return Answer(node_timeout_s=self._node_timeout_s, pause_s=pause_s, secret=self._secret, waits=waits, what=what)
@@ -258,8 +262,15 @@ class ExternalLauncher:
         while not self._closing.wait(min(0.2, self._node_timeout_s / 10)):
             with self._lock:
                 silent = self._places.silent(time.monotonic())
-                lost = [worker for worker in self._workers.values() if worker.agent in silent]
-                if silent:
-                    self._lock.notify_all()
-            for worker in lost:
-                worker.lose(f"(nothing was heard of its agent for {self._node_timeout_s:g} s)")
+            if silent:
+                self._lose(silent, f"(nothing was heard of its agent for {self._node_timeout_s:g} s)", UNREACHABLE)
+
+    def _lose(self, agents: Collection[str], reason: str, code: int) -> None:
+        """Give up these agents and the workers that they run, which count as ended with `code`."""
+        with self._lock:
+            for agent in agents:
+                self._places.leave(agent)
+            lost = [worker for worker in self._workers.values() if worker.agent in agents]
+            self._lock.notify_all()
+        for worker in lost:
+            worker.lose(reason, code)

@@ -21,14 +21,14 @@ from service.cluster.external import JoinPoint
 from service.cluster.fetched_commits import check_fresh, fetch_commits
 from service.cluster.generation_plans import GenerationPlans
 from service.cluster.job_runner import JobRunner
-from service.cluster.launchers import EXTERNAL, LauncherSettings, open_launcher
+from service.cluster.launchers import LauncherSettings, open_launcher
 from service.cluster.restarts import RestartLimits
 from service.cluster.run_folder import worker_folder
 from service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, WorkerRole
 from service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
 from service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from service.cluster.supervision import RunOutcome
-from service.cluster.worker_plan import MODULES
+from service.cluster.worker_plan import LOCAL, MODULES
 from service.monitor.lines import summary_lines
 from service.spec.config import ClusterSection
 from service.spec.job import LoadedJob
@@ -86,7 +86,7 @@ def open_run(
 def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
     """The launcher that the job names. Its store is claimed."""
     cluster = job.spec.cluster
-    if cluster.launcher != EXTERNAL:
+    if cluster.launcher == LOCAL:
         return open_launcher(LauncherSettings(preload=preloaded(cluster)), cluster.launcher)
     folder = job.store / IDENTITY
     authority = open_authority(folder, job.spec.name)
@@ -99,7 +99,7 @@ def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
         shown_host=address_of(cluster.interface),
         chief_here=job.spec.store.parts == "object",
     )
-    return open_launcher(LauncherSettings(join=point), cluster.launcher)
+    return open_launcher(LauncherSettings(join=point, ray_address=cluster.ray_address or ""), cluster.launcher)
 
 
 def set_paused(store: Path, paused: bool) -> None:

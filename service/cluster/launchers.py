@@ -9,10 +9,12 @@ from service.cluster.child import Spawner, Starter
 from service.cluster.external import ExternalLauncher, JoinPoint
 from service.cluster.forkserver import ForkingStarter, can_fork
 from service.cluster.local import ProcessLauncher
+from service.cluster.ray_connection import check_installed
+from service.cluster.ray_launcher import RayLauncher
 from service.cluster.runtime import Launcher
 from service.cluster.worker_plan import LOCAL
 
-EXTERNAL = "external"
+EXTERNAL, RAY = "external", "ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,9 @@ class LauncherSettings:
     preload: Sequence[str] = ()
     """Modules that workers import. The local launcher loads them once for all."""
     join: JoinPoint | None = None
-    """Where agents join the external launcher."""
+    """Where agents join the external launcher, and that of Ray."""
+    ray_address: str = ""
+    """Where the Ray launcher finds its cluster."""
 
 
 @contextmanager
@@ -48,10 +52,25 @@ def _external(settings: LauncherSettings) -> Iterator[Launcher]:
         yield launcher
 
 
+@contextmanager
+def _ray(settings: LauncherSettings) -> Iterator[Launcher]:
+    assert settings.join is not None, "a run on Ray says where agents join"
+    check_installed()
+    with RayLauncher(settings.join, settings.ray_address) as launcher:
+        yield launcher
+
+
 LAUNCHERS: Mapping[str, Callable[[LauncherSettings], AbstractContextManager[Launcher]]] = {
     LOCAL: _local,
     EXTERNAL: _external,
+    RAY: _ray,
 }
+
+
+def check_launcher(name: str) -> None:
+    """Raise SpecError where this machine lacks what the launcher `name` needs."""
+    if name == RAY:
+        check_installed()
 
 
 def open_launcher(

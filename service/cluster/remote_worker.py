@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from millrace.deadline import Deadline
 from millrace.printable import printable
 from millrace.rpc.joining import Order, WorkerOffer
-from service.cluster.runtime import KILL_S, TAIL_LINES, UNREACHABLE, OnExit, OnLine
+from service.cluster.runtime import KILL_S, TAIL_LINES, OnExit, OnLine
 
 
 class RemoteWorker:
@@ -117,14 +117,14 @@ class RemoteWorker:
             self._over = True
             self._changed.notify_all()
 
-    def lose(self, reason: str) -> None:
-        """Its agent is unreachable."""
+    def lose(self, reason: str, code: int) -> None:
+        """Its agent is gone or unreachable: it counts as ended with `code`."""
         with self._changed:
             if self._over:
                 return
             self._tail.append(reason)
             self._trouble = reason
-        self.take_exit(UNREACHABLE)
+        self.take_exit(code)
         self.take_end()
 
     def _tell_exit(self) -> None:

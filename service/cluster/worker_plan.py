@@ -22,6 +22,7 @@ from millrace.secrets import dump_with_secrets, with_secrets
 from service.cluster.inputs import input_files
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE
+from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
 from trainer.control.job_spec import STALL_SHARE
 from trainer.control.predictions import PredictionRequest
@@ -145,6 +146,7 @@ def plan_job(
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
             num_ranks=cluster.trainers,
             parts=_part_stores(job, suffix),
+            resources=_resources(cluster.resources.shard),
         ),
         trainers=tuple(_trainer(job, run_folder, of_ranks, rank) for rank in range(cluster.trainers)),
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
@@ -250,6 +252,7 @@ def _shards(
     num_ranks: int,
     command: tuple[str, ...] = PYTHON,
     parts: Sequence[Mapping[str, Any]] | None = None,
+    resources: Resources | None = None,
 ) -> tuple[WorkerSpec, ...]:
     """One shard for each folder of `live`; `common` holds secret, generation and max_message; `parts`: by shard."""
     config = {
@@ -269,6 +272,7 @@ def _shards(
             config={**config, "shard": number, "live": folder, "parts": None if parts is None else parts[number]},
             folder=job.folder,
             run_folder=run_folder,
+            resources=resources or Resources(),
         )
         for number, folder in enumerate(live)
     )
@@ -299,5 +303,9 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         folder=job.folder,
         run_folder=run_folder,
         inputs=digests(common["inputs"], job.folder),
-        resources=Resources(cores=common["cores"]),
+        resources=_resources(cluster.resources.trainer),
     )
+
+
+def _resources(section: WorkerResources) -> Resources:
+    return Resources(cores=section.cores, memory_bytes=section.memory, gpus=section.gpus)

@@ -10,6 +10,7 @@ from dataset.spec.config import FilesSource, KafkaSource
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
+from service.cluster.launchers import check_launcher
 from service.cluster.store import check_free
 from service.cluster.store_defaults import with_store_defaults
 from service.predict.after_training import check_before
@@ -47,6 +48,7 @@ def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
 
 def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     """True if the run continues one that the store holds."""
+    check_launcher(job.spec.cluster.launcher)
     prepare_command(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)

@@ -10,6 +10,24 @@ from millrace.config import Duration, PositiveDuration, Section, Size
 from millrace.interfaces import LOOPBACK_INTERFACE
 
 
+class WorkerResources(Section):
+    """Resources that a Ray cluster reserves for one process."""
+
+    cores: float = Field(default=1.0, gt=0, le=4096)
+    """Processors. A trainer has as many threads of torch, and one at least."""
+    memory: Size = 0
+    """Memory that must be free on its node; 0: any. Ray counts it and does not enforce it."""
+    gpus: int = Field(default=0, ge=0, le=64)
+    """GPUs of its own: it sees no others. With 0 it reserves none, and sees all of its node."""
+
+
+class RoleResources(Section):
+    """Resources of each process, by role."""
+
+    trainer: WorkerResources = WorkerResources()
+    shard: WorkerResources = WorkerResources()
+
+
 class ClusterSection(Section):
     """How many processes of each role."""
 
@@ -34,10 +52,14 @@ class ClusterSection(Section):
     on a network that strangers reach they can be read and changed."""
     launcher: Literal["local", "external", "ray"] = "local"
     """"local": processes of this machine; "external": started by you, by torchrun or by an orchestrator, as
-    `millrace worker --join`; "ray" is not built yet."""
+    `millrace worker --join`; "ray": placed by a Ray cluster, of which this machine is a node."""
     node_timeout: PositiveDuration = 30.0
-    """A worker of the external launcher that is unreachable for so long counts as dead; so does the head for a
-    worker."""
+    """A worker of the external launcher, or of Ray, that is unreachable for so long counts as dead; so does the head
+    for a worker."""
+    ray_address: str | None = None
+    """Address of the Ray cluster, HOST:PORT, as its head tells it. Launcher "ray" needs it."""
+    resources: RoleResources = RoleResources()
+    """Resources of each process. Read by launcher "ray"."""
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":
@@ -62,13 +84,6 @@ class ClusterSection(Section):
             )
         return self
 
-    @field_validator("launcher")
-    @classmethod
-    def _is_built(cls, launcher: str) -> str:
-        if launcher == "ray":
-            raise ValueError('"ray" is not built yet; use "local" or "external"')
-        return launcher
-
     @model_validator(mode="after")
     def _reached_by_all(self) -> "ClusterSection":
         if self.interface == LOOPBACK_INTERFACE and self.leaves_machine:
@@ -78,11 +93,24 @@ class ClusterSection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _knows_ray(self) -> "ClusterSection":
+        if self.launcher == "ray" and self.ray_address is None:
+            raise ValueError('launcher = "ray" needs ray_address: HOST:PORT of the cluster, as `ray start --head` says')
+        return self
+
     @field_validator("listen")
     @classmethod
     def _is_an_address(cls, listen: str) -> str:
         parse_address(listen, format_address(LOOPBACK, 7070))
         return listen
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_an_address_of_ray(cls, ray_address: str | None) -> str | None:
+        if ray_address is not None:
+            parse_address(ray_address, format_address(LOOPBACK, 6379))
+        return ray_address
 
     @field_validator("max_message")
     @classmethod

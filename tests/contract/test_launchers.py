@@ -20,13 +20,16 @@ from millrace.identity.join_token import JoinToken
 from service.cli.worker_command import RANKS
 from service.cluster.child import Spawner
 from service.cluster.external import JoinPoint
-from service.cluster.launchers import EXTERNAL, LAUNCHERS, LauncherSettings, open_launcher
+from service.cluster.launchers import EXTERNAL, LAUNCHERS, RAY, LauncherSettings, open_launcher
 from service.cluster.local import ProcessLauncher
 from service.cluster.runtime import TAIL_LINES, CannotStart, WorkerRole
 from service.cluster.worker_plan import LOCAL
+from tests import ray_cluster
 from tests.fakes.launch import PRELOAD, fake_worker
 
 ROOT = Path(__file__).parents[2]
+RAY_CLUSTER = "MILLRACE_TEST_RAY"
+"""Variable with the address of the tests' Ray cluster."""
 ORPHANING = [["note_pid"], ["spawn"], ["say", "up"], ["sleep"]]
 
 
@@ -40,10 +43,7 @@ class Agents:
     """An orchestrator: a thread that starts agents in processes of their own while the launcher waits for workers."""
 
     def __init__(self, folder):
-        token = folder / "token"
-        token.touch(0o600)
-        token.write_text(str(JoinToken("0" * 64, "1" * 64)))
-        self.point = JoinPoint(listen="127.0.0.1:0", token_file=token, node_timeout_s=3.0)
+        self.point = join_point(folder)
         self.processes, self.closing, self.thread = [], threading.Event(), None
 
     def watch(self, launcher):
@@ -66,6 +66,24 @@ class Agents:
         assert {process.wait(30) for process in self.processes} <= {0, 75}
 
 
+def join_point(folder):
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text(str(JoinToken("0" * 64, "1" * 64)))
+    return JoinPoint(listen="127.0.0.1:0", token_file=token, node_timeout_s=3.0)
+
+
+@contextmanager
+def on_ray():
+    with tempfile.TemporaryDirectory() as folder:
+        settings = LauncherSettings(join=join_point(Path(folder)), ray_address=os.environ[RAY_CLUSTER])
+        with open_launcher(settings, RAY) as launcher:
+            try:
+                yield launcher
+            finally:
+                launcher.end(0, "the test is over")
+
+
 @contextmanager
 def with_agents():
     with tempfile.TemporaryDirectory() as folder:
@@ -83,6 +101,7 @@ OPEN = {
     "local": lambda: open_launcher(LauncherSettings(preload=PRELOAD), LOCAL),
     "local, not forked": from_nothing,
     "external": with_agents,
+    "ray": on_ray,
 }
 """Ways to open each known launcher."""
 
@@ -140,12 +159,28 @@ def runs(pid):
         return False
 
 
-NAMES = [pytest.param(name, marks=pytest.mark.long) if name == EXTERNAL else name for name in OPEN]
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name in (EXTERNAL, RAY) else name for name in OPEN]
+IN_CI = [
+    pytest.param(RAY, marks=pytest.mark.slow) if each == RAY else name for each, name in zip(OPEN, NAMES, strict=True)
+]
+"""On Ray all of the suite takes two minutes, and from the start of an agent on it is the path of the external one."""
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray cluster, as a user has one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with ray_cluster.running(8) as running:
+            patch.setenv(RAY_CLUSTER, running.address)
+            yield running
+
+
+@pytest.fixture(params=IN_CI)
 def world(request, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if request.param == RAY:
+        request.getfixturevalue("cluster")
     with OPEN[request.param]() as launcher:
         world = World(launcher, tmp_path)
         yield world
@@ -158,7 +193,7 @@ def test_every_known_launcher_is_tested_here():
 
 
 def test_an_unknown_launcher_is_refused_with_the_known_names():
-    with pytest.raises(SpecError, match="cluster.launcher: there is no launcher 'nomad'; known: external, local"):
+    with pytest.raises(SpecError, match="cluster.launcher: there is no launcher 'nomad'; known: external, local, ray"):
         open_launcher(name="nomad")
 
 
@@ -325,8 +360,10 @@ with OPEN[sys.argv[1]]() as launcher:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_workers_end_with_the_process_that_launched_them(tmp_path, monkeypatch, name):
+def test_workers_end_with_the_process_that_launched_them(request, tmp_path, monkeypatch, name):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if name == RAY:
+        request.getfixturevalue("cluster")
     process = subprocess.Popen([sys.executable, "-c", LAUNCH, name, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "up\n"

@@ -37,14 +37,17 @@ def script(page):
     return "\n".join(parts)
 
 
-def followed(page, folder):
-    """What a reader sees who follows `page` in `folder`, which has the environment of the clone."""
+def followed(page, folder, *apart):
+    """What a reader sees who follows `page` in `folder`, which has the environment of the clone.
+
+    `apart`: the command that the shell runs under.
+    """
     (folder / ".venv").symlink_to(sys.prefix)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MILLRACE"))}
     said = folder / "output"
     with said.open("w") as out:
         shell = subprocess.Popen(
-            ["bash", "-c", script(page)], cwd=folder, env=env, start_new_session=True,
+            [*apart, "bash", "-c", script(page)], cwd=folder, env=env, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=out, stderr=out,
         )  # fmt: skip
         try:
@@ -82,6 +85,19 @@ def test_the_page_about_clusters_gives_the_same_digest_by_hand_and_by_torchrun(t
     assert output.count("done: the stream is drained") == 3
     reports = [json.loads((tmp_path / "cluster" / store / "report.json").read_text()) for store in ("alone", "store")]
     assert len({report["digest"] for report in reports}) == 1, "the store is that of torchrun now"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="`ray stop` ends every Ray of the machine: a PID namespace needs root")
+def test_the_page_about_clusters_gives_the_same_digest_on_ray(tmp_path):
+    parts = re.split(r"^(?=## )", CLUSTER, flags=re.M)
+    page = "".join(part for part in parts if part.startswith(("## 1. ", "## 5. Ray")))
+    port = str(free_ports(1)[0])
+    output = followed(
+        page.replace("6379", port), tmp_path, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"
+    )
+    assert f"waits for the Ray cluster at 127.0.0.1:{port}, which starts 4 workers" in output
+    assert output.count("done: the stream is drained") == 2
 
 
 @pytest.mark.long

@@ -281,6 +281,7 @@ def test_every_kind_of_text_is_checked(place):
         TextKind.VERSION: "s3://x/y",
         TextKind.PATTERNS: ("/etc/*",),
         TextKind.NETWORK: "eth0",
+        TextKind.RAY_CLUSTER: "127.0.0.1:6379",
         TextKind.PIPE_COMMAND: ("sh",),
         TextKind.EXPORT_COMMAND: ("sh",),
         TextKind.MODEL: "a:B",

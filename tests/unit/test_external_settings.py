@@ -5,7 +5,9 @@ import pytest
 from millrace.config import validate
 from millrace.errors import SpecError
 from service.cli.worker_command import ranks_of
+from service.cluster import ray_connection
 from service.cluster.inputs import input_files
+from service.cluster.launchers import check_launcher
 from service.spec.config import ClusterSection
 from service.spec.job import load_job
 
@@ -30,7 +32,12 @@ def test_ranks_that_are_none_are_refused(environment, words):
 @pytest.mark.parametrize(
     ("cluster", "words"),
     [
-        ({"launcher": "ray"}, '"ray" is not built yet; use "local" or "external"'),
+        (
+            {"launcher": "ray"},
+            'launcher = "ray" needs ray_address: HOST:PORT of the cluster, as `ray start --head` says',
+        ),
+        ({"launcher": "ray", "ray_address": "auto"}, "ray_address: 'auto' is not of the form 127.0.0.1:6379"),
+        ({"resources": {"shard": {"cores": 0}}}, "resources.shard.cores: "),
         ({"launcher": "nomad"}, "launcher"),
         (
             {"launcher": "external", "listen": "0.0.0.0:7070", "trust_interface": True},
@@ -50,6 +57,13 @@ def test_workers_of_other_machines_join_where_an_interface_is_named_and_trusted(
     assert validate(ClusterSection, {**told, "trust_interface": True}).leaves_machine
     with pytest.raises(SpecError, match="set trust_interface = true if that network is yours alone"):
         validate(ClusterSection, told)
+
+
+def test_ray_is_refused_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr(ray_connection, "find_spec", lambda name: None)
+    with pytest.raises(SpecError, match="cluster.launcher: Ray is not installed here; `pip install 'millrace"):
+        check_launcher("ray")
+    check_launcher("external")
 
 
 def test_the_inputs_of_a_job_are_its_generator_its_model_and_its_source_files(tmp_path):
