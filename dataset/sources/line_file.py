@@ -1,13 +1,15 @@
 """Counts, finds and reads the lines of one file by number, in blocks, without a Python step per line.
 
 A line ends with a line feed; a carriage return before it is dropped, so Windows files work too. A file that was
-replaced (another inode), or is shorter than at the last look, raises SourceGap. A file that was truncated and has grown
-beyond its old length since, or was changed in place, is not noticed. dataset.spec.path_pattern and
-dataset.sources.files decide which files exist and when they may be read.
+replaced while it is known (another inode), or is shorter than at the last look, raises SourceGap. A file that was
+truncated and has grown beyond its old length since, or was changed in place, is not noticed. To another process, and to
+another machine, a file is known by its first 64 KiB. dataset.spec.path_pattern and dataset.sources.files decide which
+files exist and when they may be read.
 
 Shapes: L lines in a block, C chunks of the index.
 """
 
+import hashlib
 import os
 from array import array
 from bisect import bisect_left
@@ -18,8 +20,9 @@ import numpy as np
 
 from dataset.sources.byte_stream import ByteStream, open_bytes
 from dataset.stream.errors import SourceGap
-from dataset.stream.source import I64, Events, check_identity
+from dataset.stream.source import CONTENT, I64, Events, check_identity
 from millrace.errors import BadInput
+from millrace.inputs import HEAD_BYTES
 
 CHUNK_BYTES = 1 << 20
 """Bytes between two entries of the index, and of one read; a seek discards at most this many."""
@@ -39,7 +42,8 @@ class LineFile:
         self._counted_bytes = self._num_feeds = 0
         self._ends_with_feed = True
         self.identity = ""
-        """"device:inode" after the first look."""
+        """Of its first bytes, after the first look; see `identity_of`."""
+        self._inode = ""
         self._size = 0  # at the last look
         self._counted_size = -1
         self._counter: ByteStream | None = None
@@ -83,15 +87,17 @@ class LineFile:
         """Raise SourceGap if the file was deleted, replaced or truncated."""
         try:
             status = os.stat(self.path)
+            if not self.identity or self._size < min(HEAD_BYTES, status.st_size):
+                self.identity = identity_of(self.path)
         except FileNotFoundError:
             raise SourceGap(f"{self.path}: the file is gone; put it back to continue") from None
-        identity = f"{status.st_dev}:{status.st_ino}"
-        if self.identity not in ("", identity) or status.st_size < self._size:
+        inode = f"{status.st_dev}:{status.st_ino}"
+        if self._inode not in ("", inode) or status.st_size < self._size:
             raise SourceGap(
                 f"{self.path}: the file was replaced or became shorter while it was read, so its line numbers have "
                 f"changed; write to a new file instead"
             )
-        self.identity, self._size = identity, status.st_size
+        self._inode, self._size = inode, status.st_size
 
     # Reading
 
@@ -101,7 +107,8 @@ class LineFile:
         Raises SourceGap if the file has fewer lines or another identity.
         """
         self._look()
-        check_identity(str(self.path), identity, self.identity)
+        of_log = self.identity if identity.startswith(CONTENT) else self._inode  # in logs of earlier programs
+        check_identity(str(self.path), identity, of_log)
         line = begin
         while line < end:
             if self._stream is None or self._line != line:  # closed, or another reader moved it
@@ -161,6 +168,14 @@ class LineFile:
             if stream is not None:
                 stream.close()
         self._counter = self._stream = None
+
+
+def identity_of(path: Path) -> str:
+    """Digests of the first 1, 4, 16 .. 65536 bytes of a file, as far as it has them: a file that grows has more."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    sizes = (1 << bits for bits in range(0, HEAD_BYTES.bit_length(), 2) if 1 << bits <= len(head))
+    return CONTENT + "".join(hashlib.sha256(head[:size]).hexdigest()[:8] for size in sizes)
 
 
 def _block(data: bytes, feed_L: I64, first_line: int) -> Events:

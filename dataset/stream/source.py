@@ -50,7 +50,7 @@ class Partition:
     final: bool
     """Whether nothing will be added after `end`."""
     identity: str = ""
-    """Differs if the partition was replaced under the same name: a topic's id, a file's "device:inode". "": unknown."""
+    """Differs if the partition was replaced under the same name: a topic's id, what a file begins with. "": unknown."""
     stream: str = ""
     """Partitions of one stream are read one after another, by period and name; "": it is a stream of its own."""
     period: tuple[str, ...] = ()
@@ -162,9 +162,21 @@ class Source(Protocol):
         ...
 
 
+CONTENT = "content:"
+"""Begins the identity of a file: digests of its first bytes, of which a longer file has more."""
+
+
+def is_same(was: str, now: str) -> bool:
+    """Whether two identities may be of one partition. "" is unknown; so is a file's in a log of earlier programs."""
+    of_content = [each.startswith(CONTENT) for each in (was, now)]
+    if all(of_content):
+        return was.startswith(now) or now.startswith(was)
+    return not was or not now or any(of_content) or was == now
+
+
 def check_identity(name: str, was: str, now: str) -> None:
-    """Raise SourceGap if the identity of a partition has changed; "" is unknown."""
-    if was and now and was != now:
+    """Raise SourceGap if the identity of a partition has changed."""
+    if not is_same(was, now):
         raise SourceGap(
             f"{name} is not what it was when the job began to read it (identity {was} then, {now} now): the topic was "
             f"deleted and created again, or the file was replaced, so positions have another meaning. Restore the old "

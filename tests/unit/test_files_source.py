@@ -6,7 +6,7 @@ from dataset.sources import files
 from dataset.sources.files import FileStream
 from dataset.spec.config import FilesSource
 from dataset.stream.errors import SourceGap
-from dataset.stream.source import Segment
+from dataset.stream.source import Segment, is_same
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 
@@ -30,8 +30,11 @@ def ends(source: FileStream) -> dict[str, int]:
 
 
 def read(source: FileStream, name: str, begin: int, end: int) -> list[bytes | None]:
-    blocks = source.read(Segment(name, 0, begin, end), soon())
-    return [block.value(i) for block in blocks for i in range(len(block))]
+    return read_segment(source, Segment(name, 0, begin, end))
+
+
+def read_segment(source: FileStream, segment: Segment) -> list[bytes | None]:
+    return [block.value(i) for block in source.read(segment, soon()) for i in range(len(block))]
 
 
 def test_no_file_is_an_error_that_names_glob_and_folder(tmp_path):
@@ -200,18 +203,43 @@ def test_a_rank_that_only_reads_reads_what_it_would_call_late(tmp_path):
     assert read(reader, "logs/9/b.jsonl", 0, 1) == [b"1"]
 
 
-def test_a_file_has_the_identity_of_its_inode_and_a_segment_of_another_one_is_refused(tmp_path):
+def test_copies_of_a_file_on_other_machines_are_one_partition_also_while_they_grow(tmp_path):
+    for name, content in {"a": "1\n2\n", "b": "1\n2\n", "c": "1\n3\n"}.items():
+        write(tmp_path, f"{name}/x.txt", content)
+    short, copied, other = (source(tmp_path / name, "*.txt", follow=True) for name in "abc")
+    (partition,) = short.partitions(soon())
+    segment = Segment("x.txt", 0, 0, 2, partition.identity)
+    write(tmp_path, "b/x.txt", "1\n2\n" + "3\n" * 100_000)
+    assert read_segment(copied, segment) == [b"1", b"2"]
+    (grown,) = copied.partitions(soon())
+    assert grown.identity.startswith(partition.identity) and is_same(partition.identity, grown.identity)
+    assert len(grown.identity) == len("content:") + 8 * 9
+    with pytest.raises(SourceGap, match=r"x\.txt is not what it was"):
+        read_segment(other, segment)
+
+
+def test_identities_of_earlier_programs_are_accepted_and_others_compared():
+    assert is_same("65024:12", "content:01234567") and is_same("", "a") and is_same("a", "a")
+    assert not is_same("a", "b") and not is_same("65024:12", "65024:13")
+    assert not is_same("content:01234567", "content:0123456889abcdef")
+
+
+def test_a_segment_of_a_file_that_was_replaced_is_refused(tmp_path):
+    """Known by its first bytes, or by its inode where an earlier program has logged that."""
     write(tmp_path, "a.txt", "1\n2\n")
     found = source(tmp_path, "*.txt", follow=True)
     (partition,) = found.partitions(soon())
-    assert partition.identity == f"{(tmp_path / 'a.txt').stat().st_dev}:{(tmp_path / 'a.txt').stat().st_ino}"
+    status = (tmp_path / "a.txt").stat()
+    old = Segment("a.txt", 0, 0, 2, f"{status.st_dev}:{status.st_ino}")
+    assert read_segment(found, old) == [b"1", b"2"]
     write(tmp_path, "other", "x\ny\nz\n")
     (tmp_path / "other").replace(tmp_path / "a.txt")
     segment = Segment("a.txt", 0, 0, 2, partition.identity)
     with pytest.raises(SourceGap, match="replaced"):
         list(found.read(segment, soon()))
-    with pytest.raises(SourceGap, match=r"a\.txt is not what it was"):
-        list(source(tmp_path, "*.txt", follow=True).read(segment, soon()))
+    for known in (segment, old):
+        with pytest.raises(SourceGap, match=r"a\.txt is not what it was"):
+            list(source(tmp_path, "*.txt", follow=True).read(known, soon()))
 
 
 def test_a_file_put_back_is_followed_again_and_a_new_one_of_its_name_is_an_error(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dataset.spec.path_pattern import natural_key
 from dataset.stream.errors import SourceGap
-from dataset.stream.source import Partition, check_identity
+from dataset.stream.source import Partition, check_identity, is_same
 
 Word = tuple[tuple[int, int, str], ...]
 StreamPlace = tuple[tuple[Word, ...], Word]
@@ -117,7 +117,7 @@ def with_growth(
         there = now.get(each.name)
         if there is None or each.end is None:
             continue
-        if each.identity and there.identity and each.identity != there.identity:
+        if not is_same(each.identity, there.identity):
             words.append(f"{each.name} was replaced (identity {each.identity} then, {there.identity} now)")
         elif there.end < each.end:
             words.append(f"{each.name} ends at position {there.end} now, and was read up to {each.end}")
