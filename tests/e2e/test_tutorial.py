@@ -87,7 +87,8 @@ def test_the_page_about_clusters_gives_the_same_digest_by_hand_and_by_torchrun(t
     assert len({report["digest"] for report in reports}) == 1, "the store is that of torchrun now"
 
 
-@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.skipif(os.geteuid() != 0, reason="`ray stop` ends every Ray of the machine: a PID namespace needs root")
 def test_the_page_about_clusters_gives_the_same_digest_on_ray(tmp_path):
     parts = re.split(r"^(?=## )", CLUSTER, flags=re.M)
