@@ -20,6 +20,8 @@ from millrace.identity import certificates
 from millrace.identity.credentials import Credentials
 from millrace.identity.peers import PeerName
 
+FOLDER = "identity"
+"""Folder in a job's store for its authority and its join token."""
 FILE = "authority.pem"
 """The key and the certificate of the authority, in this order, for the owner only."""
 LIFETIME = timedelta(days=3650)

@@ -30,6 +30,10 @@ _ENDED = ("Socket closed", "reset by peer", "Broken pipe", "alert")
 """Words in the details of a call whose connection the peer has ended."""
 
 
+KEEPALIVE_MS, PING_MS = 10_000, 20_000
+"""With `keepalive`: how long a connection may be silent before a ping, and how long the peer may take to answer it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TlsPeer:
     """The peer that is expected at an address off loopback, and the credentials to show it."""
@@ -45,6 +49,16 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def keepalive_options() -> list[tuple[str, int]]:
+    """Options of a channel or server whose calls may be silent for long: a peer that is gone is noticed by pings."""
+    return [
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", PING_MS),
+        ("grpc.http2.max_pings_without_data", 0),  # 0: any number
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ]
 
 
@@ -64,33 +78,35 @@ def needs_tls(address: str) -> bool:
 
 
 def open_channel(
-    address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES, tls: TlsPeer | None = None
+    address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES, tls: TlsPeer | None = None, keepalive: bool = False
 ) -> grpc.Channel:
     """A channel to a role of the job; connects at the first call.
 
-    With `tls` it has mutual TLS at every port, and the peer must have the name in `tls`. Raises Unavailable if the
-    folder of a unix socket does not exist, and Refused for an address off loopback without `tls`.
+    `keepalive`: see `keepalive_options`. With `tls` it has mutual TLS at every port, and the peer must have the name in
+    `tls`. Raises Unavailable if the folder of a unix socket does not exist, and Refused for an address off loopback
+    without `tls`.
     """
     try:
         target, descriptor = unix_sockets.target_of(address)
     except OSError as error:
         raise Unavailable(f"{address} is not there: {error.strerror}; has that process ended?") from error
+    chosen = [*options(max_message_bytes), *(keepalive_options() if keepalive else [])]
     if tls is not None and not address.startswith(unix_sockets.SCHEME):
-        return _tls_channel(address, max_message_bytes, tls)
+        return _tls_channel(address, tls, chosen)
     if needs_tls(address):
         raise Refused(f"{address} is another machine's address, and this process has no certificate to show there")
-    channel = grpc.insecure_channel(target, options=options(max_message_bytes))
+    channel = grpc.insecure_channel(target, options=chosen)
     if descriptor is not None:
         weakref.finalize(channel, os.close, descriptor)
     return channel
 
 
-def _tls_channel(address: str, max_message_bytes: int, tls: TlsPeer) -> grpc.Channel:
+def _tls_channel(address: str, tls: TlsPeer, chosen: list[tuple[str, int]]) -> grpc.Channel:
     mine = tls.credentials
     own = (mine.key.encode(), mine.certificate.encode()) if mine.certificate else (None, None)
     credentials = grpc.ssl_channel_credentials(mine.authority.encode(), *own)
     name = ("grpc.ssl_target_name_override", tls.name.dns)
-    return grpc.secure_channel(address, credentials, options=[*options(max_message_bytes), name])
+    return grpc.secure_channel(address, credentials, options=[*chosen, name])
 
 
 def metadata(secret: str) -> tuple[tuple[str, str | bytes], ...]:

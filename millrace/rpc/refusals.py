@@ -33,6 +33,8 @@ class RefusalReason(StrEnum):
     """It came to the data plane without an admitted key or ticket."""
     TOO_MANY = "too_many"
     """There were too many connections."""
+    TOO_SLOW = "too_slow"
+    """It follows the live feed, and too much waited for it."""
 
 
 class Refusals:

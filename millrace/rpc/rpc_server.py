@@ -24,7 +24,7 @@ from millrace.identity.credentials import Credentials
 from millrace.identity.join_token import StaleToken
 from millrace.identity.peers import PeerName, PeerRule
 from millrace.rpc import refusals, unix_sockets
-from millrace.rpc.channels import MAX_MESSAGE_BYTES, SECRET_KEY, options, path_of, serialize
+from millrace.rpc.channels import MAX_MESSAGE_BYTES, SECRET_KEY, keepalive_options, options, path_of, serialize
 from millrace.rpc.refusals import RefusalReason, Refusals
 from millrace.rpc.tls_listener import Peer, TlsEndpoint, TlsListener
 
@@ -62,6 +62,7 @@ class RpcServer:
         port: int = 0,
         tls: TlsEndpoint | None = None,
         check_token: TokenCheck | None = None,
+        keepalive: bool = False,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
         """Bind the unix socket `socket`, or without it `port` of 127.0.0.1. With `tls` listen there instead, and
@@ -69,8 +70,9 @@ class RpcServer:
 
         Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
         A call waits while all `max_workers` threads are busy, until its own deadline. Port 0 is a free one. Instead of
-        `secret`, a call of a process that joins may carry the secret of the token that `check_token` knows. Raises
-        SpecError where `tls` names no address of this machine, and Unavailable for a port that is taken.
+        `secret`, a call of a process that joins may carry the secret of the token that `check_token` knows.
+        `keepalive`: see channels.keepalive_options. Raises SpecError where `tls` names no address of this machine, and
+        Unavailable for a port that is taken.
         """
         self._callers = _Callers(noted)
         self._folder: Path | None = None
@@ -82,7 +84,7 @@ class RpcServer:
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
             interceptors=[self._secrets],
-            options=[*options(max_message_bytes), *bound],
+            options=[*options(max_message_bytes), *bound, *(keepalive_options() if keepalive else [])],
         )
         self.address = self._bind(socket, port, tls)
         """unix:PATH, or host:port."""

@@ -39,6 +39,9 @@ MAX_JOINING = 160
 Each agent of the largest job has one until all have joined."""
 CHUNK_BYTES = 1 << 16
 """Bytes copied at a time, and the bound of what waits in each direction."""
+UNSENT_BYTES = 1 << 17
+"""Most bytes that the kernel takes from one connection before it sends them: an answer to a ping of a peer behind a
+slow link is not long behind them."""
 CLOSE_S = 1.0
 """Longest time for the last bytes of a connection when the listener closes."""
 _PREFIX = "unix-abstract:"
@@ -115,7 +118,9 @@ class TlsListener:
         self._context = server_context(credentials, joins=self._endpoint.joins)
 
     def close(self) -> None:
-        """Stop listening and end all connections."""
+        """Stop listening and end all connections. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join()
         self._socket.close()
@@ -128,7 +133,7 @@ class TlsListener:
         asyncio.set_event_loop(self._loop)
         with suppress(asyncio.CancelledError):
             self._loop.run_until_complete(self._serving)
-        self._loop.run_until_complete(_end(asyncio.all_tasks(self._loop)))
+        self._loop.run_until_complete(self._end())
         self._loop.close()
 
     async def _serve(self) -> None:
@@ -151,6 +156,16 @@ class TlsListener:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._handshakes.pop(task, None)
+
+    async def _end(self) -> None:
+        """End all connections. Those whose server has ended have CLOSE_S for their last bytes."""
+        if last := self._tasks - self._handshakes.keys():
+            await asyncio.wait(last, timeout=CLOSE_S)
+        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the next turn
 
     async def _take(self, connection: socket.socket, source: str) -> None:
         """One connection, from its handshake to its end."""
@@ -185,6 +200,8 @@ class TlsListener:
                 await self._forward(peer, reader, writer)
         finally:
             writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     def _peer_of(self, connection: ssl.SSLObject, source: str) -> Peer | None:
         certificate = connection.getpeercert(binary_form=True)
@@ -226,14 +243,6 @@ class TlsListener:
                 pass  # the server has ended, and so does the connection
             finally:
                 del self._peers[name]
-
-
-async def _end(tasks: set[asyncio.Task[None]]) -> None:
-    """End connections; their last bytes have CLOSE_S."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # transports close in the next turn
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -289,6 +298,7 @@ def _bound(endpoint: TlsEndpoint) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(MAX_HANDSHAKES)

@@ -10,21 +10,30 @@ import grpc
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, Unavailable
 from millrace.rpc import channels
+from millrace.rpc.channels import TlsPeer
 from pserver.feed import feed_messages
 from pserver.feed.feed_messages import FeedMessage
 from pserver.proto import feed_pb2 as pb
 
 
+class FeedTooSlow(Unavailable):
+    """The feed disconnected this subscriber, for which too much waited."""
+
+
 class FeedStream:
     """A channel to one source. One thread iterates; any may poke and close."""
 
-    def __init__(self, name: str, address: str, secret: str) -> None:
-        self._name = f"{name} at {address}"
+    def __init__(self, name: str, address: str, secret: str, tls: TlsPeer | None = None) -> None:
+        """`tls`: the source and our credentials, off loopback. Raises Refused without them there."""
+        self._name, self._tls = f"{name} at {address}", tls
         self._metadata = channels.metadata(secret)
-        self._channel = channels.open_channel(address, max_message_bytes=feed_messages.MAX_MESSAGE_BYTES)
+        self._closed = False
+        self._channel = channels.open_channel(
+            address, max_message_bytes=feed_messages.MAX_MESSAGE_BYTES, tls=tls, keepalive=True
+        )
 
     def parts(self, since: int, generation: int) -> Iterator[FeedMessage]:
-        """Subscribe; the parts in order. Raises Refused, and Unavailable, also when the feed ends."""
+        """Subscribe; the parts in order. Raises Refused, and Unavailable, also when the feed ends; FeedTooSlow."""
         subscribe = self._channel.unary_stream(
             channels.path_of(feed_messages.SERVICE, "Subscribe"),
             pb.SubscribeRequest.SerializeToString,
@@ -35,7 +44,7 @@ class FeedStream:
             for message in subscribe(request, metadata=self._metadata):
                 yield feed_messages.part_of(message)
         except grpc.RpcError as error:
-            raise _translated(error, self._name) from error
+            raise self._translated(error) from error
         except ValueError as error:  # the channel was closed
             raise Unavailable(f"the feed of {self._name} is closed") from error
         raise Unavailable(f"the feed of {self._name} has ended")
@@ -48,20 +57,26 @@ class FeedStream:
         try:
             poke(pb.PokeRequest(), timeout=deadline.left_s(), metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _translated(error, self._name) from error
+            raise self._translated(error) from error
 
     def close(self) -> None:
         """End the subscription."""
+        self._closed = True
         self._channel.close()
 
-
-def _translated(error: grpc.RpcError, name: str) -> MillraceError:
-    match error.code():
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Unavailable(f"the feed of {name} disconnected this subscriber: {error.details()}")
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return Refused(f"the feed of {name} refused: {error.details()}")
-        case grpc.StatusCode.UNAUTHENTICATED:  # another process has the port now
-            return Unavailable(f"the feed of {name} is another one: {error.details()}; where is it now?")
-        case _:
-            return channels.error_of_rpc(error, f"the feed of {name}")
+    def _translated(self, error: grpc.RpcError) -> MillraceError:
+        name, details = self._name, error.details()
+        match error.code():
+            case grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return Unavailable(f"the feed of {name} disconnected this subscriber: {details}")
+            case grpc.StatusCode.OUT_OF_RANGE:
+                return FeedTooSlow(f"the feed of {name} disconnected this subscriber: {details}")
+            case grpc.StatusCode.CANCELLED if not self._closed:  # while the source could not even say so
+                return FeedTooSlow(f"the feed of {name} disconnected this subscriber, which reads too slowly")
+            case grpc.StatusCode.INVALID_ARGUMENT:
+                return Refused(f"the feed of {name} refused: {details}")
+            case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.FAILED_PRECONDITION:
+                # another process has the port now, or our certificate is of an older generation
+                return Unavailable(f"the feed of {name} is another one: {details}; where is it now?")
+        translated = channels.error_of_rpc(error, f"the feed of {name}", self._tls)
+        return Unavailable(str(translated)) if isinstance(translated, Refused) else translated

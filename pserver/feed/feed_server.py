@@ -1,18 +1,26 @@
 """A port for subscribers of the live feed, with its own secret: it allows reading the feed and nothing else.
 
+Off loopback it has mutual TLS with the job's authority, and takes replicas of this generation alone.
+
 Each subscriber takes a thread, which reads its base and sends its queued messages. A subscriber that is too slow gets
 an error; if it does not read even that, its call is cancelled. The source decides what is sent: pserver.feed.publisher
 on a shard, trainer.train.model_feed on rank 0.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import grpc
 
 from millrace.errors import MillraceError
+from millrace.identity.credentials import Credentials
+from millrace.identity.peers import PeerRole, PeerRule
+from millrace.interfaces import address_of
+from millrace.rpc import refusals
+from millrace.rpc.refusals import RefusalReason
 from millrace.rpc.rpc_server import RpcServer
+from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.errors import InvalidShardCall
 from pserver.feed import feed_messages, payloads
 from pserver.feed.publisher import MAX_SUBSCRIBERS, SubscriberTooSlow, Subscription, TooManySubscribers
@@ -47,14 +55,19 @@ class FeedSource(Protocol):
 class FeedServer:
     """A served source; `close` it."""
 
-    def __init__(self, source: FeedSource, secret: str) -> None:
-        """Bind a free port of loopback and serve; `address` is host:port."""
+    def __init__(self, source: FeedSource, secret: str, tls: TlsEndpoint | None = None) -> None:
+        """Bind a free port of loopback, or `tls`, and serve; `address` is host:port."""
         self._source = source
         self._server = RpcServer(
-            secret, max_workers=MAX_SUBSCRIBERS + 2, max_message_bytes=feed_messages.MAX_MESSAGE_BYTES
+            secret,
+            max_workers=MAX_SUBSCRIBERS + 2,
+            max_message_bytes=feed_messages.MAX_MESSAGE_BYTES,
+            tls=tls,
+            keepalive=True,
         )
         self.address = self._server.address
-        self._server.add_service(feed_messages.SERVICE, _Servicer(source), payloads.encoded)
+        servicer = _Servicer(source, self._server.source_of)
+        self._server.add_service(feed_messages.SERVICE, servicer, payloads.encoded)
         self._server.start()
 
     def close(self) -> None:
@@ -63,16 +76,32 @@ class FeedServer:
         self._server.close(CLOSE_S)
 
 
+def endpoint_of(interface: str, credentials: Credentials | None) -> TlsEndpoint | None:
+    """Where a process with credentials serves its feed, and for whom: replicas with a certificate of its generation.
+
+    Replicas are not told apart: each has number 0.
+    """
+    if credentials is None:
+        return None
+    mine = credentials.name
+    accepts = PeerRule(mine.job, mine.generation, {PeerRole.REPLICA: range(1)})
+    return TlsEndpoint(address_of(interface), credentials, accepts)
+
+
 class _Servicer:
     """The calls of feed.proto, each on a thread of the server."""
 
-    def __init__(self, source: FeedSource) -> None:
-        self._source = source
+    def __init__(self, source: FeedSource, source_of: Callable[[grpc.ServicerContext], str]) -> None:
+        self._source, self._source_of = source, source_of
 
     def Subscribe(
         self, request: pb.SubscribeRequest, context: grpc.ServicerContext
     ) -> Iterator[feed_messages.Outgoing]:
-        def cancel_soon() -> None:
+        name = self._source_of(context)
+
+        def cancel_soon(waiting_bytes: int) -> None:
+            why = f"it is too slow for the live feed: {waiting_bytes >> 20} MiB wait, so it is disconnected"
+            refusals.PROCESS.note(RefusalReason.TOO_SLOW, name, why)
             timer = threading.Timer(CUT_S, context.cancel)
             timer.daemon = True
             timer.start()
@@ -87,8 +116,10 @@ class _Servicer:
             if not context.add_callback(subscription.end):  # it has left already
                 return
             yield from _messages(base, subscription)
-        except (TooManySubscribers, SubscriberTooSlow) as error:
+        except TooManySubscribers as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except SubscriberTooSlow as error:
+            context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except MillraceError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:

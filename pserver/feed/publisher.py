@@ -7,7 +7,6 @@ pserver.feed.table_changes collects the changes of one table, pserver.feed.feed_
 pserver.feed.feed_server owns the port.
 """
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ MAX_SUBSCRIBERS = 8
 """Replicas that follow one shard, or rank 0; one more is refused."""
 MAX_WAITING_BYTES = 128 << 20
 """Most bytes queued for one subscriber; with more it is disconnected. One larger version is queued if it is alone."""
-
-log = logging.getLogger(__name__)
 
 
 class TooManySubscribers(PserverError, Unavailable):
@@ -45,8 +42,9 @@ class SubscriberTooSlow(PserverError, Unavailable):
 class Subscription:
     """The queue of messages for one subscriber. Any thread may put; one takes."""
 
-    def __init__(self, on_overflow: Callable[[], None] = lambda: None) -> None:
-        """`on_overflow` is called once, when the subscriber is too slow; the sending thread may be blocked then."""
+    def __init__(self, on_overflow: Callable[[int], None] = lambda _waiting_bytes: None) -> None:
+        """`on_overflow` is called once, when the subscriber is too slow, with the number of bytes that wait; the
+        sending thread may be blocked then."""
         self._turn = threading.Condition()
         self._waiting: deque[feed_messages.Outgoing] = deque()
         self._num_bytes = 0
@@ -66,8 +64,7 @@ class Subscription:
             self._num_bytes += size
             self._turn.notify_all()
         if self._slow:
-            log.warning("a subscriber of the live feed is too slow, %d MiB wait: disconnecting", self._num_bytes >> 20)
-            self._on_overflow()
+            self._on_overflow(self._num_bytes)
 
     def end(self) -> None:
         """Accept no more messages; queued ones are still sent."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint, failpoint
+from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.config import PartStore, TableSection
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
@@ -33,11 +34,14 @@ class EmbeddedShards:
         generation: int = 1,
         policy: Consistency | None = None,
         parts: PartStore | None = None,
+        feed_at: TlsEndpoint | None = None,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
-        `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to."""
+        `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to; `feed_at`:
+        where the live feed is served, if not at loopback."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
         self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation, parts=parts)
+        self._feed_at = feed_at
         self._ledger = PassState(1, policy or Sync())
         self._close_digest = ""
         self._num_taken = 0
@@ -120,7 +124,7 @@ class EmbeddedShards:
 
     def feed(self, secret: str, deadline: Deadline) -> list[str]:
         """See Shards."""
-        return [self._shard.feed(secret)]
+        return [self._shard.feed(secret, self._feed_at)]
 
     def publish(self, version: int, deadline: Deadline) -> None:
         """See Shards."""

@@ -13,6 +13,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.commit.part_objects import PartObjects
 from pserver.commit.shard_commits import ShardStores
 from pserver.config import PartStore, TableSection
@@ -223,10 +224,13 @@ class Shard:
 
     # --- the live feed -----------------------------------------------------------------------------------------------
 
-    def feed(self, secret: str) -> str:
-        """Serve the feed of this shard to subscribers with `secret`; its address. The first call opens the port."""
+    def feed(self, secret: str, tls: TlsEndpoint | None) -> str:
+        """Serve the feed of this shard to subscribers with `secret`, off loopback at `tls`; its address.
+
+        The first call opens the port.
+        """
         if self._feed_server is None:
-            self._feed_server = FeedServer(self._feed, secret)
+            self._feed_server = FeedServer(self._feed, secret, tls)
         return self._feed_server.address
 
     def publish(self, version: int) -> None:

@@ -27,6 +27,7 @@ from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.config import ShardProcess
 from pserver.consistency.modes import policy_of
 from pserver.errors import InvalidShardCall, StepTimedOut
+from pserver.feed import feed_server
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import messages, statuses
 from pserver.protocol.placement import Placement
@@ -194,7 +195,8 @@ class _Servicer:
     def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:
         _check_rank_0(request)
         with self._opening:  # opening a port takes a moment, so not under the lock of steps
-            return pb.FeedReply(address=self._shard.feed(request.secret))
+            tls = feed_server.endpoint_of(self._config.interface, self._config.credentials)
+            return pb.FeedReply(address=self._shard.feed(request.secret, tls))
 
     @_guarded
     def Publish(self, request: pb.PublishRequest, _context: Context) -> pb.Empty:

@@ -1,18 +1,20 @@
 """/v1/jobs/{job}/feed: the addresses where a replica subscribes to changes of a job's rows."""
 
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import ConfigDict
 
 from millrace.deadline import Deadline
+from millrace.identity.certificates import MAX_REQUEST_BYTES
 from millrace.rpc.job_client import JobClient
 from service.api.authorization import AuthorizedRoute, authorized
 from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
 from service.api.schemas import ResponseBody
 from service.auth.roles import Role
+from trainer.control.replicas import certified
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["feed"], route_class=AuthorizedRoute)
 
@@ -31,6 +33,10 @@ class Feed(ResponseBody):
     """Address of rank 0, which sends dense weights and versions."""
     shards: list[Any]
     """Addresses of the shards, which send rows."""
+    authority: str | None = None
+    """Certificate of the job's authority, PEM, where the job listens for other machines: the feed has mutual TLS."""
+    certificate: str | None = None
+    """The replica's certificate, PEM, for this generation."""
 
 
 @router.get(
@@ -39,6 +45,17 @@ class Feed(ResponseBody):
     operation_id="getFeed",
     summary="Get the addresses of the live feed",
 )
-def feed(statuses: StatusesOf, job: JobName) -> Feed:
-    """Addresses and secret by which a replica follows a running job. Get them again after its workers restart."""
-    return Feed(**JobClient(statuses.job(job).store).answer({"do": "feed"}, Deadline.after(ANSWER_S)))
+def feed(
+    statuses: StatusesOf,
+    job: JobName,
+    signing_request: Annotated[
+        str | None, Query(max_length=MAX_REQUEST_BYTES, description="PKCS #10, PEM, of the replica's key on P-256.")
+    ] = None,
+) -> Feed:
+    """Addresses and secret by which a replica follows a running job. Get them again after its workers restart.
+
+    Where the job listens for other machines, a replica also gets a certificate for its signing request.
+    """
+    store = statuses.job(job).store
+    answer = JobClient(store).answer({"do": "feed"}, Deadline.after(ANSWER_S))
+    return Feed(**(answer if signing_request is None else certified(answer, store, signing_request)))

@@ -175,8 +175,11 @@ class SpecRules:
             case TextKind.KAFKA_OPTIONS:
                 self._check_kafka(value, folder, at)
             case TextKind.NETWORK:
-                if value != LOOPBACK_INTERFACE and not is_loopback(value.rpartition(":")[0]):
-                    raise SpecError(f"{value!r} opens a port to other machines, which no job of a service may", at)
+                here = value == LOOPBACK_INTERFACE or is_loopback(value.rpartition(":")[0])
+                if not here and value not in self._allow.interfaces:
+                    raise SpecError(
+                        f"{value!r} opens a port to other machines, which allow.interfaces does not list", at
+                    )
             case TextKind.RAY_CLUSTER:
                 if value not in self._allow.ray_addresses:
                     allowed = ", ".join(self._allow.ray_addresses) or "none"

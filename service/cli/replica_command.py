@@ -12,7 +12,11 @@ from trainer.control.replicas import ReplicaConfig, serve
 
 def replica(
     exports: Annotated[
-        str | None, typer.Option(metavar="DIR|URI", help="Follow a stream of exports: the folder of current.json.")
+        str | None,
+        typer.Option(
+            metavar="DIR|URI",
+            help="Follow a stream of exports: the folder of current.json. With a live feed: while too slow for it.",
+        ),
     ] = None,
     feed: Annotated[
         str | None, typer.Option(metavar="URL", help="Follow the live feed of a service's job, http://.../v1/jobs/JOB.")

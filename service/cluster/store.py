@@ -16,6 +16,7 @@ from millrace.deadline import Deadline
 from millrace.durable import REAL, SymbolicLinkFound, check_no_link, unfinished_name, write_whole, writing
 from millrace.errors import DeadlineExceeded, SpecError
 from millrace.file_lock import is_locked, locked
+from millrace.identity.authority import FOLDER as AUTHORITY_FOLDER
 from millrace.rpc import job_client
 
 MARKER = "millrace.json"
@@ -44,7 +45,7 @@ OUTPUT = "output"
 """The output of the workers of a hosted job; see service.jobs.output_files."""
 PAUSED = "paused"
 """While this file exists, the chief plans no pass of events (trainer.rank0.planner)."""
-IDENTITY = "identity"
+IDENTITY = AUTHORITY_FOLDER
 """The certificate authority of the job and its join token; kept by `--fresh`, so that tokens stay valid."""
 LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""

@@ -7,6 +7,9 @@ import numpy as np
 import torch
 
 from millrace.errors import MillraceError
+from millrace.identity import certificates
+from millrace.identity.peers import PeerName, PeerRole
+from pserver.feed import feed_server
 from pserver.server.embedded import EmbeddedShards
 from pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
@@ -14,7 +17,7 @@ from trainer.replica.feed_address import FeedAddress
 from trainer.replica.feed_updates import FeedUpdates
 from trainer.train.model_feed import FeedContent, ModelFeed
 
-SIGNS = range(60)
+JOB, SIGNS = "shards", range(60)
 MODEL = {"tables": {"default": {}, "other": {}}}
 
 
@@ -30,7 +33,13 @@ class Job:
     """By version, the rows that are."""
 
     def find(self, _deadline):
-        return FeedAddress.of_message(self.chief.answer({}))
+        """As a finder does: whoever signs has the authority."""
+        answer, key = self.chief.answer({}), certificates.draw_key()
+        if answer["tls"]:
+            name = PeerName(JOB, answer["generation"], PeerRole.REPLICA, 0)
+            certificate = w.authority().sign(certificates.signing_request(key), name)
+            answer = {**answer, "authority": w.authority().pem, "certificate": certificate}
+        return FeedAddress.of_message(answer, key)
 
     def live(self, batches, operations=(), *, seed=0, day=0):
         """A pass, what acts at its close, and the word of the chief."""
@@ -65,17 +74,28 @@ def rows_of(shards):
     return found
 
 
+def _credentials(kind, role, number, generation):
+    return w.credentials(role, number, generation) if isinstance(kind, w.OverTls) else None
+
+
 @contextmanager
 def shards_of(kind, tables, live, generation):
-    """Embedded, or `kind` shards as servers."""
+    """Embedded, or `kind` shards as servers; those of OverTls as between machines."""
+    chief = _credentials(kind, PeerRole.TRAINER, 0, generation)
     with ExitStack() as held:
         if kind == 0:
-            made = EmbeddedShards(tables, w.SEED, num_threads=2, live=live, generation=generation)
+            feed_at = feed_server.endpoint_of("lo", chief)
+            more = {"live": live, "generation": generation, "feed_at": feed_at}
+            made = EmbeddedShards(tables, w.SEED, num_threads=2, **more)
         else:
             homes = [None if live is None else str(live / f"shard-{s}") for s in range(kind)]
-            configs = [w.process(s, kind, 1, tables, live=homes[s], generation=generation) for s in range(kind)]
+            own = [_credentials(kind, PeerRole.SHARD, s, generation) for s in range(kind)]
+            configs = [
+                w.process(s, int(kind), 1, tables, live=homes[s], generation=generation, credentials=own[s])
+                for s in range(kind)
+            ]
             servers = [held.enter_context(ShardServer(config)) for config in configs]
-            made = w.client(servers, 0, 1, tables, generation=generation)
+            made = w.client(servers, 0, 1, tables, generation=generation, credentials=chief)
         held.callback(made.close)
         yield made
 
@@ -86,8 +106,9 @@ def job(kind, tables=w.TABLES, live=None, generation=1, timeline="t1", restore=N
     with shards_of(kind, tables, live, generation) as shards:
         weights = torch.zeros(3)
         tensors = lambda: {"model.a": weights, "optimizer.a": weights}  # noqa: E731
-        telling = FeedContent("small", timeline, generation, tensors, lambda: MODEL, lambda: b"onnx", lambda: 7.5)
-        made = Job(shards, ModelFeed(telling, shards), weights)
+        telling = FeedContent(JOB, timeline, generation, tensors, lambda: MODEL, lambda: b"onnx", lambda: 7.5)
+        tls = feed_server.endpoint_of("lo", _credentials(kind, PeerRole.TRAINER, 0, generation))
+        made = Job(shards, ModelFeed(telling, shards, tls, embedded=kind == 0), weights)
         if restore is not None:
             shards.restore(*restore, w.soon())
             made.version = restore[2]
@@ -142,7 +163,7 @@ class Held:
         some = {name: {key: row for key, row in held.items() if key in chosen} for name, held in self.rows.items()}
         assert some == self.job.known[update.version] and (partly or some == self.rows)
         assert update.dense["a"].tolist() == [update.version] * 3 and list(update.dense) == ["a"]
-        assert (update.job, update.event_time_s) == ("small", 7.5)
+        assert (update.job, update.event_time_s) == (JOB, 7.5)
         return update
 
     def until(self, version, within_s=20.0, partly=False):

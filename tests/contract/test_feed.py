@@ -1,17 +1,21 @@
 """A subscriber of the live feed has the job's rows at each version, bit for bit, on any number of shards."""
 
+import socket
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
 
 from millrace.errors import Refused, Unavailable
-from millrace.rpc import channels
+from millrace.identity.authority import open_authority
+from millrace.identity.peers import PeerName, PeerRole
+from millrace.rpc import channels, refusals
 from pserver.feed import feed_messages
-from pserver.feed.feed_client import FeedStream
+from pserver.feed.feed_client import FeedStream, FeedTooSlow
 from pserver.proto import feed_pb2, shard_pb2
 from pserver.protocol import messages
 from pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
@@ -19,11 +23,10 @@ from tests.contract import feed_world as f
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.contract.test_shards_living import TABLES as LIVING
-from trainer.replica.feed_address import FeedAddress
 from trainer.replica.feed_updates import FeedUpdates
 
-KINDS = [0, 1, 2]
-IDS = ["embedded", "1-shard", "2-shards"]
+KINDS = [0, 1, 2, w.OverTls(0), w.OverTls(2)]
+IDS = ["embedded", "1-shard", "2-shards", "embedded-over-tls", "2-shards-over-tls"]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=IDS)
 TABLES = {name: table.model_copy(update={"slots": {}}) for name, table in LIVING.items()}
 
@@ -196,24 +199,72 @@ def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
         assert one.version == job.version and {k: one.rows["default"].get(k) for k in wanted} == wanted
 
 
-def test_a_subscriber_that_does_not_read_is_disconnected(monkeypatch, caplog):
+@pytest.mark.parametrize("kind", [1, w.OverTls(1)], ids=["plain", "over-tls"])
+def test_a_subscriber_that_does_not_read_is_disconnected_and_counted(monkeypatch, caplog, kind):
     """The transport takes some 20 versions before the feed sees that nobody reads; the number is its choice."""
     monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 20)
     big = {"default": w.keys(*range(100, 8000)), "other": w.keys(*f.SIGNS, group=2)}
-    with f.job(1, w.TABLES) as job:
+    before = refusals.PROCESS.counts().get("too_slow", 0)
+    with f.job(kind, w.TABLES) as job:
         where = job.find(None)
-        stream = FeedStream("shard 0", where.shards[0], where.secret)
+        stream = FeedStream("shard 0", where.shards[0], where.secret, where.peer(0))
         parts = stream.parts(0, 1)
         assert next(parts).whole
         version = 0
-        while ": disconnecting" not in caplog.text:
+        while refusals.PROCESS.counts().get("too_slow", 0) == before:
             version += 1
             assert version <= 300, "300 versions went somewhere, and nobody read them"
             w.train(job.shards, version, [big], seed=version, steps=1)
             job.shards.publish(version, w.soon())
-        with pytest.raises(Unavailable):  # the reason is not read either, so it may be missing
+        assert "it is too slow for the live feed: " in caplog.text
+        with pytest.raises(FeedTooSlow):  # also where the reason is not read either
             deque(parts, maxlen=0)
         stream.close()
+
+
+def refused(kind, credentials, name):
+    """The error of a subscriber with these credentials, and what is counted then."""
+    with f.job(kind, w.TABLES) as job:
+        job.live(some_batches())
+        where = replace(job.find(None), credentials=credentials)
+        before = refusals.PROCESS.counts().get(name, 0)
+        held = FeedUpdates(lambda deadline: where)
+        with pytest.raises(Unavailable) as error:
+            held.next(w.Deadline.after(20))
+        held.close()
+        until = w.Deadline.after(5)
+        while refusals.PROCESS.counts().get(name, 0) == before:  # a stranger is gone before it is counted
+            until.check(f"{name} in {refusals.PROCESS.counts()}")
+            time.sleep(0.01)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", [w.OverTls(0), w.OverTls(1)], ids=["embedded", "1-shard"])
+def test_only_a_replica_of_this_generation_and_authority_is_served_and_strangers_are_counted(kind, tmp_path):
+    trainer = w.credentials(PeerRole.TRAINER, 1)
+    assert "is this the address of another process?" in refused(kind, trainer, "other_peer")
+    old = w.credentials(PeerRole.REPLICA, 0, 0)
+    assert "of an older generation" in refused(kind, old, "other_generation")
+    other = open_authority(tmp_path, "shards").credentials(PeerName("shards", 1, PeerRole.REPLICA, 0))
+    forged = other.model_copy(update={"authority": w.authority().pem})
+    assert "may not accept the certificate" in refused(kind, forged, "wrong_certificate")
+    assert "does not prove to be trainer-0 of generation 1" in refused(kind, other, "silent")  # it left
+
+
+def test_a_port_scan_of_the_feed_is_counted_and_leaves_it_to_replicas():
+    with f.job(w.OverTls(1), w.TABLES) as job:
+        job.live(some_batches())
+        where = job.find(None)
+        before = refusals.PROCESS.counts().get("silent", 0)
+        for address in (where.chief, *where.shards):
+            host, port = address.split(":")
+            socket.create_connection((host, int(port)), 5).close()
+        with f.follower(job) as held:
+            held.until(1)
+        until = w.Deadline.after(5)
+        while refusals.PROCESS.counts().get("silent", 0) < before + 2:
+            until.check(f"two scans in {refusals.PROCESS.counts()}")
+            time.sleep(0.01)
 
 
 def test_a_disconnected_subscriber_reconnects_and_gets_the_changes(monkeypatch):
@@ -239,9 +290,9 @@ def test_the_feeds_secret_reads_the_feed_and_calls_nothing_else(kind):
     with f.job(kind, w.TABLES) as job:
         where = job.find(None)
         assert where.secret != w.SECRET and len(where.secret) == 32
-        assert job.find(None) == where
-        for address in (where.chief, *where.shards):
-            channel = channels.open_channel(address)
+        assert job.find(None).secret == where.secret
+        for shard, address in [(None, where.chief), *enumerate(where.shards)]:
+            channel = channels.open_channel(address, tls=where.peer(shard))
             stats = channel.unary_unary(
                 channels.path_of(messages.SERVICE, "Stats"), shard_pb2.CallerRequest.SerializeToString
             )
@@ -289,7 +340,7 @@ def test_where_another_process_listens_now_the_feed_is_looked_for_again():
     with f.job(0, w.TABLES) as job, f.job(0, w.TABLES) as other:
         job.live(some_batches())
         with f.follower(job) as held:
-            stale = FeedAddress.of_message(job.find(None).message() | {"chief": other.find(None).chief})
+            stale = replace(job.find(None), chief=other.find(None).chief)
             first = [stale]
             held.feed = FeedUpdates(lambda deadline: first.pop() if first else job.find(deadline))
             assert isinstance(held.troubled(), Unavailable)

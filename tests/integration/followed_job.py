@@ -33,10 +33,14 @@ class FollowedJob:
 
     def start(self, *settings: str) -> RunningJob:
         """Follow the file."""
+        self.follow()
+        return RunningJob(self.spec, self.folder, *settings)
+
+    def follow(self) -> None:
+        """The spec follows the file from now on, and nothing has arrived, unless some has before."""
         self.spec.write_text(SPEC_BY_COUNT.replace('paths = ["part-*.txt"]', FOLLOW))
         if self._stream.stat().st_size == sum(map(len, self._lines)):
             self._stream.write_text("")
-        return RunningJob(self.spec, self.folder, *settings)
 
     def arrive(self, up_to_pass: int) -> None:
         """The events of the passes up to this one are there."""

@@ -66,6 +66,14 @@ def refused(check, **given):
     return str(caught.value)
 
 
+def test_a_job_opens_ports_at_listed_interfaces_alone(check):
+    cluster = {"interface": "eth0", "trust_interface": True}
+    assert "allow.interfaces does not list" in refused(check, cluster=cluster)
+    check(cluster=cluster, allow={"interfaces": ["eth0"]})
+    assert "eth1" in refused(check, cluster={**cluster, "interface": "eth1"}, allow={"interfaces": ["eth0"]})
+    check(cluster={"interface": "lo"})
+
+
 def test_what_is_allowed_passes(check, place):
     check()
     check(base="data/team", sources={"main": FILES})

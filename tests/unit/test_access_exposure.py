@@ -1,6 +1,7 @@
 """Where the API may listen, and under which conditions."""
 
 import datetime
+import ipaddress
 
 import pytest
 from cryptography import x509
@@ -16,15 +17,16 @@ from service.auth.exposure import exposure_of
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
-def write_pair(folder, name, password=None):
-    """A certificate of its own and its key, as PEM files."""
+def write_pair(folder, name, password=None, address=None):
+    """A certificate of its own and its key, as PEM files; for localhost, and an IP address."""
     key = ec.generate_private_key(ec.SECP256R1())
+    addresses = [] if address is None else [x509.IPAddress(ipaddress.ip_address(address))]
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     cert = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(NOW)
         .not_valid_after(NOW + datetime.timedelta(days=36500))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses]), critical=False)
         .sign(key, hashes.SHA256())
     )
     encryption = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()

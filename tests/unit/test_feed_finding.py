@@ -3,18 +3,34 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import Refused, Unavailable
 from millrace.file_lock import locked
+from millrace.identity import certificates
+from millrace.identity.authority import open_authority
+from millrace.identity.peers import PeerName, PeerRole
 from millrace.rpc.role import serve_role
 from service.api.feed import ANSWER_S
-from trainer.replica.feed_address import FeedAddress, at_url, in_store
+from trainer.replica.feed_address import FeedAddress, at_url, certified, in_store
 from trainer.replica.feed_updates import FeedUpdates
 
 WHERE = FeedAddress("job", "t1", 3, "secret", "127.0.0.1:1", ("127.0.0.1:2", "127.0.0.1:3"))
+
+
+MESSAGE = {
+    "job": "job",
+    "timeline": "t1",
+    "generation": 3,
+    "tls": False,
+    "embedded": False,
+    "secret": "secret",
+    "chief": "127.0.0.1:1",
+    "shards": ["127.0.0.1:2", "127.0.0.1:3"],
+}
 
 
 def soon():
@@ -22,9 +38,27 @@ def soon():
 
 
 def test_what_a_chief_says_is_understood():
-    assert FeedAddress.of_message(json.loads(json.dumps(WHERE.message()))) == WHERE
-    with pytest.raises(Refused, match="does not say where"):
-        FeedAddress.of_message(WHERE.message() | {"shards": None})
+    assert FeedAddress.of_message(MESSAGE) == WHERE and WHERE.peer(None) is None
+    for wrong in ({"shards": None}, {"tls": True}):
+        with pytest.raises(Refused, match="does not say where"):
+            FeedAddress.of_message(MESSAGE | wrong)
+
+
+def test_a_replica_of_a_job_for_other_machines_gets_a_certificate_of_its_generation(tmp_path):
+    key = certificates.draw_key()
+    request = certificates.signing_request(key)
+    assert certified(MESSAGE, tmp_path, request) == MESSAGE and not list(tmp_path.iterdir())
+    answer = json.loads(json.dumps(certified(MESSAGE | {"tls": True}, tmp_path, request)))
+    found = FeedAddress.of_message(answer, key)
+    assert found.credentials.name == PeerName("job", 3, PeerRole.REPLICA, 0) and found.credentials.key == key
+    assert found.credentials.authority == open_authority(tmp_path / "identity", "job").pem
+    assert key not in repr(found)
+    assert str(found.peer(1).name) == "shard-1 of generation 3 of job 'job'"
+    assert found.peer(None).name == PeerName("job", 3, PeerRole.TRAINER, 0)
+    embedded = FeedAddress.of_message(answer | {"embedded": True}, key)
+    assert embedded.peer(0).name == PeerName("job", 3, PeerRole.TRAINER, 0)
+    with pytest.raises(certificates.InvalidRequest):
+        certified(MESSAGE | {"tls": True}, tmp_path, "no request")
 
 
 def test_the_newest_generation_in_a_store_is_asked(tmp_path):
@@ -44,7 +78,7 @@ def the_newest_is_asked(tmp_path):
 
     def answer(request):
         asked.append(request)
-        return WHERE.message()
+        return MESSAGE
 
     with serve_role(dict, lambda: None, "of 10", folder / "trainer-0.socket", answer=answer) as server:
         (folder / "rank0.json").write_text(json.dumps({"address": server.address, "secret": "of 10"}))
@@ -93,9 +127,13 @@ def service():
 
 def test_a_service_is_asked_with_the_token(service):
     url, answers, asked = service
-    answers += [(200, WHERE.message()), (200, WHERE.message())]
+    answers += [(200, MESSAGE), (200, MESSAGE)]
     assert at_url(url)(soon()) == at_url(f"{url}/", "a token")(soon()) == WHERE
-    assert asked == [("/v1/jobs/news/feed", None), ("/v1/jobs/news/feed", "Bearer a token")]
+    paths = [urlsplit(path) for path, _ in asked]
+    assert [path.path for path in paths] == ["/v1/jobs/news/feed"] * 2
+    assert [token for _, token in asked] == [None, "Bearer a token"]
+    requests = [parse_qs(path.query)["signing_request"][0] for path in paths]
+    assert all(certificates.public_key_of(each) for each in requests) and requests[0] != requests[1]
 
 
 def test_a_services_refusal_stays_and_its_trouble_passes(service):
@@ -114,3 +152,5 @@ def test_nobody_there_is_unavailable_and_no_address_is_refused():
         at_url("http://127.0.0.1:1/v1/jobs/news")(soon())
     with pytest.raises(Refused, match="begins with http"):
         at_url("file:///etc/passwd")
+    with pytest.raises(Refused, match="leads to another machine in clear"):
+        at_url("http://10.77.0.10:8080/v1/jobs/news")

@@ -441,10 +441,12 @@ def test_only_loopback_is_listened_on_without_a_token(tmp_path):
         config(token_file=str(tmp_path / "short")).token()
 
 
-@pytest.mark.parametrize("told", [{}, {"exports": "x", "store": "y"}])
-def test_one_source_is_named_by_its_option(told):
-    with pytest.raises(SpecError, match="^name exactly one of --exports, --feed and --store"):
-        validate(ReplicaConfig, told)
+def test_a_source_is_named_by_its_option_and_one_live_feed_at_most():
+    with pytest.raises(SpecError, match="^name the source to follow: --exports, --feed or --store"):
+        validate(ReplicaConfig, {})
+    with pytest.raises(SpecError, match="^name one of --feed and --store: both are the live feed"):
+        validate(ReplicaConfig, {"exports": "x", "feed": "y", "store": "z"})
+    assert validate(ReplicaConfig, {"exports": "x", "store": "y"}).exports == "x"
 
 
 def test_the_metrics_are_the_ones_we_promised(served):

@@ -1,8 +1,9 @@
-"""Replicas: their options, and the process that serves predictions."""
+"""Replicas: their options, their certificates, and the process that serves predictions."""
 
 from trainer.replica.config import ReplicaConfig
+from trainer.replica.feed_address import certified
 
-__all__ = ["ReplicaConfig", "serve"]
+__all__ = ["ReplicaConfig", "certified", "serve"]
 
 
 def serve(config: ReplicaConfig) -> None:

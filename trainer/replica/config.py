@@ -14,7 +14,8 @@ class ReplicaConfig(Section):
     """A replica of one job."""
 
     exports: str | None = None
-    """Folder or object store of one export stream of one job, where current.json is."""
+    """Folder or object store of one export stream of one job, where current.json is. With `feed` or `store`: followed
+    while the replica is too slow for the live feed."""
     feed: str | None = None
     """Address of a job at a service, http(s)://host:port/v1/jobs/<job>: follows its live feed."""
     store: Path | None = None
@@ -54,8 +55,10 @@ class ReplicaConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> "ReplicaConfig":
-        if sum(each is not None for each in (self.exports, self.feed, self.store)) != 1:
-            raise SpecError("name exactly one of --exports, --feed and --store: the source to follow")
+        if self.exports is None and self.feed is None and self.store is None:
+            raise SpecError("name the source to follow: --exports, --feed or --store")
+        if self.feed is not None and self.store is not None:
+            raise SpecError("name one of --feed and --store: both are the live feed")
         return self
 
     def tls(self) -> tuple[Path, Path] | None:

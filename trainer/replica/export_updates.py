@@ -92,6 +92,8 @@ class ExportUpdates:
         """`address`: the folder with current.json; `scratch` takes files fetched from object stores."""
         self.address = address.rstrip("/")
         self._scratch, self._poll_s = scratch, poll_s
+        self.newer_than: ServedVersion | None = None
+        """A version that the caller has from elsewhere: exports of its timeline up to it are passed over."""
         self._served: ServedVersion | None = None
         self._paths: dict[ServedVersion, str] = {}
         self._closed = threading.Event()
@@ -135,6 +137,9 @@ class ExportUpdates:
             raise Unavailable(f"{self.address}: {CURRENT} cannot be read now: {error.strerror or error}") from error
 
     def _update(self, current: CurrentExport) -> ReplicaUpdate | None:
+        newer = self.newer_than
+        if newer is not None and newer.timeline == current.timeline and current.version <= newer.number:
+            return None
         found = plan(current, self._served, None if self._served is None else self._paths.get(self._served))
         if found is None:
             return None
@@ -184,7 +189,15 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         _model(newest),
         _bytes(newest, ONNX),
         golden=_bytes(newest, GOLDEN),
+        exact=all(_is_exact(export) for export in chain),
     )
+
+
+def _is_exact(export: Export) -> bool:
+    """Whether an export has every row, or every changed one, with all its bits."""
+    thresholds, tables = export.manifest.get("thresholds"), export.manifest["tables"].values()
+    plain = isinstance(thresholds, dict) and not any(thresholds.values())
+    return plain and all(table.get("dtype") == "float32" for table in tables)
 
 
 def _model(export: Export) -> Mapping[str, Any]:

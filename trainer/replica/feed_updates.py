@@ -139,7 +139,9 @@ class _Following:
         self._since, self._generation = since, generation
         addresses = {RANK0: where.chief} | dict(enumerate(where.shards))
         self._streams = {
-            number: FeedStream("rank 0" if number == RANK0 else f"shard {number}", address, where.secret)
+            number: FeedStream("rank 0", address, where.secret, where.peer(None))
+            if number == RANK0
+            else FeedStream(f"shard {number}", address, where.secret, where.peer(number))
             for number, address in addresses.items()
         }
         self._threads = [threading.Thread(target=self._read, args=(RANK0,), name="feed", daemon=True)]

@@ -17,6 +17,7 @@ from millrace.lifecycle import stop_flag
 from trainer.replica import feed_address
 from trainer.replica.config import ReplicaConfig, read_token
 from trainer.replica.export_updates import ExportUpdates
+from trainer.replica.feed_catch_up import FeedWithExports
 from trainer.replica.feed_updates import FeedUpdates
 from trainer.replica.http_api import gated, serving
 from trainer.replica.kept_versions import ServedVersion
@@ -83,14 +84,17 @@ def run(config: ReplicaConfig) -> None:
 
 def source_of(config: ReplicaConfig, scratch: Path) -> ReplicaSource:
     """The source to follow. Raises SpecError."""
-    if config.exports is not None:
-        return ExportUpdates(config.exports, scratch, config.poll)
+    exports = None if config.exports is None else ExportUpdates(config.exports, scratch, config.poll)
+    if exports is not None and config.store is None and config.feed is None:
+        return exports
     if config.store is not None:
         find = feed_address.in_store(config.store)
     else:
         assert config.feed is not None
         token = read_token(config.feed_token_file, "--feed-token-file") if config.feed_token_file else None
         find = feed_address.at_url(config.feed, token)
+    if exports is not None:
+        return FeedWithExports(lambda held: FeedUpdates(find, held), exports)
     return RestartingSource(lambda: FeedUpdates(find))
 
 

@@ -26,6 +26,7 @@ class ReplicaMetrics:
         self.samples = self._counter("samples", "Samples predicted")
         self.updates = self._counter("updates", "Versions applied", "kind")
         self.refused = self._counter("refused", "Updates refused: the version before goes on", "reason")
+        self.dropped = self._counter("dropped", "Times the live feed disconnected the replica: it was too slow")
         self.request_seconds = self._histogram("request_seconds", "From a request's body to its answer", LATENCY_S)
         self.apply_seconds = self._histogram("apply_seconds", "From an update to its being served", LATENCY_S)
         self._freshness = DelayHistogram()

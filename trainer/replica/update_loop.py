@@ -13,6 +13,7 @@ from typing import Protocol
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
 from millrace.retry import Backoff
+from pserver.feed.feed_client import FeedTooSlow
 from trainer.replica.kept_versions import ServedVersion
 from trainer.replica.replica_metrics import ReplicaMetrics
 from trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused
@@ -72,6 +73,8 @@ class UpdateLoop:
             except (Unavailable, DeadlineExceeded, NotYet) as error:
                 if stopping.is_set():
                     break
+                if isinstance(error, FeedTooSlow):
+                    self._figures.dropped.inc()
                 self._rest(f"no updates come: {error}", stopping)
             except MillraceError as error:
                 pending = None

@@ -72,6 +72,8 @@ class ReplicaUpdate:
     changed; None also where the model could not be traced."""
     golden: bytes | None = None
     """golden.parquet (trainer.exports.golden): predictions that this version must give, if its source has them."""
+    exact: bool = True
+    """Whether its rows are the job's bit for bit, and all of them: no type is shorter, no threshold leaves any out."""
     event_times: EventTimes | None = None
     """Event times since the update before; None where the source does not know them, or if `whole`."""
 

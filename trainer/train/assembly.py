@@ -37,6 +37,7 @@ from pserver.commit.part_objects import PartObjects
 from pserver.config import PartStore
 from pserver.consistency.modes import policy_of
 from pserver.consistency.policy import Consistency
+from pserver.feed import feed_server
 from pserver.protocol.shards import Shards
 from pserver.server.embedded import EmbeddedShards
 from trainer.checkpoint.commit_protocols import ManifestFacts
@@ -298,7 +299,7 @@ def _keeping(
                 rank0.resizing.begin(committer)
             resume_exports(exporting, rank0, committer)
             content = FeedContent.of(config, job, schema, rank0, model, holders)
-            feed = held.enter_context(open_feed(content, shards, rank0))
+            feed = held.enter_context(open_feed(content, shards, rank0, config))
         yield committer, exporting, feed
 
 
@@ -475,7 +476,8 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consi
     if not config.shards:
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)
-        return EmbeddedShards(job.tables, job.seed, *own)
+        feed_at = feed_server.endpoint_of(config.interface, config.credentials)
+        return EmbeddedShards(job.tables, job.seed, *own, feed_at=feed_at)
     return RemoteShards(
         config.shards,
         job.tables,

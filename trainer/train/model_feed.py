@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
-from pserver.feed import feed_messages
+from millrace.rpc.tls_listener import TlsEndpoint
+from pserver.feed import feed_messages, feed_server
 from pserver.feed.feed_server import FeedServer
 from pserver.feed.publisher import Subscribers, Subscription
 from pserver.protocol.shards import Shards
@@ -91,8 +92,11 @@ class ModelFeed:
     """See module docstring, and pserver.feed.feed_server.FeedSource. `tick` is called by the loop; the rest on any
     thread."""
 
-    def __init__(self, content: FeedContent, shards: Shards) -> None:
-        self._content, self._shards = content, shards
+    def __init__(
+        self, content: FeedContent, shards: Shards, tls: TlsEndpoint | None = None, *, embedded: bool = False
+    ) -> None:
+        """`tls`: where to serve, if not at loopback; `embedded`: whether the one shard is in this process."""
+        self._content, self._shards, self._tls, self._embedded = content, shards, tls, embedded
         self._opening = threading.Lock()
         self._server: FeedServer | None = None
         self._shard_addresses: list[str] = []
@@ -114,10 +118,12 @@ class ModelFeed:
             if self._server is None:
                 self._secret = secrets.token_hex(16)
                 self._shard_addresses = self._shards.feed(self._secret, Deadline.after(ASK_S))
-                self._server = FeedServer(self, self._secret)
+                self._server = FeedServer(self, self._secret, self._tls)
             facts = {"job": self._content.job, "timeline": self._content.timeline}
             return facts | {
                 "generation": self._content.generation,
+                "tls": self._tls is not None,
+                "embedded": self._embedded,
                 "secret": self._secret,
                 "chief": self._server.address,
                 "shards": list(self._shard_addresses),
@@ -190,9 +196,10 @@ class ModelFeed:
 
 
 @contextmanager
-def open_feed(content: FeedContent, shards: Shards, rank0: RankZero) -> Iterator[ModelFeed]:
+def open_feed(content: FeedContent, shards: Shards, rank0: RankZero, config: WorkerConfig) -> Iterator[ModelFeed]:
     """The feed of a job, which rank 0 announces. Queued messages are sent at the end."""
-    feed = ModelFeed(content, shards)
+    tls = feed_server.endpoint_of(config.interface, config.credentials)
+    feed = ModelFeed(content, shards, tls, embedded=not config.shards)
     rank0.answers["feed"] = feed.answer
     try:
         yield feed

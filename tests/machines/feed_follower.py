@@ -1,0 +1,63 @@
+"""A process of a test machine that follows the live feed of a job at a URL, and tells what it holds of each version.
+
+It prints a line of JSON for each update, and one for each kind of trouble. It ends with its process.
+"""
+
+import json
+import sys
+import time
+from hashlib import sha256
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import Unavailable
+from millrace.retry import Backoff
+from trainer.replica import update_loop
+from trainer.replica.feed_address import at_url
+from trainer.replica.feed_updates import FeedUpdates
+from trainer.replica.updates import ReplicaUpdate
+
+
+def digest_of(rows: dict[int, bytes], tensors: dict[str, bytes]) -> str:
+    """Of everything that is held of one table and of the dense part."""
+    content = (
+        [(key, rows[key].hex()) for key in sorted(rows)],
+        [(name, tensors[name].hex()) for name in sorted(tensors)],
+    )
+    return sha256(json.dumps(content).encode()).hexdigest()
+
+
+def apply(rows: dict[int, bytes], update: ReplicaUpdate) -> None:
+    """Hold what an update says of the default table."""
+    if update.whole:
+        rows.clear()
+    for chunk in update.tables["default"].rows:
+        rows.update(zip(chunk.keys_U.tolist(), (row.tobytes() for row in chunk.rows_UD), strict=True))
+    for key in update.tables["default"].gone.tolist():
+        rows.pop(key, None)
+
+
+def follow(url: str, token: str, backoff: Backoff = update_loop.BACKOFF) -> None:
+    """Follow without end, with the pauses of a replica."""
+    feed, rows, failures = FeedUpdates(at_url(url, token)), dict[int, bytes](), 0
+    while True:
+        try:
+            update = feed.next(Deadline.after(1))
+        except Unavailable as error:
+            failures += 1
+            _say(trouble=str(error))
+            time.sleep(backoff.pause_s(failures))
+            continue
+        failures = 0
+        if update is not None:
+            apply(rows, update)
+            tensors = {name: value.tobytes() for name, value in update.dense.items()}
+            _say(version=update.version, whole=update.whole, digest=digest_of(rows, tensors))
+
+
+def _say(**told: Any) -> None:
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    follow(*sys.argv[1:])
