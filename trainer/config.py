@@ -411,6 +411,8 @@ class WorkerConfig(Section):
     """Its certificate, to show to shards and launcher; without one all of them are on this machine."""
     generation: Count = 1
     """Number of the generation of workers, from 1."""
+    node_timeout: PositiveDuration = 30.0
+    """How long rank 0 publishes versions and begins exports without contact with the object store."""
     live: Path | None = None
     """Folder for the open row stores of the embedded shard; created anew."""
     cache: Path | None = None

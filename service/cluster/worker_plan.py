@@ -289,6 +289,7 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         "rank": rank,
         "local_rank": rank,
         "world": cluster.trainers,
+        "node_timeout": cluster.node_timeout,
         "live": None if cluster.num_shards else _live(job, common["generation"], 0),
         "cache": str(job.store / CACHE / f"{name}{suffix}")
         if (name := f"{WorkerRole.TRAINER}-{rank}") in cache_names(job)

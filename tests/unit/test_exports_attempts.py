@@ -28,7 +28,8 @@ class Exporter:
 class World:
     def __init__(self):
         self.now_s, self.exporter = 100.0, Exporter()
-        self.attempts = ExportAttempts(self.exporter, lambda: self.now_s)
+        self.trouble = ""
+        self.attempts = ExportAttempts(self.exporter, lambda: self.now_s, lambda: self.trouble)
 
     def add(self, stream="main", version=1, tries=3):
         self.attempts.add(
@@ -70,6 +71,17 @@ def test_one_is_made_after_the_other(world):
     assert world.tick(outcome="complete") == [("b", "complete")] and list(world.attempts) == []
     world.attempts.close()
     assert world.exporter.closed
+
+
+def test_none_begins_while_there_is_trouble_and_one_that_began_ends(world):
+    world.add("a")
+    world.add("b")
+    world.tick()
+    world.trouble = "the object store was not reached"
+    assert world.tick(outcome="complete") == [("a", "complete")] and world.exporter.begun == [("a", 1)]
+    world.trouble = ""
+    world.tick()
+    assert world.exporter.begun == [("a", 1), ("b", 1)]
 
 
 def test_one_that_fails_is_tried_again_after_pauses_then_given_up(world):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.errors import Unavailable
 from pserver.feed.feed_messages import part_of
 from pserver.feed.payloads import encoded
 from pserver.feed.publisher import Subscription
@@ -32,7 +33,8 @@ class World:
         tensors = lambda: {"model.w": self.weights, "optimizer.m": self.weights}  # noqa: E731
         times = {3: {"oldest_s": [11.0], "count": [2]}}
         telling = FeedContent("job", "t1", 4, tensors, lambda: self.model, self.trace, lambda: 12.5, times.get)
-        self.chief = ModelFeed(telling, self.shards)
+        self.trouble = ""
+        self.chief = ModelFeed(telling, self.shards, trouble=lambda: self.trouble)
 
     def trace(self):
         self.traced += 1
@@ -61,6 +63,20 @@ def test_without_subscribers_nothing_is_published_copied_or_traced(world):
     world.chief.close(gone)
     world.chief.tick(2)
     assert not world.shards.published and not world.traced and not heard(gone)
+
+
+def test_nothing_is_published_and_nobody_is_told_where_while_there_is_trouble(world):
+    subscription = world.listen()
+    world.chief.tick(1)
+    heard(subscription)
+    world.trouble = "the object store was not reached"
+    world.chief.tick(2)
+    assert heard(subscription) == [] and world.shards.published == [1]
+    with pytest.raises(Unavailable, match="the object store was not reached"):
+        world.chief.answer({})
+    world.trouble = ""
+    world.chief.tick(2)
+    assert [part.version for part in heard(subscription)] == [2]
 
 
 def test_a_new_subscriber_receives_the_model_and_the_version_at_the_next_tick(world):

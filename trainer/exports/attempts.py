@@ -49,8 +49,14 @@ class ExportAttempt:
 class ExportAttempts:
     """See module docstring. One thread, except for `failing`."""
 
-    def __init__(self, exporter: Exporter, clock: Callable[[], float] = time.monotonic) -> None:
-        self._exporter, self._clock = exporter, clock
+    def __init__(
+        self,
+        exporter: Exporter,
+        clock: Callable[[], float] = time.monotonic,
+        trouble: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`trouble`: why none may begin now; empty where one may."""
+        self._exporter, self._clock, self._trouble = exporter, clock, trouble
         self._waiting: deque[ExportAttempt] = deque()
         self._flying: ExportAttempt | None = None
         self.failing: dict[str, tuple[float, str]] = {}
@@ -74,7 +80,7 @@ class ExportAttempts:
                 over.append((attempt.request, answer))
         now_s = self._clock()
         ready = next((each for each in self._waiting if each.not_before_s <= now_s), None)
-        if self._flying is None and ready is not None:
+        if self._flying is None and ready is not None and not self._trouble():
             self._waiting.remove(ready)
             self._flying = ready
             self._exporter.submit(ready.request)

@@ -88,7 +88,8 @@ class ExportCoordinator:
 
     def __init__(self, setting: ExportSettings, exporter: Exporter, note: Callable[[ExportedOperation], None]) -> None:
         """`note` logs an operation at once: see trainer.rank0.operations.OperationRunner."""
-        self._setting, self._note, self._attempts = setting, note, ExportAttempts(exporter)
+        self._setting, self._note = setting, note
+        self._attempts = ExportAttempts(exporter, trouble=setting.trouble)
         self._commits = Commits(setting.store)
         self._streams = {stream: _Stream(section) for stream, section in setting.streams.items()}
         self._committer: ExactCommits | None = None

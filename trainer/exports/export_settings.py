@@ -53,6 +53,8 @@ class ExportSettings:
     """Writes what only rank 0 knows of the closed version into an empty folder, as far as it can."""
     exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
     """Locks the store against another rank 0. Raises Superseded where that one has replaced us."""
+    trouble: Callable[[], str] = lambda: ""
+    """Why no export may begin now; empty where one may."""
 
     def __post_init__(self) -> None:
         """Raises SpecError."""

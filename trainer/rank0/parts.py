@@ -16,6 +16,7 @@ from millrace.keys import bucket_of, key_of_reference
 from millrace.validation import nearest
 from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
+from trainer.fence.head_contact import HeadContact
 from trainer.rank0.operations import OperationRunner, RankUpdate, Request
 from trainer.rank0.planner import PAUSED, Planner
 from trainer.rank0.recovery import RestartPoint
@@ -45,8 +46,14 @@ class RankZero:
     shards: Shards
     resizing: ResizePreparation | None = None
     """None where the launcher prepares no workers."""
+    contact: HeadContact | None = None
+    """With the fence, where an object store is the truth."""
     answers: dict[str, Callable[[Request], dict[str, Any]]] = field(default_factory=dict)
     """Further answers, by "do": the live feed is built later than this."""
+
+    def trouble(self) -> str:
+        """Why the feed and exports must stand still, in words; empty where they need not. Any thread."""
+        return "" if self.contact is None else self.contact.trouble
 
     def close(self) -> None:
         """End the planner and its source."""
@@ -111,7 +118,8 @@ def rank_zero(
     operator = OperationRunner(job, chronicle, shards, CLOSE_S, workers, prepare)
     shrinking = Shrinks(lambda: operator.tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
-    rank0 = RankZero(beginning, planner, chronicle, operator, shrinking, shards, resizing)
+    contact = None if beginning.head is None else HeadContact(beginning.head.sequence, config.node_timeout)
+    rank0 = RankZero(beginning, planner, chronicle, operator, shrinking, shards, resizing, contact)
     if resizing is not None:
         operator.add(resizing)
         rank0.answers["resizing"] = resizing.report

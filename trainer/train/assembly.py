@@ -55,6 +55,7 @@ from trainer.features.deduplication import tables_of
 from trainer.features.default_rows import DefaultRows, widths_of
 from trainer.features.pooling import pooling_for
 from trainer.features.training_batches import BatchMaker, TrainingBatch
+from trainer.fence.head_contact import watched
 from trainer.journal.log import Log
 from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
@@ -290,6 +291,8 @@ def _keeping(
             parts = (schema, rank0, shards, model, holders.dense, holders.observer, arithmetic)
             exporting = held.enter_context(open_exporting(config, job, *parts))
         holders.closer.begin(None if rank0 is None else rank0.begin(holders.closer.day))
+        if rank0 is not None and rank0.contact is not None:
+            held.enter_context(watched(rank0.contact, config.node_timeout))
         if rank0 is not None and exporting is not None:
             capture = partial(_capture, config, rank0, holders, kernels)
             changes_since = partial(_changes_since, rank0.resizing, exporting)
@@ -411,7 +414,7 @@ def _status_lines(
         "restored": None if beginning.commit is None else beginning.commit.name,
         "passed_over": dict(beginning.passed_over),
         "forked": chronicle.forked or bool(changed),
-        "trouble": chronicle.trouble,
+        "trouble": chronicle.trouble or rank0.trouble(),
         "operations": rank0.operator.status(),
         "overrides": dict(rank0.operator.overrides),
         "workers": {"trainers": config.world, "shards": len(config.shards)},

@@ -65,6 +65,7 @@ def open_exporting(
         tables=lambda: rank0.operator.tables,
         forks=lambda: sum(bool(found) for _, found in rank0.chronicle.compared),
         stage=stage,
+        trouble=rank0.trouble,
         exclusive=nullcontext if rank0.beginning.joblog is None else rank0.beginning.joblog.exclusive,
     )
     configuration = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)

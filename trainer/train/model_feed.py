@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
+from millrace.errors import Unavailable
 from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.feed import feed_messages, feed_server
 from pserver.feed.feed_server import FeedServer
@@ -93,10 +94,18 @@ class ModelFeed:
     thread."""
 
     def __init__(
-        self, content: FeedContent, shards: Shards, tls: TlsEndpoint | None = None, *, embedded: bool = False
+        self,
+        content: FeedContent,
+        shards: Shards,
+        tls: TlsEndpoint | None = None,
+        *,
+        embedded: bool = False,
+        trouble: Callable[[], str] = lambda: "",
     ) -> None:
-        """`tls`: where to serve, if not at loopback; `embedded`: whether the one shard is in this process."""
+        """`tls`: where to serve, if not at loopback; `embedded`: whether the one shard is in this process;
+        `trouble`: why nothing may be published now."""
         self._content, self._shards, self._tls, self._embedded = content, shards, tls, embedded
+        self._trouble = trouble
         self._opening = threading.Lock()
         self._server: FeedServer | None = None
         self._shard_addresses: list[str] = []
@@ -112,8 +121,12 @@ class ModelFeed:
     # --- addresses ---------------------------------------------------------------------------------------------------
 
     def answer(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        """The addresses for subscribers, in the form of trainer.replica.feed_address. The first call opens the
-        ports."""
+        """The addresses for subscribers, in the form of trainer.replica.feed_address. The first call opens the ports.
+
+        Raises Unavailable where nothing may be published.
+        """
+        if trouble := self._trouble():
+            raise Unavailable(trouble)
         with self._opening:
             if self._server is None:
                 self._secret = secrets.token_hex(16)
@@ -156,7 +169,7 @@ class ModelFeed:
 
     def tick(self, version: int) -> None:
         """Between passes, after operations: publish `version`, unless it was published and no subscriber asks again."""
-        if not self._subscribers.now() or not version:
+        if not self._subscribers.now() or not version or self._trouble():
             return
         with self._opening:
             again, self._again = self._again, False
@@ -199,7 +212,7 @@ class ModelFeed:
 def open_feed(content: FeedContent, shards: Shards, rank0: RankZero, config: WorkerConfig) -> Iterator[ModelFeed]:
     """The feed of a job, which rank 0 announces. Queued messages are sent at the end."""
     tls = feed_server.endpoint_of(config.interface, config.credentials)
-    feed = ModelFeed(content, shards, tls, embedded=not config.shards)
+    feed = ModelFeed(content, shards, tls, embedded=not config.shards, trouble=rank0.trouble)
     rank0.answers["feed"] = feed.answer
     try:
         yield feed
