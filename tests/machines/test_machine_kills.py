@@ -91,13 +91,13 @@ class Campaign:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_ten_deaths_on_three_machines_change_nothing(machines, tmp_path):
     campaign(machines, tmp_path, seed=1, num_events=3_000)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(int(FIRST), int(LAST or FIRST) + 1))
 def test_ten_deaths_of_each_seed_change_nothing(machines, tmp_path, seed):
     campaign(machines, tmp_path, seed, num_events=4_000)
@@ -105,6 +105,7 @@ def test_ten_deaths_of_each_seed_change_nothing(machines, tmp_path, seed):
 
 def campaign(machines, folder, seed, num_events):
     closes, expected = undisturbed(folder, num_events)
+    halves = expected.pop("halves")
     *of_the_job, disk = machines(4)
     commits = "commit={every='600s', every_passes=3, keep=2}"
     with (
@@ -119,7 +120,10 @@ def campaign(machines, folder, seed, num_events):
         assert deaths.deaths == kinds, f"seed {seed}: the stream ended before: {deaths.deaths}"
         assert operator.closes.items() <= closes.items() and len(operator.closes) > len(closes) // 2, f"seed {seed}"
         assert operator.timelines == {"t1"}, f"seed {seed}"
-        assert report(job.head.tmp / "store") == expected, f"seed {seed}:\n{job.said}"
+        found = report(job.head.tmp / "store")
+        # The predictions of each half are files of a trainer's disk alone; without them the halves are not measured.
+        assert found.pop("halves") in (None, halves), f"seed {seed}"
+        assert found == expected, f"seed {seed}:\n{job.said}"
 
 
 def undisturbed(folder, num_events):
