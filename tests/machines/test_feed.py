@@ -73,7 +73,7 @@ def version_told(version):
 
 
 @pytest.mark.parametrize("shards", [0, 2], ids=["embedded", "2-shards"])
-def test_a_replica_of_another_machine_catches_up_exactly_after_its_link_was_cut(machines, held, shards, tmp_path):
+def test_a_replica_of_another_machine_catches_up_exactly_after_its_link_was_cut(held, machines, shards, tmp_path):
     home, other = machines(2)
     service = Service(held, home)
     followed = FollowedJob(home.tmp / "data", 6)
