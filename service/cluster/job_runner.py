@@ -167,8 +167,8 @@ class JobRunner:
             return Successor(generation, launcher, held.pop_all())
 
     def _show_restarting(self) -> None:
-        """Until the next chief answers, the status has the last figures of the one before."""
-        self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}}
+        """Until the next chief answers, the status has the last figures of the one before, but no resize of its."""
+        self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}, "resizing": None}
         self._chief = None
 
     def _run_generation(self, running: Successor) -> tuple[RunOutcome, bool, Successor | None]:

@@ -52,7 +52,15 @@ def fake_plan(folder: Path, shards: list, trainers: list, generation: int = 1) -
 
 
 def fake_launcher(
-    folder: Path, shards: list, trainers: list, on_line, limits: dict, max_restarts=0, *, launcher: Launcher
+    folder: Path,
+    shards: list,
+    trainers: list,
+    on_line,
+    limits: dict,
+    max_restarts=0,
+    *,
+    launcher: Launcher,
+    standbys=None,
 ) -> JobRunner:
     """Runs such plans, one after another, on `launcher`."""
     return JobRunner(
@@ -63,6 +71,7 @@ def fake_launcher(
         limits=EndingLimits(**limits),
         restarts=RestartLimits(max_restarts=max_restarts),
         status_interval_s=0.05,
+        standbys=standbys,
     )
 
 

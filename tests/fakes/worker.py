@@ -47,7 +47,8 @@ for verb, *arguments in config["do"]:
         case "serve":
             from millrace.rpc.role import serve_role
 
-            server = serve_role(status, draining.set, config["secret"], Path(config["socket"]))
+            told = {**status(), **(arguments[0] if arguments else {})}
+            server = serve_role(lambda told=told: told, draining.set, config["secret"], Path(config["socket"]))
             RendezvousClient(contact()).announce(server.address)
         case "ignore_term":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -38,7 +38,7 @@ class World:
         self.launcher = None
         self.process = None
 
-    def make(self, shards, trainers, max_restarts=0, **limits):
+    def make(self, shards, trainers, max_restarts=0, standbys=None, **limits):
         self.launcher = fake_launcher(
             self.folder,
             shards,
@@ -47,6 +47,7 @@ class World:
             {**LIMITS, **limits},
             max_restarts,
             launcher=self.workers,
+            standbys=standbys,
         )
         return self.launcher
 
@@ -291,6 +292,33 @@ def test_a_worker_that_dies_is_started_again_with_all_others(world):
     assert len(world.pids()) == 6  # in each generation: a shard, the trainer, and what it spawned
     world.assert_nobody_left()
     assert list((world.folder / "run").iterdir()) == []
+
+
+class NoRoom:
+    """Plans of generations that stand by: there is no room for any."""
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def beside(self, last, resize, trainers, shards):
+        with self.asked.open("a") as file:
+            file.write(f"{resize} beside {last}\n")
+        raise Unavailable("no room")
+
+
+def test_a_generation_prepares_no_resize_that_the_one_before_it_was_asked_for(world):
+    """Its rank 0 does not know of it, and would not commit for it; whoever asked asks again."""
+    plans = NoRoom(world.folder / "asked")
+    resizing = {"id": "a", "shards": 2, "trainers": 1, "may_begin": True}
+    chief = [
+        ["in_generation", 1, "serve", {"resizing": resizing}],
+        ["in_generation", 1, "await_file", str(plans.asked)],
+        ["in_generation", 1, "kill_self", 9],
+        ["exit", 0],
+    ]
+    assert world.run([], [chief], max_restarts=1, standbys=plans).code == 0
+    assert plans.asked.read_text() == "a beside 1\n"
+    assert world.launcher.status()["resizing"] is None
 
 
 @pytest.mark.parametrize("code", [70, 75])
