@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from millrace.deadline import Deadline
+from millrace.durable import REAL, write_whole
 from millrace.errors import MillraceError
 from millrace.rpc.job_client import JobClient
 from service.cluster.generation_plans import GenerationPlans
@@ -31,10 +32,20 @@ from service.spec.job import LoadedJob, load_job
 from tests.integration.stream_job import SPEC, write_job
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
-SLOWLY = "slowly"
-"""While a file of this name is there, each pass takes its time: enough for resizes and deaths on the way."""
-PIPE = f"if [ -e {SLOWLY} ]; then sleep 0.3; fi; exec cat\n"
-NUM_LINES = 4800
+SLOWLY, SEEN = "slowly", "seen"
+"""While a file SLOWLY is there, a new pass takes as many seconds as it says: enough for resizes and deaths on the way.
+Passes that are trained again hurry: the folder SEEN knows them."""
+PIPE = f"""
+if [ ! -e {SLOWLY} ]; then exec cat; fi
+segment=$(mktemp -p {SEEN}); cat > $segment
+seen={SEEN}/$(cksum < $segment | tr ' ' -)
+if [ ! -e $seen ]; then sleep $(cat {SLOWLY}); fi
+touch $seen; cat $segment; rm $segment
+"""
+PACES_S = (0.3, 1.0)
+"""How long a new pass takes, at first and after PATIENCE_S of one resize: a busy machine must not end the stream."""
+PATIENCE_S = 5.0
+NUM_LINES = 1600
 RESIZE_S = 120.0
 """Longest time for one resize, deaths included."""
 
@@ -42,10 +53,11 @@ Size = Mapping[str, int]
 Faults = Callable[[int, str], Any]
 
 
-def written(folder: Path) -> Path:
+def written(folder: Path, num_lines: int = NUM_LINES) -> Path:
     """The job file, with its stream and its pipe."""
     (folder / "pipe.sh").write_text(PIPE)
-    return write_job(folder, num_lines=NUM_LINES, spec=SPEC.replace('["cat"]', '["sh", "pipe.sh"]'))
+    (folder / SEEN).mkdir()
+    return write_job(folder, num_lines=num_lines, spec=SPEC.replace('["cat"]', '["sh", "pipe.sh"]'))
 
 
 def job_at(file: Path, store: str, cluster: str, *settings: str) -> LoadedJob:
@@ -60,35 +72,41 @@ class Resizer:
     def __init__(self, job: LoadedJob, sizes: Iterable[Size]) -> None:
         self.acted: list[Size] = []
         self.failures: list[str] = []
-        self._job, self._sizes = job, sizes
+        self._job, self._sizes, self._slowly = job, sizes, job.folder / SLOWLY
+        self._pace_s = 0.0
         self._over = threading.Event()
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """Work on a thread."""
-        slowly = self._job.folder / SLOWLY
-        slowly.touch()
-        thread = threading.Thread(target=self._work, args=(slowly,), daemon=True)
+        self._pace(PACES_S[0])
+        thread = threading.Thread(target=self._work, daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._over.set()
             thread.join()
-            slowly.unlink(missing_ok=True)
+            self._slowly.unlink(missing_ok=True)
 
-    def _work(self, slowly: Path) -> None:
+    def _pace(self, pause_s: float) -> None:
+        if pause_s != self._pace_s:
+            self._pace_s = pause_s
+            write_whole(REAL, self._slowly, str(pause_s).encode())
+
+    def _work(self) -> None:
         for number, size in enumerate(self._sizes):
             deadline = Deadline.after(RESIZE_S)
             while not (self._over.is_set() or deadline.passed()):
                 if self._asked(f"resize-{number}-{len(self.failures)}", size, deadline):
                     self.acted.append(size)
                     break
-        slowly.unlink()
+        self._slowly.unlink()
 
     def _asked(self, id_: str, size: Size, deadline: Deadline) -> bool:
         """Ask under one id until the resize has acted; False where it failed, and needs another id."""
         request = {"do": "ask", "operation": {"op": "resize", "id": id_, **size}}
+        patience = Deadline.after(PATIENCE_S)
         while not (self._over.is_set() or deadline.passed()):
             try:
                 with JobClient(self._job.store).rank0() as client:
@@ -98,6 +116,7 @@ class Resizer:
                 if "its new workers failed" in str(error):
                     self.failures.append(str(error))
                     return False
+            self._pace(PACES_S[patience.passed()])
             self._over.wait(0.05)
         return False
 

@@ -3,6 +3,8 @@
 Deaths at points of the hand-over, of the workers that train and of those that stand by; and random deaths.
 """
 
+import json
+from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 
 import pytest
@@ -10,29 +12,43 @@ import pytest
 from millrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
 from service.faults.deaths import CHIEF
 from tests.faults.resized_job import NUM_LINES, RandomDeaths, job_at, report, run, sizes_until, written
+from tests.s3_server import s3  # noqa: F401
+from trainer.checkpoint.commits import Commits
 from trainer.journal.job_history import JobHistory
 from trainer.journal.log import RecordKind, read
 
-POINTS = (
-    ("shard-0", Failpoint.RESTORE_LINKED),  # the new shards restore a commit
-    (CHIEF, Failpoint.OPERATION_LOGGED),  # rows are moved, the resize is decided, and nothing else
-    (CHIEF, Failpoint.OPERATED),  # closed
-    (CHIEF, Failpoint.DENSE_WRITTEN),  # a commit is not whole: perhaps the last one
-    ("shard-0", Failpoint.CHECKPOINT_MADE),
-    (CHIEF, Failpoint.COMMITTED),  # it is
-    (CHIEF, Failpoint.CLAIMED),  # the next generation has the job
-    (CHIEF, Failpoint.RESTORED),  # its rows are complete
-    (CHIEF, Failpoint.CLOSED),  # it trains
+
+@dataclass(frozen=True)
+class Death:
+    """The death of a worker."""
+
+    worker: str
+    point: Failpoint
+    hit: int = 1
+    stands_by: bool = False
+    """Only of a generation that stands by, or that stood by before it had the job."""
+
+
+DEATHS = (
+    Death("shard-0", Failpoint.RESTORE_LINKED, 2, stands_by=True),  # the new shards go on to a commit
+    Death(CHIEF, Failpoint.OPERATION_LOGGED),  # rows are moved, the resize is decided, and nothing else
+    Death(CHIEF, Failpoint.OPERATED),  # closed
+    Death(CHIEF, Failpoint.DENSE_WRITTEN, 2),  # a commit is not whole: mostly the last one
+    Death("shard-0", Failpoint.CHECKPOINT_MADE, 2),
+    Death(CHIEF, Failpoint.COMMITTED, 2),  # it is
+    Death(CHIEF, Failpoint.CLAIMED, stands_by=True),  # the next generation has the job
+    Death(CHIEF, Failpoint.RESTORED, stands_by=True),  # its rows are complete
+    Death(CHIEF, Failpoint.CLOSED, 2, stands_by=True),  # it trains
 )
-NUM_RESIZES = 14
-"""More than there are points: some resizes act before the death that is due."""
+MAX_RESIZES = 42
+"""Far more than there are deaths: some resizes act before the one that is due."""
 
 
 class DeathsInTurn:
-    """Each generation dies at the first point at which none died yet; it may be discarded before."""
+    """Each generation dies at the first point where none died yet; it may be discarded before."""
 
-    def __init__(self, points=POINTS):
-        self.said, self._points = [], points
+    def __init__(self, deaths=DEATHS):
+        self.said, self._deaths = [], deaths
 
     @property
     def died(self):
@@ -40,16 +56,19 @@ class DeathsInTurn:
 
     @property
     def done(self):
-        return {point.value for _, point in self._points} <= set(self.died)
+        return {death.point.value for death in self._deaths} <= set(self.died)
 
     def faults(self, generation, worker):
         died = set(self.died)
-        due = next(((who, point) for who, point in self._points if point.value not in died), (None, None))
-        return (ArmedFailpoint(point=due[1], hit=1 + (due[1] is Failpoint.CLOSED)),) if due[0] == worker else ()
+        stands_by = any(line.endswith(f"generation {generation} stands by") for line in self.said)
+        due = next((death for death in self._deaths if death.point.value not in died), None)
+        if due is None or due.worker != worker or (due.stands_by and not stands_by):
+            return ()
+        return (ArmedFailpoint(point=due.point, hit=due.hit),)
 
     def sizes(self, role, *numbers):
         """Sizes to ask for, in turn, until all have died."""
-        for number in islice(cycle(numbers), 3 * NUM_RESIZES):
+        for number in islice(cycle(numbers), MAX_RESIZES):
             if self.done:
                 return
             yield {role: number}
@@ -59,7 +78,7 @@ class DeathsInTurn:
 @pytest.mark.timeout(300)
 def test_a_death_at_every_point_of_a_resize_of_shards_changes_nothing(tmp_path):
     file = written(tmp_path)
-    calm, killed = (job_at(file, store, "{trainers=1, shards=1}") for store in ("calm", "killed"))
+    calm, killed = job_at(file, "calm", "{trainers=1, shards=0}"), job_at(file, "killed", "{trainers=1, shards=1}")
     run(calm)
     deaths = DeathsInTurn()
     said, resizer = run(killed, deaths.sizes("shards", 2, 3, 1), deaths.faults, deaths.said)
@@ -77,7 +96,7 @@ def test_a_death_at_every_point_of_a_resize_of_shards_changes_nothing(tmp_path):
 def test_a_death_at_every_point_of_a_resize_of_trainers_loses_no_event(tmp_path):
     """A closed pass is the same again in every replay, or the job would stop; its trainers are as many as logged."""
     job = job_at(written(tmp_path), "killed", "{trainers=1, shards=1}")
-    deaths = DeathsInTurn([each for each in POINTS if each[1] is not Failpoint.OPERATED])
+    deaths = DeathsInTurn([each for each in DEATHS if each.point is not Failpoint.OPERATED])
     said, resizer = run(job, deaths.sizes("trainers", 3, 2, 1), deaths.faults, deaths.said)
     assert deaths.done and len(resizer.acted) > 3, (deaths.died, said[-30:])
     history = JobHistory.of(read(job.store / "log"))
@@ -95,10 +114,27 @@ def test_a_death_at_every_point_of_a_resize_of_trainers_loses_no_event(tmp_path)
 def test_random_deaths_among_resizes_change_nothing(tmp_path, seed):
     """`python -m tests.faults.resized_job --kills 50 --seed 1` has more of them."""
     file = written(tmp_path)
-    calm, killed = (job_at(file, store, "{trainers=1, shards=1}") for store in ("calm", "killed"))
+    calm, killed = job_at(file, "calm", "{trainers=1, shards=0}"), job_at(file, "killed", "{trainers=1, shards=1}")
     run(calm)
     deaths = RandomDeaths(seed, killed.store, most=8)
     with deaths.working():
         said, resizer = run(killed, sizes_until(lambda: deaths.done, seed, "shards", range(4), 4))
     assert report(killed) == report(calm), (seed, deaths.killed)
     assert deaths.num_kills == 8 and len(resizer.acted) > 3, (deaths.killed, resizer.failures, said[-30:])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_resize_of_shards_that_upload_their_parts_changes_nothing(tmp_path, s3):  # noqa: F811
+    """The new shards fetch what they take over, each into its own folder, and go on to upload."""
+    file = written(tmp_path, 500)
+    calm = job_at(file, "calm", "{trainers=1, shards=0}")
+    uri = json.dumps(s3.uri("bucket", "resized"))
+    job = job_at(file, "resized", "{trainers=1, shards=2}", "store.parts='object'", f"store.mirror={uri}")
+    run(calm)
+    said, resizer = run(job, [{"shards": 3}])
+    assert report(job) == report(calm)
+    assert resizer.acted == [{"shards": 3}] and not resizer.failures
+    assert any("takes over" in line for line in said)
+    newest = Commits(job.store).whole()[-1]
+    assert len(newest.shards) == 3 and newest.objects
