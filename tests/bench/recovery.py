@@ -80,13 +80,15 @@ def samples_in(folder: Path, num_rows: int, *, grows: bool = True) -> tuple[Path
     return path, making
 
 
-def job_on(path: Path, store: Path, num_shards: int) -> LoadedJob:
-    """W1's job, HID = 64 and adagrad by row, reading the file at `path`."""
+def job_on(path: Path, store: Path, num_shards: int, pace_s: float = 0.0) -> LoadedJob:
+    """W1's job, HID = 64 and adagrad by row, reading the file at `path`. A pass takes `pace_s` or longer."""
     raw = job(64, store, 1)
     raw |= {"passes": {"max_events": PASS}, "commit": {"every": "1d", "keep": 1}, "cluster": {"shards": num_shards}}
     raw["sources"] = {"rows": {"kind": "files", "paths": [str(path)]}}
     raw["slots"][0]["name"] = "dense"
     raw["tables"]["default"]["optimizer"]["per"] = "row"
+    if pace_s:
+        raw["pipe"] = {"command": ["sh", "-c", f"sleep {pace_s:g}; exec cat"]}
     return LoadedJob(spec=validate(Job, raw), raw=raw, folder=store.parent, store=store)
 
 

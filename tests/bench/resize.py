@@ -1,8 +1,9 @@
 """How long training stands still when a job is resized, and how long it takes until the new workers train.
 
-`python -m tests.bench.resize --rows 1000000 [--restart] [--cache F]` runs in a process of its own and prints JSON. It
-goes on from a store with so many rows on two shards, whose stream makes no new ones, and is resized mid-stream: 2 -> 3
--> 1 -> 2 shards, then 1 -> 3 -> 2 trainers. With `--restart` the old workers end before the new ones start.
+`python -m tests.bench.resize --rows 1000000 [--restart] [--pace 1] [--cache F]` runs in a process of its own and prints
+JSON. It goes on from a store with so many rows on two shards, whose stream makes no new ones, and is resized
+mid-stream: 2 -> 3 -> 1 -> 2 shards, then 1 -> 3 -> 2 trainers. With `--restart` the old workers end before the new ones
+start. With `--pace` the stream brings a pass in so many seconds, so that the new workers find free cores.
 """
 
 import argparse
@@ -37,7 +38,14 @@ TARGETS_S = {1_000_000: 0.2, 10_000_000: 1.0}
 """The longest pause of training that is aimed at, by rows."""
 
 
-def measure(cache: Path, num_rows: int, *, standby: bool, sizes: Sequence[Mapping[str, int]] = SIZES) -> dict[str, Any]:
+def measure(
+    cache: Path,
+    num_rows: int,
+    *,
+    standby: bool,
+    sizes: Sequence[Mapping[str, int]] = SIZES,
+    pace_s: float = 0.0,
+) -> dict[str, Any]:
     """See the module's docstring."""
     base = prepared(cache, num_rows, 2, grows=False)
     found: dict[str, Any] = {}
@@ -53,7 +61,7 @@ def measure(cache: Path, num_rows: int, *, standby: bool, sizes: Sequence[Mappin
                 found[f"{number + 1}: {workers} {key}"] = resized(watched, store, size)
             watched.stop()
 
-        run(job_on(path, store, 2), watch, standby=standby)
+        run(job_on(path, store, 2, pace_s), watch, standby=standby)
     steps = list(found.values())
     return found | {
         "pause_s_most": max(each["pause_s"] for each in steps),
@@ -119,9 +127,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds")
     parser.add_argument("--only", type=int, help="number of the one size to measure, from 1")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "bench")
     given = parser.parse_args()
     chosen = SIZES if given.only is None else SIZES[given.only - 1 : given.only]
-    result = measure(given.cache, given.rows, standby=not given.restart, sizes=chosen)
+    result = measure(given.cache, given.rows, standby=not given.restart, sizes=chosen, pace_s=given.pace)
     print(json.dumps(result, indent=1).replace("\n", " "))

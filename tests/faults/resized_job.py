@@ -45,7 +45,7 @@ touch $seen; cat $segment; rm $segment
 PACES_S = (0.3, 1.0)
 """How long a new pass takes, at first and after PATIENCE_S of one resize: a busy machine must not end the stream."""
 PATIENCE_S = 5.0
-NUM_LINES = 1600
+NUM_LINES, LINES_PER_KILL = 1600, 200
 RESIZE_S = 120.0
 """Longest time for one resize, deaths included."""
 
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        file = written(Path(name))
+        file = written(Path(name), LINES_PER_KILL * given.kills)
         calm, killed = (job_at(file, store, "{trainers=1, shards=1}") for store in ("calm", "killed"))
         run(calm)
         deaths = RandomDeaths(given.seed, killed.store, given.kills)
