@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from millrace.durable import REAL, write_whole
-from millrace.keys import NUM_BUCKETS
+from millrace.keys import NUM_BUCKETS, unique_keys
 from pserver.errors import StoreDamaged
 from pserver.protocol.shards import U16, U64, ShardCommitPart
 from pserver.store.rocks_store import store_error_of
@@ -53,7 +53,7 @@ class ChangedKeys:
     def of(cls, changed_N: U64, gone_N: U64, gone_group_N: U16) -> "ChangedKeys":
         """From keys in any order, with repeats."""
         gone_G, first_G = np.unique(sort_order_of(gone_N), return_index=True)
-        return cls(keys_in_order(np.unique(sort_order_of(changed_N))), keys_in_order(gone_G), gone_group_N[first_G])
+        return cls(keys_in_order(unique_keys(sort_order_of(changed_N))), keys_in_order(gone_G), gone_group_N[first_G])
 
     @classmethod
     def joined(cls, many: Sequence["ChangedKeys"]) -> "ChangedKeys":

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.keys import unique_keys
 from pserver.lifecycle.aging import STAYS, TableAging
 from pserver.lifecycle.deletions import Deletions
 from pserver.protocol.shards import F32, U16, U64
@@ -207,5 +208,5 @@ def _unique(many: list[U64]) -> U64:
     """The keys of all arrays, each once; a single array has each once already."""
     if len(many) == 1:
         return many[0]
-    keys_U: NDArray[np.uint64] = np.unique(np.concatenate(many)) if many else NO_KEYS
+    keys_U: NDArray[np.uint64] = unique_keys(np.concatenate(many)) if many else NO_KEYS
     return keys_U

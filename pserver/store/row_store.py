@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import NUM_BUCKETS
+from millrace.keys import NUM_BUCKETS, unique_keys
 
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
@@ -32,7 +32,7 @@ def sort_order_of(keys_U: U64) -> U64:
 
 def sorted_keys(keys_N: U64) -> U64:
     """(U,) unique keys of (N,) keys, ascending by `sort_order_of`."""
-    return keys_in_order(np.unique(sort_order_of(keys_N)))
+    return keys_in_order(unique_keys(sort_order_of(keys_N)))
 
 
 def keys_in_order(order_U: U64) -> U64:

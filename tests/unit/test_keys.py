@@ -84,3 +84,10 @@ def test_the_kernel_of_signs_is_its_twin(keyed):
     own, groups = [key for key, _ in keyed], [group for _, group in keyed]
     keys.signs_of(np.array(own, np.uint64), np.array(groups, np.uint16), signs)
     assert signs.tolist() == [keys.sign_of(key, group) for key, group in keyed]
+
+
+@given(st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))))
+def test_unique_keys_are_those_of_numpy(some):
+    keys_N = np.array(some, np.uint64)
+    keys_U = keys.unique_keys(keys_N)
+    assert keys_U.dtype == np.uint64 and keys_U.tolist() == np.unique(keys_N).tolist()
