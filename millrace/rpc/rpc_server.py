@@ -174,7 +174,8 @@ class _Callers:
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
             peer = self._peer(context)
             if peer is not None and peer.objection:
-                self.noted.note(peer.reason, peer.source, peer.objection)
+                if not peer.counted:  # it was accepted when it connected
+                    self.noted.note(peer.reason, peer.source, peer.objection)
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"your certificate is refused: {peer.objection}")
             if peer is not None and peer.name is None and not joins:
                 self.noted.note(RefusalReason.NO_CERTIFICATE, peer.source, "it calls before it has joined")

@@ -75,6 +75,8 @@ class Peer:
     """The reason in words why it is refused, or nothing."""
     reason: RefusalReason = RefusalReason.OTHER_PEER
     """The kind of that reason."""
+    counted: bool = False
+    """Whether the refusal was counted when it connected; it may break off before its first call."""
 
 
 class TlsListener:
@@ -102,12 +104,7 @@ class TlsListener:
     def peer(self, connection: str) -> Peer | None:
         """The peer of a connection, as gRPC names it; None for one that did not come through this listener."""
         found = self._peers.get(connection.removeprefix(_PREFIX))
-        if found is None or found.name is None:
-            return found
-        rule = self._endpoint.accepts
-        old = found.name.job == rule.job and found.name.generation != rule.generation
-        reason = RefusalReason.OTHER_GENERATION if old else RefusalReason.OTHER_PEER
-        return replace(found, objection=rule.objection(found.name), reason=reason)
+        return None if found is None else self._judged(found)
 
     def renew(self, credentials: Credentials, accepts: PeerRule) -> None:
         """Show another certificate of the same authority to connections from now on, and accept other peers.
@@ -219,7 +216,19 @@ class TlsListener:
         except WrongPeer as error:
             self._noted.note(RefusalReason.WRONG_CERTIFICATE, source, str(error))
             return None
-        return Peer(name, source)
+        peer = self._judged(Peer(name, source))
+        if peer.objection:
+            self._noted.note(peer.reason, source, peer.objection)
+        return replace(peer, counted=bool(peer.objection))
+
+    def _judged(self, peer: Peer) -> Peer:
+        """A peer with the objection of now, if there is one."""
+        if peer.name is None:
+            return peer
+        rule = self._endpoint.accepts
+        old = peer.name.job == rule.job and peer.name.generation != rule.generation
+        reason = RefusalReason.OTHER_GENERATION if old else RefusalReason.OTHER_PEER
+        return replace(peer, objection=rule.objection(peer.name), reason=reason)
 
     async def _forward(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copy in both directions until one side ends."""
