@@ -13,7 +13,9 @@ from tests.integration.stream_job import millrace
 from tests.machines.external_job import Output, object_store
 
 pytestmark = pytest.mark.long
-JOB, TOKEN, KEEP, RUN, WORKER, TORCHRUN = (text for _, _, text in blocks(CLUSTER.partition("## 4.")[2].partition("## 5.")[0]))
+JOB, TOKEN, KEEP, RUN, WORKER, TORCHRUN = (
+    text for _, _, text in blocks(CLUSTER.partition("## 4.")[2].partition("## 5.")[0])
+)
 LINES = "".join(f"1 {n % 97} 2 {n % 41} {n % 13} 1 {int(n % 97 < 30)}\n" for n in range(2_000))
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 ALONE = 'cluster.launcher="local"', 'cluster.interface="lo"', 'cluster.listen="127.0.0.1:0"', 'store.parts="shared"'
