@@ -98,11 +98,11 @@ def test_another_format_is_refused_in_every_message():
     numbers = TableNumbers({"a": 1})
     request = bytearray(frames.encode_request(DataRequest(DataCall.PULL, 1, 0, 5, 1.0, batch=1), numbers))
     reply = bytearray(frames.encode_reply(DataReply(5), numbers))
-    assert request[0] == reply[0] == messages.FORMAT == 4
+    assert request[0] == reply[0] == messages.FORMAT == 5
     request[0] = reply[0] = 3
-    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 4"):
+    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 5"):
         frames.decode_request(memoryview(request), numbers)
-    with pytest.raises(InvalidShardCall, match="format 3, not 4"):
+    with pytest.raises(InvalidShardCall, match="format 3, not 5"):
         frames.decode_reply(memoryview(reply), numbers)
 
 
@@ -200,8 +200,8 @@ def test_an_error_of_a_shard_is_the_same_one_at_its_caller(error):
 def test_the_surface_of_the_protocol_is_the_one_we_promised():
     request = DataRequest(DataCall.EXCHANGE, 1, 2, 3, 0.5, 4, 5, 6, True, 7, 8, (("b", 9),))
     header = frames.encode_request(request, TableNumbers({"a": 1, "b": 2}))
-    assert header == struct.pack("<HBBIIQIIQQQdII", 4, 3, 7, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1, 9)
-    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HHQ", 4, 4, 3) + b"why"
+    assert header == struct.pack("<HBBIIQIIQQQdII", 5, 3, 7, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1, 9)
+    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 5, 4, 0, 3) + b"why"
     assert sorted(method.name for method in messages.SERVICE.methods) == [
         "Advance", "ClosePass", "Digest", "Explain", "Feed", "Hello", "OpenPass", "Operate", "Publish",
         "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
