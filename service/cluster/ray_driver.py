@@ -82,7 +82,7 @@ class Driver:
     """Places the workers of one generation after another. One thread."""
 
     def __init__(self, cluster: str, tell: Tell) -> None:
-        self._cluster, self._tell = cluster, tell
+        self.cluster, self._tell = cluster, tell
         self._placement: PlacedWorkers | None = None
         self._failed = False
         self._this_node = ray.util.get_node_ip_address()
@@ -125,7 +125,7 @@ class Driver:
 
     def _missing(self, needs: Sequence[WorkerNeeds]) -> str:
         nodes = [Node(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-        return missing(needs, nodes, ray.available_resources(), self._this_node, self._cluster)
+        return missing(needs, nodes, ray.available_resources(), self._this_node, self.cluster)
 
     def _start(self, placement: PlacedWorkers) -> None:
         actor = ray.remote(PlacedAgent)
@@ -242,7 +242,7 @@ def serve(driver: Driver, requests: Requests, tell: Tell) -> None:
     while not requests.over.is_set():
         with suppress(queue.Empty):
             request = requests.waiting.get(timeout=POLL_S)
-            if trouble := unreachable(sys.argv[1]):  # Ray itself would wait a minute for its head
+            if trouble := unreachable(driver.cluster):  # Ray itself would wait a minute for its head
                 tell({"failed": trouble})
                 bound_end()
                 sys.exit(ExitCode.RETRY)

@@ -133,7 +133,7 @@ def plan_job(
     # On one machine all trainers read the same files anyway.
     inputs = {} if cluster.launcher == LOCAL else head_sizes(input_files(job), job.folder)
     suffix = "" if resizing.stands_by is None else f".g{generation}"
-    of_ranks = {**common, "cores": cores_each, "until": until, "inputs": inputs, "suffix": suffix}
+    of_ranks = {**common, "cores": cores_each, "until": until, "inputs": inputs}
     of_ranks |= {"stands_by": resizing.stands_by, "prepares_resizes": resizing.prepared}
     plan = JobPlan(
         job=job.spec.name,
@@ -148,7 +148,7 @@ def plan_job(
             parts=_part_stores(job, suffix),
             resources=_resources(cluster.resources.shard),
         ),
-        trainers=tuple(_trainer(job, run_folder, of_ranks, rank) for rank in range(cluster.trainers)),
+        trainers=tuple(_trainer(job, run_folder, of_ranks, rank, suffix) for rank in range(cluster.trainers)),
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
@@ -278,10 +278,11 @@ def _shards(
     )
 
 
-def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: int) -> WorkerSpec:
-    cluster, suffix = job.cluster, common["suffix"]
+def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: int, suffix: str) -> WorkerSpec:
+    """`suffix`: of the folder for files of commits."""
+    cluster = job.cluster
     config = {
-        **{key: value for key, value in common.items() if key != "suffix"},
+        **common,
         "job": job.full,
         "secrets": job.secrets,
         "folder": str(job.folder),
