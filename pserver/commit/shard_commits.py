@@ -267,7 +267,7 @@ class ShardStores:
             lives = [part.tables[name]["life"] for part in ours if "life" in part.tables.get(name, {})]
             swept_U = table.begin_advance(lives, admission[name])
             for part in ours:
-                self._take_over(folder, part, name, _union(keys_U, swept_U), swept_U)
+                self._take_over(folder, part, name, unique_keys(keys_U, swept_U), swept_U)
             shutil.rmtree(self._live / CHANGES.format(name), ignore_errors=True)
             self._changes[name] = ChangeFiles(self._live / CHANGES.format(name), version)
             self._changes[name].restore(folder, parts, name, self._buckets)
@@ -279,7 +279,7 @@ class ShardStores:
         if found is None:
             raise InvalidShardCall(f"{folder}: does not record the changes of table {name!r} since version {since}")
         mine = found.of_buckets(*self._buckets)
-        return _union(mine.changed_U, mine.gone_G)
+        return unique_keys(mine.changed_U, mine.gone_G)
 
     def _take_over(self, folder: Path, part: ShardCommitPart, name: str, keys_U: U64, swept_U: U64) -> None:
         """Replace rows by those of one part, and delete those that it does not have."""
@@ -381,10 +381,6 @@ def _joined(chunks: Iterable[tuple[U64, U32]]) -> Iterator[tuple[U64, U32]]:
 
 def _concatenated(held: Sequence[tuple[U64, U32]]) -> tuple[U64, U32]:
     return np.concatenate([keys_U for keys_U, _ in held]), np.concatenate([words_UW for _, words_UW in held])
-
-
-def _union(keys_U: U64, more_U: U64) -> U64:
-    return unique_keys(np.concatenate([keys_U, more_U]))
 
 
 def _facts(taken: TableSnapshot) -> dict[str, Any]:

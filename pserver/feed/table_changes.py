@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millrace.keys import unique_keys
 from pserver.lifecycle.aging import STAYS, TableAging
@@ -208,5 +207,4 @@ def _unique(many: list[U64]) -> U64:
     """The keys of all arrays, each once; a single array has each once already."""
     if len(many) == 1:
         return many[0]
-    keys_U: NDArray[np.uint64] = unique_keys(np.concatenate(many)) if many else NO_KEYS
-    return keys_U
+    return unique_keys(*many) if many else NO_KEYS

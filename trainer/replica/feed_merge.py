@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.keys import unique_keys
 from pserver.feed.table_changes import PresentRows, TableDelta
 from trainer.replica.updates import U64, ReplicaRows, TableUpdate
 
@@ -28,10 +29,10 @@ def merge_steps(steps: Sequence[Sequence[TableDelta]], *, whole: bool) -> TableU
         rows.append([_without(part.rows, seen_S) for part in step])
         if whole and not number:
             break  # the base, which is large: nothing is older
-        keys_U = np.union1d(seen_S, np.concatenate([NONE, *(part.rows.keys_P for part in step)]))
-        gone_U = np.unique(np.concatenate([NONE, *(part.gone_U for part in step)]))
+        keys_U = unique_keys(seen_S, *(part.rows.keys_P for part in step))
+        gone_U = unique_keys(NONE, *(part.gone_U for part in step))
         gone.append(gone_U[_missing(gone_U, keys_U)])
-        seen_S = np.union1d(keys_U, gone_U)
+        seen_S = unique_keys(keys_U, gone_U)
     kept = tuple(each for step in reversed(rows) for each in step if len(each.keys_U))
     return TableUpdate(kept, NONE if whole else np.concatenate(gone))
 
