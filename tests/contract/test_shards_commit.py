@@ -148,14 +148,14 @@ def test_training_goes_on_while_a_snapshot_is_written(world, tmp_path, monkeypat
     assert parts
 
 
-def fail_once(monkeypatch, method, error=StoreFailed("the disk is full")):  # noqa: B008
+def fail_once(monkeypatch, method):
     """The second store that comes to `method` fails, once."""
     calls, act = [], getattr(RocksRowStore, method)
 
     def failing(*args):
         calls.append(args)
         if len(calls) == 2:
-            raise error
+            raise StoreFailed("the disk is full")
         return act(*args)
 
     monkeypatch.setattr(RocksRowStore, method, failing)

@@ -102,6 +102,7 @@ def memfd(size=SIZE, seals=shared_memory.SEALS, number=5):
 )
 def test_only_a_sealed_memory_of_the_right_size_and_number_is_opened(descriptor):
     offered = descriptor()
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError):
         SharedMemory.open(MemoryOffer(os.getpid(), offered, 5))
@@ -130,16 +131,23 @@ sys.stdin.read()
 """
 
 
+def mappings() -> set[str]:
+    """The lines of /proc about memory that this process shares."""
+    return {line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:millrace" in line}
+
+
 def test_nothing_is_left_of_the_memory_of_a_killed_process():
-    names = sorted(os.listdir("/dev/shm"))
+    gc.collect()
+    names, mapped = sorted(os.listdir("/dev/shm")), mappings()
     before = len(os.listdir("/proc/self/fd"))
     with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         *numbers, places = child.stdout.readline().split()
         peer = SharedMemory.open(MemoryOffer(*map(int, numbers)))
         child.send_signal(signal.SIGKILL)
+    assert len(mappings() - mapped) == 1
     (frame,) = peer.frames_at(memoryview(bytes.fromhex(places.decode())))
     assert np.frombuffer(frame, np.float32).tolist() == [3] * 4  # what is being read stays valid
     del frame, peer
     gc.collect()
-    assert "memfd:millrace" not in Path("/proc/self/maps").read_text()
+    assert mappings() <= mapped
     assert len(os.listdir("/proc/self/fd")) == before and sorted(os.listdir("/dev/shm")) == names
