@@ -31,7 +31,7 @@ from pserver.server.rank_memories import RankMemories
 from pserver.server.step_calls import StepCalls
 
 ANSWER_S = 0.5
-"""Part of a caller's deadline reserved to name the late ranks; at most a tenth of the time left."""
+"""Part of a caller's deadline reserved to name the late ranks; at most a quarter of the time left."""
 MAX_POLL_S = 3600.0
 """Longest wait of one poll, whose milliseconds are a C int; deadlines may be longer."""
 LINGER_MS = 1000
@@ -40,6 +40,11 @@ CLOSE_S = 5.0
 """How long announcements that run may take when a shard stops; later ones end with the process."""
 
 log = logging.getLogger(__name__)
+
+
+def waiting_s(left_s: float) -> float:
+    """How long a call may wait for other ranks, so that its caller still gets an answer."""
+    return left_s - min(ANSWER_S, left_s / 4)
 
 
 @dataclass(slots=True)
@@ -233,7 +238,7 @@ class DataServer:
         self.wake()
 
     def _exchange(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
-        until = Deadline.after(request.left_s - min(ANSWER_S, request.left_s / 10))
+        until = Deadline.after(waiting_s(request.left_s))
         gradients = frames.gradients_from(request, arrays, self._calls.widths)
         verdict = self._calls.push(request, gradients)
         if verdict is CallVerdict.REPEAT or self._calls.may_answer(request):

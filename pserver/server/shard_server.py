@@ -32,7 +32,7 @@ from pserver.proto import shard_pb2 as pb
 from pserver.protocol import messages, statuses
 from pserver.protocol.placement import Placement
 from pserver.protocol.table_operations import ShrinkRows
-from pserver.server.data_server import ANSWER_S, DataServer
+from pserver.server.data_server import DataServer, waiting_s
 from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.rank_memories import RankMemories
 from pserver.server.shard import Shard
@@ -144,7 +144,7 @@ class _Servicer:
 
     def _wait(self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline) -> None:
         left_s = deadline.left_s()
-        over = self._turn.wait_for(lambda: done() or self._stopping, left_s - min(ANSWER_S, left_s / 10))
+        over = self._turn.wait_for(lambda: done() or self._stopping, waiting_s(left_s))
         if self._stopping and not done():
             raise Unavailable(f"shard {self._config.shard} is stopping")
         if not over:

@@ -79,7 +79,7 @@ def test_a_rank_whose_wait_times_out_learns_the_missing_ranks():
             if rank == 1:
                 return None
             with pytest.raises(StepTimedOut, match="step 0 of pass 1 for rank 1") as caught:
-                shards.exchange(0, None, None, None, StepScale(1), Deadline.after(0.6))
+                shards.exchange(0, None, None, None, StepScale(1), Deadline.after(2))
             return caught.value.exit_code
 
         assert world.each(push) == [75, None, 75]
@@ -113,7 +113,7 @@ def test_a_close_waits_for_every_rank():
     with w.job(2, num_ranks=2) as world:
         world.each(lambda rank, shards: shards.open_pass(1, w.soon()))
         with pytest.raises(StepTimedOut, match="the close of pass 1 for rank 1"):
-            world.one.close_pass(0, Deadline.after(0.3))
+            world.one.close_pass(0, Deadline.after(2))
         closes = world.each(lambda rank, shards: shards.close_pass(0, w.soon()))
         assert closes[0] == closes[1]
 
