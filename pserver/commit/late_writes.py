@@ -53,14 +53,14 @@ class LateWriter:
 
 def joined(pieces: list[LatePiece]) -> LatePiece:
     """One write with the effect of all, in their order: of each key the last one counts."""
-    seen_S = np.empty(0, np.uint64)
-    kept: list[LatePiece] = []
-    for piece in reversed(pieces):
-        keys_U, gone_G = (np.isin(keys, seen_S, invert=True) for keys in (piece.keys_U, piece.gone_G))
-        kept.append(LatePiece(piece.keys_U[keys_U], piece.rows_UW[keys_U], piece.gone_G[gone_G]))
-        seen_S = np.concatenate([seen_S, kept[-1].keys_U, kept[-1].gone_G])
+    newest_first = pieces[::-1]
+    parts = [keys for each in newest_first for keys in (each.keys_U, each.gone_G)]
+    _, first_U = np.unique(np.concatenate(parts), return_index=True)
+    counts_S = np.zeros(sum(map(len, parts)), np.bool_)
+    counts_S[first_U] = True
+    last = np.split(counts_S, np.cumsum([len(keys) for keys in parts])[:-1])
     return LatePiece(
-        np.concatenate([each.keys_U for each in kept]),
-        np.concatenate([each.rows_UW for each in kept]),
-        np.concatenate([each.gone_G for each in kept]),
+        np.concatenate([each.keys_U[kept_U] for each, kept_U in zip(newest_first, last[::2], strict=True)]),
+        np.concatenate([each.rows_UW[kept_U] for each, kept_U in zip(newest_first, last[::2], strict=True)]),
+        np.concatenate([each.gone_G[kept_G] for each, kept_G in zip(newest_first, last[1::2], strict=True)]),
     )
