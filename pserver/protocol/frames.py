@@ -58,10 +58,10 @@ class DataRequest:
     step: int = 0
     batch: int | None = None
     """The batch announced, pulled or learnt; in an exchange None: this rank has no further batches. Ascending for each
-    rank: using a batch releases all before it."""
+    rank: a push releases all before it, a pull those that are predicted only, or pushed."""
     learn: bool = False
     following: int | None = None
-    """In an exchange: the batch whose rows are requested."""
+    """In an exchange: the later batch whose rows are requested."""
     batch_samples: int = 0
     """In an exchange: samples of all ranks."""
     parts: tuple[tuple[str, int], ...] = ()

@@ -55,6 +55,10 @@ class Gradients:
         """The same in arrays of their own."""
         return Gradients(self.grads_UD.copy(), self.show_U.copy(), self.click_U.copy())
 
+    def chosen(self, at: NDArray[Any]) -> "Gradients":
+        """Those of some keys, by their places or a mask."""
+        return Gradients(self.grads_UD[at], self.show_U[at], self.click_U[at])
+
 
 class Prepared(Protocol):
     """A batch whose keys are ready for the shards: routed, or their row numbers found."""
@@ -121,9 +125,9 @@ class ShardCommitPart:
 class Shards(Protocol):
     """All shards of the job, as one rank uses them.
 
-    Order of a pass: `open_pass`; `pull` for step 0; then, for every step of the pass on any rank, one `exchange` by
-    each rank; then `close_pass` by every rank. `prepare` may run in another thread, ahead, in the order of steps,
-    and never blocks for a step. Errors: pserver.errors.
+    Order of a pass with staleness k: `open_pass`; `pull` for the steps 0 to k; then, for every step of the pass on any
+    rank, one `exchange` by each rank; then `close_pass` by every rank. `prepare` may run in another thread, ahead, in
+    the order of steps, and never blocks for a step. Errors: pserver.errors.
     """
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
@@ -158,11 +162,11 @@ class Shards(Protocol):
         scale: StepScale,
         deadline: Deadline,
     ) -> dict[str, F32] | None:
-        """Push step `step` of this rank, then pull the next batch's rows.
+        """Push step `step` of this rank, then pull the rows of its step `step + 1 + k`, of the batch `following`.
 
         `batch` and `gradients` are None on a rank without further batches (it still takes part); `gradients` alone is
-        None if all ranks skip the step; `following` is None at the rank's last step. Returns the rows after `step` of
-        all ranks. A repeat after a lost reply is acknowledged and not applied again.
+        None if all ranks skip the step; `following` is None where the rank has no such step. Returns the rows after
+        `step` of all ranks. A repeat after a lost reply is acknowledged and not applied again.
         """
         ...
 

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-import numpy as np
-from numpy.typing import NDArray
-
 from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.commit.part_objects import PartObjects
 from pserver.commit.shard_commits import ShardStores
@@ -52,6 +49,8 @@ class ResolvedBatch:
     """By table in which an earlier step, of any rank, may still create a row."""
     known: dict[str, I32] = field(default_factory=dict)
     """Row numbers in tables with admission, as they were when the batch was pulled."""
+    admitted: dict[str, int] = field(default_factory=dict)
+    """Keys admitted to these tables until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +122,7 @@ class Shard:
                 found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U, empty)
             elif name in batch.keys:
                 batch.known[name] = frozen(table.read_again(rows_U, batch.keys[name].keys_U))
+                batch.admitted[name] = table.num_admitted
                 found[name] = table.gather_present(batch.known[name], None, empty)
             else:
                 found[name] = table.gather(frozen(rows_U), empty)
@@ -142,7 +142,8 @@ class Shard:
                 table.apply(frozen(rows_U), _frozen(merged), batch_samples, version)
             if unknown:
                 keys, seen = merge_by_key(unknown)
-                table.admit(keys.keys_U, keys.group_U, seen, version)
+                since = min(push.batch.admitted[name] for push in mine if name in push.batch.keys)
+                table.admit(keys.keys_U, keys.group_U, seen, version, since)
 
     def check(self, push: Push) -> None:
         """Raise InvalidShardCall for gradients that do not fit their batch, or whose batch was not pulled."""
@@ -280,7 +281,7 @@ def _known(push: Push, name: str) -> tuple[I32, Gradients]:
         return frozen(push.batch.rows[name]), _frozen(gradients)
     rows_U = push.batch.known[name]
     present_U = rows_U != EMPTY
-    return frozen(rows_U[present_U]), _frozen(_chosen(gradients, present_U))
+    return frozen(rows_U[present_U]), _frozen(gradients.chosen(present_U))
 
 
 def _unknown(push: Push, name: str) -> tuple[Keys, Gradients] | None:
@@ -288,11 +289,7 @@ def _unknown(push: Push, name: str) -> tuple[Keys, Gradients] | None:
     if name not in push.batch.keys:
         return None
     keys, absent_U = push.batch.keys[name], push.batch.known[name] == EMPTY
-    return Keys(keys.keys_U[absent_U], keys.group_U[absent_U]), _chosen(push.gradients[name], absent_U)
-
-
-def _chosen(gradients: Gradients, chosen_U: NDArray[np.bool_]) -> Gradients:
-    return Gradients(gradients.grads_UD[chosen_U], gradients.show_U[chosen_U], gradients.click_U[chosen_U])
+    return Keys(keys.keys_U[absent_U], keys.group_U[absent_U]), push.gradients[name].chosen(absent_U)
 
 
 def _frozen(gradients: Gradients) -> Gradients:

@@ -32,6 +32,8 @@ class StepCalls:
         self._pushes: dict[tuple[int, int], Push | None] = {}  # by step and rank: accepted, and not applied yet
         self._announcing = threading.Lock()
         self._batches: dict[int, dict[int, ResolvedBatch]] = {rank: {} for rank in range(config.num_ranks)}
+        self._pushed = dict.fromkeys(range(config.num_ranks), -1)
+        """By rank: the last batch that it pushed."""
 
     def announce(self, request: DataRequest, tables: Mapping[str, Keys]) -> None:
         """Find or reserve the rows of a later batch."""
@@ -48,8 +50,11 @@ class StepCalls:
                 mine[request.batch] = batch
 
     def pull(self, rank: int, number: int, empty: Empty) -> dict[str, F32]:
-        """The rows of an announced batch as they are now, in arrays made by `empty`."""
-        self._release_before(rank, number)
+        """The rows of an announced batch as they are now, in arrays made by `empty`.
+
+        Batches pulled before, which the rank has yet to push, are kept.
+        """
+        self._release_before(rank, number, pulled=True)
         return self.rows(rank, number, empty)
 
     def rows(self, rank: int, number: int, empty: Empty) -> dict[str, F32]:
@@ -68,6 +73,7 @@ class StepCalls:
         if request.batch is not None:
             batch = self._batch(request.rank, request.batch)
             self._release_before(request.rank, request.batch)
+            self._pushed[request.rank] = request.batch
             if gradients:
                 push = Push(batch, gradients, request.batch_samples)
                 self._shard.check(push)
@@ -129,12 +135,13 @@ class StepCalls:
                 raise InvalidShardCall(f"rank {rank} never announced batch {number} to shard {self.config.shard}")
             return self._batches[rank][number]
 
-    def _release_before(self, rank: int, number: int) -> None:
-        """Release the batches that a rank does not use any more."""
+    def _release_before(self, rank: int, number: int, *, pulled: bool = False) -> None:
+        """Release the batches that a rank does not use any more. `pulled`: it may push earlier ones still."""
         with self._announcing:
             mine = self._batches[rank]
             # The rank may have stopped waiting for a push that is not applied yet: that batch is kept.
             pushes = [push for (_, other), push in list(self._pushes.items()) if other == rank and push is not None]
             for older in [other for other in mine if other < number]:
-                if not any(mine[older] is push.batch for push in pushes):
+                to_push = pulled and mine[older].learn and older > self._pushed[rank]
+                if not to_push and not any(mine[older] is push.batch for push in pushes):
                     self._shard.release(mine.pop(older))

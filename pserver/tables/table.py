@@ -86,6 +86,8 @@ class ShardTable:
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = self._unadmitted = 0
+        self.num_admitted = 0
+        """Keys of a selective table that got a row since the start."""
 
     def _rows_of(self, settings: RowSettings, seed: int) -> RowArrays:
         if self.section.memory is None:
@@ -147,7 +149,7 @@ class ShardTable:
     def read_again(self, rows_U: I32, keys_U: U64) -> I32:
         """For a selective table, at a pull: look up keys without a row again, in place. Returns the numbers found.
 
-        No rows are added until this batch is pushed.
+        A key that gets a row before this batch is pushed is known at its push: see `admit`.
         """
         self._departures.purge(rows_U)
         unknown_U = np.flatnonzero(rows_U == kernels.EMPTY)
@@ -197,21 +199,40 @@ class ShardTable:
             self._halves.do(len(rows_U), lambda begin, end: learn(rows_U, grads_UD, group_R, begin, end))
             self._record(rows_U, push, version)
 
-    def admit(self, keys_U: U64, group_U: U16, push: Gradients, version: int) -> None:
+    def admit(self, keys_U: U64, group_U: U16, push: Gradients, version: int, since: int) -> None:
         """For a selective table: count one step's merged records of unique keys without rows.
 
-        Admitted keys get a row, at its initial value, with these statistics.
+        Admitted keys get a row, at its initial value, with these statistics. `since`: `num_admitted` when the keys had
+        no row. Of those that have got one since, the row gets the statistics; nothing is counted, and nothing learnt,
+        because the gradient is that of the default row.
         """
+        if since != self.num_admitted:
+            late_U = self._record_late(keys_U, push, version)
+            keys_U, group_U, push = keys_U[~late_U], group_U[~late_U], push.chosen(~late_U)
         admitted_U = self._selection.admit(keys_U, group_U, push.show_U, push.click_U, self._life.day)
         chosen_A = np.flatnonzero(admitted_U)
         self._unadmitted += len(keys_U) - len(chosen_A)
         if len(chosen_A):
+            self.num_admitted += len(chosen_A)
             rows_A = self._rows.reserve(keys_U[chosen_A], group_U[chosen_A])
-            records = Gradients(push.grads_UD[chosen_A], frozen(push.show_U[chosen_A]), frozen(push.click_U[chosen_A]))
             with self._rows.moving:
                 self._rows.open_version = version
-                self._record(frozen(rows_A), records, version)
+                self._record(frozen(rows_A), push.chosen(chosen_A), version)
             self._rows.release(rows_A)
+
+    def _record_late(self, keys_U: U64, push: Gradients, version: int) -> NDArray[np.bool_]:
+        """Add the statistics of those keys that have a row by now; returns (U,) which ones."""
+        rows_U = np.full(len(keys_U), kernels.EMPTY, np.int32)
+        late_U: NDArray[np.bool_] = self.read_again(rows_U, keys_U) != kernels.EMPTY
+        late_L = np.flatnonzero(late_U)
+        if len(late_L):
+            rows_L = frozen(rows_U[late_L])
+            with self._rows.moving:
+                self._rows.open_version = version
+                self._life.bring(self._departures.statistics(), rows_L, version)
+                self._record(rows_L, push.chosen(late_L), version)
+        self._rows.release(rows_U)
+        return late_U
 
     def _record(self, rows_U: I32, push: Gradients, version: int) -> None:
         room = self._num_touched + len(rows_U)
@@ -221,8 +242,8 @@ class ShardTable:
         coefficients = np.float32(self.section.nonclk_coeff), np.float32(self.section.click_coeff)
         self._num_touched, made = kernels.record(
             rows_U,
-            push.show_U,
-            push.click_U,
+            frozen(push.show_U),
+            frozen(push.click_U),
             *coefficients,
             np.uint32(version),
             columns,
