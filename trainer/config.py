@@ -106,13 +106,22 @@ class DenseAdagrad(Section):
 DenseOptimizer = Annotated[DenseSgd | DenseAdam | DenseAdagrad, Field(discriminator="kind")]
 
 
+MAX_STALENESS = 8
+"""Most steps by which rows may lag behind. One hides an exchange that takes as long as the computation of a step; more
+only even out exchanges of uneven length. Each costs memory, and accuracy."""
+
+
 class TrainSection(Section):
     """How a training step works."""
 
     mode: Literal["sync", "async", "geo"] = "sync"
     """Consistency of training: "sync"; the others are not built yet."""
-    staleness: Count = 0
-    """Number of steps by which a pull may lag behind; only 0 is built."""
+    staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
+    """Number of steps by which rows lag behind, at most 8: a step reads them as they were that many steps before.
+
+    With 1 or more, gradients and rows travel beside the computation of the next steps, so a step need not wait for the
+    shards. Results differ a little from those with 0, and are as repeatable. Each step of staleness keeps one more
+    batch in every trainer, and its rows in the shards' memory."""
     dense: Literal["allreduce", "ps"] = "allreduce"
     """Strategy of the dense parameters: "allreduce"; "ps" is not built yet."""
     batch_size: int = Field(default=64, ge=1, le=1 << 20)
@@ -150,10 +159,10 @@ class TrainSection(Section):
 
     @model_validator(mode="after")
     def _built(self) -> "TrainSection":
+        if self.staleness and self.mode != "sync":
+            raise ValueError(f'staleness counts steps of mode = "sync"; mode = "{self.mode}" has none: remove one')
         if self.mode != "sync":
             raise ValueError(f'mode = "{self.mode}" is not built yet; use "sync"')
-        if self.staleness:
-            raise ValueError("staleness above 0 is not built yet")
         if self.dense != "allreduce":
             raise ValueError(f'dense = "{self.dense}" is not built yet; use "allreduce"')
         if self.learn_until is not None and not self.learn:

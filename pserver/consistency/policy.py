@@ -1,8 +1,8 @@
 """The seam of consistency: one policy object, read by the training loop and by every shard.
 
 A policy answers three questions. When is a push applied? `steps`, on a shard. Whom does a rank wait for? `steps` on a
-shard, `agree` and `num_bad` in the loop. What does a close promise? `promised`, at the close. A policy decides only:
-it holds no rows and no locks; shards wait on its behalf.
+shard, `staleness`, `agree` and `num_bad` in the loop. What does a close promise? `promised`, at the close. A policy
+decides only: it holds no rows and no locks; shards wait on its behalf.
 
 The choice between policies is pserver.consistency.modes' work.
 """
@@ -73,7 +73,7 @@ class StepOrder(Protocol):
         ...
 
     def may_answer(self, step: int, rank: int) -> bool:
-        """Whether `rank`, which pushed `step`, may read the rows of its next step."""
+        """Whether `rank`, which pushed `step`, may read the rows that it asked for with its push."""
         ...
 
     def missing(self) -> Sequence[int]:
@@ -91,6 +91,11 @@ class Consistency(Protocol):
 
     name: str
     """As in `train.mode`."""
+
+    @property
+    def staleness(self) -> int:
+        """Loop: k, by which the rows of a step may lag behind: the push of step t goes with the pull of t + 1 + k."""
+        ...
 
     def steps(self, pass_number: int, num_ranks: int) -> StepOrder:
         """Shard: the order of the pushes of a pass that opens now."""

@@ -1,7 +1,12 @@
-"""Synchronous training: every rank takes part in every step, and a step begins when the one before is applied.
+"""Synchronous training: every rank takes part in every step, and steps are applied in their order.
 
-A pull for step t sees exactly the first t steps of the pass. The pushes of a step are merged in rank order, so the
-same pass gives the same bits at every replay.
+With staleness k a pull for step t sees exactly the first max(0, t - k) steps of the pass; with k = 0 that is all before
+it. The pushes of a step are merged in rank order, so the same pass gives the same bits at every replay.
+
+A shard needs no k for that, only the order of each rank's calls (trainer.train.exchanges). The pulls of steps 0 to k
+come before the first push. The push of step s - 1 comes with the pull of step s + k, which sees s steps, and its answer
+comes before the push of step s. So when all pushes of step s are here, every pull up to s + k is answered, and step s
+may be applied. A rank without batches pushes and pulls nothing, in the same order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +78,14 @@ class Sync:
     """See module docstring, and Consistency."""
 
     name = "sync"
+
+    def __init__(self, staleness: int = 0) -> None:
+        self._staleness = staleness
+
+    @property
+    def staleness(self) -> int:
+        """See Consistency."""
+        return self._staleness
 
     def steps(self, pass_number: int, num_ranks: int) -> StepBarrier:
         """See Consistency."""

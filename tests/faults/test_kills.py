@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint, JobFeatures, failpoint_places
+from service.faults.deaths import CHIEF, AtFailpoint, AtInstant, JobFeatures, failpoint_places
 from service.faults.injection import Deaths, run
 from service.spec.job import load_job
 from tests.integration.stream_job import write_job
@@ -28,12 +28,12 @@ def in_order(trainers, shards):
     ]
 
 
-def job_at(folder, store, trainers, shards):
+def job_at(folder, store, trainers, shards, *settings):
     mirror = f"store.mirror='{folder / store}-mirror'"
     return load_job(
         folder / "job.toml",
         [f"store.path={store}", mirror, f"commit={{every='600s', every_passes=3, keep={KEEP}}}", "passes.max_events=16"]
-        + [f"cluster={{trainers={trainers}, shards={shards}}}", "train.threads=1", "train.batch_size=8"],
+        + [f"cluster={{trainers={trainers}, shards={shards}}}", "train.threads=1", "train.batch_size=8", *settings],
     )
 
 
@@ -56,6 +56,36 @@ def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers
     assert outcome.code == 0, (outcome, said[-20:])
     assert [(died.death, died.point) for died in deaths.died] == [(death, death.point) for death in planned]
     assert not deaths.unasked
+    assert deaths.closes == calm.closes
+    assert report(disturbed.store) == report(undisturbed.store)
+    assert_nothing_left(disturbed.store, generation=len(planned) + 1)
+
+
+STALE = ("train.staleness=2", "passes.max_events=160")
+"""Pushes of three steps are under way in most of a pass."""
+DEATHS_IN_STALE_PASSES = {
+    (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
+    (2, 2): [
+        AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 7),
+        AtInstant("trainer-1", closes=1, delay_s=0.02),
+        AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2),
+    ],
+}
+"""By trainers and shards."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("place", DEATHS_IN_STALE_PASSES, ids=["embedded", "2 trainers x 2 shards"])
+def test_a_death_while_rows_lag_behind_changes_nothing(tmp_path, place):
+    write_job(tmp_path, num_lines=500)
+    said, planned = [], DEATHS_IN_STALE_PASSES[place]
+    undisturbed, disturbed = (job_at(tmp_path, store, *place, *STALE) for store in ("calm", "killed"))
+    calm = Deaths(undisturbed.store, iter([]))
+    assert run(undisturbed, calm, said_by(said)).code == 0, said
+    deaths = Deaths(disturbed.store, iter(planned))
+    assert run(disturbed, deaths, said_by(said)).code == 0, said[-20:]
+    assert [died.death for died in deaths.died] == planned
     assert deaths.closes == calm.closes
     assert report(disturbed.store) == report(undisturbed.store)
     assert_nothing_left(disturbed.store, generation=len(planned) + 1)

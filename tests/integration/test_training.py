@@ -14,8 +14,8 @@ def job(tmp_path_factory):
     return write_job(tmp_path_factory.mktemp("small"))
 
 
-def run(job, trainers, shards, store):
-    ended = millrace(job, f"cluster.trainers={trainers}", f"cluster.shards={shards}", store=store)
+def run(job, trainers, shards, store, *settings):
+    ended = millrace(job, f"cluster.trainers={trainers}", f"cluster.shards={shards}", *settings, store=store)
     assert ended.code == 0, ended.output
     assert ended.report["events"] == ended.report["samples"] == NUM_LINES
     assert ended.report["rejected"] == {}
@@ -39,6 +39,43 @@ def test_one_trainer_ends_with_the_same_bits_wherever_its_rows_are(job, embedded
 @pytest.mark.slow
 def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards(job):
     one, two = run(job, 3, 1, "three-1"), run(job, 3, 3, "three-3")
+    assert one["digest"] == two["digest"]
+    assert one["metrics"] == two["metrics"]
+
+
+STALE = "train.staleness=2"
+
+
+@pytest.fixture(scope="module")
+def stale(job):
+    return run(job, 1, 0, "stale", STALE)
+
+
+def test_rows_that_lag_behind_give_another_model(embedded, stale):
+    assert stale["digest"] != embedded["digest"]
+    assert stale["metrics"]["life"]["ctr"]["auc"] == pytest.approx(embedded["metrics"]["life"]["ctr"]["auc"], abs=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [0, 2, *(pytest.param(shards, marks=pytest.mark.slow) for shards in (1, 3))])
+def test_rows_that_lag_behind_give_the_same_bits_wherever_they_are(job, stale, shards):
+    again = run(job, 1, shards, f"stale-{shards}", STALE)
+    assert again["digest"] == stale["digest"]
+    assert again["metrics"] == stale["metrics"]
+
+
+@pytest.mark.long
+def test_a_staleness_longer_than_every_pass_is_as_good_as_any_other(job):
+    """The first pass ends before the pull of any step waits for a push."""
+    one, two = (
+        run(job, 1, shards, f"longer-{shards}", "train.staleness=8", "train.batch_size=128") for shards in (0, 2)
+    )
+    assert one["digest"] == two["digest"]
+
+
+@pytest.mark.slow
+def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards_though_rows_lag_behind(job):
+    one, two = run(job, 3, 1, "stale-three-1", STALE), run(job, 3, 3, "stale-three-3", STALE)
     assert one["digest"] == two["digest"]
     assert one["metrics"] == two["metrics"]
 

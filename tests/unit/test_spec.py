@@ -176,8 +176,11 @@ MISTAKES = {
     'sources.more={kind="simulated",events=5}': "sources: several sources are not built yet; 2 given",
     "train.mode=async": 'train: mode = "async" is not built yet; use "sync"',
     "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync"',
-    "train.staleness=1": "train: staleness above 0 is not built yet",
+    "train.staleness=9": "train.staleness: Input should be less than or equal to 8 (got 9)",
+    "train.staleness=-1": "train.staleness: Input should be greater than or equal to 0 (got -1)",
     # what does not go together
+    'train={mode="geo",staleness=1}': 'train: staleness counts steps of mode = "sync"; mode = "geo" has none: '
+    "remove one",
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "
     "begins; remove one",
     "train.dense=ps": 'train: dense = "ps" is not built yet; use "allreduce"',

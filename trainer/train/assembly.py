@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ from trainer.spec.defaults import fill_defaults
 from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
 from trainer.train.close import PassCloser
+from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
 from trainer.train.fingerprint import fingerprint
 from trainer.train.infer_first import InferFirst
@@ -122,7 +123,7 @@ def open_trainer(
         held.callback(ranks.close)
         arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device)
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
-        policy = policy_of(job.train.mode)
+        policy = policy_of(job.train.mode, job.train.staleness)
         shards = _shards(config, job, schema, policy)
         held.callback(shards.close)
         progress.step.unanswered = shards.unanswered
@@ -161,6 +162,7 @@ def open_trainer(
             job.train,
             job.tasks,
             *joint,
+            held.enter_context(_exchanges(job, policy, shards, progress)),
             maker,
             stepper,
             dense,
@@ -172,6 +174,12 @@ def open_trainer(
             infer_first=_infer_first(job, shards, stepper, observer, progress),
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if rank0 is None else rank0.answer)
+
+
+def _exchanges(
+    job: TrainerJob, policy: Consistency, shards: Shards, progress: TrainerProgress
+) -> AbstractContextManager[Exchanges]:
+    return closing(Exchanges(shards, policy.staleness, job.train.step_deadline, progress.step))
 
 
 def _observer(

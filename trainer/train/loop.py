@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dataset.samples.batch import F32
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.seeds import derive
 from pserver.consistency.policy import StepFigures
-from pserver.protocol.shards import Gradients, StepScale
+from pserver.protocol.shards import Gradients
 from trainer.features.training_batches import TrainingBatch
 from trainer.journal.pass_plan import PassPlan
 from trainer.rank0.planner import StreamEnded
 from trainer.status.step_clock import WaitsFor
 from trainer.status.time_spent import LoopPart
+from trainer.train.exchanges import StepInput
 from trainer.train.infer_first import announced_ahead
 from trainer.train.trainer_parts import TrainerParts
 
@@ -231,16 +231,12 @@ class TrainLoop:
         batches = self._batches(plan)
         parts.stepper.open_pass(plan.number)
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
-        batch = next(batches, None)
-        clock.at(WaitsFor.SHARDS)
-        rows = parts.shards.pull(batch.prepared, self._deadline()) if batch is not None else {}
-        step = 0
-        while (common := self._agree(batch)).more:
-            if plan.learn:
-                batch, rows = self._learn(step, batch, rows, batches, common)
-            else:
-                batch, rows = self._predict(step, batch, rows, batches, common)
+        at, step = parts.exchanges.begin(batches, learn=plan.learn), 0
+        while (common := self._agree(at.batch)).more:
+            at = self._learn(step, at, common) if plan.learn else self._predict(step, at, common)
             step += 1
+        clock.at(WaitsFor.SHARDS)
+        parts.exchanges.finish()
         parts.dense.flush()
 
     def _batches(self, plan: PassPlan) -> Iterator[TrainingBatch]:
@@ -267,23 +263,16 @@ class TrainLoop:
         weight = {task.name: figures.weights[i] for i, task in enumerate(tasks)}
         return _Common(weight, figures.num_samples, more=figures.num_batches > 0)
 
-    def _learn(
-        self,
-        step: int,
-        batch: TrainingBatch | None,
-        rows: Mapping[str, F32],
-        batches: Iterator[TrainingBatch],
-        common: _Common,
-    ) -> tuple[TrainingBatch | None, dict[str, F32]]:
-        """One step: predict, measure, learn. Returns the next batch and its rows."""
-        parts, clock = self._parts, self._parts.progress.step
+    def _learn(self, step: int, at: StepInput, common: _Common) -> StepInput:
+        """One step: predict, measure, learn. Returns the next one."""
+        parts, clock, batch = self._parts, self._parts.progress.step, at.batch
         clock.at(WaitsFor.MODEL)
         parts.dense.clear()
         gradients: dict[str, Gradients] | None = None
         finite = True
         if batch is not None:
             parts.dense.buffers.save()
-            forward = parts.stepper.forward(batch, rows, common.weight)
+            forward = parts.stepper.forward(batch, at.rows, common.weight)
             parts.observer.observe(batch, forward, step)
             with self._spent.part(LoopPart.BACKWARD):
                 gradients, finite = parts.stepper.backward(batch, forward)
@@ -296,40 +285,17 @@ class TrainLoop:
                 parts.dense.step()
         elif batch is not None:
             parts.dense.buffers.restore()
-        clock.at(WaitsFor.PIPE)
-        following = next(batches, None) if batch is not None else None
-        clock.at(WaitsFor.SHARDS)
-        prepared = batch.prepared if batch is not None else None
-        following_rows = parts.shards.exchange(
-            step,
-            prepared,
-            gradients if apply else None,
-            following.prepared if following is not None else None,
-            StepScale(common.num_samples),
-            self._deadline(),
-        )
-        return following, following_rows or {}
+        return parts.exchanges.push(step, batch, gradients if apply else None, common.num_samples)
 
-    def _predict(
-        self,
-        step: int,
-        batch: TrainingBatch | None,
-        rows: Mapping[str, F32],
-        batches: Iterator[TrainingBatch],
-        common: _Common,
-    ) -> tuple[TrainingBatch | None, dict[str, F32]]:
-        """One step of a pass that is only predicted. Returns the next batch and its rows."""
-        if batch is None:
-            return None, {}
-        parts, clock = self._parts, self._parts.progress.step
-        clock.at(WaitsFor.MODEL)
-        forward = parts.stepper.predict(batch, rows, common.weight)
-        parts.observer.observe(batch, forward, step)
-        parts.observer.infer(batch, forward, step)
-        clock.at(WaitsFor.PIPE)
-        following = next(batches, None)
-        clock.at(WaitsFor.SHARDS)
-        return following, {} if following is None else parts.shards.pull(following.prepared, self._deadline())
+    def _predict(self, step: int, at: StepInput, common: _Common) -> StepInput:
+        """One step of a pass that is only predicted. Returns the next one."""
+        parts = self._parts
+        if at.batch is not None:
+            parts.progress.step.at(WaitsFor.MODEL)
+            forward = parts.stepper.predict(at.batch, at.rows, common.weight)
+            parts.observer.observe(at.batch, forward, step)
+            parts.observer.infer(at.batch, forward, step)
+        return parts.exchanges.follow()
 
     def _all_finite(self, step: int, finite: bool) -> bool:
         """Whether the step may be applied, agreed on by all ranks. Raises NonFinite with `on_nonfinite = "fail"`."""

@@ -14,6 +14,7 @@ from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.rank0.parts import RankZero
 from trainer.status.progress import TrainerProgress
 from trainer.train.close import PassCloser
+from trainer.train.exchanges import Exchanges
 from trainer.train.infer_first import InferFirst
 from trainer.train.model_feed import ModelFeed
 from trainer.train.observer import Observer
@@ -30,6 +31,7 @@ class TrainerParts:
     policy: Consistency
     shards: Shards
     loader: Loader[TrainingBatch]
+    exchanges: Exchanges
     maker: BatchMaker
     stepper: Stepper
     dense: DenseStrategy
