@@ -48,12 +48,14 @@ def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
             process.wait()
 
 
-def train(npz: Path, hidden: int, num_shards: int, steps: int) -> dict:
+def train(npz: Path, hidden: int, num_shards: int, steps: int, staleness: int) -> dict:
     """Samples a second, and where they ended."""
-    with tempfile.TemporaryDirectory() as name, shards(num_shards, job(hidden, Path(name), steps), Path(name)) as where:
+    spec = job(hidden, Path(), steps)
+    spec["train"]["staleness"] = staleness
+    with tempfile.TemporaryDirectory() as name, shards(num_shards, spec, Path(name)) as where:
         folder = Path(name)
         config = WorkerConfig(
-            job=job(hidden, folder, steps),
+            job=spec | {"store": {"path": name}},
             folder=folder,
             store=folder,
             rank=0,
@@ -75,10 +77,12 @@ def train(npz: Path, hidden: int, num_shards: int, steps: int) -> dict:
             progress.closed = note
             trainer.loop.run()
             life = trainer.parts.observer.report()["life"]["click"]
+            spent_s = progress.spent.seconds()
         (begin_s, begin_cpu_s, before), (end_s, end_cpu_s, after) = closes[0], closes[-1]
         return {
             "samples_per_s": (after - before) / (end_s - begin_s),
             "cpu_ms_a_step": 1e3 * (end_cpu_s - begin_cpu_s) / ((after - before) / BLOCK),
+            "seconds": spent_s,
             "auc": life["auc"],
             "logloss": life["logloss"],
         }
@@ -90,5 +94,6 @@ if __name__ == "__main__":
     arguments.add_argument("--hidden", type=int, default=64)
     arguments.add_argument("--shards", type=int, default=0)
     arguments.add_argument("--steps", type=int, default=175)
+    arguments.add_argument("--staleness", type=int, default=0)
     given = arguments.parse_args()
-    print(json.dumps(train(given.npz, given.hidden, given.shards, given.steps)))
+    print(json.dumps(train(given.npz, given.hidden, given.shards, given.steps, given.staleness)))

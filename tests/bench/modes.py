@@ -1,0 +1,61 @@
+"""What a mode of consistency costs in AUC: `python -m tests.bench.modes` trains criteo and news in each, as Markdown.
+
+The examples as shipped, one pass over their data, by 1, 2 and 4 trainers with as many shards. A figure is the AUC of
+the second half, each sample predicted before it is learnt. It does not depend on how fast the machine is.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench.living import DATA, EXAMPLES
+from tests.bench.w1 import ROOT
+
+MODES = {
+    "`staleness = 0`": ("train.staleness=0",),
+    "`staleness = 1`": ("train.staleness=1",),
+    "`staleness = 4`": ("train.staleness=4",),
+}
+"""The settings of each mode."""
+FILES = {
+    "criteo": ("sources.lines.paths", DATA / "criteo" / "criteo_80k.txt.gz"),
+    "news": ("sources.impressions.paths", DATA / "ebnerd" / "impressions.jsonl.gz"),
+}
+"""The key of each example that names its events, and where they are."""
+TRAINERS = (1, 2, 4)
+
+
+def auc(example: str, trainers: int, settings: Sequence[str]) -> float:
+    """The AUC of the second half of an example's events, by so many trainers and shards; 1: with embedded rows."""
+    key, events = FILES[example]
+    shards = trainers if trainers > 1 else 0
+    with tempfile.TemporaryDirectory() as store:
+        given = [f'{key}=["{events}"]', f"store.path={store}", f"cluster={{trainers={trainers}, shards={shards}}}"]
+        more = [word for setting in (*given, "train.matmul=mkl", *settings) for word in ("--set", setting)]
+        command = [sys.executable, "-m", "service", "run", str(EXAMPLES / example / "job.toml"), *more]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        if ended.returncode:
+            raise RuntimeError(f"{example}, {settings}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        (task,) = json.loads((Path(store) / "report.json").read_text())["halves"]["last"].values()
+        return float(task["auc"])
+
+
+def main() -> None:
+    """Print a line for each mode asked for, as it is known."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--example", choices=FILES, nargs="*", default=list(FILES))
+    given = arguments.parse_args()
+    print("| | " + " | ".join(f"{trainers} trainer{'s' * (trainers > 1)}" for trainers in TRAINERS) + " |")
+    print("|---" * (1 + len(TRAINERS)) + "|")
+    for example in given.example:
+        for mode, settings in MODES.items():
+            found = [f"{auc(example, trainers, settings):.4f}" for trainers in TRAINERS]
+            print(f"| {example}, {mode} | {' | '.join(found)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
