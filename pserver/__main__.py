@@ -9,7 +9,7 @@ from pathlib import Path
 from millrace import logs, worker_process
 from millrace.failpoints import arm
 from millrace.lifecycle import end_with_parent, stop_flag
-from millrace.rpc.rendezvous import RendezvousClient
+from millrace.rpc.rendezvous import RendezvousClient, renewed_identity
 from pserver.config import ShardProcess
 from pserver.server.shard_server import ShardServer
 
@@ -20,9 +20,12 @@ def serve(config: ShardProcess) -> None:
     """Serve one shard until a signal says stop. Raises the error that keeps it from serving."""
     arm(config.faults)
     with stop_flag() as stopping:
-        with ShardServer(config, config.socket, failed=stopping.set) as server:
+        with (
+            renewed_identity(config.launcher, config.credentials) as identity,
+            ShardServer(config, config.socket, failed=stopping.set, identity=identity) as server,
+        ):
             if config.launcher is not None:
-                RendezvousClient(config.launcher, config.credentials).announce(server.address)
+                RendezvousClient(config.launcher, identity).announce(server.address)
             log.info("shard %d of %d serves at %s", config.shard, config.num_shards, server.address)
             stopping.wait()
             server.check()

@@ -11,10 +11,11 @@ from typing import Any
 
 from millrace import worker_process
 from millrace.deadline import Deadline
+from millrace.identity.credentials import Identity
 from millrace.identity.peers import PeerRole, PeerRule
 from millrace.interfaces import address_of
 from millrace.rpc import role
-from millrace.rpc.rendezvous import RendezvousClient
+from millrace.rpc.rendezvous import RendezvousClient, renewed_identity
 from millrace.rpc.tls_listener import TlsEndpoint
 from trainer.config import WorkerConfig
 from trainer.journal.fencing import end_when_superseded, raise_superseded
@@ -41,19 +42,20 @@ def run(config: WorkerConfig) -> None:
 def _opened(config: WorkerConfig) -> Iterator[Trainer]:
     """The trainer, ready to run, and its Role, which one that stands by serves from its beginning."""
     with ExitStack() as held:
+        identity = held.enter_context(renewed_identity(config.launcher, config.credentials))
         if config.stands_by is not None:
             standby = Standby(config.store, config.stands_by)
             served = StandbyRole(standby, config.generation)
-            held.enter_context(_served(config, served.status, served.drain, served.commit, served.answer))
-            trainer = held.enter_context(open_trainer(config, standby=standby))
+            held.enter_context(_served(config, identity, served.status, served.drain, served.commit, served.answer))
+            trainer = held.enter_context(open_trainer(config, standby=standby, identity=identity))
             served.begin(trainer)
             held.callback(served.end)
         else:
-            trainer = held.enter_context(open_trainer(config))
+            trainer = held.enter_context(open_trainer(config, identity=identity))
             committer = trainer.parts.committer
             commit = None if committer is None else committer.ask
             held.enter_context(
-                _served(config, trainer.parts.progress.status, trainer.loop.drain, commit, trainer.answer)
+                _served(config, identity, trainer.parts.progress.status, trainer.loop.drain, commit, trainer.answer)
             )
         yield trainer
 
@@ -61,25 +63,27 @@ def _opened(config: WorkerConfig) -> Iterator[Trainer]:
 @contextmanager
 def _served(
     config: WorkerConfig,
+    identity: Identity | None,
     status: Callable[[], Mapping[str, Any]],
     drain: Callable[[], None],
     commit: Callable[[], None] | None,
     answer: role.Answer | None,
 ) -> Iterator[None]:
     """Serve the Role of this process, whose address the launcher hears."""
-    with role.serve_role(status, drain, config.secret, config.socket, commit, answer, _endpoint(config)) as server:
+    endpoint = _endpoint(config, identity)
+    with role.serve_role(status, drain, config.secret, config.socket, commit, answer, endpoint) as server:
         if config.launcher is not None:
-            RendezvousClient(config.launcher, config.credentials).announce(server.address)
+            RendezvousClient(config.launcher, identity).announce(server.address)
         yield
 
 
-def _endpoint(config: WorkerConfig) -> TlsEndpoint | None:
-    """Where rank 0 serves its Role beside the unix socket: for the launcher alone, if it has credentials."""
-    if config.credentials is None or config.rank != 0:
+def _endpoint(config: WorkerConfig, identity: Identity | None) -> TlsEndpoint | None:
+    """Where rank 0 serves its Role beside the unix socket: for the launcher alone, if it has an identity."""
+    if identity is None or config.rank != 0:
         return None
-    mine = config.credentials.name
+    mine = identity.current.name
     accepts = PeerRule(mine.job, mine.generation, {PeerRole.HEAD: range(1)})
-    return TlsEndpoint(address_of(config.interface), config.credentials, accepts)
+    return TlsEndpoint(address_of(config.interface), identity, accepts)
 
 
 def finish(trainer: Trainer) -> None:

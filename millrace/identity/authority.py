@@ -5,6 +5,7 @@ The key never leaves the folder. millrace.identity.certificates has the form of 
 
 import os
 import secrets
+import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from millrace.durable import REAL, Disk, check_no_link, writing
 from millrace.errors import SpecError
 from millrace.identity import certificates
 from millrace.identity.credentials import Credentials
-from millrace.identity.peers import PeerName
+from millrace.identity.peers import PeerName, PeerRole
 
 FOLDER = "identity"
 """Folder in a job's store for its authority and its join token."""
@@ -58,11 +59,36 @@ class Authority:
         made = certificates.signed_for(name, key, self.certificate, self._key, now or datetime.now(UTC))
         return made.public_bytes(serialization.Encoding.PEM).decode()
 
+    def name(self, generation: int, role: PeerRole, number: int) -> PeerName:
+        """The name of a process of the job."""
+        return PeerName(self.job, generation, role, number)
+
+    def identity(self, name: PeerName) -> "OwnIdentity":
+        """The identity of a process that has this authority."""
+        return OwnIdentity(self, name)
+
     def credentials(self, name: PeerName) -> Credentials:
         """Credentials with a new key, for a process of this machine: the key does not leave it."""
         key = certificates.draw_key()
         certificate = self.sign(certificates.signing_request(key), name)
         return Credentials(authority=self.pem, certificate=certificate, key=key)
+
+
+class OwnIdentity:
+    """See Identity. The credentials are drawn again once half their life is over, by whoever asks for them then."""
+
+    def __init__(self, authority: Authority, name: PeerName) -> None:
+        self._authority, self._name = authority, name
+        self._current = authority.credentials(name)
+        self._lock = threading.Lock()
+
+    @property
+    def current(self) -> Credentials:
+        """See Identity.current."""
+        with self._lock:
+            if datetime.now(UTC) >= self._current.half_life:
+                self._current = self._authority.credentials(self._name)
+            return self._current
 
 
 def open_authority(folder: Path, job: str, disk: Disk = REAL) -> Authority:

@@ -18,7 +18,8 @@ from millrace.identity.peers import PeerName, PeerRule
 MAX_REQUEST_BYTES = 8 << 10
 """Longest signing request."""
 LIFETIME = timedelta(days=7)
-"""How long a certificate is valid. Generations are the guard against old processes; this bounds a stolen key."""
+"""How long a certificate is valid; it is renewed at half of it. Generations are the guard against old processes; this
+bounds a stolen key."""
 MAX_SKEW = timedelta(hours=1)
 """Largest difference between the clocks of two machines of a job. A certificate begins so much before it is made."""
 
@@ -103,6 +104,12 @@ def check_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> 
             f"its certificate is of another authority than the one expected ({fingerprint(authority)[:16]}): "
             "it belongs to another job, or joined with the token of another one"
         ) from None
+
+
+def half_life(certificate: x509.Certificate) -> datetime:
+    """When half the life of a certificate is over."""
+    begun, end = certificate.not_valid_before_utc + MAX_SKEW, certificate.not_valid_after_utc
+    return begun + (end - begun) / 2
 
 
 def check_time(certificate: x509.Certificate, now: datetime) -> None:

@@ -74,6 +74,22 @@ class AnnounceReply(_message.Message):
     refusal: Refusal
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
+class RenewRequest(_message.Message):
+    __slots__ = ("member", "signing_request")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    signing_request: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., signing_request: _Optional[str] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("refusal", "certificate")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    certificate: str
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., certificate: _Optional[str] = ...) -> None: ...
+
 class Agent(_message.Message):
     __slots__ = ("id", "machine", "role", "rank", "world", "local_rank", "cores", "last")
     ID_FIELD_NUMBER: _ClassVar[int]

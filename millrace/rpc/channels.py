@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from millrace.address import is_loopback, parse_address
 from millrace.durable import writing
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Identity
 from millrace.identity.peers import PeerName
 from millrace.rpc import unix_sockets
 
@@ -36,9 +36,9 @@ KEEPALIVE_MS, PING_MS = 10_000, 20_000
 
 @dataclass(frozen=True, slots=True)
 class TlsPeer:
-    """The peer that is expected at an address off loopback, and the credentials to show it."""
+    """The peer that is expected at an address off loopback, and the identity to show it."""
 
-    credentials: Credentials
+    identity: Identity
     name: PeerName
 
 
@@ -102,7 +102,7 @@ def open_channel(
 
 
 def _tls_channel(address: str, tls: TlsPeer, chosen: list[tuple[str, int]]) -> grpc.Channel:
-    mine = tls.credentials
+    mine = tls.identity.current
     own = (mine.key.encode(), mine.certificate.encode()) if mine.certificate else (None, None)
     credentials = grpc.ssl_channel_credentials(mine.authority.encode(), *own)
     name = ("grpc.ssl_target_name_override", tls.name.dns)
@@ -145,9 +145,9 @@ def distrust(peer: str, details: str | None, tls: TlsPeer) -> str:
 
 def hint(details: str | None, tls: TlsPeer | None) -> str:
     """The likely cause of a connection that ended at its beginning, or nothing."""
-    if tls is None or not tls.credentials.certificate or not any(word in (details or "") for word in _ENDED):
+    if tls is None or not tls.identity.current.certificate or not any(word in (details or "") for word in _ENDED):
         return ""
-    return f"; if it runs, it may not accept the certificate of {tls.credentials.name}: its log says why"
+    return f"; if it runs, it may not accept the certificate of {tls.identity.current.name}: its log says why"
 
 
 def write_address(path: Path, address: str) -> None:

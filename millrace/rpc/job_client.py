@@ -17,8 +17,8 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
 from millrace.file_lock import is_locked
-from millrace.identity.credentials import Credentials
-from millrace.identity.peers import PeerRole
+from millrace.identity.authority import FOLDER, open_authority
+from millrace.identity.peers import PeerName, PeerRole
 from millrace.rpc.channels import TlsPeer
 from millrace.rpc.role import RoleClient
 
@@ -27,9 +27,7 @@ LOCK = "lock"
 WORKERS = "workers"
 """Folder in a store: a folder per generation, with its private files."""
 RANK0 = "rank0.json"
-"""File in the folder of a generation: address and secret of rank 0, once it serves."""
-HEAD = "head.json"
-"""File in the folder of a generation: credentials of the launcher and of commands, for rank 0 off loopback."""
+"""File in the folder of a generation: address and secret of rank 0, once it serves, and its name off loopback."""
 CALL_S = 5.0
 """Longest time for one call that rank 0 answers from memory."""
 ANSWER_S, MIN_ANSWER_S = 30.0, 0.5
@@ -74,11 +72,19 @@ class JobClient:
             found = None
         if newest is None or found is None:
             raise Unavailable(f"rank 0 of the run in {self.store} is starting; try again soon")
-        client = RoleClient(found["address"], found["secret"], _to_rank0(newest))
+        client = RoleClient(found["address"], found["secret"], self._peer(found.get("name")))
         try:
             yield client
         finally:
             client.close()
+
+    def _peer(self, name: str | None) -> TlsPeer | None:
+        """Rank 0 by its name, and the credentials of a head of its generation; None where it needs none."""
+        if name is None:
+            return None
+        chief = PeerName.parse(name)
+        authority = open_authority(self.store / FOLDER, chief.job)
+        return TlsPeer(authority.credentials(authority.name(chief.generation, PeerRole.HEAD, 0)), chief)
 
     def poll(
         self, ask: Callable[[RoleClient], T | None], deadline: Deadline, late: Callable[[str], MillraceError]
@@ -138,15 +144,6 @@ class JobClient:
             if sent:
                 raise Unfinished(f"the run ended without an answer: `millrace log` shows whether {_LOGGED}") from None
             raise
-
-
-def _to_rank0(folder: Path) -> TlsPeer | None:
-    """The credentials of a generation in its folder, if it has any."""
-    try:
-        head = Credentials(**documents.read_object(folder / HEAD))
-    except FileNotFoundError:
-        return None
-    return TlsPeer(head, head.peer(PeerRole.TRAINER, 0))
 
 
 def _unanswered(reason: str) -> MillraceError:

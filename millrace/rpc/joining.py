@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Refused, Unavailable
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Credentials, Identity
 from millrace.identity.join_token import JoinToken, StaleToken
 from millrace.identity.peers import PeerRole
 from millrace.proto import rendezvous_pb2 as pb
@@ -31,7 +31,7 @@ CALL_S = 5.0
 MAX_MESSAGE_BYTES = 64 << 20
 """Longest message: the configuration of a worker."""
 
-Reply = TypeVar("Reply", pb.JoinReply, pb.ReportReply)
+Reply = TypeVar("Reply", pb.JoinReply, pb.ReportReply, pb.RenewReply)
 
 
 class LauncherReplaced(Refused):
@@ -147,7 +147,8 @@ class JoinClient:
         self._peer = f"the launcher at {address}"
         self.secret = token.secret
         """The secret of its calls: that of the token until it has joined."""
-        self._credentials: Credentials | None = None
+        self._identity: Identity | None = None
+        self._shown: Credentials | None = None  # at the open channel
         self._tls: TlsPeer | None = None
         self._channel: grpc.Channel | None = None
 
@@ -159,10 +160,17 @@ class JoinClient:
         """Give the place back."""
         self._joined(pb.JoinRequest(agent=_agent(agent), leaves=True))
 
-    def show(self, credentials: Credentials | None) -> None:
-        """Show the certificate of a worker to the launcher from now on; None: none."""
+    def show(self, identity: Identity | None) -> None:
+        """Be a worker to the launcher from now on; None: nobody."""
         self.close()
-        self._credentials = credentials
+        self._identity = identity
+
+    def renew(self, worker: str, generation: int, signing_request: str) -> str:
+        """Another certificate, as PEM, for the worker whose certificate is shown."""
+        request = pb.RenewRequest(
+            member=pb.Member(worker=worker, generation=generation), signing_request=signing_request
+        )
+        return self._call("Renew", request, pb.RenewReply.FromString).certificate
 
     def report(self, report: WorkerReport) -> Order:
         """Report, and hear what to do with the worker."""
@@ -194,7 +202,7 @@ class JoinClient:
 
     def _open(self) -> grpc.Channel:
         """Raises Refused where another job's launcher has the address, Unavailable where nobody has."""
-        mine = self._credentials
+        mine = self._shown = None if self._identity is None else self._identity.current
         if not channels.needs_tls(self._address):
             self._tls = None
         elif mine is None:
@@ -204,6 +212,8 @@ class JoinClient:
         return channels.open_channel(self._address, max_message_bytes=MAX_MESSAGE_BYTES, tls=self._tls)
 
     def _call(self, method: str, request: Message, decode: Callable[[bytes], Reply]) -> Reply:
+        if self._identity is not None and self._identity.current is not self._shown:
+            self.close()  # renewed
         if self._channel is None:
             self._channel = self._open()
         call = self._channel.unary_unary(channels.path_of(SERVICE, method), channels.serialize, decode)
@@ -223,7 +233,7 @@ class JoinClient:
                 return StaleToken()
             self.secret = self._token.secret
             return LauncherReplaced(f"{self._peer} was started again")
-        if self._credentials is None and self._tls is not None and channels.is_distrust(error.details()):
+        if self._identity is None and self._tls is not None and channels.is_distrust(error.details()):
             return Unavailable(f"{self._peer} shows another certificate now, perhaps of a newer generation")
         return channels.error_of_rpc(error, self._peer, self._tls)
 

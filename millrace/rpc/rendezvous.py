@@ -6,7 +6,8 @@ decides who may come (service.cluster.meeting).
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,9 @@ from google.protobuf.message import Message
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Refused
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Credentials, Identity
 from millrace.identity.peers import PeerRole, PeerRule
+from millrace.identity.renewal import RenewedIdentity
 from millrace.launcher_contact import LauncherContact
 from millrace.proto import rendezvous_pb2 as pb
 from millrace.rpc import channels, refusals
@@ -38,7 +40,7 @@ MAX_CONNECTIONS = 512
 CALL_S = 10.0
 """Longest time for one call."""
 
-Reply = TypeVar("Reply", pb.MeetReply, pb.AnnounceReply)
+Reply = TypeVar("Reply", pb.MeetReply, pb.AnnounceReply, pb.RenewReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class RendezvousHost(Protocol):
 
     def announce(self, member: Member, address: str) -> None:
         """Take the address at which a worker serves."""
+        ...
+
+    def renew(self, member: Member, signing_request: str, *, proved: bool) -> str:
+        """Another certificate, as PEM, for the name of a worker; `proved`: its present certificate shows that name."""
         ...
 
 
@@ -89,6 +95,15 @@ class _Servicer:
         except MillraceError as error:
             return pb.AnnounceReply(refusal=self._refused(error, context))
         return pb.AnnounceReply()
+
+    def Renew(self, request: pb.RenewRequest, context: grpc.ServicerContext) -> pb.RenewReply:
+        try:
+            self._check_name(request.member.worker, context)
+            proved = self._peer_of(context) is not None
+            signed = self._host.renew(_member(request.member), request.signing_request, proved=proved)
+        except MillraceError as error:
+            return pb.RenewReply(refusal=self._refused(error, context))
+        return pb.RenewReply(certificate=signed)
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
         try:
@@ -155,9 +170,9 @@ class RendezvousServer:
         self._server.add_service(SERVICE, _Servicer(host, dispatcher, self._server, noted), joining=("Join",))
         self._server.start()
 
-    def renew(self, credentials: Credentials, accepts: PeerRule) -> None:
-        """Another generation begins: show its certificate of the head, accept its workers; see TlsListener.renew."""
-        self._server.renew(credentials, accepts)
+    def change(self, identity: Identity, accepts: PeerRule) -> None:
+        """Another generation begins: be its head, accept its workers; see TlsListener.change."""
+        self._server.change(identity, accepts)
 
     def close(self) -> None:
         """Stop serving and release the address. Calls in flight have a moment to end."""
@@ -165,15 +180,15 @@ class RendezvousServer:
 
 
 class RendezvousClient:
-    """A worker process at its launcher. Raises Unavailable, DeadlineExceeded, Refused, SpecError."""
+    """A worker process at its launcher. Any thread. Raises Unavailable, DeadlineExceeded, Refused, SpecError."""
 
-    def __init__(self, contact: LauncherContact, credentials: Credentials | None = None) -> None:
-        """`credentials`: of this worker, for a launcher on another machine."""
+    def __init__(self, contact: LauncherContact, identity: Identity | None = None) -> None:
+        """`identity`: of this worker, for a launcher on another machine."""
         self._contact = contact
         self._peer = f"the launcher at {contact.address}"
         self._tls: TlsPeer | None = None
-        if credentials is not None and channels.needs_tls(contact.address):
-            self._tls = TlsPeer(credentials, credentials.peer(PeerRole.HEAD, 0))
+        if identity is not None and channels.needs_tls(contact.address):
+            self._tls = TlsPeer(identity, identity.current.peer(PeerRole.HEAD, 0))
 
     def meet(self, collectives: str, inputs: Mapping[str, str], deadline: Deadline) -> str:
         """Come to the rendezvous, and wait for rank 0: the address of its store."""
@@ -189,6 +204,12 @@ class RendezvousClient:
         request = pb.AnnounceRequest(member=self._member(), address=address)
         with channels.open_channel(self._contact.address, tls=self._tls) as channel:
             self._call(channel, "Announce", request, pb.AnnounceReply.FromString, Deadline.after(CALL_S))
+
+    def renew(self, signing_request: str) -> str:
+        """Another certificate, as PEM, for the name of this worker."""
+        request = pb.RenewRequest(member=self._member(), signing_request=signing_request)
+        with channels.open_channel(self._contact.address, tls=self._tls) as channel:
+            return self._call(channel, "Renew", request, pb.RenewReply.FromString, Deadline.after(CALL_S)).certificate
 
     def _member(self) -> pb.Member:
         contact = self._contact
@@ -211,6 +232,17 @@ class RendezvousClient:
         if reply.HasField("refusal"):
             raise error_of_refusal(reply.refusal, self._peer)
         return reply
+
+
+@contextmanager
+def renewed_identity(contact: LauncherContact | None, credentials: Credentials | None) -> Iterator[Identity | None]:
+    """The identity of a worker, which its launcher renews while the context lasts; None where it has none."""
+    if credentials is None or contact is None:
+        yield credentials
+        return
+    identity = RenewedIdentity(credentials, lambda request: RendezvousClient(contact, identity).renew(request))
+    with identity.attended():
+        yield identity
 
 
 @cache

@@ -18,6 +18,7 @@ from millrace.errors import MillraceError, NotYet, SpecError
 from millrace.proto import role_pb2
 from millrace.rpc import channels
 from millrace.rpc.channels import TlsPeer
+from millrace.rpc.renewed_channel import RenewedChannel
 from millrace.rpc.rpc_server import RpcServer
 from millrace.rpc.tls_listener import TlsEndpoint
 
@@ -125,7 +126,7 @@ class RoleClient:
     def __init__(self, address: str, secret: str, tls: TlsPeer | None = None) -> None:
         """`tls`: for an address off loopback. Raises Refused without it, Unavailable."""
         self._address, self._secret, self._tls = address, secret, tls
-        self._channel = channels.open_channel(address, tls=tls)
+        self._channel = RenewedChannel(address, tls=tls)
 
     def status(self, deadline: Deadline) -> dict[str, Any]:
         """The worker's status."""
@@ -160,8 +161,9 @@ class RoleClient:
 
     def _call(self, method: str, request: Message, reply: type[Reply], deadline: Deadline) -> Reply:
         deadline.check(f"asking the worker at {self._address}")
-        call = self._channel.unary_unary(channels.path_of(SERVICE, method), channels.serialize, reply.FromString)
         try:
-            return call(request, timeout=deadline.left_s(), metadata=channels.metadata(self._secret))
+            with self._channel.for_call() as channel:
+                call = channel.unary_unary(channels.path_of(SERVICE, method), channels.serialize, reply.FromString)
+                return call(request, timeout=deadline.left_s(), metadata=channels.metadata(self._secret))
         except grpc.RpcError as error:
             raise channels.error_of_rpc(error, f"the worker at {self._address}", self._tls) from error

@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from millrace.errors import Unavailable
 from millrace.http.listening import ConnectionBounds
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Identity
 from millrace.identity.join_token import StaleToken
 from millrace.identity.peers import PeerName, PeerRule
 from millrace.rpc import refusals, unix_sockets
@@ -134,10 +134,10 @@ class RpcServer:
         """Answer calls."""
         self._server.start()
 
-    def renew(self, credentials: Credentials, accepts: PeerRule) -> None:
-        """See TlsListener.renew. Without effect where there is no TLS."""
+    def change(self, identity: Identity, accepts: PeerRule) -> None:
+        """See TlsListener.change. Without effect where there is no TLS."""
         if self._callers.tls is not None:
-            self._callers.tls.renew(credentials, accepts)
+            self._callers.tls.change(identity, accepts)
 
     def close(self, grace_s: float) -> None:
         """Stop serving and free the address. Calls in flight have `grace_s` to end."""

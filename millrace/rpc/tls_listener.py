@@ -20,7 +20,7 @@ from millrace.address import format_address
 from millrace.errors import SpecError
 from millrace.identity import certificates
 from millrace.identity.certificates import WrongPeer
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Credentials, Identity
 from millrace.identity.peers import PeerName, PeerRule
 from millrace.rpc import authority_contact, refusals, unix_sockets
 from millrace.rpc.refusals import RefusalReason, Refusals
@@ -53,7 +53,7 @@ class TlsEndpoint:
     """Where a process listens off loopback, who it is, and which peers it accepts."""
 
     host: str
-    credentials: Credentials
+    identity: Identity
     accepts: PeerRule
     port: int = 0
     """0: a free one."""
@@ -89,8 +89,9 @@ class TlsListener:
         """
         self._endpoint, self._noted = endpoint, noted
         self._target, self._descriptor = unix_sockets.target_of(unix_sockets.address_of(server))
-        self._authority = certificates.load(endpoint.credentials.authority)
-        self._context = server_context(endpoint.credentials, joins=endpoint.joins)
+        self._shown = endpoint.identity.current
+        self._authority = certificates.load(self._shown.authority)
+        self._context = server_context(self._shown, joins=endpoint.joins)
         self._socket = _bound(endpoint)
         self.address = format_address(endpoint.host, self._socket.getsockname()[1])
         self._peers: dict[str, Peer] = {}
@@ -106,13 +107,12 @@ class TlsListener:
         found = self._peers.get(connection.removeprefix(_PREFIX))
         return None if found is None else self._judged(found)
 
-    def renew(self, credentials: Credentials, accepts: PeerRule) -> None:
-        """Show another certificate of the same authority to connections from now on, and accept other peers.
+    def change(self, identity: Identity, accepts: PeerRule) -> None:
+        """Be another process of the same job to connections from now on, and accept other peers.
 
         Peers that are connected and not accepted any more are refused at their next call.
         """
-        self._endpoint = replace(self._endpoint, credentials=credentials, accepts=accepts)
-        self._context = server_context(credentials, joins=self._endpoint.joins)
+        self._endpoint = replace(self._endpoint, identity=identity, accepts=accepts)
 
     def close(self) -> None:
         """Stop listening and end all connections. A second call does nothing."""
@@ -172,7 +172,7 @@ class TlsListener:
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 connection,
-                ssl=self._context,
+                ssl=self._present_context(),
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=CLOSE_S,
             )
@@ -190,7 +190,7 @@ class TlsListener:
         try:
             connected = transport.get_extra_info("ssl_object")
             if connected.selected_alpn_protocol() == authority_contact.PROTOCOL:
-                writer.write(authority_contact.answer(self._endpoint.credentials))
+                writer.write(authority_contact.answer(self._shown))
                 return
             peer = self._peer_of(connected, source)
             if peer is not None:
@@ -199,6 +199,13 @@ class TlsListener:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
+
+    def _present_context(self) -> ssl.SSLContext:
+        """The context with the present certificate. Connections that began with another one are not affected."""
+        if (current := self._endpoint.identity.current) is not self._shown:
+            self._context = server_context(current, joins=self._endpoint.joins)
+            self._shown = current
+        return self._context
 
     def _peer_of(self, connection: ssl.SSLObject, source: str) -> Peer | None:
         certificate = connection.getpeercert(binary_form=True)

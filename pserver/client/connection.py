@@ -13,16 +13,19 @@ from google.protobuf.message_factory import GetMessageClass
 from millrace import retry
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Identity
 from millrace.identity.peers import PeerRole
 from millrace.retry import Backoff
 from millrace.rpc import channels, unix_sockets
 from millrace.rpc.channels import TlsPeer
+from millrace.rpc.renewed_channel import RenewedChannel
 from pserver.errors import InvalidShardCall, ShardUnavailable
 from pserver.protocol import messages, statuses
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4, 0.8))
 """Between tries of one call; after the sixth the shard counts as unavailable."""
+_PATHS = {method.name: channels.path_of(messages.SERVICE, method.name) for method in messages.SERVICE.methods}
+_REPLIES = {method.name: GetMessageClass(method.output_type).FromString for method in messages.SERVICE.methods}
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -31,23 +34,15 @@ class ShardConnection:
     """A channel to one shard. Any thread may call."""
 
     def __init__(
-        self, shard: int, address: str, secret: str, max_message_bytes: int, credentials: Credentials | None = None
+        self, shard: int, address: str, secret: str, max_message_bytes: int, identity: Identity | None = None
     ) -> None:
-        """`credentials`: for an address off loopback. Raises Refused without them, Unavailable."""
+        """`identity`: for an address off loopback. Raises Refused without one, Unavailable."""
         self.name = f"shard {shard} at {address}"
         self.is_here = address.startswith(unix_sockets.SCHEME)
         """Whether the shard is on this machine for sure."""
         self._metadata = channels.metadata(secret)
-        self._tls = tls = None if credentials is None else TlsPeer(credentials, credentials.peer(PeerRole.SHARD, shard))
-        self._channel = channels.open_channel(address, max_message_bytes=max_message_bytes, tls=tls)
-        self._methods = {
-            method.name: self._channel.unary_unary(
-                channels.path_of(messages.SERVICE, method.name),
-                request_serializer=channels.serialize,
-                response_deserializer=GetMessageClass(method.output_type).FromString,
-            )
-            for method in messages.SERVICE.methods
-        }
+        self._tls = None if identity is None else TlsPeer(identity, identity.current.peer(PeerRole.SHARD, shard))
+        self._channel = RenewedChannel(address, max_message_bytes=max_message_bytes, tls=self._tls)
 
     def call(
         self, method: str, request: Message, reply: type[Reply], deadline: Deadline, backoff: Backoff | None = None
@@ -57,7 +52,9 @@ class ShardConnection:
         def act(attempt: int) -> Reply:
             deadline.check(f"calling {self.name}")
             try:
-                answer = self._methods[method](request, timeout=deadline.left_s(), metadata=self._metadata)
+                with self._channel.for_call() as channel:
+                    found = channel.unary_unary(_PATHS[method], channels.serialize, _REPLIES[method])
+                    answer = found(request, timeout=deadline.left_s(), metadata=self._metadata)
             except grpc.RpcError as error:
                 raise self._translated(error, attempt) from error
             assert isinstance(answer, reply), f"{method} answers {type(answer).__name__}"

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from millrace import documents
 from millrace.deadline import Deadline
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Identity
 from millrace.retry import Backoff
 from millrace.rpc.data_sockets import DataAddress, KeyPair
 from millrace.rpc.shared_memory import MemoryOffer
@@ -79,18 +79,18 @@ class RemoteShards:
         secret: str,
         deadline: Deadline,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        credentials: Credentials | None = None,
+        identity: Identity | None = None,
     ) -> None:
         """Connect to every shard, in the order of their numbers, and check that it belongs to this job.
 
-        `credentials`: for addresses off loopback.
+        `identity`: for addresses off loopback.
         """
         self._caller = pb.Caller(generation=generation, rank=rank)
         self._sections = tables
         self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
         self._placement = Placement.even(len(addresses))
         self._connections = [
-            ShardConnection(shard, address, secret, max_message_bytes, credentials)
+            ShardConnection(shard, address, secret, max_message_bytes, identity)
             for shard, address in enumerate(addresses)
         ]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")

@@ -14,7 +14,7 @@ from typing import Protocol
 import grpc
 
 from millrace.errors import MillraceError
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Identity
 from millrace.identity.peers import PeerRole, PeerRule
 from millrace.interfaces import address_of
 from millrace.rpc import refusals
@@ -76,16 +76,16 @@ class FeedServer:
         self._server.close(CLOSE_S)
 
 
-def endpoint_of(interface: str, credentials: Credentials | None) -> TlsEndpoint | None:
-    """Where a process with credentials serves its feed, and for whom: replicas with a certificate of its generation.
+def endpoint_of(interface: str, identity: Identity | None) -> TlsEndpoint | None:
+    """Where a process with an identity serves its feed, and for whom: replicas with a certificate of its generation.
 
     Replicas are not told apart: each has number 0.
     """
-    if credentials is None:
+    if identity is None:
         return None
-    mine = credentials.name
+    mine = identity.current.name
     accepts = PeerRule(mine.job, mine.generation, {PeerRole.REPLICA: range(1)})
-    return TlsEndpoint(address_of(interface), credentials, accepts)
+    return TlsEndpoint(address_of(interface), identity, accepts)
 
 
 class _Servicer:

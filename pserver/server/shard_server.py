@@ -16,6 +16,7 @@ from grpc import ServicerContext as Context
 from millrace.address import LOOPBACK
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError, Unavailable
+from millrace.identity.credentials import Identity
 from millrace.identity.peers import PeerName, PeerRole, PeerRule
 from millrace.interfaces import address_of
 from millrace.rpc import refusals
@@ -70,8 +71,8 @@ def _guarded(
 class _Servicer:
     """The calls of shard.proto, each on a thread of the server."""
 
-    def __init__(self, config: ShardProcess, listener: DataListener) -> None:
-        self._config = config
+    def __init__(self, config: ShardProcess, listener: DataListener, identity: Identity | None) -> None:
+        self._config, self._identity = config, identity
         self._shard = Shard(
             config.tables,
             config.seed,
@@ -195,7 +196,7 @@ class _Servicer:
     def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:
         _check_rank_0(request)
         with self._opening:  # opening a port takes a moment, so not under the lock of steps
-            tls = feed_server.endpoint_of(self._config.interface, self._config.credentials)
+            tls = feed_server.endpoint_of(self._config.interface, self._identity)
             return pb.FeedReply(address=self._shard.feed(request.secret, tls))
 
     @_guarded
@@ -283,29 +284,35 @@ def _deadline_of(context: Context) -> Deadline:
     return Deadline.after(left_s)
 
 
-def _endpoint(config: ShardProcess) -> TlsEndpoint | None:
-    """Where a shard with credentials listens, and for whom: the trainers of its generation."""
-    if config.credentials is None:
+def _endpoint(config: ShardProcess, identity: Identity | None) -> TlsEndpoint | None:
+    """Where a shard with an identity listens, and for whom: the trainers of its generation."""
+    if identity is None:
         return None
-    mine, ranks = config.credentials.name, range(config.num_ranks)
+    mine, ranks = identity.current.name, range(config.num_ranks)
     accepts = PeerRule(mine.job, mine.generation, {PeerRole.TRAINER: ranks, PeerRole.PREDICTOR: ranks})
-    return TlsEndpoint(address_of(config.interface), config.credentials, accepts)
+    return TlsEndpoint(address_of(config.interface), identity, accepts)
 
 
 class ShardServer:
     """A shard that is served. Call `close`, or use it as a context."""
 
     def __init__(
-        self, config: ShardProcess, socket: Path | None = None, failed: Callable[[], None] = lambda: None
+        self,
+        config: ShardProcess,
+        socket: Path | None = None,
+        failed: Callable[[], None] = lambda: None,
+        identity: Identity | None = None,
     ) -> None:
         """Bind the unix socket `socket`, or else a free port of loopback, and serve; see RpcServer.
 
-        `failed` is called if it can serve no more; then `check` raises the reason.
+        `failed` is called if it can serve no more; then `check` raises the reason. `identity`: of this process, where
+        its credentials are renewed.
 
         With credentials in `config`, its interface is bound instead. The number of threads: each rank waits in at most
         one call, announces a few batches at a time and may repeat a call, while rank 0 has a snapshot written.
         """
-        tls = _endpoint(config)
+        identity = identity or config.credentials
+        tls = _endpoint(config, identity)
         self._server = RpcServer(
             config.secret,
             max_workers=2 * config.num_ranks + 6,
@@ -316,7 +323,7 @@ class ShardServer:
         self.address = self._server.address
         data_socket = None if socket is None or tls is not None else socket.with_suffix(".data") / "socket"
         listener = DataListener(data_socket, config.max_message, LOOPBACK if tls is None else tls.host)
-        self._servicer = _Servicer(config, listener)
+        self._servicer = _Servicer(config, listener, identity)
         self._data = DataServer(self._servicer.steps, listener, self._servicer.memories, failed)
         self._servicer.closed = self._data.wake
         self._servicer.peer_of = self._server.peer_of

@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable, Unwritable
 from millrace.identity.certificates import draw_key, signing_request
+from millrace.identity.credentials import Credentials
 from millrace.identity.join_token import JoinToken
+from millrace.identity.renewal import RenewedIdentity
 from millrace.launcher_contact import LauncherContact
 from millrace.lifecycle import ExitCode
 from millrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, WorkerOffer, WorkerReport
@@ -65,6 +67,7 @@ class Agent:
         self._held = ExitStack()
         self._client = JoinClient(to.address, to.token)
         self._key = draw_key()
+        self._identity: RenewedIdentity | None = None
         self._num_started = 0
         self._starter: Starter | None = None
         self._node_timeout_s, self._pause_s = to.wait_s, PAUSE_S
@@ -129,7 +132,8 @@ class Agent:
         if given.credentials is not None:
             mine = given.credentials.model_copy(update={"key": self._key})
             given = replace(given, credentials=mine, config={**given.config, "credentials": mine.model_dump()})
-        self._client.show(given.credentials)
+            self._identity = self._identity_of(given, mine)
+        self._client.show(self._identity)
         try:
             self._work_reported(given)
         except Refused as refusal:  # given up: its generation goes on elsewhere, or has ended
@@ -137,8 +141,13 @@ class Agent:
         except LauncherLost as lost:
             log.warning("%s; %s was ended, and this agent joins again for %g s", lost, given.worker, self._to.wait_s)
         finally:
+            self._identity = None
             self._client.show(None)
             self._key = draw_key()
+
+    def _identity_of(self, given: WorkerOffer, mine: Credentials) -> RenewedIdentity:
+        """This agent to the launcher while it runs a worker, which renews its own credentials."""
+        return RenewedIdentity(mine, lambda request: self._client.renew(given.worker, given.generation, request))
 
     def _work_reported(self, given: WorkerOffer) -> None:
         live = given.config.get("live")
@@ -172,6 +181,8 @@ class Agent:
             child.wait(self._pause_s)
 
     def _report(self, given: WorkerOffer, **what: Any) -> Order:
+        if self._identity is not None:
+            self._identity.attend()
         report = WorkerReport(agent=self._facts.id, worker=given.worker, generation=given.generation, **what)
         return self._call(lambda: self._client.report(report), self._node_timeout_s)
 

@@ -17,9 +17,9 @@ from millrace.deadline import Deadline
 from millrace.errors import Refused
 from millrace.identity import certificates
 from millrace.identity.authority import Authority
-from millrace.identity.credentials import Credentials
+from millrace.identity.credentials import Credentials, Identity
 from millrace.identity.join_token import check_token
-from millrace.identity.peers import PeerName, PeerRole, PeerRule
+from millrace.identity.peers import PeerRole, PeerRule
 from millrace.rpc import refusals
 from millrace.rpc.joining import AgentFacts, Answer, JobEnd, Order, WorkerOffer, WorkerReport
 from millrace.rpc.refusals import Refusals
@@ -56,11 +56,6 @@ class JoinPoint:
     chief_here: bool = False
     """Whether rank 0 must be on this machine, since no other one has the job's log."""
 
-    def identity(self, role: PeerRole, number: int, generation: int) -> PeerName:
-        """The name of a process of the job, for its certificate."""
-        assert self.authority is not None
-        return PeerName(self.authority.job, generation, role, number)
-
 
 class ExternalLauncher:
     """See Launcher. A context; `join`, `leave` and `report` are for agents (millrace.rpc.joining.Dispatcher)."""
@@ -75,7 +70,7 @@ class ExternalLauncher:
         self._end: JobEnd | None = None
         self._lock = threading.Condition()
         self._closing = threading.Event()
-        self.rendezvous = Meeting()
+        self.rendezvous = Meeting(point.authority)
         host, port = parse_address(point.listen)
         self._server = RendezvousServer(
             self.rendezvous,
@@ -114,7 +109,7 @@ class ExternalLauncher:
         if self._point.authority is not None:
             counts = Counter(PeerRole(spec.role.value) for spec in specs)
             accepts = PeerRule(self._point.authority.job, generation, {role: range(n) for role, n in counts.items()})
-            self._server.renew(self._head(generation), accepts)
+            self._server.change(self._head(generation), accepts)
 
     def waits_for(self) -> str | None:
         """See Launcher.waits_for."""
@@ -201,13 +196,13 @@ class ExternalLauncher:
 
     def _signed(self, offer: WorkerOffer, signing_request: str, authority: Authority) -> Credentials:
         role, _, number = offer.worker.partition("-")
-        name = self._point.identity(PeerRole(role), int(number), offer.generation)
+        name = authority.name(offer.generation, PeerRole(role), int(number))
         return Credentials(authority=authority.pem, certificate=authority.sign(signing_request, name))
 
-    def _head(self, generation: int) -> Credentials:
-        """The launcher's own credentials, for the workers of a generation."""
+    def _head(self, generation: int) -> Identity:
+        """The launcher itself, for the workers of a generation."""
         assert self._point.authority is not None
-        return self._point.authority.credentials(self._point.identity(PeerRole.HEAD, 0, generation))
+        return self._point.authority.identity(self._point.authority.name(generation, PeerRole.HEAD, 0))
 
     def _endpoint(self, host: str, port: int) -> TlsEndpoint:
         """Where agents of other machines join. Generation 0 has no workers."""

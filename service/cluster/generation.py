@@ -13,9 +13,8 @@ from typing import Self, assert_never
 
 from millrace.deadline import Deadline
 from millrace.failpoints import ArmedFailpoint
-from millrace.rpc.job_client import HEAD
 from service.cluster.chief import ChiefConnection
-from service.cluster.run_folder import run_folder, write_private
+from service.cluster.run_folder import run_folder
 from service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
 from service.cluster.supervision import (
     DrainChief,
@@ -91,8 +90,6 @@ class Generation:
     def __enter__(self) -> Self:
         with ExitStack() as held:
             held.enter_context(run_folder(self.plan.run_folder))
-            if self.plan.head is not None:
-                write_private(self.plan.run_folder / HEAD, self.plan.head.model_dump(mode="json"))
             held.callback(self._end)
             # Before the chief is asked for, or the rendezvous might still tell the address of the generation before.
             self._launcher.prepare([*self.plan.shards, *self.plan.trainers], self.plan.generation)

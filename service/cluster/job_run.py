@@ -85,10 +85,10 @@ def open_run(
 
 def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
     """The launcher that the job names. Its store is claimed."""
-    cluster = job.spec.cluster
+    cluster, folder = job.spec.cluster, job.store / IDENTITY
     if cluster.launcher == LOCAL:
-        return open_launcher(LauncherSettings(preload=preloaded(cluster)), cluster.launcher)
-    folder = job.store / IDENTITY
+        signs = open_authority(folder, job.spec.name) if cluster.leaves_machine else None
+        return open_launcher(LauncherSettings(preload=preloaded(cluster), authority=signs), cluster.launcher)
     authority = open_authority(folder, job.spec.name)
     open_token(folder, authority)
     point = JoinPoint(

@@ -240,5 +240,7 @@ def _chief_address(launcher: Launcher, plan: JobPlan) -> str | None:
     """The address of rank 0 once it serves. Commands then find it in the run folder, too. Raises Unwritable."""
     address = launcher.rendezvous.address(plan.chief)
     if address is not None:
-        write_private(plan.run_folder / RANK0, {"address": address, "secret": plan.secret})
+        tls = plan.to_chief
+        name = {} if tls is None else {"name": tls.name.dns}
+        write_private(plan.run_folder / RANK0, {"address": address, "secret": plan.secret, **name})
     return address

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from millrace.errors import SpecError
+from millrace.identity.authority import Authority
 from service.cluster.child import Spawner, Starter
 from service.cluster.external import ExternalLauncher, JoinPoint
 from service.cluster.forkserver import ForkingStarter, can_fork
@@ -23,6 +24,8 @@ class LauncherSettings:
 
     preload: Sequence[str] = ()
     """Modules that workers import. The local launcher loads them once for all."""
+    authority: Authority | None = None
+    """Renews the certificates of workers of the local launcher; None where they have none."""
     join: JoinPoint | None = None
     """Where agents join the external launcher, and that of Ray."""
     ray_address: str = ""
@@ -41,7 +44,7 @@ def local_starter(preload: Sequence[str]) -> Iterator[Starter]:
 
 @contextmanager
 def _local(settings: LauncherSettings) -> Iterator[Launcher]:
-    with local_starter(settings.preload) as starter, ProcessLauncher(starter) as launcher:
+    with local_starter(settings.preload) as starter, ProcessLauncher(starter, settings.authority) as launcher:
         yield launcher
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from millrace.identity.authority import Authority
 from millrace.launcher_contact import LauncherContact
 from millrace.printable import printable
 from millrace.rpc.rendezvous import RendezvousServer
@@ -83,12 +84,13 @@ class LocalWorker:
 class ProcessLauncher:
     """Starts workers as processes of this machine. See SpareLauncher. A context. One thread."""
 
-    def __init__(self, starter: Starter) -> None:
-        self._starter = starter
+    def __init__(self, starter: Starter, authority: Authority | None = None) -> None:
+        """`authority`: signs the certificates of workers that listen for other machines."""
+        self._starter, self._authority = starter, authority
         self._newest = 0
         self._server: RendezvousServer | None = None
         self._secret = secrets.token_hex(32)
-        self.rendezvous = Meeting()
+        self.rendezvous = Meeting(authority)
 
     def __enter__(self) -> "ProcessLauncher":
         return self
@@ -110,7 +112,7 @@ class ProcessLauncher:
 
     def beside(self) -> "ProcessLauncher":
         """See SpareLauncher."""
-        return ProcessLauncher(self._starter)
+        return ProcessLauncher(self._starter, self._authority)
 
     def waits_for(self) -> str | None:
         """See Launcher.waits_for. This machine is always there."""

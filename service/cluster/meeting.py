@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from millrace.deadline import Deadline
 from millrace.errors import Refused, SpecError
+from millrace.identity.authority import Authority
+from millrace.identity.peers import PeerRole
 from millrace.inputs import ABSENT
 from millrace.rpc.rendezvous import Member
 from millrace.rpc.rendezvous_errors import OtherGeneration
@@ -34,8 +36,8 @@ class Roll:
     collectives: str | None = None
     """Where the store of rank 0 listens; None until it has come."""
 
-    def admit(self, member: Member) -> None:
-        """Note that `member` has come; a repeat changes nothing. Raises Refused with what was expected."""
+    def check(self, member: Member) -> None:
+        """Raise Refused, with what was expected, for a worker that is not of this generation."""
         name, number = member.worker, member.generation
         if number < self.generation:
             raise OtherGeneration(
@@ -49,6 +51,11 @@ class Roll:
             )
         if name not in self.expected:
             raise Refused(f"generation {number} has no {name}; its workers are {', '.join(self.expected)}")
+
+    def admit(self, member: Member) -> None:
+        """Note that `member` has come; a repeat changes nothing. Raises Refused with what was expected."""
+        self.check(member)
+        name, number = member.worker, member.generation
         if self.processes.setdefault(name, member.incarnation) != member.incarnation:
             where = f", which serves at {self.addresses[name]}" if name in self.addresses else ""
             raise Refused(f"generation {number} has another {name} already{where}; end one of the two processes")
@@ -67,7 +74,9 @@ class Roll:
 class Meeting:
     """The rendezvous of one generation after another. Any thread. See millrace.rpc.rendezvous.RendezvousHost."""
 
-    def __init__(self) -> None:
+    def __init__(self, authority: Authority | None = None) -> None:
+        """`authority`: signs the certificates of the workers; None where they have none."""
+        self._authority = authority
         self._roll = Roll()
         self._changed = threading.Condition()
 
@@ -99,6 +108,20 @@ class Meeting:
         with self._changed:
             self._roll.admit(member)
             self._roll.addresses[member.worker] = address
+
+    def renew(self, member: Member, signing_request: str, *, proved: bool) -> str:
+        """See RendezvousHost.renew. Where no certificate shows the name, only the process that has come gets another
+        one."""
+        with self._changed:
+            self._roll.check(member)
+            if not proved and self._roll.processes.get(member.worker) != member.incarnation:
+                raise Refused(f"the caller is not the process that has come as {member.worker}")
+        if self._authority is None:
+            raise Refused(f"the workers of this job have no certificates, and {member.worker} asks for another one")
+        role, _, number = member.worker.partition("-")
+        return self._authority.sign(
+            signing_request, self._authority.name(member.generation, PeerRole(role), int(number))
+        )
 
     def _met(self, member: Member) -> bool:
         return self._roll.collectives is not None or self._roll.generation != member.generation

@@ -13,8 +13,8 @@ from typing import Any
 
 from dataset.spec.schema import Schema
 from millrace.identity.authority import Authority
-from millrace.identity.credentials import Credentials
-from millrace.identity.peers import PeerName, PeerRole
+from millrace.identity.credentials import Identity
+from millrace.identity.peers import PeerRole
 from millrace.inputs import digests, head_sizes
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc.channels import TlsPeer
@@ -66,8 +66,8 @@ class JobPlan:
     """Rank 0 stands still where it does not answer for longer."""
     secret: str = field(repr=False)
     """Every call between the job's processes carries it."""
-    head: Credentials | None = None
-    """Credentials of the launcher, for calls to rank 0; None where all processes are on this machine."""
+    head: Identity | None = None
+    """The identity of the launcher, for calls to rank 0; None where all processes are on this machine."""
 
     @property
     def chief(self) -> WorkerSpec:
@@ -76,8 +76,8 @@ class JobPlan:
 
     @property
     def to_chief(self) -> TlsPeer | None:
-        """The name of rank 0 and the launcher's credentials, for calls to it; None on one machine."""
-        return None if self.head is None else TlsPeer(self.head, self.head.peer(PeerRole.TRAINER, 0))
+        """The name of rank 0 and the launcher's identity, for calls to it; None on one machine."""
+        return None if self.head is None else TlsPeer(self.head, self.head.current.peer(PeerRole.TRAINER, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def plan_job(
     )
     if authority is None:
         return plan
-    head = authority.credentials(PeerName(authority.job, generation, PeerRole.HEAD, 0))
+    head = authority.identity(authority.name(generation, PeerRole.HEAD, 0))
     return replace(_certified(plan, authority) if cluster.launcher == LOCAL else plan, head=head)
 
 
@@ -162,7 +162,7 @@ def _certified(plan: JobPlan, authority: Authority) -> JobPlan:
     """The plan with credentials for each worker, all of this machine."""
 
     def certified(spec: WorkerSpec) -> WorkerSpec:
-        name = PeerName(authority.job, plan.generation, PeerRole(spec.role.value), spec.number)
+        name = authority.name(plan.generation, PeerRole(spec.role.value), spec.number)
         credentials = authority.credentials(name)
         return replace(spec, config={**spec.config, "credentials": credentials.model_dump(mode="json")})
 

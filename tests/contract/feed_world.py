@@ -95,7 +95,7 @@ def shards_of(kind, tables, live, generation):
                 for s in range(kind)
             ]
             servers = [held.enter_context(ShardServer(config)) for config in configs]
-            made = w.client(servers, 0, 1, tables, generation=generation, credentials=chief)
+            made = w.client(servers, 0, 1, tables, generation=generation, identity=chief)
         held.callback(made.close)
         yield made
 

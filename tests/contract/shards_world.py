@@ -130,9 +130,7 @@ def job(
                 ]
             servers = [stack.enter_context(ShardServer(*each)) for each in zip(configs, sockets, strict=True)]
             ranks = [
-                client(
-                    servers, rank, num_ranks, tables, credentials=credentials(PeerRole.TRAINER, rank) if tls else None
-                )
+                client(servers, rank, num_ranks, tables, identity=credentials(PeerRole.TRAINER, rank) if tls else None)
                 for rank in range(num_ranks)
             ]
         for shards in ranks:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.deadline import Deadline
+from millrace.identity.authority import Authority
 from millrace.launcher_contact import LauncherContact
 from millrace.rpc.rendezvous import RendezvousServer
 from service.cluster.meeting import Meeting
@@ -16,10 +17,10 @@ SECRET = "of the launcher"
 class RendezvousHere:
     """Expects `workers`, such as "shard-0", in one generation. A context."""
 
-    def __init__(self, folder: Path, *workers: str, generation: int = 1) -> None:
+    def __init__(self, folder: Path, *workers: str, generation: int = 1, authority: Authority | None = None) -> None:
         self._generation = generation
         self._specs = {name: _spec(name, folder) for name in workers}
-        self.meeting = Meeting()
+        self.meeting = Meeting(authority)
         self.meeting.begin(list(self._specs.values()), generation)
         self._server = RendezvousServer(self.meeting, SECRET, len(workers), socket=folder / "launcher.socket")
 

@@ -4,6 +4,7 @@ import secrets
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -14,6 +15,7 @@ from millrace.identity import certificates
 from millrace.identity.authority import open_authority
 from millrace.identity.join_token import FILE, JoinToken, StaleToken, open_token, rotate_token
 from millrace.identity.peers import PeerName, PeerRole
+from millrace.identity.renewal import RenewedIdentity
 from millrace.launcher_contact import LauncherContact
 from millrace.rpc import channels
 from millrace.rpc.joining import AgentFacts, JobEnd, JoinClient, Order, WorkerReport
@@ -164,7 +166,7 @@ def test_nothing_is_sent_to_a_launcher_of_another_authority(head, tmp_path_facto
 def test_a_worker_is_not_taken_for_the_launcher(head, two):
     """Although its certificate is of the authority that the token names."""
     host, port = parse_address("127.0.0.1:0")
-    endpoint = replace(head.launcher._endpoint(host, port), credentials=two[1].mine)
+    endpoint = replace(head.launcher._endpoint(host, port), identity=two[1].mine)
     server = external.RendezvousServer(head.launcher.rendezvous, "guess", 1, tls=endpoint, dispatcher=head.launcher)
     with closing(server), closing(JoinClient(server.address, head.token)) as client:
         with pytest.raises(Refused, match="is the address of shard-0 of generation 1 .*, and not of a launcher"):
@@ -197,6 +199,57 @@ def test_a_worker_of_an_older_generation_is_refused_everywhere(head, two):
     assert list(until_refused(head, "other_generation", 2)) == ["other_generation"], (
         "calls, and connections without one"
     )
+
+
+def signing_request():
+    return certificates.signing_request(certificates.draw_key())
+
+
+def test_a_worker_and_its_agent_get_another_certificate_for_the_same_name(head, two):
+    for agent in two:
+        name = agent.mine.name
+        for signed in (
+            agent.worker().renew(signing_request()),
+            agent.client.renew(agent.offer.worker, 1, signing_request()),
+        ):
+            assert certificates.name_of(certificates.load(signed)) == name and signed != agent.mine.certificate
+    assert head.noted.counts() == {}
+
+
+def test_nobody_gets_the_certificate_of_another_worker(head, two, caplog):
+    first, second = two
+    with pytest.raises(Refused, match="the caller is trainer-0 of .* by its certificate, and it claims to be shard-0"):
+        first.worker(worker="shard-0").renew(signing_request())
+    with pytest.raises(Refused, match="the caller is shard-0 of .* by its certificate, and it claims to be trainer-0"):
+        second.client.renew("trainer-0", 1, signing_request())
+    assert head.noted.counts() == {"other_peer": 2}
+    assert "refused trainer-0 of generation 1 of job 'news': the caller is trainer-0" in caplog.text
+    with pytest.raises(Refused, match="trainer-0 is of generation 2, and this launcher runs generation 1"):
+        first.worker(generation=2).renew(signing_request())
+    assert head.noted.counts() == {"other_peer": 2, "other_generation": 1}
+    second.client.show(None)
+    with pytest.raises(Refused, match="this call needs a certificate: join first"):
+        second.client.renew("shard-0", 1, signing_request())
+
+
+def test_a_worker_of_an_older_generation_gets_no_other_certificate(head, two):
+    worker = two[0].worker()
+    head.begin(2, head.agent(), head.agent())
+    with pytest.raises(Refused, match="does not prove to be head-0 of generation 1"):
+        worker.renew(signing_request())
+    with pytest.raises(Refused, match="it is of an older generation"):
+        two[0].client.renew("trainer-0", 1, signing_request())
+
+
+def test_an_agent_shows_its_renewed_certificate_from_the_next_call_on(head, two):
+    agent = two[0]
+    identity = RenewedIdentity(agent.mine, lambda request: agent.client.renew(agent.offer.worker, 1, request))
+    agent.client.show(identity)
+    assert agent.report() is Order.GO_ON
+    identity._next = datetime.now(UTC)
+    identity.attend()
+    assert identity.current is not agent.mine
+    assert agent.report() is Order.GO_ON and agent.client._shown is identity.current
 
 
 def test_one_agent_too_many_is_refused_and_told_on_both_sides(head, two, caplog):

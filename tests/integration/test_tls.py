@@ -12,6 +12,7 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import Refused, SpecError, Unavailable
+from millrace.identity import certificates
 from millrace.identity.authority import open_authority
 from millrace.identity.credentials import Credentials
 from millrace.identity.join_token import JoinToken
@@ -132,7 +133,7 @@ def head(authority):
 def test_a_process_with_the_token_finds_the_head_and_calls_it_without_a_certificate(head, authority):
     token = JoinToken(authority.fingerprint, "0" * 64)
     tls = find_head(head.address, token, Deadline.after(SOON_S))
-    assert tls.name == HEAD and tls.credentials == Credentials(authority=authority.pem)
+    assert tls.name == HEAD and tls.identity == Credentials(authority=authority.pem)
     with closing(RoleClient(head.address, "secret", tls)) as client:
         assert client.status(Deadline.after(SOON_S)) == {"joined": True}
         with pytest.raises(Refused, match="this call needs a certificate: join first"):
@@ -300,7 +301,7 @@ def test_peers_beyond_the_bound_are_turned_away(authority, monkeypatch):
         with closing(RoleClient(served.address, "secret", mine)) as first:
             first.status(Deadline.after(SOON_S))
             with pytest.raises(Unavailable):
-                ask(served.address, mine.credentials)
+                ask(served.address, mine.identity)
             assert first.status(Deadline.after(SOON_S)) == {"alive": True}
         assert served._noted.counts()["too_many"] >= 1
 
@@ -332,6 +333,80 @@ def test_many_peers_at_a_time_are_served(authority):
         for thread in threads:
             thread.join()
         assert answers == [{"alive": True}] * 16
+
+
+class Changed:
+    """An identity whose credentials the test replaces."""
+
+    def __init__(self, current):
+        self.current = current
+
+
+def ended(authority, name, monkeypatch):
+    """Credentials whose life is over."""
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "LIFETIME", timedelta(0))
+        mine = authority.credentials(name)
+    until = Deadline.after(SOON_S)
+    while datetime.now(UTC) <= mine.ends + timedelta(seconds=1):  # certificates tell seconds
+        until.check("the end of a certificate")
+        time.sleep(0.05)
+    return mine
+
+
+def test_a_client_whose_certificate_has_ended_is_served_again_once_it_is_renewed(served, authority, monkeypatch):
+    mine = Changed(ended(authority, HEAD, monkeypatch))
+    with closing(RoleClient(served.address, "secret", TlsPeer(mine, WORKER))) as client:
+        with pytest.raises(Unavailable):
+            client.status(Deadline.after(SOON_S))
+        assert served.counts_to(RefusalReason.WRONG_CERTIFICATE, 1)
+        mine.current = authority.credentials(HEAD)
+        assert client.status(Deadline.after(SOON_S)) == {"alive": True}
+
+
+def test_a_server_whose_certificate_has_ended_serves_again_once_it_is_renewed(authority, monkeypatch):
+    mine = Changed(ended(authority, WORKER, monkeypatch))
+    endpoint = TlsEndpoint(HERE, mine, HEADS)
+    server = RpcServer("secret", max_workers=4, tls=endpoint, noted=Refusals())
+    server.add_service(role.SERVICE, role._Servicer(lambda: {"alive": True}, print, None, None))
+    server.start()
+    try:
+        with pytest.raises(Refused, match="does not prove to be"):
+            ask(server.address, authority.credentials(HEAD))
+        mine.current = authority.credentials(WORKER)
+        assert ask(server.address, authority.credentials(HEAD)) == {"alive": True}
+    finally:
+        server.close(1.0)
+
+
+def test_a_call_in_flight_is_not_lost_when_both_ends_are_renewed(authority):
+    called, answer = threading.Event(), threading.Event()
+    answers = []
+
+    def status():
+        called.set()
+        assert answer.wait(SOON_S)
+        return {"alive": True}
+
+    server_identity, client_identity = Changed(authority.credentials(WORKER)), Changed(authority.credentials(HEAD))
+    server = RpcServer("secret", max_workers=4, tls=TlsEndpoint(HERE, server_identity, HEADS), noted=Refusals())
+    server.add_service(role.SERVICE, role._Servicer(status, print, None, None))
+    server.start()
+    try:
+        with closing(RoleClient(server.address, "secret", TlsPeer(client_identity, WORKER))) as client:
+            first = client._channel._open
+            thread = threading.Thread(target=lambda: answers.append(client.status(Deadline.after(SOON_S))))
+            thread.start()
+            assert called.wait(SOON_S)
+            server_identity.current = authority.credentials(WORKER)
+            client_identity.current = authority.credentials(HEAD)
+            client.drain(Deadline.after(SOON_S))
+            assert client._channel._open is not first and first.num_users == 1, "the call in flight has the old one"
+            answer.set()
+            thread.join()
+            assert answers == [{"alive": True}] and first.num_users == 0
+    finally:
+        server.close(1.0)
 
 
 def test_a_server_that_ends_lets_its_address_go(authority):

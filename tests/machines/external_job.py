@@ -51,6 +51,15 @@ class Output:
                 assert alive and not deadline.passed(), f"{words!r} was not said:\n{''.join(self._lines)}"
                 self._changed.wait(0.2)
 
+    def until_often(self, words: str, times: int, within_s: float = 60.0) -> None:
+        """Wait until it has said `words` so often."""
+        deadline = Deadline.after(within_s)
+        with self._changed:
+            while (found := sum(words in line for line in self._lines)) < times:
+                alive = self._reader.is_alive()
+                assert alive and not deadline.passed(), f"{words!r}: {found} times:\n{''.join(self._lines)}"
+                self._changed.wait(0.2)
+
     def end(self, within_s: float = 90.0) -> int:
         """Wait for its end; its exit code."""
         try:

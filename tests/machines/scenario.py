@@ -101,7 +101,7 @@ def trained(shards: Shards) -> dict[str, Any]:
 def _shard(what: dict[str, Any]) -> None:
     more = {**what["more"], "credentials": Credentials(**what["more"]["credentials"])}
     endpoint = shard_server._endpoint
-    shard_server._endpoint = lambda config: replace(endpoint(config), port=what["port"])
+    shard_server._endpoint = lambda config, identity: replace(endpoint(config, identity), port=what["port"])
     with ShardServer(w.process(*what["where"], w.TABLES, **more)) as server:
         data = server._servicer._listener.address
         _serve(server.address, {"refused": refusals.PROCESS.counts, "data": lambda: [data.address, data.key]})
@@ -116,7 +116,7 @@ def _trainer(what: dict[str, Any]) -> None:
         generation=what["generation"],
         secret=w.SECRET,
         deadline=w.soon(),
-        credentials=Credentials(**what["credentials"]),
+        identity=Credentials(**what["credentials"]),
     )
 
     def refused() -> dict[str, int]:

@@ -61,14 +61,14 @@ def test_workers_off_loopback_get_certificates_of_their_generation_and_the_launc
     whose = "of generation 3 of job 'news'"
     assert names == [f"shard-0 {whose}", f"trainer-0 {whose}", f"trainer-1 {whose}"]
     assert {worker.interface for worker in (shard, *trainers)} == {"eth0"}
-    assert str(planned.head.name) == f"head-0 {whose}" and str(planned.to_chief.name) == f"trainer-0 {whose}"
+    assert str(planned.head.current.name) == f"head-0 {whose}" and str(planned.to_chief.name) == f"trainer-0 {whose}"
     assert "PRIVATE" not in repr(planned)
 
 
 def test_workers_that_join_get_their_certificates_then_and_the_launcher_has_one(plan, tmp_path):
     authority = open_authority(tmp_path / "identity", "news")
     planned = plan('{trainers=2,launcher="external",interface="eth0",trust_interface=true}', authority=authority)
-    assert str(planned.head.name) == "head-0 of generation 3 of job 'news'"
+    assert str(planned.head.current.name) == "head-0 of generation 3 of job 'news'"
     assert not any("credentials" in worker.config for worker in (*planned.shards, *planned.trainers))
 
 

@@ -6,6 +6,9 @@ import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, Refused, SpecError, Unavailable
+from millrace.identity.authority import open_authority
+from millrace.identity.certificates import draw_key, load, name_of, signing_request
+from millrace.identity.peers import PeerRole
 from millrace.inputs import digests, head_sizes
 from millrace.rpc import rendezvous
 from millrace.rpc.rendezvous import Member, RendezvousClient
@@ -64,6 +67,28 @@ def test_a_worker_of_another_generation_or_job_is_refused_and_not_noted(here, ch
             call()
     RendezvousClient(here.contact("trainer-1")).announce("127.0.0.1:2")
     assert here.address("trainer-1") == "127.0.0.1:2"
+
+
+def test_on_one_machine_only_the_process_that_has_come_gets_another_certificate(tmp_path, monkeypatch):
+    authority, request = open_authority(tmp_path / "identity", "news"), signing_request(draw_key())
+    with RendezvousHere(tmp_path, *WORKERS, generation=3, authority=authority) as here:
+        shard = RendezvousClient(here.contact("shard-0"))
+        with pytest.raises(Refused, match="the caller is not the process that has come as shard-0"):
+            shard.renew(request)
+        shard.announce("10.0.0.1:1")
+        assert name_of(load(shard.renew(request))) == authority.name(3, PeerRole.SHARD, 0)
+        with pytest.raises(Refused, match="shard-0 is of generation 2, which has ended"):
+            RendezvousClient(here.contact("shard-0", generation=2)).renew(request)
+        monkeypatch.setattr(rendezvous, "_incarnation_of", lambda _pid: "another process")
+        with pytest.raises(Refused, match="the caller is not the process that has come as shard-0"):
+            RendezvousClient(here.contact("shard-0")).renew(request)
+
+
+def test_workers_without_certificates_get_none(here):
+    shard = RendezvousClient(here.contact("shard-0"))
+    shard.announce("127.0.0.1:1")
+    with pytest.raises(Refused, match="the workers of this job have no certificates"):
+        shard.renew(signing_request(draw_key()))
 
 
 def test_a_second_process_of_one_worker_is_refused_and_the_first_one_stays(here, monkeypatch):

@@ -26,6 +26,7 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.failpoints import Failpoint, arm, failpoint
+from millrace.identity.credentials import Identity
 from millrace.inputs import digests
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc import refusals
@@ -105,12 +106,15 @@ class Trainer:
 
 @contextmanager
 def open_trainer(
-    config: WorkerConfig, reader: PassReader | None = None, standby: Standby | None = None
+    config: WorkerConfig,
+    reader: PassReader | None = None,
+    standby: Standby | None = None,
+    identity: Identity | None = None,
 ) -> Iterator[Trainer]:
     """Everything that one trainer process needs, restored to the last state of the job. Closed in reverse order.
 
     `reader` replaces the source and pipe of the spec; the source still lists what there is to read. `standby`: see
-    `begin_at`.
+    `begin_at`. `identity`: of this process, if it has one.
     """
     arm(config.faults)
     config = config.model_copy(update={"job": fill_defaults(config.job, unset=NEWEST_DEFAULTS)})
@@ -119,13 +123,11 @@ def open_trainer(
     device = pick_device(job.train.device, config.local_rank)
     set_up_torch(job.train, config.cores, device)
     with ExitStack() as held:
-        ranks = _ranks(config, device, job.train)
-        held.callback(ranks.close)
+        ranks = held.enter_context(closing(_ranks(config, device, job.train, identity)))
         arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device)
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
         policy = policy_of(job.train.mode, job.train.staleness)
-        shards = _shards(config, job, schema, policy)
-        held.callback(shards.close)
+        shards = held.enter_context(closing(_shards(config, job, schema, policy, identity)))
         progress.step.unanswered = shards.unanswered
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
         kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
@@ -157,7 +159,7 @@ def open_trainer(
         )
         holders = StateHolders(dense, observer, closer, progress, stepper.scale)
         restore(ranks, beginning, shards, holders, config.cache, standby)
-        keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels)
+        keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels, identity)
         parts = TrainerParts(
             job.train,
             job.tasks,
@@ -291,6 +293,7 @@ def _keeping(
     holders: StateHolders,
     arithmetic: Mapping[str, str],
     kernels: KernelSchedule,
+    identity: Identity | None,
 ) -> Iterator[tuple[Committer | None, ExportCoordinator | None, ModelFeed | None]]:
     """Apply settings and waiting operations on every rank; on rank 0, except in a rerun: commits, exports, the feed."""
     with ExitStack() as held:
@@ -310,7 +313,7 @@ def _keeping(
                 rank0.resizing.begin(committer)
             resume_exports(exporting, rank0, committer)
             content = FeedContent.of(config, job, schema, rank0, model, holders)
-            feed = held.enter_context(open_feed(content, shards, rank0, config))
+            feed = held.enter_context(open_feed(content, shards, rank0, config, identity))
         yield committer, exporting, feed
 
 
@@ -470,24 +473,26 @@ def keep_freed_memory() -> None:
         mallopt(-3, 32 << 20)
 
 
-def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection) -> Ranks:
+def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, identity: Identity | None) -> Ranks:
     if config.launcher is None:
         assert config.world == 1, "several trainers meet at their launcher"
         return SingleRank()
     inputs = digests(config.inputs, config.folder)
-    client = RendezvousClient(config.launcher, config.credentials)
+    client = RendezvousClient(config.launcher, identity)
     store = meet_trainers(client, config.rank, config.world, inputs, config.interface, train.step_deadline)
     if store is None:
         return SingleRank()
     return TorchRanks(config.rank, config.world, store, config.interface, device, train.step_deadline)
 
 
-def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency) -> Shards:
+def _shards(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency, identity: Identity | None
+) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
     if not config.shards:
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)
-        feed_at = feed_server.endpoint_of(config.interface, config.credentials)
+        feed_at = feed_server.endpoint_of(config.interface, identity)
         return EmbeddedShards(job.tables, job.seed, *own, feed_at=feed_at)
     return RemoteShards(
         config.shards,
@@ -498,7 +503,7 @@ def _shards(config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consi
         secret=config.secret,
         deadline=Deadline.after(OPEN_S),
         max_message_bytes=config.max_message,
-        credentials=config.credentials,
+        identity=identity,
     )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
+from millrace.identity.credentials import Identity
 from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.feed import feed_messages, feed_server
 from pserver.feed.feed_server import FeedServer
@@ -209,9 +210,11 @@ class ModelFeed:
 
 
 @contextmanager
-def open_feed(content: FeedContent, shards: Shards, rank0: RankZero, config: WorkerConfig) -> Iterator[ModelFeed]:
+def open_feed(
+    content: FeedContent, shards: Shards, rank0: RankZero, config: WorkerConfig, identity: Identity | None
+) -> Iterator[ModelFeed]:
     """The feed of a job, which rank 0 announces. Queued messages are sent at the end."""
-    tls = feed_server.endpoint_of(config.interface, config.credentials)
+    tls = feed_server.endpoint_of(config.interface, identity)
     feed = ModelFeed(content, shards, tls, embedded=not config.shards, trouble=rank0.trouble)
     rank0.answers["feed"] = feed.answer
     try:
