@@ -117,8 +117,7 @@ def open_trainer(
     `begin_at`. `identity`: of this process, if it has one.
     """
     arm(config.faults)
-    config = config.model_copy(update={"job": fill_defaults(config.job, unset=NEWEST_DEFAULTS)})
-    job = validate(TrainerJob, with_secrets(config.job, config.secrets), only_known=True)
+    config, job = _filled(config)
     schema = Schema.of(job.slots)
     device = pick_device(job.train.device, config.local_rank)
     set_up_torch(job.train, config.cores, device)
@@ -182,6 +181,12 @@ def _exchanges(
     job: TrainerJob, policy: Consistency, shards: Shards, progress: TrainerProgress
 ) -> AbstractContextManager[Exchanges]:
     return closing(Exchanges(shards, policy.staleness, job.train.step_deadline, progress.step))
+
+
+def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:
+    """The configuration with the job's defaults written out, and the job with its secrets."""
+    config = config.model_copy(update={"job": fill_defaults(config.job, unset=NEWEST_DEFAULTS)})
+    return config, validate(TrainerJob, with_secrets(config.job, config.secrets), only_known=True)
 
 
 def _observer(
