@@ -162,6 +162,9 @@ def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
     with pytest.raises(InvalidShardCall, match="announced 3 batches and used none"):
         shards.pull(batches[3], w.soon())
     shards.pull(batches[2], w.soon())
+    with pytest.raises(InvalidShardCall, match="announced 3 batches and used none"):
+        shards.pull(shards.prepare({"default": w.keys(8)}, learn=True), w.soon())  # the others may still be pushed
+    shards.exchange(0, batches[2], {"default": w.push_of(w.keys(2), 5, 0)}, None, StepScale(64), w.soon())
     shards.pull(shards.prepare({"default": w.keys(9)}, learn=True), w.soon())
     shards.close()
 
