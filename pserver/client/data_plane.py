@@ -20,6 +20,7 @@ from millrace.retry import Backoff
 from millrace.rpc import data_sockets
 from millrace.rpc.data_sockets import Context, DataAddress, DataConnection, KeyPair
 from millrace.rpc.shared_memory import MemoryOffer, SharedMemory
+from millrace.traffic import LinkTraffic
 from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StepTimedOut
 from pserver.protocol import frames, statuses
 from pserver.protocol.frames import DataReply, DataRequest, TableNumbers
@@ -82,6 +83,8 @@ class _Link:
     """Belongs to the connection: both are given up together."""
     max_message_bytes: int = 0
     open: dict[int, Call] = field(default_factory=dict)
+    traffic: LinkTraffic = field(default_factory=LinkTraffic)
+    """Of all its connections."""
 
 
 class DataPlane:
@@ -155,6 +158,10 @@ class DataPlane:
         while len(calls := self._open()) >= most:
             self._progress(calls)
 
+    def traffic(self) -> list[LinkTraffic]:
+        """The counters of each shard. Any thread may read them."""
+        return [link.traffic for link in self._links]
+
     def _open(self) -> list[Call]:
         with self._lock:
             return [call for link in self._links for call in link.open.values()]
@@ -176,8 +183,11 @@ class DataPlane:
             times_s = [call.until.at_s for call in calls]
             times_s += [call.again_at_s for link in self._links for call in link.open.values() if call.again_at_s]
             left_ms = 1000 * (min(times_s) - time.monotonic())
+            since_s = time.monotonic()
             self._read(max(0, min(SLICE_MS, int(left_ms) + 1)))
             now_s = time.monotonic()
+            for shard in {call.shard for call in calls}:
+                self._links[shard].traffic.wait_s += now_s - since_s
             for link in self._links:
                 for call in list(link.open.values()):
                     if call.until.at_s <= now_s:
@@ -210,6 +220,7 @@ class DataPlane:
         if reply.beside:
             assert link.memory is not None, "an answer to a call that came from there"
             call.rows = frames.beside(link.memory, message[1:])
+        link.traffic.received(frames.num_bytes_of(message), frames.num_bytes_of(call.rows) if reply.beside else 0)
         self._end(call)
 
     def _try(self, call: Call) -> None:
@@ -221,11 +232,13 @@ class DataPlane:
                 self._connect(call.shard, call.until)
             connection = link.connection
             assert connection is not None
-            self._check_size(link, call)
+            size = self._checked_size(link, call)
             places = None if link.memory is None else link.memory.places_of(call.arrays)
             request = replace(call.request, left_s=call.until.left_s(), beside=places is not None)
             header = frames.encode_request(request, self._tables)
             data_sockets.send(connection.socket, [header, *(call.arrays if places is None else [places])])
+            in_message, shared = (size, 0) if places is None else (len(places), size)
+            link.traffic.sent(len(header) + in_message, shared)
         except (zmq.ZMQError, OSError) as error:
             self._fail(call, ShardUnavailable(link.name, call.attempts, str(error)))
         except ShardUnavailable as error:  # of the greeting
@@ -233,10 +246,11 @@ class DataPlane:
         except MillraceError as error:
             self._fail(call, error)
 
-    def _check_size(self, link: _Link, call: Call) -> None:
+    def _checked_size(self, link: _Link, call: Call) -> int:
         size = frames.num_bytes_of(call.arrays)
         if size > link.max_message_bytes:
             raise MessageTooLarge(link.name, f"a call needs {size} bytes, and a message has {link.max_message_bytes}")
+        return size
 
     def _connect(self, shard: int, deadline: Deadline) -> None:
         link = self._links[shard]

@@ -22,6 +22,7 @@ from millrace.identity.credentials import Identity
 from millrace.retry import Backoff
 from millrace.rpc.data_sockets import DataAddress, KeyPair
 from millrace.rpc.shared_memory import MemoryOffer
+from millrace.traffic import Links, links_of
 from pserver.client.connection import ShardConnection
 from pserver.client.data_plane import Call, DataPlane, Greeting
 from pserver.config import TableSection
@@ -30,7 +31,7 @@ from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, messages
 from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
-from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, StepScale, TableStats
+from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.rows.arrays import Empty, empty_floats, frozen
 from pserver.rows.digest import add
@@ -102,6 +103,7 @@ class RemoteShards:
         self._unanswered: set[int] = set()
         self._waiting: Sequence[Call] = ()
         self._refused: Mapping[str, int] = {}
+        self._figures: Sequence[ShardFigures] = ()
         self._world, self._keys, self._context = world, KeyPair.make(), zmq.Context()
         names = [connection.name for connection in self._connections]
         tables_of = TableNumbers(self._widths)
@@ -165,6 +167,15 @@ class RemoteShards:
     def refused(self) -> Mapping[str, int]:
         """See Shards."""
         return self._refused
+
+    def links(self) -> Links:
+        """See Shards."""
+        pairs = zip(self._announcements.traffic(), self._steps.traffic(), strict=True)
+        return links_of({f"shard-{shard}": one.plus(other) for shard, (one, other) in enumerate(pairs)})
+
+    def figures(self) -> Sequence[ShardFigures]:
+        """See Shards."""
+        return self._figures
 
     def unanswered(self) -> list[int]:
         """See Shards."""
@@ -335,6 +346,7 @@ class RemoteShards:
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""
         replies = self._call_all("Stats", pb.CallerRequest(caller=self._caller), pb.StatsReply, deadline)
+        self._figures = [messages.figures_from(reply) for reply in replies]
         self._refused = sum((Counter(reply.refused) for reply in replies), Counter[str]())
         return {name: messages.stats_from(replies, name) for name in self._sections}
 

@@ -191,7 +191,7 @@ class TableCounts(_message.Message):
     def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ..., dirty_rows: _Optional[int] = ..., max_dirty_rows: _Optional[int] = ..., sweeping: _Optional[bool] = ..., unadmitted: _Optional[int] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("tables", "refused")
+    __slots__ = ("tables", "refused", "figures_json")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -208,9 +208,11 @@ class StatsReply(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TABLES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_JSON_FIELD_NUMBER: _ClassVar[int]
     tables: _containers.MessageMap[str, TableCounts]
     refused: _containers.ScalarMap[str, int]
-    def __init__(self, tables: _Optional[_Mapping[str, TableCounts]] = ..., refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    figures_json: bytes
+    def __init__(self, tables: _Optional[_Mapping[str, TableCounts]] = ..., refused: _Optional[_Mapping[str, int]] = ..., figures_json: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("caller", "version", "changes_since")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from millrace import documents
 from pserver.config import TableSection
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol.shards import ShardCommitPart, TableStats
+from pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
 from pserver.protocol.table_operations import ShrinkSurvey, TableOperation, message_of, operation_of
 
 FORMAT = 5
@@ -70,9 +70,9 @@ def parts_from(text: bytes) -> list[ShardCommitPart]:
     return [ShardCommitPart.of_message(message) for message in documents.parse(text, "parts of a commit")]
 
 
-def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int]) -> pb.StatsReply:
+def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int], figures: ShardFigures) -> pb.StatsReply:
     """A StatsReply."""
-    reply = pb.StatsReply(refused=refused)
+    reply = pb.StatsReply(refused=refused, figures_json=json.dumps(asdict(figures)).encode())
     for name, of_table in stats.items():
         counts = reply.tables[name]
         counts.num_rows, counts.num_bytes, counts.new_rows = of_table.num_rows, of_table.num_bytes, of_table.new_rows
@@ -82,6 +82,12 @@ def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int]) -> p
         if of_table.max_dirty_rows is not None:
             counts.max_dirty_rows = of_table.max_dirty_rows
     return reply
+
+
+def figures_from(reply: pb.StatsReply) -> ShardFigures:
+    """The traffic and waits of a shard."""
+    found = documents.parse_object(reply.figures_json, "the figures of a shard")
+    return ShardFigures(found["links"], found["waited_s"])
 
 
 def stats_from(replies: Sequence[pb.StatsReply], table: str) -> TableStats:

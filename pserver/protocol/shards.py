@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
+from millrace.traffic import Links
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.store.row_store import StoredFile
 
@@ -89,6 +90,16 @@ class TableStats:
     """Whether rows that a shrink deleted are still being removed."""
     unadmitted: int = 0
     """Records of keys without admission, in the open or last pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFigures:
+    """Traffic and waits of one shard since its process began, for operators."""
+
+    links: Links = field(default_factory=dict)
+    """By trainer. `wait_s`: seconds that pushes were held until the call of this trainer, the last one."""
+    waited_s: Sequence[Sequence[float]] = ()
+    """[r][q]: seconds that pushes of rank r were held until the call of rank q, the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +230,15 @@ class Shards(Protocol):
 
     def refused(self) -> Mapping[str, int]:
         """Connections and calls that shards on ports had refused at the last `stats`, by reason. Any thread."""
+        ...
+
+    def links(self) -> Links:
+        """This rank's traffic with each shard: "shard-0". Empty where the shard is in this process. Any thread."""
+        ...
+
+    def figures(self) -> Sequence[ShardFigures]:
+        """Traffic and waits of each shard at the last `stats`; empty where there are none. Any thread."""
+        ...
 
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """Counts by table."""

@@ -9,11 +9,13 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, assert_never
 
+import numpy as np
 import zmq
 
 from millrace.deadline import Deadline
@@ -21,10 +23,11 @@ from millrace.errors import MillraceError, Unavailable
 from millrace.rpc import data_sockets
 from millrace.rpc.data_sockets import DataListener
 from millrace.rpc.shared_memory import SharedMemory
+from millrace.traffic import LinkTraffic, links_of
 from pserver.errors import InvalidShardCall, MessageTooLarge, StepTimedOut
 from pserver.protocol import frames, statuses
 from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
-from pserver.protocol.shards import F32
+from pserver.protocol.shards import F32, ShardFigures
 from pserver.rows.arrays import Empty, empty_floats
 from pserver.server.pass_state import CallVerdict
 from pserver.server.rank_memories import RankMemories
@@ -55,6 +58,8 @@ class _Caller:
     request: int
     memory: SharedMemory | None = None
     """Where the arrays of the answer may lie."""
+    traffic: LinkTraffic | None = None
+    """Counters of its rank, once that is checked."""
 
     def empty(self) -> Empty:
         """Makes the arrays of the answer."""
@@ -71,6 +76,8 @@ class _Held:
     caller: _Caller
     request: DataRequest
     until: Deadline
+    since_s: float
+    """When it came, on the monotonic clock."""
 
 
 class _Announcer:
@@ -116,12 +123,21 @@ class DataServer:
         self._tables = TableNumbers(calls.widths)
         self._held: dict[tuple[int, int], _Held] = {}  # by rank and number of the call: a repeat takes its place
         self._answers: queue.SimpleQueue[tuple[_Caller, DataReply]] = queue.SimpleQueue()
+        self.traffic = [LinkTraffic() for _ in range(calls.config.num_ranks)]
+        """The counters of each rank. Any thread may read them."""
+        self.waited_s = np.zeros((calls.config.num_ranks, calls.config.num_ranks))
+        """[r, q]: seconds that pushes of rank r were held until a call of rank q, the last one, allowed an answer."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         num_announcers = 0 if calls.announces_at_once else calls.config.num_ranks
         self._announcers = [_Announcer(rank) for rank in range(num_announcers)]
         self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
         self._thread.start()
+
+    def figures(self) -> ShardFigures:
+        """From any thread: traffic and waits since the beginning."""
+        links = links_of({f"trainer-{rank}": link for rank, link in enumerate(self.traffic)})
+        return ShardFigures(links, self.waited_s.round(6).tolist())
 
     def wake(self) -> None:
         """From any thread: look again at what is held."""
@@ -199,17 +215,21 @@ class DataServer:
             log.warning("a message of %d bytes is no call; it is dropped", header.nbytes)
             return
         caller = _Caller(peer, number)
-        self._guarded(caller, lambda: self._call(caller, frames.decode_request(header, self._tables), message[1:]))
+        self._guarded(caller, lambda: self._call(caller, header, message[1:]))
 
     def _guarded(self, caller: _Caller, act: Callable[[], None]) -> None:
         """Act; answer with the error if there is one."""
         if (failure := _failure_of(caller, act)) is not None:
             self._send(caller, failure)
 
-    def _call(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
+    def _call(self, caller: _Caller, header: memoryview, arrays: Sequence[memoryview]) -> None:
+        request, in_message = frames.decode_request(header, self._tables), frames.num_bytes_of(arrays)
         self._calls.check_caller(request.generation, request.rank)
+        caller.traffic, shared = self.traffic[request.rank], 0
         if request.beside:
             caller.memory, arrays = self._memories.find(request.rank, arrays)
+            shared = frames.num_bytes_of(arrays)
+        caller.traffic.received(len(header) + in_message, shared)
         match request.call:
             case DataCall.ANNOUNCE:
                 if request.beside:
@@ -238,21 +258,27 @@ class DataServer:
         self.wake()
 
     def _exchange(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
-        until = Deadline.after(waiting_s(request.left_s))
+        now_s, until = time.monotonic(), Deadline.after(waiting_s(request.left_s))
         gradients = frames.gradients_from(request, arrays, self._calls.widths)
         verdict = self._calls.push(request, gradients)
         if verdict is CallVerdict.REPEAT or self._calls.may_answer(request):
             self._answer_push(caller, request)
         else:
-            self._held[request.rank, request.request] = _Held(caller, request, until)
+            self._held[request.rank, request.request] = _Held(caller, request, until, now_s)
         if verdict is CallVerdict.ACT:
-            self._answer_held()
+            self._answer_held(request.rank, now_s)
 
-    def _answer_held(self) -> None:
-        """Answer every push that the policy allows to be answered by now."""
+    def _answer_held(self, last: int | None = None, now_s: float = 0.0) -> None:
+        """Answer every push that the policy allows to be answered by now. `last`: the rank whose call allows it."""
+        longest_s = 0.0
         for key in [key for key, held in self._held.items() if self._calls.may_answer(held.request)]:
             held = self._held.pop(key)
+            if last is not None:
+                self.waited_s[held.request.rank, last] += now_s - held.since_s
+                longest_s = max(longest_s, now_s - held.since_s)
             self._guarded(held.caller, partial(self._answer_push, held.caller, held.request))
+        if last is not None:
+            self.traffic[last].wait_s += longest_s
 
     def _give_up_late(self) -> None:
         for key in [key for key, held in self._held.items() if held.until.passed()]:
@@ -280,14 +306,17 @@ class DataServer:
         self._send(caller, _failure(caller, error))
 
     def _send(self, caller: _Caller, reply: DataReply, arrays: Sequence[memoryview] = ()) -> None:
-        most = self._calls.config.max_message
+        most, shared = self._calls.config.max_message, 0
         if (size := frames.num_bytes_of(arrays)) > most:
             reply = _failure(caller, MessageTooLarge("the rows", f"{size} bytes, and a message has {most} at most"))
             arrays = ()
         elif not reply.status and caller.memory and (places := caller.memory.places_of(arrays)) is not None:
-            reply, arrays = replace(reply, beside=True), [memoryview(places)]
+            reply, arrays, shared = replace(reply, beside=True), [memoryview(places)], size
         try:
-            data_sockets.send(self._listener.router, [caller.peer, frames.encode_reply(reply, self._tables), *arrays])
+            header = frames.encode_reply(reply, self._tables)
+            data_sockets.send(self._listener.router, [caller.peer, header, *arrays])
+            if caller.traffic is not None:
+                caller.traffic.sent(len(header) + frames.num_bytes_of(arrays), shared)
         except zmq.ZMQError as error:
             log.info("an answer was not sent (%s); the caller will repeat its call", error)
 

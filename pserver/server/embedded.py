@@ -8,11 +8,12 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint, failpoint
 from millrace.rpc.tls_listener import TlsEndpoint
+from millrace.traffic import Links
 from pserver.config import PartStore, TableSection
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 from pserver.errors import InvalidShardCall
-from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, StepScale, TableStats
+from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.shard import Push, ResolvedBatch, Shard
@@ -138,6 +139,14 @@ class EmbeddedShards:
     def refused(self) -> Mapping[str, int]:
         """See Shards."""
         return {}
+
+    def links(self) -> Links:
+        """See Shards."""
+        return {}
+
+    def figures(self) -> Sequence[ShardFigures]:
+        """See Shards."""
+        return ()
 
     def stats(self, deadline: Deadline) -> dict[str, TableStats]:
         """See Shards."""

@@ -32,6 +32,7 @@ from pserver.feed import feed_server
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import messages, statuses
 from pserver.protocol.placement import Placement
+from pserver.protocol.shards import ShardFigures
 from pserver.protocol.table_operations import ShrinkRows
 from pserver.server.data_server import DataServer, waiting_s
 from pserver.server.pass_state import CallVerdict, PassState
@@ -93,6 +94,8 @@ class _Servicer:
         self._stopping = False
         self.closed: Callable[[], None] = lambda: None
         """Called when a pass has closed, which may allow answers to pushes."""
+        self.figures: Callable[[], ShardFigures] = ShardFigures
+        """Returns traffic and waits."""
         self.peer_of: Callable[[Context], PeerName | None] = lambda context: None
         """The name that a caller's certificate proves."""
         self._opening = threading.Lock()
@@ -215,7 +218,7 @@ class _Servicer:
 
     @_guarded
     def Stats(self, _request: pb.CallerRequest, _context: Context) -> pb.StatsReply:
-        return messages.with_stats(self._shard.stats(), refusals.PROCESS.counts())
+        return messages.with_stats(self._shard.stats(), refusals.PROCESS.counts(), self.figures())
 
     @_guarded
     def Snapshot(self, request: pb.SnapshotRequest, _context: Context) -> pb.SnapshotReply:
@@ -325,7 +328,7 @@ class ShardServer:
         listener = DataListener(data_socket, config.max_message, LOOPBACK if tls is None else tls.host)
         self._servicer = _Servicer(config, listener, identity)
         self._data = DataServer(self._servicer.steps, listener, self._servicer.memories, failed)
-        self._servicer.closed = self._data.wake
+        self._servicer.closed, self._servicer.figures = self._data.wake, self._data.figures
         self._servicer.peer_of = self._server.peer_of
         self._server.add_service(messages.SERVICE, self._servicer)
         self._server.start()

@@ -103,6 +103,7 @@ class _JobCollector(Collector):
         statuses = self._statuses
         yield from _counters(statuses)
         yield from _gauges(statuses)
+        yield from _links(statuses)
         yield from _tables(statuses)
         yield _learning_delay(statuses)
         yield from _durability(statuses)
@@ -134,6 +135,29 @@ def _counters(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
         for part, value in status.counts("time_s").items():
             spent.add_metric([job, part], value)
     yield spent
+
+
+def _links(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
+    ends = ["job", "worker", "peer"]
+    carried = CounterMetricFamily(
+        "millrace_link_bytes",
+        "Bytes between two workers; path: wire or shared_memory",
+        labels=[*ends, "direction", "path"],
+    )
+    messages = CounterMetricFamily(
+        "millrace_link_messages", "Messages between two workers", labels=[*ends, "direction"]
+    )
+    waits = CounterMetricFamily("millrace_link_wait_seconds", "How long a worker waited for a peer", labels=ends)
+    for job, status in statuses:
+        for worker, peers in status.links().items():
+            for peer, link in peers.items():
+                for way in ("sent", "received"):
+                    carried.add_metric([job, worker, peer, way, "wire"], link.number(f"{way}_bytes") or 0)
+                    shared = link.number(f"shared_{way}_bytes") or 0
+                    carried.add_metric([job, worker, peer, way, "shared_memory"], shared)
+                    messages.add_metric([job, worker, peer, way], link.number(f"{way}_messages") or 0)
+                waits.add_metric([job, worker, peer], link.number("wait_s") or 0)
+    yield from (carried, messages, waits)
 
 
 def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:

@@ -119,6 +119,9 @@ class JobFigures(ResponseBody):
     """Number of running "trainers" and "shards"; 0 shards: the shard lives in the trainer. {} before they train."""
     resizing: ResizeProgress | None
     """The resize that is being prepared; null without one."""
+    links: dict[str, dict[str, dict[str, Number]]]
+    """Traffic by worker and peer, such as "trainer-0" and "shard-1", since the workers started: bytes and messages sent
+    and received, bytes by memory that both share, and seconds of waiting for the peer. {} in a single process."""
     overrides: dict[str, Any]
     """Settings changed while it ran, which override its spec."""
     exports: dict[str, Any]
@@ -161,6 +164,9 @@ def figures_of(status: Status) -> JobFigures:
         day=status.number("day"),
         workers=status.counts("workers"),
         resizing=_resize_progress(status.part("resizing")),
+        links={
+            worker: {peer: link.numbers() for peer, link in peers.items()} for worker, peers in status.links().items()
+        },
         overrides=finite(dict(status.part("overrides").raw)),
         exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
         alarms={alarm.value: text for alarm, text in alarms(status).items()},

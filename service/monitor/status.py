@@ -48,6 +48,10 @@ class Status:
         """A top-level mapping of names to parts."""
         return {str(name): Status(_mapping(part)) for name, part in _mapping(self.raw.get(key)).items()}
 
+    def links(self) -> "dict[str, dict[str, Status]]":
+        """Traffic by worker and peer."""
+        return {worker: Status({"peers": peers.raw}).parts("peers") for worker, peers in self.parts("links").items()}
+
     def texts(self, key: str) -> dict[str, str]:
         """A top-level mapping of names to texts."""
         return {printable(str(name)): printable(str(text)) for name, text in _mapping(self.raw.get(key)).items()}
@@ -56,6 +60,10 @@ class Status:
         """A top-level mapping of names to numbers, without values that are no numbers."""
         pairs = ((name, _number(value)) for name, value in _mapping(self.raw.get(key)).items())
         return {str(name): value for name, value in pairs if value is not None}
+
+    def numbers(self) -> dict[str, Number]:
+        """All top-level keys that have a number."""
+        return Status({"all": self.raw}).counts("all")
 
     def total(self, key: str) -> Number | None:
         """The sum of `counts`; None where there is nothing to sum."""

@@ -5,6 +5,7 @@ touched. Names hold the process that made them: what a killed run left is remove
 iproute2; `why_not` says what is missing.
 """
 
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 REQUIRED = "MILLRACE_REQUIRE_MACHINES"
 KILL_S = 10.0
 """Longest time for the processes of a machine to end, and for its link to come up."""
+HEADER_BYTES = 66
 _NAME = re.compile(r"millrace-(\d+)-(\d+)-\w+")
 _SETUP = """
 set -e
@@ -108,6 +110,12 @@ class Machine:
         if process.returncode:
             raise CommandFailed(f"{' '.join(command)}: exit code {process.returncode}: {output}")
         return output
+
+    def carried(self) -> tuple[int, int]:
+        """Bytes that its link sent and received, less 66 of headers a packet (Ethernet, IP, TCP with time stamps)."""
+        counts = json.loads(ip("-n", self._space, "-s", "-j", "link", "show", "dev", "eth0"))[0]["stats64"]
+        sent, received = ((counts[way]["bytes"], counts[way]["packets"]) for way in ("tx", "rx"))
+        return sent[0] - HEADER_BYTES * sent[1], received[0] - HEADER_BYTES * received[1]
 
     def pids(self) -> list[int]:
         """Its processes."""

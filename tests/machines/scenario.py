@@ -30,6 +30,8 @@ from tests.machines.network import Machine
 ANSWER = "answer "
 """Before each answer; other lines are the log."""
 JOB = "shards"
+NUM_KEYS = 40_000
+"""Of each step of `pushed`: messages of more than 64 KiB."""
 
 
 class Process:
@@ -98,6 +100,14 @@ def trained(shards: Shards) -> dict[str, Any]:
     return {"rows": {name: str(digest) for name, digest in shards.digest(w.soon()).items()}, "closes": closes}
 
 
+def pushed(shards: Shards) -> dict[str, Any]:
+    """Train a pass of large steps; the traffic with each shard, as both ends count it."""
+    batches = [{"default": w.keys(*range(step, step + NUM_KEYS))} for step in range(6)]
+    w.train(shards, 1, batches, seed=1, steps=len(batches))
+    shards.stats(w.soon())
+    return {"trainer": shards.links(), "shards": [figures.links for figures in shards.figures()]}
+
+
 def _shard(what: dict[str, Any]) -> None:
     more = {**what["more"], "credentials": Credentials(**what["more"]["credentials"])}
     endpoint = shard_server._endpoint
@@ -123,7 +133,7 @@ def _trainer(what: dict[str, Any]) -> None:
         client.stats(w.soon())
         return dict(client.refused())
 
-    _serve("connected", {"train": lambda: trained(client), "refused": refused})
+    _serve("connected", {"train": lambda: trained(client), "refused": refused, "push": lambda: pushed(client)})
     client.close()
 
 

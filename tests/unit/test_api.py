@@ -44,6 +44,19 @@ STATUS = {
     "time_s": {"pipe": 20.5, "forward": 4.25},
     "pipe_wait": 0.25,
     "advice": "raise pipe.processes",
+    "links": {
+        "trainer-0": {
+            "shard-0": {
+                "sent_bytes": 4096,
+                "sent_messages": 3,
+                "received_bytes": 8192,
+                "received_messages": 2,
+                "shared_sent_bytes": 1 << 20,
+                "shared_received_bytes": 2 << 20,
+                "wait_s": 1.5,
+            }
+        }
+    },
     "restarts": 2,
     "last_death": "shard-0 ended first: killed by SIGKILL",
     "generation": 3,
@@ -152,6 +165,7 @@ def test_a_job_tells_what_it_is_doing(get):
         },
         "mirror": {"version": 9, "behind_s": 2.0, "trouble": None},
         "restored": "t1-0000000007-g2",
+        "links": STATUS["links"],
         "workers": {},
         "alarms": {},
     }

@@ -24,7 +24,7 @@ from pserver.errors import (
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, messages, statuses
 from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
-from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, TableStats
+from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
 from pserver.store.row_store import StoredFile
 
 COUNTS = st.dictionaries(st.sampled_from(["a", "b", "a table of a longer name"]), st.integers(0, 70), max_size=3)
@@ -141,12 +141,17 @@ def test_tables_are_equal_in_any_order_and_differ_with_any_setting():
 def test_stats_of_shards_add_up_and_the_fullest_one_counts():
     one = TableStats(3, 100, 1, {1: 2, 4: 1}, dirty_rows=3, max_dirty_rows=9)
     two = TableStats(2, 50, 0, {4: 2}, dirty_rows=8, max_dirty_rows=10)
-    sent = [messages.with_stats({"a": stats}, {"silent": 7}).SerializeToString() for stats in (one, two)]
+    figures = ShardFigures({"trainer-0": {"sent_bytes": 5}}, [[0.5]])
+    sent = [messages.with_stats({"a": stats}, {"silent": 7}, figures).SerializeToString() for stats in (one, two)]
     replies = [pb.StatsReply.FromString(each) for each in sent]
     assert [dict(reply.refused) for reply in replies] == [{"silent": 7}] * 2
+    assert [messages.figures_from(reply) for reply in replies] == [figures] * 2
     assert messages.stats_from(replies, "a") == TableStats(5, 150, 1, {1: 2, 4: 3}, 8, 10)
     assert (
-        messages.stats_from([messages.with_stats({"a": TableStats(1, 1, 1, {0: 1})}, {})], "a").max_dirty_rows is None
+        messages.stats_from(
+            [messages.with_stats({"a": TableStats(1, 1, 1, {0: 1})}, {}, ShardFigures())], "a"
+        ).max_dirty_rows
+        is None
     )
 
 

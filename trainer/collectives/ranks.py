@@ -5,6 +5,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it without
 
 from millrace import documents
 from millrace.errors import Unavailable
+from millrace.traffic import Links, links_of
+from trainer.collectives.collective_traffic import CollectiveTraffic
+from trainer.collectives.collective_waits import KINDS, CollectiveWaits
 
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
@@ -61,6 +65,14 @@ class Ranks(Protocol):
         """The message of rank 0 on all ranks."""
         ...
 
+    def links(self) -> Links:
+        """This rank's traffic in collectives with each other rank: "trainer-1". Any thread."""
+        ...
+
+    def waited_s(self) -> NDArray[np.float64]:
+        """[r, q]: seconds that rank r waited for rank q in collectives of steps, since the start. Any thread."""
+        ...
+
     def close(self) -> None:
         """Leave the group."""
         ...
@@ -95,6 +107,14 @@ class SingleRank:
         assert message is not None, "rank 0 passes a message"
         return message
 
+    def links(self) -> Links:
+        """See Ranks."""
+        return {}
+
+    def waited_s(self) -> NDArray[np.float64]:
+        """See Ranks."""
+        return np.zeros((1, 1))
+
     def close(self) -> None:
         """See Ranks."""
 
@@ -113,12 +133,16 @@ def _joined(rank: int) -> Iterator[None]:
 def _together(
     call: Callable[Concatenate["TorchRanks", Asked], Result],
 ) -> Callable[Concatenate["TorchRanks", Asked], Result]:
-    """Decorator of a collective. The call raises Unavailable if another trainer is gone."""
+    """Decorator of a collective: its time counts. The call raises Unavailable if another trainer is gone."""
+    kind = call.__name__
 
     @wraps(call)
     def translated(ranks: "TorchRanks", /, *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        since_s = time.perf_counter()
         with _joined(ranks.rank):
-            return call(ranks, *args, **kwargs)
+            result = call(ranks, *args, **kwargs)
+        ranks.waits.add(kind, time.perf_counter() - since_s)
+        return result
 
     return translated
 
@@ -143,23 +167,28 @@ class TorchRanks:
                 timeout=timedelta(seconds=wait_s),
             )
         self.rank, self.world = rank, world
+        self._traffic, self.waits = CollectiveTraffic(rank, world), CollectiveWaits(world)
 
     @_together
     def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
         """See Ranks."""
         tensor = torch.from_numpy(array.copy())
         dist.all_reduce(tensor)
+        self._traffic.all_reduce(array.nbytes)
         return tensor.numpy()
 
     @_together
     def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
         """See Ranks."""
-        mine = torch.from_numpy(array.copy())
-        parts = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(parts, mine)
-        total = parts[0].numpy()
-        for part in parts[1:]:
-            total = total + part.numpy()
+        mine = torch.from_numpy(np.concatenate([array.reshape(-1), self.waits.bring()]))
+        parts_RN = torch.empty((self.world, len(mine)), dtype=mine.dtype)
+        dist.all_gather(list(parts_RN), mine)
+        self._traffic.all_gather(mine.nbytes)
+        self.waits.heard(parts_RN[:, -len(KINDS) :].numpy())
+        arrays_R: list[NDArray[np.float64]] = [part.numpy()[: array.size].reshape(array.shape) for part in parts_RN]
+        total = arrays_R[0]
+        for other in arrays_R[1:]:
+            total = total + other
         return total
 
     @_together
@@ -168,12 +197,14 @@ class TorchRanks:
         work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
         for handle in work:
             handle.wait()
+        self._traffic.all_reduce(flat.nbytes)
 
     @_together
     def copy_from_rank_0(self, flat: Tensor) -> None:
         """See Ranks."""
         for bucket in torch.split(flat, BUCKET_FLOATS):
             dist.broadcast(bucket, 0)
+        self._traffic.broadcast(flat.nbytes)
 
     @_together
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
@@ -188,6 +219,7 @@ class TorchRanks:
         mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else 0
         parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else None
         dist.gather(mine, parts)
+        self._traffic.gather(mine.nbytes)
         if parts is None:
             return None
         return [_columns(columns, sizes[rank], part.numpy().tobytes()) for rank, part in enumerate(parts)]
@@ -202,7 +234,16 @@ class TorchRanks:
             torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(size), dtype=torch.uint8)
         )
         dist.broadcast(body, 0)
+        self._traffic.broadcast(size.nbytes + body.nbytes)
         return documents.parse_object(body.numpy().tobytes(), "the message of rank 0")
+
+    def links(self) -> Links:
+        """See Ranks."""
+        return links_of(self._traffic.peers)
+
+    def waited_s(self) -> NDArray[np.float64]:
+        """See Ranks."""
+        return self.waits.waited_s
 
     def close(self) -> None:
         """See Ranks."""

@@ -29,6 +29,7 @@ from trainer.rank0.operations import ClosingPass, RankUpdate
 from trainer.rank0.parts import RankZero
 from trainer.status.freshness import Freshness
 from trainer.status.progress import PassReading, TrainerProgress
+from trainer.status.rank_figures import RankFigures
 from trainer.train.observer import SECONDS_PER_DAY, Observer, figures_of
 
 MAX_NAMED = 8
@@ -158,6 +159,9 @@ class PassCloser:
         self._pass_signals: Sequence[str] = ()
         """Rank 0: see ClosingPass.days and .signals."""
         self._said: dict[str, Any] = {}
+        self._heard: Sequence[Mapping[str, Any]] = ()
+        """Rank 0: messages of all ranks at the last close."""
+        self._figures = RankFigures(ranks.world)
         self.memory_waits = False
         """Rank 0: whether a commit is due, because uncommitted rows have used most of a table's limit."""
         self._dirty_rows: Mapping[str, int] = {}
@@ -233,6 +237,8 @@ class PassCloser:
             self._said["lag"] = self._planner.lag(self._progress.positions | plan.positions())
             self._said["jumped"] = self._planner.jumped
             self._said["late"] = self._planner.num_late
+        if self._heard:
+            self._said |= self._figures.closed(self._heard, self._ranks.waited_s(), self._shards.figures())
         return self._said
 
     def _span(self, times_s: tuple[float, float] | None) -> dict[str, float] | None:
@@ -384,6 +390,7 @@ class PassCloser:
             "dense": self._dense.digest(),
             "times_s": self._observer.take_times_s(),
             "times": self._observer.take_times().message(),
+            "links": {**self._ranks.links(), **self._shards.links()},
         }
         heard = gather_messages(self._ranks, message)
         if heard is not None:
@@ -392,6 +399,7 @@ class PassCloser:
                     f"pass {plan.number}: trainers differ in their dense parameters; the forward pass of a model may "
                     "change registered buffers, but no parameters"
                 )
+            self._heard = heard
             reading = merge_tallies(heard)
             if plan.num_positions:
                 self._bad.add(reading.num_judged, reading.rejected)

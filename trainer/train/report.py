@@ -56,6 +56,8 @@ def write_report(
         "held_shrinks": status.get("operations", {}).get("shrinking", {}).get("held", {}),
         "time_s": status["time_s"],
         "advice": status["advice"],
+        "links": status.get("links", {}),
+        "waits": status.get("waits"),
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }

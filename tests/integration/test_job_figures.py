@@ -1,0 +1,37 @@
+"""Figures of a real job with two trainers and two shards: who sent how much to whom, and who waited."""
+
+import pytest
+
+from tests.integration.stream_job import millrace, write_job
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    job = write_job(tmp_path_factory.mktemp("figures"))
+    ended = millrace(job, "cluster.trainers=2", "cluster.shards=2")
+    assert ended.code == 0, ended.output
+    return ended.report
+
+
+def test_the_report_has_the_traffic_of_every_pair_of_workers(report):
+    links = report["links"]
+    trainers, shards = ("trainer-0", "trainer-1"), ("shard-0", "shard-1")
+    assert set(links) == {*trainers, *shards}
+    for trainer, other in (trainers, trainers[::-1]):
+        assert set(links[trainer]) == {other, *shards}
+        assert links[trainer][other]["sent_bytes"] == links[other][trainer]["received_bytes"] > 0
+        for shard in shards:
+            mine, theirs = links[trainer][shard], links[shard][trainer]
+            assert mine["shared_sent_bytes"] == theirs["shared_received_bytes"] > mine["sent_bytes"] > 0
+            assert mine["wait_s"] > 0
+
+
+def test_the_report_has_the_waits_of_each_rank_for_the_others(report):
+    waits = report["waits"]
+    assert waits["recent_passes"] == report["passes"] == 3
+    for span in ("last", "recent"):
+        assert [waits[span][rank][rank] for rank in (0, 1)] == [0.0, 0.0]
+    assert waits["recent"][0][1] + waits["recent"][1][0] > 0
+    assert max(map(max, waits["recent"])) < waits["recent_s"] < report["wall_s"]

@@ -1,0 +1,88 @@
+"""Figures of all ranks: waits without a common clock, bytes of collectives, and what rank 0 tells of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.traffic import LinkTraffic, links_of
+from pserver.protocol.shards import ShardFigures
+from trainer.collectives.collective_traffic import CollectiveTraffic
+from trainer.collectives.collective_waits import KINDS, CollectiveWaits
+from trainer.status.rank_figures import RECENT_PASSES, RankFigures
+
+
+def test_a_link_counts_both_ways_and_shared_memory_apart():
+    link, other = LinkTraffic(), LinkTraffic()
+    link.sent(100)
+    link.sent(8, shared_bytes=4000)
+    other.received(30, shared_bytes=50)
+    other.wait_s = 0.25
+    assert links_of({"shard-0": link.plus(other), "shard-1": LinkTraffic()}) == {
+        "shard-0": {
+            "sent_bytes": 108,
+            "sent_messages": 2,
+            "received_bytes": 30,
+            "received_messages": 1,
+            "shared_sent_bytes": 4000,
+            "shared_received_bytes": 50,
+            "wait_s": 0.25,
+        }
+    }
+
+
+@given(arrivals=st.lists(st.integers(0, 1000), min_size=2, max_size=5), took=st.integers(0, 50))
+def test_the_last_rank_to_come_to_a_collective_is_the_one_waited_for(arrivals, took):
+    world, last = len(arrivals), int(np.argmax(arrivals))
+    ranks = [CollectiveWaits(world) for _ in arrivals]
+    for rank, arrival in zip(ranks, arrivals, strict=True):
+        rank.add("all_reduce", max(arrivals) - arrival + took)
+        rank.add("broadcast", 77.0)
+    brought_RK = np.stack([rank.bring() for rank in ranks])
+    for rank in ranks:
+        rank.heard(brought_RK)
+        expected = np.zeros((world, world))
+        expected[:, last] = np.max(arrivals) - np.array(arrivals)
+        np.testing.assert_array_equal(rank.waited_s, expected)
+    assert not np.any(ranks[0].bring())
+    assert brought_RK.shape == (world, len(KINDS))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "gather"])
+def test_in_a_collective_all_that_is_sent_is_received(world, collective):
+    ranks = [CollectiveTraffic(rank, world) for rank in range(world)]
+    for rank in ranks:
+        getattr(rank, collective)(1200 * world)
+    for r, rank in enumerate(ranks):
+        for peer, link in rank.peers.items():
+            theirs = ranks[int(peer.removeprefix("trainer-"))].peers[f"trainer-{r}"]
+            assert (link.sent_bytes, link.sent_messages) == (theirs.received_bytes, theirs.received_messages)
+    total = sum(link.sent_bytes for rank in ranks for link in rank.peers.values())
+    trips = {"all_reduce": 2, "all_gather": world, "broadcast": 1, "gather": 1}[collective]
+    assert total == trips * (world - 1) * 1200 * world
+
+
+def message(**links):
+    return {"links": {peer.replace("_", "-"): link for peer, link in links.items()}}
+
+
+def test_rank_0_tells_the_links_of_all_and_the_waits_of_the_last_pass_and_lately():
+    clock = [0.0]
+    figures = RankFigures(2, lambda: clock[0])
+    waited_s = np.zeros((2, 2))
+    for _ in range(RECENT_PASSES + 5):
+        clock[0] += 2.0
+        waited_s[0, 1] += 0.5
+        at_shards = np.array([[0.0, waited_s[0, 1]], [0.0, 0.0]])
+        shards = [ShardFigures({"trainer-0": {"sent_bytes": 3}}, (share * at_shards).tolist()) for share in (0.5, 1.0)]
+        said = figures.closed([message(shard_0={"sent_bytes": 7}), message()], waited_s, shards)
+    assert said["links"] == {
+        "trainer-0": {"shard-0": {"sent_bytes": 7}, "trainer-1": {"wait_s": waited_s[0, 1]}},
+        "shard-0": {"trainer-0": {"sent_bytes": 3}},
+        "shard-1": {"trainer-0": {"sent_bytes": 3}},
+    }
+    waits = said["waits"]
+    assert waits["last"] == [[0.0, 1.0], [0.0, 0.0]], "in collectives and, at shards together, once"
+    assert waits["recent"] == [[0.0, float(RECENT_PASSES)], [0.0, 0.0]]
+    assert (waits["recent_passes"], waits["recent_s"]) == (RECENT_PASSES, 2.0 * RECENT_PASSES)

@@ -1,0 +1,65 @@
+"""Bytes that the collectives of the trainers send, by peer, computed from the algorithms of gloo.
+
+Neither gloo nor NCCL counts its bytes, so they follow from the size of each tensor, B bytes, and the number of ranks W:
+
+    all-reduce   ring: each rank sends about 2 (W-1)/W B to rank - 1, and receives as many from rank + 1
+    all-gather   ring: each rank sends (W-1) B to rank + 1, and receives as many from rank - 1
+    broadcast    binomial tree from rank 0: B over each edge
+    gather       each rank sends B to rank 0
+
+NCCL's ring all-reduce, which trainer.collectives.ranks pins, sends as many. tests/machines/test_traffic.py compares
+these figures with those of a network link.
+"""
+
+from collections.abc import Iterator
+
+from millrace.traffic import LinkTraffic
+
+
+class CollectiveTraffic:
+    """The counters of one rank by peer. One thread counts, any thread reads."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+        self.peers = {f"trainer-{peer}": LinkTraffic() for peer in range(world) if peer != rank}
+        """By peer. Waits are for all of them, so they are not here."""
+
+    def _peer(self, rank: int) -> LinkTraffic:
+        return self.peers[f"trainer-{rank % self._world}"]
+
+    def all_reduce(self, num_bytes: int) -> None:
+        """Count one all-reduce; tensors of fewer than W elements are counted as if they could be split."""
+        if self._world > 1:
+            moved = 2 * (self._world - 1) * num_bytes // self._world
+            self._peer(self._rank - 1).sent(moved)
+            self._peer(self._rank + 1).received(moved)
+
+    def all_gather(self, num_bytes: int) -> None:
+        """Count one all-gather, to which each rank brings `num_bytes`."""
+        if self._world > 1:
+            self._peer(self._rank + 1).sent((self._world - 1) * num_bytes)
+            self._peer(self._rank - 1).received((self._world - 1) * num_bytes)
+
+    def broadcast(self, num_bytes: int) -> None:
+        """Count one broadcast by rank 0."""
+        for parent, child in broadcast_edges(self._world):
+            if self._rank == parent:
+                self._peer(child).sent(num_bytes)
+            elif self._rank == child:
+                self._peer(parent).received(num_bytes)
+
+    def gather(self, num_bytes: int) -> None:
+        """Count one gather at rank 0, to which each rank brings `num_bytes`."""
+        if self._rank:
+            self._peer(0).sent(num_bytes)
+        else:
+            for link in self.peers.values():
+                link.received(num_bytes)
+
+
+def broadcast_edges(world: int) -> Iterator[tuple[int, int]]:
+    """(sender, receiver) of a broadcast by rank 0: in round i the first 2**i ranks send to those 2**i further."""
+    distance = 1
+    while distance < world:
+        yield from ((rank, rank + distance) for rank in range(min(distance, world - distance)))
+        distance *= 2

@@ -1,0 +1,70 @@
+"""Rank 0: traffic of all processes, and how long ranks wait for each other. Figures for operators decide nothing.
+
+Waits come from collectives (trainer.collectives.collective_waits) and from pushes that shards hold until the last rank
+has pushed (pserver.server.data_server). A rank waits at all shards at once, so of their figures the largest counts.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.traffic import Links
+from pserver.protocol.shards import ShardFigures
+
+F64 = NDArray[np.float64]
+
+RECENT_PASSES = 20
+"""Passes of the recent figures."""
+
+
+class _Moment(NamedTuple):
+    """Totals since the start, at a close."""
+
+    at_s: float
+    waited_s: F64
+    """(W, W) [r, q]: rank r waited for rank q."""
+
+
+class RankFigures:
+    """See module docstring. The loop writes, any thread reads the results."""
+
+    def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._moments = deque([_Moment(clock(), np.zeros((world, world)))], RECENT_PASSES)
+
+    def closed(
+        self, messages: Sequence[Mapping[str, Any]], in_collectives_s: F64, shards: Sequence[ShardFigures]
+    ) -> dict[str, Any]:
+        """Lines of the status after a close. `messages`: "links" of each rank."""
+        links = {
+            f"trainer-{rank}": _with_waits(each["links"], in_collectives_s[rank]) for rank, each in enumerate(messages)
+        }
+        links |= {f"shard-{number}": dict(each.links) for number, each in enumerate(shards)}
+        at_shards_s = [np.array(each.waited_s) for each in shards if len(each.waited_s)]
+        waited_s = in_collectives_s + (np.max(at_shards_s, axis=0) if at_shards_s else 0.0)
+        now = _Moment(self._clock(), waited_s)
+        before, first, recent = self._moments[-1], self._moments[0], len(self._moments)
+        self._moments.append(now)
+        return {
+            "links": {worker: peers for worker, peers in links.items() if peers},
+            "waits": {
+                "last": _rounded(waited_s - before.waited_s),
+                "recent": _rounded(waited_s - first.waited_s),
+                "recent_passes": recent,
+                "recent_s": round(now.at_s - first.at_s, 3),
+            },
+        }
+
+
+def _with_waits(links: Links, waited_s: NDArray[np.float64]) -> dict[str, Any]:
+    """The traffic of a trainer by peer; `waited_s` for each other trainer, which its own counters do not know."""
+    waits = {f"trainer-{rank}": round(float(seconds), 6) for rank, seconds in enumerate(waited_s) if seconds}
+    return {**links, **{peer: {**links.get(peer, {}), "wait_s": seconds} for peer, seconds in waits.items()}}
+
+
+def _rounded(waited_s: F64) -> list[list[float]]:
+    return [[round(float(seconds), 6) for seconds in row] for row in waited_s]
