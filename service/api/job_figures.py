@@ -57,6 +57,20 @@ class ResizeProgress(ResponseBody):
     """Seconds since the request."""
 
 
+class Straggler(ResponseBody):
+    """The trainer that the others waited for longest in recent passes."""
+
+    rank: Number | None
+    share: Number | None
+    """Share of the time, 0 to 1, that another trainer waited for it."""
+    waits_s: dict[str, Number]
+    """By rank: seconds a pass that it waited for this one."""
+    part: str | None
+    """The part of `time_s` that takes it longer than the others; null where none explains the wait."""
+    text: str
+    """All of this in a sentence."""
+
+
 class JobFigures(ResponseBody):
     """A job's figures. One that is not known yet is null."""
 
@@ -122,6 +136,8 @@ class JobFigures(ResponseBody):
     links: dict[str, dict[str, dict[str, Number]]]
     """Traffic by worker and peer, such as "trainer-0" and "shard-1", since the workers started: bytes and messages sent
     and received, bytes by memory that both share, and seconds of waiting for the peer. {} in a single process."""
+    straggler: Straggler | None
+    """Null if no trainer was waited for much."""
     overrides: dict[str, Any]
     """Settings changed while it ran, which override its spec."""
     exports: dict[str, Any]
@@ -167,6 +183,7 @@ def figures_of(status: Status) -> JobFigures:
         links={
             worker: {peer: link.numbers() for peer, link in peers.items()} for worker, peers in status.links().items()
         },
+        straggler=_straggler(status.part("straggler")),
         overrides=finite(dict(status.part("overrides").raw)),
         exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
         alarms={alarm.value: text for alarm, text in alarms(status).items()},
@@ -206,4 +223,16 @@ def _resize_progress(status: Status) -> ResizeProgress | None:
         moved=status.number("moved"),
         committed=status.number("committed"),
         for_s=status.number("for_s"),
+    )
+
+
+def _straggler(status: Status) -> Straggler | None:
+    if not status.raw:
+        return None
+    return Straggler(
+        rank=status.number("rank"),
+        share=status.number("share"),
+        waits_s=status.counts("waits_s"),
+        part=status.text("part") or None,
+        text=status.text("text"),
     )

@@ -39,6 +39,8 @@ def status_lines(job: Json) -> list[str]:
     lines += (job.get("outcome") or {}).get("lines", [])
     if (advice := job.get("advice")) and not job.get("outcome"):  # the outcome's lines have it
         lines.append(f"advice: {advice}")
+    if (straggler := job.get("straggler")) and not job.get("outcome"):
+        lines.append(f"straggler: {straggler['text']}")
     return lines + [f"{name}: {text}" for name, text in job.get("alarms", {}).items()]
 
 

@@ -46,6 +46,8 @@ def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
         parts.append(metrics)
     if spent := time_text(status):
         parts.append(Text(f"time: {spent}", style="dim"))
+    if straggler := status.part("straggler").text("text"):
+        parts.append(Text(straggler, style="yellow"))
     parts += [Text(export_line(stream, export), style="dim") for stream, export in status.exports().items()]
     for alarm, text in alarms(status).items():
         parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))

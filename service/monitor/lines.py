@@ -130,6 +130,8 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"held      {held_text(name, held)}"
     if advice := status.text("advice"):
         yield f"advice    {advice}"
+    if straggler := status.part("straggler").text("text"):
+        yield f"straggler {straggler}"
 
 
 def _table_lines(name: str, table: Status) -> Iterator[str]:

@@ -57,11 +57,13 @@ class StreamPart:
             self._freshness = ui.echart(lines_chart([], by_time=True)).classes("chart low")
         with panel("Where the time goes", "training time since the workers started, in seconds"):
             self._advice = ui.label().classes("hint")
+            self._straggler = ui.label().classes("hint")
             self._spent = ui.echart(bars_chart([], [])).classes("chart low")
 
     def refresh(self, job: Mapping[str, Any]) -> None:
         """Show new records."""
         self._advice.set_text(job["advice"] or "")
+        self._straggler.set_text((job["straggler"] or {}).get("text", ""))
         redraw(self._spent, bars_chart(list(job["time_s"]), list(job["time_s"].values())))
         moments = self._recorder.moments(self._name)
         if not moments or moments[-1].at_ms == self._shown:

@@ -57,6 +57,13 @@ STATUS = {
             }
         }
     },
+    "straggler": {
+        "rank": 1,
+        "share": 0.31,
+        "waits_s": {"0": 0.8},
+        "part": "pipe",
+        "text": "rank 1 is waited for 31% of the time (rank 0 waits 0.8 s a pass): its pipe is slow",
+    },
     "restarts": 2,
     "last_death": "shard-0 ended first: killed by SIGKILL",
     "generation": 3,
@@ -166,6 +173,7 @@ def test_a_job_tells_what_it_is_doing(get):
         "mirror": {"version": 9, "behind_s": 2.0, "trouble": None},
         "restored": "t1-0000000007-g2",
         "links": STATUS["links"],
+        "straggler": STATUS["straggler"],
         "workers": {},
         "alarms": {},
     }

@@ -10,6 +10,8 @@ from pserver.protocol.shards import ShardFigures
 from trainer.collectives.collective_traffic import CollectiveTraffic
 from trainer.collectives.collective_waits import KINDS, CollectiveWaits
 from trainer.status.rank_figures import RECENT_PASSES, RankFigures
+from trainer.status.straggler import NO_REASON, WaitTotals, straggler
+from trainer.status.time_spent import LoopPart
 
 
 def test_a_link_counts_both_ways_and_shared_memory_apart():
@@ -64,7 +66,7 @@ def test_in_a_collective_all_that_is_sent_is_received(world, collective):
 
 
 def message(**links):
-    return {"links": {peer.replace("_", "-"): link for peer, link in links.items()}}
+    return {"spent_s": {}, "links": {peer.replace("_", "-"): link for peer, link in links.items()}}
 
 
 def test_rank_0_tells_the_links_of_all_and_the_waits_of_the_last_pass_and_lately():
@@ -86,3 +88,31 @@ def test_rank_0_tells_the_links_of_all_and_the_waits_of_the_last_pass_and_lately
     assert waits["last"] == [[0.0, 1.0], [0.0, 0.0]], "in collectives and, at shards together, once"
     assert waits["recent"] == [[0.0, float(RECENT_PASSES)], [0.0, 0.0]]
     assert (waits["recent_passes"], waits["recent_s"]) == (RECENT_PASSES, 2.0 * RECENT_PASSES)
+
+
+def totals(at_s, waits, *spent_s):
+    waited_s = np.zeros((len(spent_s), len(spent_s)))
+    for (rank, last), seconds in waits.items():
+        waited_s[rank, last] = seconds
+    return WaitTotals(at_s, waited_s, spent_s)
+
+
+def test_the_straggler_is_named_with_the_part_of_its_work_that_is_slow():
+    first = totals(100.0, {(0, 1): 5.0}, {"pipe": 1.0}, {"pipe": 50.0})
+    now = totals(120.0, {(0, 1): 11.4, (1, 0): 0.1}, {"pipe": 1.5, "forward": 9.0}, {"pipe": 56.0, "forward": 9.0})
+    found = straggler(first, now, 8)
+    assert found["text"] == "rank 1 is waited for 32% of the time (rank 0 waits 0.8 s a pass): its pipe is slow"
+    assert (found["rank"], found["share"], found["waits_s"], found["part"]) == (1, 0.32, {"0": 0.8}, LoopPart.PIPE)
+
+
+def test_a_straggler_without_a_slow_part_may_have_a_busy_machine():
+    first = totals(0.0, {}, {}, {}, {})
+    now = totals(10.0, {(0, 2): 4.0, (1, 2): 3.0}, {"forward": 3.0}, {"forward": 3.0}, {"forward": 4.0})
+    found = straggler(first, now, 1)
+    assert (found["rank"], found["part"], found["waits_s"]) == (2, None, {"0": 4.0, "1": 3.0})
+    assert found["text"].endswith(f"(rank 0 waits 4 s a pass, rank 1 waits 3 s a pass): {NO_REASON}")
+
+
+def test_small_waits_name_nobody_and_a_single_rank_neither():
+    assert straggler(totals(0.0, {}, {}, {}), totals(10.0, {(0, 1): 0.4, (1, 0): 0.3}, {}, {}), 1) is None
+    assert straggler(totals(0.0, {}, {}), totals(10.0, {}, {"pipe": 9.0}), 1) is None

@@ -38,6 +38,12 @@ def test_a_status_has_figures_alarms_and_the_last_words_of_who_died():
     assert lines[2:] == ["ended with 1: trainer-0 ended first", "error: no", "commits: disk full"]
 
 
+def test_a_status_of_a_running_job_names_the_straggler():
+    told = {"text": "rank 1 is waited for 31% of the time (rank 0 waits 0.8 s a pass): its pipe is slow"}
+    assert status_lines({**JOB, "straggler": told})[-1] == f"straggler: {told['text']}"
+    assert not [line for line in status_lines({**JOB, "straggler": None}) if "straggler" in line]
+
+
 def test_a_status_of_a_running_job_has_its_advice():
     assert status_lines({**JOB, "advice": "raise pipe.processes"})[-1] == "advice: raise pipe.processes"
     assert not [line for line in status_lines({**JOB, "advice": None}) if "advice" in line]

@@ -7,13 +7,14 @@ has pushed (pserver.server.data_server). A rank waits at all shards at once, so 
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.traffic import Links
 from pserver.protocol.shards import ShardFigures
+from trainer.status.straggler import WaitTotals, straggler
 
 F64 = NDArray[np.float64]
 
@@ -21,32 +22,24 @@ RECENT_PASSES = 20
 """Passes of the recent figures."""
 
 
-class _Moment(NamedTuple):
-    """Totals since the start, at a close."""
-
-    at_s: float
-    waited_s: F64
-    """(W, W) [r, q]: rank r waited for rank q."""
-
-
 class RankFigures:
     """See module docstring. The loop writes, any thread reads the results."""
 
     def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._moments = deque([_Moment(clock(), np.zeros((world, world)))], RECENT_PASSES)
+        self._moments = deque([WaitTotals(clock(), np.zeros((world, world)), [{}] * world)], RECENT_PASSES)
 
     def closed(
         self, messages: Sequence[Mapping[str, Any]], in_collectives_s: F64, shards: Sequence[ShardFigures]
     ) -> dict[str, Any]:
-        """Lines of the status after a close. `messages`: "links" of each rank."""
+        """Lines of the status after a close. `messages`: "links" and "spent_s" of each rank."""
         links = {
             f"trainer-{rank}": _with_waits(each["links"], in_collectives_s[rank]) for rank, each in enumerate(messages)
         }
         links |= {f"shard-{number}": dict(each.links) for number, each in enumerate(shards)}
         at_shards_s = [np.array(each.waited_s) for each in shards if len(each.waited_s)]
         waited_s = in_collectives_s + (np.max(at_shards_s, axis=0) if at_shards_s else 0.0)
-        now = _Moment(self._clock(), waited_s)
+        now = WaitTotals(self._clock(), waited_s, [each["spent_s"] for each in messages])
         before, first, recent = self._moments[-1], self._moments[0], len(self._moments)
         self._moments.append(now)
         return {
@@ -57,6 +50,7 @@ class RankFigures:
                 "recent_passes": recent,
                 "recent_s": round(now.at_s - first.at_s, 3),
             },
+            "straggler": straggler(first, now, recent),
         }
 
 

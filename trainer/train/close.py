@@ -391,6 +391,7 @@ class PassCloser:
             "times_s": self._observer.take_times_s(),
             "times": self._observer.take_times().message(),
             "links": {**self._ranks.links(), **self._shards.links()},
+            "spent_s": self._progress.spent.seconds(),
         }
         heard = gather_messages(self._ranks, message)
         if heard is not None:

@@ -58,6 +58,7 @@ def write_report(
         "advice": status["advice"],
         "links": status.get("links", {}),
         "waits": status.get("waits"),
+        "straggler": status.get("straggler"),
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }
