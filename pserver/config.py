@@ -263,6 +263,12 @@ TableName = Annotated[str, AfterValidator(_is_a_folders_name)]
 """A table's name, which is also the name of a folder."""
 
 
+DENSE_SLICES = "dense-slices"
+"""Name of the table with slices of the dense parameters, if the shards hold them. It has no features' rows."""
+SLICE_FLOATS = 1024
+"""Floats of such a row."""
+
+
 class PartStore(Section):
     """Where a process keeps its files of commits, with `store.parts = "object"`."""
 

@@ -14,7 +14,7 @@ from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
-from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
+from pserver.config import DENSE_SLICES, LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
 
 NEWEST_DEFAULTS = 2
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -122,8 +122,9 @@ class TrainSection(Section):
     With 1 or more, gradients and rows travel beside the computation of the next steps, so a step need not wait for the
     shards. Results differ a little from those with 0, and are as repeatable. Each step of staleness keeps one more
     batch in every trainer, and its rows in the shards' memory."""
-    dense: Literal["allreduce", "ps"] = "allreduce"
-    """Strategy of the dense parameters: "allreduce"; "ps" is not built yet."""
+    dense: Literal["allreduce", "shards"] = "allreduce"
+    """Place of the dense parameters. "allreduce": on every trainer; gradients are summed over trainers. "shards": on
+    the shards, as rows; trainers push gradients and pull the parameters with the rows of each batch."""
     batch_size: int = Field(default=64, ge=1, le=1 << 20)
     """Samples in one step of one trainer; the samples of one event stay together."""
     accumulate: int = Field(default=1, ge=1, le=1024)
@@ -157,14 +158,26 @@ class TrainSection(Section):
     prefetch_batches: int = Field(default=4, ge=1, le=1024)
     """Number of batches prepared ahead."""
 
+    def _not_on_shards(self) -> str:
+        """The settings that need all dense gradients in one place, in words; empty without them."""
+        optimizer = self.dense_optimizer
+        found = {
+            "staleness, since dense parameters are never stale": self.staleness > 0,
+            "accumulate above 1": self.accumulate > 1,
+            "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
+            "dense_optimizer.momentum": isinstance(optimizer, DenseSgd) and optimizer.momentum > 0,
+            "dense_optimizer.weight_decay": isinstance(optimizer, DenseAdam) and optimizer.weight_decay > 0,
+        }
+        return ", ".join(name for name, there in found.items() if there)
+
     @model_validator(mode="after")
     def _built(self) -> "TrainSection":
         if self.staleness and self.mode != "sync":
             raise ValueError(f'staleness counts steps of mode = "sync"; mode = "{self.mode}" has none: remove one')
         if self.mode != "sync":
             raise ValueError(f'mode = "{self.mode}" is not built yet; use "sync"')
-        if self.dense != "allreduce":
-            raise ValueError(f'dense = "{self.dense}" is not built yet; use "allreduce"')
+        if self.dense == "shards" and (trouble := self._not_on_shards()):
+            raise ValueError(f'dense = "shards" does not work with {trouble}')
         if self.learn_until is not None and not self.learn:
             raise ValueError("learn_until says when learning ends, and learn = false that it never begins; remove one")
         return self
@@ -375,6 +388,14 @@ class TrainerJob(Section):
     """The job's store."""
     exports: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], ExportSection] = {}
     """Export streams by name."""
+
+    @model_validator(mode="after")
+    def _has_no_table_of_slices(self) -> "TrainerJob":
+        if self.train.dense == "shards" and DENSE_SLICES in self.tables:
+            raise ValueError(
+                f'train.dense = "shards" has a table {DENSE_SLICES!r} of its own; rename tables.{DENSE_SLICES}'
+            )
+        return self
 
     @field_validator("sources")
     @classmethod

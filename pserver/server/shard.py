@@ -13,7 +13,7 @@ from typing import Any, assert_never
 from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.commit.part_objects import PartObjects
 from pserver.commit.shard_commits import ShardStores
-from pserver.config import PartStore, TableSection
+from pserver.config import DENSE_SLICES, PartStore, TableSection
 from pserver.errors import InvalidShardCall
 from pserver.feed.feed_server import FeedServer
 from pserver.feed.publisher import ShardFeed
@@ -91,7 +91,8 @@ class Shard:
         uploads = () if parts is None else (PartObjects(parts.address, generation), parts.cache)
         self._stores = None if live is None else ShardStores(number, buckets, self.tables, live, *uploads)
         self._sweeper = Sweeper()
-        self._feed = ShardFeed({name: table.feed for name, table in self.tables.items()}, generation)
+        features = {name: table.feed for name, table in self.tables.items() if name != DENSE_SLICES}
+        self._feed = ShardFeed(features, generation)
         self._feed_server: FeedServer | None = None
         for table in self.tables.values():
             table.when_swept(self._feed.swept)

@@ -24,7 +24,7 @@ from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
-from trainer.control.job_spec import STALL_SHARE
+from trainer.control.job_spec import STALL_SHARE, tables_on_shards
 from trainer.control.predictions import PredictionRequest
 from trainer.control.store_addresses import parse_store_address
 
@@ -255,11 +255,12 @@ def _shards(
     resources: Resources | None = None,
 ) -> tuple[WorkerSpec, ...]:
     """One shard for each folder of `live`; `common` holds secret, generation and max_message; `parts`: by shard."""
+    tables = tables_on_shards(job.spec.tables, job.spec.train)
     config = {
         **common,
         "num_shards": len(live),
         "num_ranks": num_ranks,
-        "tables": {table: section.model_dump(mode="json") for table, section in job.spec.tables.items()},
+        "tables": {table: section.model_dump(mode="json") for table, section in tables.items()},
         "groups": {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse},
         "seed": job.spec.seed,
         "mode": job.spec.train.mode,

@@ -1,17 +1,24 @@
 """What every dense strategy keeps: the same parameters on all ranks, and the same collectives in the same order.
 
-Three ranks, of which some have no batch in some steps; each rank is a thread.
+Three ranks, of which some have no batch in some steps; each rank is a thread. Slices are on two real shards.
 """
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 from millrace.errors import BadInput, SpecError
+from pserver.protocol.shards import Shards, StepScale
+from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 from trainer.collectives.ranks import SingleRank
-from trainer.config import DenseSgd, TrainSection
+from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
 from trainer.dense.strategy import STRATEGIES, dense_strategy
+from trainer.spec.shard_tables import tables_on_shards
 
 EVERY = pytest.mark.parametrize("name", sorted(STRATEGIES))
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
@@ -29,8 +36,35 @@ def model(seed=3):
     return net
 
 
+OPTIMIZER = {"allreduce": DenseSgd(kind="sgd", lr=0.1, momentum=0.5), "shards": DenseAdam(lr=0.1)}
+
+
 def section(name, **more):
-    return TrainSection(dense=name, **({"dense_optimizer": DenseSgd(kind="sgd", lr=0.1, momentum=0.5)} | more))
+    return TrainSection(dense=name, **({"dense_optimizer": OPTIMIZER[name]} | more))
+
+
+@dataclass
+class Job:
+    """The ranks of a job with one strategy, and the shards that hold what it keeps there."""
+
+    train: TrainSection
+    shards: Sequence[Shards]
+
+    def strategy(self, ranks, net):
+        return dense_strategy(net, self.train, ranks, self.shards[ranks.rank])
+
+    def on_ranks(self, act):
+        return on_ranks(len(self.shards), act)
+
+
+@contextmanager
+def job(name, world=1, live=None, restored=(None, (), 0), **more):
+    train = section(name, **more)
+    with w.job(2, world, tables_on_shards({}, train), live) as made:
+        folder, parts, version = restored
+        if folder is not None:
+            made.one.restore(folder, parts, version, w.soon())
+        yield Job(train, made.ranks)
 
 
 def batch(rank, step):
@@ -40,25 +74,34 @@ def batch(rank, step):
     return torch.randn(2 + rank, 3, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def train(ranks, strategy, net, steps=range(STEPS), batches=batch):
-    """Steps as the loop makes them: each loss is divided by the samples of all ranks."""
-    for step in steps:
-        mine = batches(ranks.rank, step)
+def train(job, ranks, strategy, net, steps=range(STEPS), batches=batch, number=1):
+    """A pass as the loop makes it: each loss is divided by the samples of all ranks."""
+    shards = job.shards[ranks.rank]
+    shards.open_pass(number, w.soon())
+    mine = {step: found for step in steps if (found := batches(ranks.rank, step)) is not None}
+    prepared = {step: shards.prepare(strategy.slices, learn=True) for step in mine}
+    rows = shards.pull(prepared[steps[0]], w.soon()) if prepared else {}
+    for number_of_step, step in enumerate(steps):
         num_samples = sum(len(each) for r in range(ranks.world) if (each := batches(r, step)) is not None)
+        strategy.take(rows)
         strategy.clear()
-        if mine is not None:
-            (net(mine).square().sum() / max(num_samples, 1)).backward()
-        if mine is not None or strategy.communicates(step):
+        if step in mine:
+            (net(mine[step]).square().sum() / max(num_samples, 1)).backward()
+        if step in mine or strategy.communicates(step):
             strategy.after_backward(step, 1.0)
         assert strategy.finite()
         strategy.step()
+        push, following = strategy.push() if step in mine else None, prepared.get(step + 1)
+        scale = StepScale(num_samples)
+        rows = shards.exchange(number_of_step, prepared.get(step), push, following, scale, w.soon()) or {}
     strategy.flush()
+    shards.close_pass(0, w.soon())
 
 
-def trained(ranks, name, **more):
+def trained(job, ranks, steps=range(STEPS)):
     net = model()
-    strategy = dense_strategy(net, section(name, **more), ranks)
-    train(ranks, strategy, net)
+    strategy = job.strategy(ranks, net)
+    train(job, ranks, strategy, net, steps)
     return strategy, net
 
 
@@ -69,25 +112,32 @@ def weights(tensors):
 @EVERY
 @WORLDS
 def test_after_a_pass_all_ranks_hold_the_same_parameters_although_some_had_no_batch(name, world):
-    digests, _ = on_ranks(world, lambda ranks: trained(ranks, name)[0].digest())
-    assert len(set(digests)) == 1
-    again, _ = on_ranks(world, lambda ranks: trained(ranks, name)[0].digest())
-    assert again == digests, "the same at every run"
+    found = []
+    for _ in range(2):
+        with job(name, world) as at:
+            digests, _ = at.on_ranks(lambda ranks: trained(at, ranks)[0].digest())
+        assert len(set(digests)) == 1
+        found.append(digests)
+    assert found[0] == found[1], "the same at every run"
 
 
 @EVERY
 def test_every_rank_makes_the_same_collectives_in_the_same_order(name):
-    def act(ranks):
-        strategy, _ = trained(ranks, name)
-        strategy.consolidate()
-        return [strategy.communicates(step) for step in range(STEPS)]
+    found = []
+    for _ in range(2):
+        with job(name, 3) as at:
 
-    answers, ranks = on_ranks(3, act)
-    made = [each.made for each in ranks]
-    assert made[0] and made[0] == made[1] == made[2]
-    assert answers[0] == answers[1] == answers[2]
-    _, again = on_ranks(3, act)
-    assert [each.made for each in again] == made, "fixed buckets in a fixed order"
+            def act(ranks):
+                strategy, _ = trained(at, ranks)
+                strategy.consolidate()
+                return [strategy.communicates(step) for step in range(STEPS)]
+
+            answers, ranks = at.on_ranks(act)
+        made = [each.made for each in ranks]
+        assert made[0] == made[1] == made[2] and bool(made[0]) == any(answers[0])
+        assert answers[0] == answers[1] == answers[2]
+        found.append(made)
+    assert found[0] == found[1], "fixed buckets in a fixed order"
 
 
 @EVERY
@@ -102,13 +152,15 @@ def test_the_order_in_which_gradients_are_ready_changes_no_collective(name):
         def forward(self, x):
             return self.first(self.second(x)) if self.turned else self.second(self.first(x))
 
-    def act(ranks):
-        net = Turned(ranks.rank == 1)
-        for parameter in net.parameters():
-            parameter.data.fill_(0.1)
-        train(ranks, dense_strategy(net, section(name), ranks), net)
+    with job(name, 3) as at:
 
-    _, ranks = on_ranks(3, act)
+        def act(ranks):
+            net = Turned(ranks.rank == 1)
+            for parameter in net.parameters():
+                parameter.data.fill_(0.1)
+            train(at, ranks, at.strategy(ranks, net), net)
+
+        _, ranks = at.on_ranks(act)
     assert ranks[0].made == ranks[1].made == ranks[2].made
 
 
@@ -116,44 +168,64 @@ def test_the_order_in_which_gradients_are_ready_changes_no_collective(name):
 def test_a_step_in_which_no_rank_has_a_batch_makes_the_same_collectives(name):
     nobody = lambda rank, step: None  # noqa: E731
 
-    def act(ranks):
-        net = model()
-        strategy = dense_strategy(net, section(name), ranks)
-        train(ranks, strategy, net, batches=nobody)
-        return strategy.digest()
+    with job(name, 3) as at:
 
-    digests, ranks = on_ranks(3, act)
+        def act(ranks):
+            net = model()
+            strategy = at.strategy(ranks, net)
+            train(at, ranks, strategy, net, batches=nobody)
+            return strategy.digest()
+
+        digests, ranks = at.on_ranks(act)
     assert len(set(digests)) == 1 and ranks[0].made == ranks[1].made == ranks[2].made
 
 
-@EVERY
-def test_what_is_consolidated_continues_the_training_on_ranks_that_load_it(name):
-    def act(ranks):
-        strategy, net = trained(ranks, name)
-        found = {key: value.clone() for key, value in strategy.consolidate().items()}
-        train(ranks, strategy, net, range(STEPS, 2 * STEPS), lambda rank, step: batch(rank, step - STEPS))
-        return found, strategy.digest()
+LATER = range(STEPS, 2 * STEPS)
 
-    results, _ = on_ranks(3, act)
+
+def later(rank, step):
+    return batch(rank, step - STEPS)
+
+
+@EVERY
+def test_what_is_consolidated_continues_the_training_on_ranks_that_load_it(name, tmp_path):
+    parts = []
+
+    with job(name, 3, tmp_path / "first", (tmp_path, (), 0)) as at:
+
+        def act(ranks):
+            strategy, net = trained(at, ranks)
+            found = {key: value.clone() for key, value in strategy.consolidate().items()}
+            if ranks.rank == 0:
+                parts.extend(w.commit(at.shards[0], tmp_path / "commit", 1))
+            ranks.broadcast({})  # rank 0 has committed
+            train(at, ranks, strategy, net, LATER, later, 2)
+            return found, strategy.digest()
+
+        results, _ = at.on_ranks(act)
     saved, digest = results[0]
 
-    def go_on(ranks):
-        net = model(seed=4)
-        strategy = dense_strategy(net, section(name), ranks)
-        strategy.load({key: value.clone() for key, value in saved.items()})
-        train(ranks, strategy, net, range(STEPS, 2 * STEPS), lambda rank, step: batch(rank, step - STEPS))
-        return strategy.digest()
+    with job(name, 3, tmp_path / "second", (tmp_path / "commit", parts, 1)) as at:
 
-    assert on_ranks(3, go_on)[0] == [digest] * 3
+        def go_on(ranks):
+            net = model(seed=4)
+            strategy = at.strategy(ranks, net)
+            strategy.load({key: value.clone() for key, value in saved.items()})
+            train(at, ranks, strategy, net, LATER, later, 2)
+            return strategy.digest()
+
+        assert at.on_ranks(go_on)[0] == [digest] * 3
 
 
 @EVERY
 def test_what_three_ranks_consolidated_is_loaded_by_one(name):
-    results, _ = on_ranks(3, lambda ranks: dict(trained(ranks, name)[0].consolidate()))
+    with job(name, 3) as at:
+        results, _ = at.on_ranks(lambda ranks: dict(trained(at, ranks)[0].consolidate()))
     saved = {key: value.clone() for key, value in results[0].items()}
     net = model(seed=4)
-    alone = dense_strategy(net, section(name), SingleRank())
-    alone.load(saved)
+    with job(name) as at:
+        alone = at.strategy(SingleRank(), net)
+        alone.load(saved)
     assert all(torch.equal(value, saved[key]) for key, value in weights(alone.tensors()).items())
     assert {f"model.{key}" for key in net.state_dict()} <= saved.keys()
 
@@ -161,14 +233,15 @@ def test_what_three_ranks_consolidated_is_loaded_by_one(name):
 @EVERY
 def test_a_skipped_step_changes_nothing(name):
     net = model()
-    strategy = dense_strategy(net, section(name), SingleRank())
-    before = strategy.digest()
-    strategy.clear()
-    (net(torch.ones(2, 3)).sum() * float("nan")).backward()
-    strategy.after_backward(0, 1.0)
-    assert not strategy.finite()
-    strategy.clear()
-    strategy.flush()
+    with job(name) as at:
+        strategy = at.strategy(SingleRank(), net)
+        before = strategy.digest()
+        strategy.clear()
+        (net(torch.ones(2, 3)).sum() * float("nan")).backward()
+        strategy.after_backward(0, 1.0)
+        assert not strategy.finite()
+        strategy.clear()
+        strategy.flush()
     assert strategy.digest() == before
 
 
@@ -176,50 +249,69 @@ def test_a_skipped_step_changes_nothing(name):
 def test_the_scale_of_the_loss_is_taken_out(name):
     def learnt(scale):
         net = model()
-        strategy = dense_strategy(net, section(name), SingleRank())
-        strategy.clear()
-        (net(torch.ones(2, 3)).square().sum() * scale).backward()
-        strategy.after_backward(0, scale)
-        strategy.step()
-        strategy.flush()
-        return strategy.digest()
+        with job(name) as at:
+            strategy = at.strategy(SingleRank(), net)
+            strategy.clear()
+            (net(torch.ones(2, 3)).square().sum() * scale).backward()
+            strategy.after_backward(0, scale)
+            pushed = {key: push.grads_UD.copy() for key, push in strategy.push().items()}
+            strategy.step()
+            strategy.flush()
+        return strategy.digest(), {key: grads_UD.tobytes() for key, grads_UD in pushed.items()}
 
     assert learnt(1.0) == learnt(1024.0)
 
 
 @EVERY
 def test_a_pass_leaves_nothing_for_the_next_one(name):
-    net = model()
-    strategy = dense_strategy(net, section(name, accumulate=4), SingleRank())
-    train(SingleRank(), strategy, net, range(3), lambda rank, step: torch.ones(2, 3))
-    digest = strategy.digest()
-    strategy.flush()
+    net, more = model(), {"accumulate": 4} if name == "allreduce" else {}
+    with job(name, **more) as at:
+        strategy = at.strategy(SingleRank(), net)
+        train(at, SingleRank(), strategy, net, range(3), lambda rank, step: torch.ones(2, 3))
+        digest = strategy.digest()
+        strategy.flush()
     assert strategy.digest() == digest
 
 
 @EVERY
 def test_a_commit_of_another_model_is_refused(name):
-    other = dense_strategy(nn.Linear(2, 2), section(name), SingleRank()).consolidate()
-    with pytest.raises(BadInput, match="another model"):
-        dense_strategy(model(), section(name), SingleRank()).load(dict(other))
+    with job(name) as at:
+        other = at.strategy(SingleRank(), nn.Linear(2, 2)).consolidate()
+        with pytest.raises(BadInput, match="another model"):
+            at.strategy(SingleRank(), model()).load(dict(other))
 
 
 @EVERY
 def test_a_model_without_dense_parameters_is_no_error(name):
-    def act(ranks):
-        strategy = dense_strategy(nn.Identity(), section(name), ranks)
-        train(ranks, strategy, nn.Identity(), batches=lambda rank, step: None)
-        return dict(strategy.consolidate())
+    with job(name, 2) as at:
 
-    assert on_ranks(2, act)[0][0] == {}
+        def act(ranks):
+            strategy = at.strategy(ranks, nn.Identity())
+            train(at, ranks, strategy, nn.Identity(), batches=lambda rank, step: None)
+            return dict(strategy.consolidate())
+
+        assert at.on_ranks(act)[0][0] == {}
 
 
 def test_a_strategy_that_is_not_built_is_refused_with_those_that_are():
     unknown = TrainSection().model_copy(update={"dense": "local_sgd"})
-    with pytest.raises(
-        SpecError, match=f'train.dense: there is no strategy "local_sgd"; known: {sorted(STRATEGIES)[0]}'
+    with (
+        job("allreduce") as at,
+        pytest.raises(
+            SpecError, match=f'train.dense: there is no strategy "local_sgd"; known: {sorted(STRATEGIES)[0]}'
+        ),
     ):
-        dense_strategy(model(), unknown, SingleRank())
+        dense_strategy(model(), unknown, SingleRank(), at.shards[0])
+
+
+def joined(world):
+    """The batches of all ranks, as one rank has them."""
+
+    def batches(_rank, step):
+        parts = [each for r in range(world) if (each := batch(r, step)) is not None]
+        return torch.cat(parts) if parts else None
+
+    return batches
 
 
 # all-reduce
@@ -227,14 +319,52 @@ def test_a_strategy_that_is_not_built_is_refused_with_those_that_are():
 
 @WORLDS
 def test_all_reduced_ranks_learn_what_one_rank_learns_from_all_batches(world):
-    found, _ = on_ranks(world, lambda ranks: weights(trained(ranks, "allreduce")[0].tensors()))
+    with job("allreduce", world) as at:
+        found, _ = at.on_ranks(lambda ranks: weights(trained(at, ranks)[0].tensors()))
+    assert_close(found[0], learnt_by_one("allreduce", world))
+
+
+# shards
+
+
+@WORLDS
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        DenseSgd(kind="sgd", lr=0.1),
+        DenseAdam(lr=0.01),
+        DenseAdagrad(kind="adagrad", lr=0.1, initial=0.1),
+    ],
+    ids=["sgd", "adam", "adagrad"],
+)
+def test_slices_on_shards_learn_what_all_reduce_learns(world, optimizer):
+    steps = range(2 * world - 1)  # in each of them some rank has a batch
+    found = {}
+    for name in ("shards", "allreduce"):
+        with job(name, world, dense_optimizer=optimizer) as at:
+            results, _ = at.on_ranks(lambda ranks: weights(trained(at, ranks, steps)[0].tensors()))  # noqa: B023
+        found[name] = results[0]
+    assert_close(found["shards"], found["allreduce"])
+
+
+def test_slices_begin_at_the_weights_of_another_strategy():
+    with job("allreduce") as at:
+        saved = dict(trained(at, SingleRank())[0].consolidate())
+    with job("shards") as at:
+        strategy = at.strategy(SingleRank(), model(seed=4))
+        strategy.load(saved)
+        strategy.flush()
+        assert all(torch.equal(value, saved[key]) for key, value in weights(strategy.tensors()).items())
+
+
+def learnt_by_one(name, world):
     net = model()
-    alone = dense_strategy(net, section("allreduce"), SingleRank())
+    with job(name) as at:
+        alone = at.strategy(SingleRank(), net)
+        train(at, SingleRank(), alone, net, batches=joined(world))
+    return weights(alone.tensors())
 
-    def joined(rank, step):
-        parts = [each for r in range(world) if (each := batch(r, step)) is not None]
-        return torch.cat(parts) if parts else None
 
-    train(SingleRank(), alone, net, batches=joined)
-    for name, value in weights(alone.tensors()).items():
-        assert torch.allclose(found[0][name], value, rtol=0, atol=TOLERANCE)
+def assert_close(found, expected):
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=0, atol=TOLERANCE), name

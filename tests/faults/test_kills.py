@@ -61,9 +61,12 @@ def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers
     assert_nothing_left(disturbed.store, generation=len(planned) + 1)
 
 
-STALE = ("train.staleness=2", "passes.max_events=160")
+LONG_PASSES = "passes.max_events=160"
+STALE = ("train.staleness=2", LONG_PASSES)
 """Pushes of three steps are under way in most of a pass."""
-DEATHS_IN_STALE_PASSES = {
+SLICED = ('train.dense="shards"', LONG_PASSES)
+"""Shards hold the dense parameters, too."""
+DEATHS_IN_LONG_PASSES = {
     (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
     (2, 2): [
         AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 7),
@@ -76,11 +79,15 @@ DEATHS_IN_STALE_PASSES = {
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("place", DEATHS_IN_STALE_PASSES, ids=["embedded", "2 trainers x 2 shards"])
-def test_a_death_while_rows_lag_behind_changes_nothing(tmp_path, place):
+@pytest.mark.parametrize(
+    ("place", "settings"),
+    [((1, 0), STALE), ((2, 2), STALE), ((2, 2), SLICED)],
+    ids=["embedded, stale rows", "2 trainers x 2 shards, stale rows", "2 trainers x 2 shards, dense on shards"],
+)
+def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settings):
     write_job(tmp_path, num_lines=500)
-    said, planned = [], DEATHS_IN_STALE_PASSES[place]
-    undisturbed, disturbed = (job_at(tmp_path, store, *place, *STALE) for store in ("calm", "killed"))
+    said, planned = [], DEATHS_IN_LONG_PASSES[place]
+    undisturbed, disturbed = (job_at(tmp_path, store, *place, *settings) for store in ("calm", "killed"))
     calm = Deaths(undisturbed.store, iter([]))
     assert run(undisturbed, calm, said_by(said)).code == 0, said
     deaths = Deaths(disturbed.store, iter(planned))

@@ -1,5 +1,7 @@
 """One log gives one model, wherever the rows are and however often it runs; every event counts once."""
 
+import shutil
+
 import pytest
 
 from tests.integration.stream_job import millrace, write_job
@@ -41,6 +43,35 @@ def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards(job):
     one, two = run(job, 3, 1, "three-1"), run(job, 3, 3, "three-3")
     assert one["digest"] == two["digest"]
     assert one["metrics"] == two["metrics"]
+
+
+SLICED = 'train.dense="shards"'
+
+
+def test_dense_parameters_on_shards_learn_what_trainers_learn_and_the_same_bits_on_any_number_of_shards(job, embedded):
+    one, two = run(job, 1, 0, "sliced", SLICED), run(job, 1, 2, "sliced-2", SLICED)
+    assert one["digest"] == two["digest"] and one["metrics"] == two["metrics"]
+    auc = one["metrics"]["life"]["ctr"]["auc"]
+    assert auc == pytest.approx(embedded["metrics"]["life"]["ctr"]["auc"], abs=1e-4)
+
+
+@pytest.mark.long
+def test_trainers_with_the_dense_parameters_on_shards_end_with_the_same_bits_on_any_number_of_shards(job):
+    one, two = run(job, 3, 1, "sliced-three-1", SLICED), run(job, 3, 2, "sliced-three-2", SLICED)
+    assert one["digest"] == two["digest"] and one["metrics"] == two["metrics"]
+
+
+@pytest.mark.long
+def test_a_job_changes_the_place_of_its_dense_parameters_and_goes_on(job, tmp_path):
+    moving = write_job(tmp_path, num_parts=1)
+    seen = []
+    for number, place in enumerate(('train.dense="allreduce"', SLICED, 'train.dense="allreduce"')):
+        shutil.copy(job.parent / f"part-{number}.txt", tmp_path)
+        ended = millrace(moving, place, "cluster.shards=2")
+        assert ended.code == 0, ended.output
+        seen.append(ended.report["metrics"]["life"]["ctr"])
+    counts = [each["count"] for each in seen]
+    assert counts == sorted(set(counts)) and seen[2]["auc"] > seen[0]["auc"]
 
 
 STALE = "train.staleness=2"

@@ -9,8 +9,9 @@ from torch import nn
 
 from trainer.collectives.ranks import SingleRank
 from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
-from trainer.dense.all_reduce import ALIGN_FLOATS, AllReduceDense
+from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
+from trainer.dense.flat_parameters import ALIGN_FLOATS
 
 
 def model():

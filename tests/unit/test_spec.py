@@ -183,7 +183,14 @@ MISTAKES = {
     "remove one",
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "
     "begins; remove one",
-    "train.dense=ps": 'train: dense = "ps" is not built yet; use "allreduce"',
+    'train={dense="shards",clip_norm=1.0,accumulate=2}': 'train: dense = "shards" does not work with accumulate above '
+    "1, clip_norm, which needs the gradients of all slices",
+    'train={dense="shards",staleness=1}': 'train: dense = "shards" does not work with staleness, since dense '
+    "parameters are never stale",
+    'train={dense="shards",dense_optimizer={kind="sgd",momentum=0.5}}': 'train: dense = "shards" does not work with '
+    "dense_optimizer.momentum",
+    'train.dense="shards" ; tables.dense-slices={}': 'train.dense = "shards" has a table \'dense-slices\' of its own; '
+    "rename tables.dense-slices",
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
     "shards = 1 or more",
     "cluster.max_message=2GiB": "cluster.max_message: must be at least 1MiB and less than 2GiB (got '2GiB')",

@@ -18,6 +18,7 @@ from trainer.spec.changes import (
     with_overrides,
 )
 from trainer.spec.defaults import FIRST, fill_defaults
+from trainer.spec.shard_tables import tables_on_shards
 from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
 
@@ -38,5 +39,6 @@ __all__ = [
     "hot_keys",
     "shape_of",
     "significant_keys",
+    "tables_on_shards",
     "with_overrides",
 ]

@@ -13,10 +13,12 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from millrace.errors import SpecError
+from pserver.protocol.shards import F32, Gradients, Keys, Shards
 from trainer.collectives.ranks import Ranks
 from trainer.config import TrainSection
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.buffers import Buffers
+from trainer.dense.shard_slices import ShardDense
 
 
 class DenseStrategy(Protocol):
@@ -28,6 +30,19 @@ class DenseStrategy(Protocol):
 
     buffers: Buffers
     """The model's buffers."""
+
+    @property
+    def slices(self) -> Mapping[str, Keys]:
+        """The keys that this strategy keeps on the shards, by table: pulled and pushed with every learnt batch."""
+        ...
+
+    def take(self, rows: Mapping[str, F32]) -> None:
+        """Use the rows of `slices` among those pulled for a step, before its forward pass."""
+        ...
+
+    def push(self) -> dict[str, Gradients]:
+        """The gradients of `slices`, after `after_backward`; valid until `clear`. Only on a rank with a batch."""
+        ...
 
     def set_lr(self, lr: float) -> None:
         """Use this learning rate from now on."""
@@ -83,14 +98,21 @@ class DenseStrategy(Protocol):
         ...
 
 
-Build = Callable[[nn.Module, TrainSection, Ranks, Mapping[str, nn.Parameter] | None], DenseStrategy]
+Build = Callable[[nn.Module, TrainSection, Ranks, Mapping[str, nn.Parameter] | None, Shards], DenseStrategy]
 
-STRATEGIES: Mapping[str, Build] = {"allreduce": AllReduceDense}
+
+def _all_reduce(
+    model: nn.Module, config: TrainSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None, _shards: Shards
+) -> AllReduceDense:
+    return AllReduceDense(model, config, ranks, more)
+
+
+STRATEGIES: Mapping[str, Build] = {"allreduce": _all_reduce, "shards": ShardDense}
 """By the name that `train.dense` has for them."""
 
 
 def dense_strategy(
-    model: nn.Module, config: TrainSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+    model: nn.Module, config: TrainSection, ranks: Ranks, shards: Shards, more: Mapping[str, nn.Parameter] | None = None
 ) -> DenseStrategy:
     """The strategy of `train.dense`. `more`: parameters by name that learn with the model's and are not in its module.
 
@@ -98,4 +120,4 @@ def dense_strategy(
     """
     if config.dense not in STRATEGIES:
         raise SpecError(f'there is no strategy "{config.dense}"; known: {", ".join(sorted(STRATEGIES))}', "train.dense")
-    return STRATEGIES[config.dense](model, config, ranks, more)
+    return STRATEGIES[config.dense](model, config, ranks, more, shards)

@@ -5,13 +5,17 @@ Shapes: B samples of the batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
 from dataset.samples.batch import F32, Samples
-from pserver.protocol.shards import Prepared, Shards
+from pserver.protocol.shards import Keys, Prepared, Shards
 from trainer.config import TaskSection
 from trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
+
+NO_SLICES: Mapping[str, Keys] = MappingProxyType({})
+"""The dense parameters are not on the shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,11 @@ class TrainingBatch:
     """By task: the sample's weight, 0 where masked."""
 
 
-def prepared(shards: Shards, batch: TrainingBatch, *, learn: bool) -> TrainingBatch:
-    """The batch with its keys announced to the shards."""
-    keys = {look.table.name: look.keys for look in batch.lookups}
+def prepared(
+    shards: Shards, batch: TrainingBatch, *, learn: bool, slices: Mapping[str, Keys] = NO_SLICES
+) -> TrainingBatch:
+    """The batch with its keys announced to the shards; with `learn`, those of the dense `slices`, too."""
+    keys = {look.table.name: look.keys for look in batch.lookups} | (dict(slices) if learn else {})
     return replace(batch, prepared=shards.prepare(keys, learn=learn))
 
 
@@ -62,9 +68,11 @@ class BatchMaker:
         shards: Shards,
         *,
         prepares: bool = True,
+        slices: Mapping[str, Keys] = NO_SLICES,
     ) -> None:
-        """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.train.infer_first)."""
-        self._prepares = prepares
+        """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.train.infer_first).
+        `slices`: keys of the dense part, which batches to learn from read, too (DenseStrategy)."""
+        self._prepares, self._slices = prepares, slices
         self._deduplicators = [Deduplicator(table) for table in tables]
         self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards
         self._learn: dict[int, bool] = {}
@@ -77,4 +85,6 @@ class BatchMaker:
         """A batch of samples of a pass."""
         lookups = tuple(each.lookup(samples) for each in self._deduplicators)
         batch = TrainingBatch(samples, lookups, NOT_YET, *targets(samples, self._tasks, self._weight_slot))
-        return prepared(self._shards, batch, learn=self._learn[pass_number]) if self._prepares else batch
+        if not self._prepares:
+            return batch
+        return prepared(self._shards, batch, learn=self._learn[pass_number], slices=self._slices)

@@ -39,6 +39,7 @@ from trainer.journal.records import (
 )
 from trainer.rank0.replay_log import ReplayLog
 from trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, with_overrides
+from trainer.spec.shard_tables import tables_on_shards
 
 Request = Mapping[str, Any]
 """A client's request for an operation: JSON-able, with "op" and an "id" of its own."""
@@ -419,10 +420,13 @@ class OperationRunner:
             case _:
                 assert_never(operation)
 
+    def _on_shards(self) -> Mapping[str, TableSection]:
+        return tables_on_shards(self._now.tables, self._now.train)
+
     def _set(self, overrides: Overrides) -> list[TableOperation]:
-        before, self._overrides = self._now.tables, dict(overrides)
+        before, self._overrides = self._on_shards(), dict(overrides)
         self._now = with_overrides(self._job, overrides)
-        new = {name: table for name, table in self._now.tables.items() if table != before[name]}
+        new = {name: table for name, table in self._on_shards().items() if table != before[name]}
         return [SetTables(tables={name: table.model_dump(mode="json") for name, table in new.items()})] if new else []
 
 

@@ -40,6 +40,8 @@ NEVER = ("name", "seed", "slots")
 """Rows and their keys are made with these."""
 NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
 """These define the layout of a row, and whether the dense part has a default row, which stored rows rely on."""
+OF_SLICES = "train.dense_optimizer.kind"
+"""This defines the layout of a row with a slice of the dense parameters."""
 _LIFE = ("delete_below", "delete_after_days", "extend_at", "decay")
 HOT = (
     *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),
@@ -84,6 +86,7 @@ def significant_keys(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: 
     for key in keys:
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
         lays_out = table.endswith("extend_at") and _extends(before, key) != _extends(after, key)
+        lays_out |= key == OF_SLICES and all(spec["train"]["dense"] == "shards" for spec in (before, after))
         if learnt and (_below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out):
             was, now = (dict(flat_values(spec)).get(key, "nothing") for spec in (before, after))
             values = "" if key == "slots" else f"from {was} to {now} "

@@ -49,7 +49,7 @@ from trainer.checkpoint.object_commits import ObjectCommits
 from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
 from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
-from trainer.dense.strategy import dense_strategy
+from trainer.dense.strategy import DenseStrategy, dense_strategy
 from trainer.exports.coordinator import ExportCoordinator
 from trainer.exports.pointers import newest_timeline
 from trainer.features.deduplication import tables_of
@@ -66,6 +66,7 @@ from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
 from trainer.rank0.resizing import ResizePreparation
 from trainer.rank0.standby import Standby
 from trainer.spec.defaults import fill_defaults
+from trainer.spec.shard_tables import tables_on_shards
 from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
 from trainer.train.close import PassCloser
@@ -133,14 +134,14 @@ def open_trainer(
         rank0 = rank_zero(config, job, schema, shards, beginning) if beginning is not None else None
         if rank0 is not None:
             held.callback(rank0.close)
-        maker = _maker(job, schema, shards)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # reads plans, and makes none
         reader = reader or _reader(config, job, schema, source, dead_letters)
+        default_rows = DefaultRows(widths_of(schema, job.tables), device)
+        dense = dense_strategy(model, job.train, ranks, shards, default_rows.parameters)
+        maker = _maker(job, schema, shards, dense)
         loader: Loader[TrainingBatch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
-        default_rows = DefaultRows(widths_of(schema, job.tables), device)
-        dense = dense_strategy(model, job.train, ranks, default_rows.parameters)
         pooling = pooling_for(device, torch.get_num_threads())
         stepper = Stepper(model, schema, job.tasks, job.train, pooling, device, default_rows, kernels)
         observer = _observer(config, job, schema, beginning, bounded=source.bounded)
@@ -172,7 +173,7 @@ def open_trainer(
             progress,
             rank0,
             *held.enter_context(keeping),
-            infer_first=_infer_first(job, shards, stepper, observer, progress),
+            infer_first=_infer_first(job, shards, stepper, observer, progress, dense),
         )
         yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if rank0 is None else rank0.answer)
 
@@ -494,14 +495,15 @@ def _shards(
     config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency, identity: Identity | None
 ) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
+    tables = tables_on_shards(job.tables, job.train)
     if not config.shards:
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)
         feed_at = feed_server.endpoint_of(config.interface, identity)
-        return EmbeddedShards(job.tables, job.seed, *own, feed_at=feed_at)
+        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at)
     return RemoteShards(
         config.shards,
-        job.tables,
+        tables,
         rank=config.rank,
         world=config.world,
         generation=config.generation,
@@ -512,19 +514,26 @@ def _shards(
     )
 
 
-def _maker(job: TrainerJob, schema: Schema, shards: Shards) -> BatchMaker:
+def _maker(job: TrainerJob, schema: Schema, shards: Shards, dense: DenseStrategy) -> BatchMaker:
     """The loader's thread announces keys to the shards; with `infer_first` the loop does so, twice for each batch."""
     tables = tables_of(schema, job.tables, job.tasks[0].label)
-    return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=not job.metrics.infer_first)
+    prepares = not job.metrics.infer_first
+    return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=prepares, slices=dense.slices)
 
 
 def _infer_first(
-    job: TrainerJob, shards: Shards, stepper: Stepper, observer: Observer, progress: TrainerProgress
+    job: TrainerJob,
+    shards: Shards,
+    stepper: Stepper,
+    observer: Observer,
+    progress: TrainerProgress,
+    dense: DenseStrategy,
 ) -> InferFirst | None:
     """None unless the spec asks for it."""
     if not job.metrics.infer_first:
         return None
-    return InferFirst(shards, stepper, observer, job.metrics, job.train.step_deadline, progress.step)
+    clock, step_s = progress.step, job.train.step_deadline
+    return InferFirst(shards, stepper, observer, job.metrics, step_s, clock, dense.slices)
 
 
 def _reader(

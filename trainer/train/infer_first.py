@@ -14,9 +14,9 @@ from typing import Protocol
 
 from dataset.samples.batch import F32, Ragged
 from millrace.deadline import Deadline
-from pserver.protocol.shards import Shards
+from pserver.protocol.shards import Keys, Shards
 from trainer.config import MetricsSection
-from trainer.features.training_batches import TrainingBatch, prepared
+from trainer.features.training_batches import NO_SLICES, TrainingBatch, prepared
 from trainer.status.step_clock import StepClock, WaitsFor
 from trainer.train.observer import Observer
 from trainer.train.step import Stepper
@@ -55,11 +55,13 @@ def num_bytes(batch: TrainingBatch) -> int:
     return total + sum(array.nbytes for array in arrays)
 
 
-def announced_ahead(shards: Shards, batches: Iterator[TrainingBatch], *, learn: bool) -> Iterator[TrainingBatch]:
+def announced_ahead(
+    shards: Shards, batches: Iterator[TrainingBatch], *, learn: bool, slices: Mapping[str, Keys] = NO_SLICES
+) -> Iterator[TrainingBatch]:
     """Yield the batches; the keys of each are announced to the shards one batch ahead."""
     last = None
     for batch in batches:
-        found = prepared(shards, batch, learn=learn)
+        found = prepared(shards, batch, learn=learn, slices=slices)
         if last is not None:
             yield last
         last = found
@@ -78,8 +80,10 @@ class InferFirst:
         metrics: MetricsSection,
         step_s: float,
         clock: StepClock,
+        slices: Mapping[str, Keys] = NO_SLICES,
     ) -> None:
-        """`step_s`: longest time of a pull."""
+        """`step_s`: longest time of a pull. `slices`: see BatchMaker."""
+        self._slices = slices
         self._shards, self._stepper, self._observer, self._clock = shards, stepper, observer, clock
         self._max_bytes, self._step_s = metrics.infer_first_memory, step_s
 
@@ -103,7 +107,7 @@ class InferFirst:
                 self._clock.at(WaitsFor.PIPE)
                 batch = next(coming, None)
             step += 1
-        return announced_ahead(self._shards, self._drained(kept, batches), learn=True)
+        return announced_ahead(self._shards, self._drained(kept, batches), learn=True, slices=self._slices)
 
     def _keep(self, batches: Iterator[TrainingBatch], kept: deque[TrainingBatch]) -> Iterator[TrainingBatch]:
         size = 0

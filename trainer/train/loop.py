@@ -271,6 +271,7 @@ class TrainLoop:
         gradients: dict[str, Gradients] | None = None
         finite = True
         if batch is not None:
+            parts.dense.take(at.rows)
             parts.dense.buffers.save()
             forward = parts.stepper.forward(batch, at.rows, common.weight)
             parts.observer.observe(batch, forward, step)
@@ -279,6 +280,8 @@ class TrainLoop:
         clock.at(WaitsFor.TRAINERS)
         if batch is not None or parts.dense.communicates(step):
             parts.dense.after_backward(step, parts.stepper.scale.value)
+        if gradients is not None:
+            gradients |= parts.dense.push()
         apply = self._all_finite(step, finite)
         if apply:
             with self._spent.part(LoopPart.BACKWARD):

@@ -85,7 +85,8 @@ class StateHolders:
         """Continue from a commit, on every rank. Raises BadInput if the dense part is of another model."""
         tensors = load_tensors(folder / DENSE)
         if "imported" in state:  # a warm start (trainer.importing): the rest is that of a new job
-            self.dense.load(self.dense.tensors() | tensors)
+            weights = {name: value for name, value in self.dense.tensors().items() if name.startswith("model.")}
+            self.dense.load(weights | tensors)
             self.progress.load_saved(state["progress"])
             return
         self.dense.load(tensors)

@@ -1,0 +1,87 @@
+"""The dense parameters of a rank in one flat buffer, and their gradients in another: what strategies compute on.
+
+Every parameter begins at a multiple of 64 bytes: kernels of matrix libraries may round differently if not.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from millrace.errors import BadInput, SpecError
+
+ALIGN_FLOATS = 16
+
+
+class FlatParameters:
+    """See module docstring. The buffer holds parameters in the order of the module."""
+
+    def __init__(self, model: nn.Module, more: Mapping[str, nn.Parameter] | None = None, multiple: int = 1) -> None:
+        """`more`: parameters by name that learn with the model's and are not part of its module. The buffers' length
+        is a multiple of `multiple`.
+
+        Raises SpecError for a name that the module also has.
+        """
+        self._model, self._more = model, dict(more or {})
+        if twice := sorted(self._more.keys() & model.state_dict().keys()):
+            raise SpecError(f"the model has a tensor named {twice[0]!r}, as the trainer has; rename it", "model")
+        parameters = [each for each in (*model.parameters(), *self._more.values()) if each.requires_grad]
+        device = parameters[0].device if parameters else torch.device("cpu")
+        begins, total = [], 0
+        for parameter in parameters:
+            begins.append(total)
+            total += -(-parameter.numel() // ALIGN_FLOATS) * ALIGN_FLOATS
+        total = -(-total // multiple) * multiple
+        self.weights = torch.zeros(total, device=device)
+        self.gradient = torch.zeros(total, device=device)
+        """Backward adds to it."""
+        for parameter, begin in zip(parameters, begins, strict=True):
+            view = self.weights[begin : begin + parameter.numel()].view_as(parameter)
+            view.copy_(parameter.data)
+            parameter.data = view
+            parameter.grad = self.gradient[begin : begin + parameter.numel()].view_as(parameter)
+
+    def clear(self) -> None:
+        """Set the gradient to 0."""
+        if self.gradient.is_cuda:
+            self.gradient.zero_()
+        else:  # torch would wake a second thread for this, and wait
+            self.gradient.numpy().fill(0)
+
+    def finite(self) -> bool:
+        """Whether the gradient has finite numbers only."""
+        return bool(torch.isfinite(self.gradient.sum())) or bool(torch.isfinite(self.gradient).all())
+
+    def _held(self) -> Mapping[str, Tensor]:
+        """Weights and buffers. They are read anew each time: a model may replace the tensor of a buffer."""
+        held: Mapping[str, Tensor] = self._model.state_dict(keep_vars=True)
+        return {**held, **self._more}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and buffers by name ("model.<name>"): views."""
+        return {f"model.{name}": value.detach() for name, value in self._held().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy weights and buffers from `tensors`, which may hold others, too. Raises BadInput for another model."""
+        own = {f"model.{name}": value for name, value in self._held().items()}
+        saved = {name: value for name, value in tensors.items() if name.startswith("model.")}
+        if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in saved.items()}:
+            differ = sorted(
+                n for n in {*own, *saved} if n not in own or n not in saved or own[n].shape != saved[n].shape
+            )
+            raise BadInput(
+                f"the commit's dense part is of another model than the spec's: {', '.join(differ[:5])}; "
+                f"go back to the model it was trained with, or start over with --fresh"
+            )
+        for name, value in own.items():
+            value.detach().copy_(saved[name])
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256, in hex, over names and bytes of tensors."""
+    total = hashlib.sha256()
+    for name, value in tensors.items():
+        total.update(name.encode())
+        total.update(value.contiguous().cpu().view(-1).numpy().tobytes())
+    return total.hexdigest()

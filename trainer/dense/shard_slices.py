@@ -1,0 +1,111 @@
+"""The dense strategy "shards": slices of the flat buffer are rows on the shards, see trainer.spec.shard_tables.
+
+Every rank pushes the gradients of all slices with those of its batch, and pulls the slices with its next rows. Shards
+merge and learn; trainers hold no optimizer. Commits hold the initial weights beside the present ones.
+
+Shapes: S slices, F floats of a slice.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from millrace.deadline import Deadline
+from pserver.config import DENSE_SLICES, SLICE_FLOATS
+from pserver.protocol.shards import F32, Gradients, Keys, Shards
+from trainer.collectives.ranks import Ranks
+from trainer.config import TrainSection
+from trainer.dense.buffers import Buffers
+from trainer.dense.flat_parameters import FlatParameters, digest_of
+
+INITIAL = "shards.initial"
+"""Name, in commits, of the weights to which the rows on the shards are added."""
+
+
+class ShardDense:
+    """See module docstring, and DenseStrategy."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainSection,
+        ranks: Ranks,
+        more: Mapping[str, nn.Parameter] | None,
+        shards: Shards,
+    ) -> None:
+        """`more`: parameters by name that learn with the model's and are not part of its module.
+
+        Raises SpecError for a name that the module also has.
+        """
+        self._flat = FlatParameters(model, more, multiple=SLICE_FLOATS)
+        self._initial = self._flat.weights.clone()
+        self._shards, self._step_s = shards, config.step_deadline
+        num_slices = len(self._initial) // SLICE_FLOATS
+        self._keys = Keys(np.arange(num_slices, dtype=np.uint64), np.zeros(num_slices, np.uint16))
+        self._no_counts_S = np.zeros(num_slices, np.float32)
+        self.buffers = Buffers(model, ranks)
+
+    def set_lr(self, lr: float) -> None:
+        """See DenseStrategy: an operation on tables sets it on the shards."""
+
+    @property
+    def slices(self) -> Mapping[str, Keys]:
+        """See DenseStrategy."""
+        return {DENSE_SLICES: self._keys} if len(self._keys.keys_U) else {}
+
+    def take(self, rows: Mapping[str, F32]) -> None:
+        """See DenseStrategy."""
+        if (rows_SF := rows.get(DENSE_SLICES)) is not None:
+            moved = torch.from_numpy(rows_SF).reshape(-1).to(self._initial.device)
+            torch.add(self._initial, moved, out=self._flat.weights)
+
+    def push(self) -> dict[str, Gradients]:
+        """See DenseStrategy."""
+        if not len(self._keys.keys_U):
+            return {}
+        grads_SF = self._flat.gradient.cpu().numpy().reshape(-1, SLICE_FLOATS)
+        return {DENSE_SLICES: Gradients(grads_SF, self._no_counts_S, self._no_counts_S)}
+
+    def clear(self) -> None:
+        """See DenseStrategy."""
+        self._flat.clear()
+
+    def communicates(self, step: int) -> bool:
+        """See DenseStrategy: trainers exchange nothing with each other."""
+        return False
+
+    def after_backward(self, step: int, loss_scale: float) -> None:
+        """See DenseStrategy. The gradient stays this rank's own."""
+        if loss_scale != 1:
+            self._flat.gradient.div_(loss_scale)
+
+    def finite(self) -> bool:
+        """See DenseStrategy."""
+        return self._flat.finite()
+
+    def step(self) -> None:
+        """See DenseStrategy: shards learn."""
+
+    def flush(self) -> None:
+        """See DenseStrategy: reads the slices once more, since the last push of a rank asks for no rows."""
+        if self.slices:
+            self.take(self._shards.look(self.slices, Deadline.after(self._step_s)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See DenseStrategy: weights, buffers, and the initial weights."""
+        return self._flat.tensors() | ({INITIAL: self._initial} if self.slices else {})
+
+    def consolidate(self) -> dict[str, Tensor]:
+        """See DenseStrategy: every rank holds everything, so no collective is needed."""
+        return self.tensors()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """See DenseStrategy. After another strategy, the weights of its commit are the initial ones."""
+        self._flat.load(tensors)
+        self._initial.copy_(tensors.get(INITIAL, self._flat.weights))
+
+    def digest(self) -> str:
+        """See DenseStrategy: over all tensors."""
+        return digest_of(self.tensors())

@@ -1,0 +1,51 @@
+"""The tables that shards hold: those of the job file and, with `train.dense = "shards"`, slices of the dense part.
+
+Each slice of the flat buffer of parameters is a row. A row holds the difference to the initial weights, so a row that
+was never pushed has its right value, 0. Shards keep, merge, commit and move these rows as all others
+(trainer.dense.shard_slices).
+"""
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from pserver.config import (
+    DENSE_SLICES,
+    MAX_FLOAT32,
+    SLICE_FLOATS,
+    Adagrad,
+    Adam,
+    Bounds,
+    Optimizer,
+    Sgd,
+    TableSection,
+)
+from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, TrainSection
+
+
+def tables_on_shards(tables: Mapping[str, TableSection], train: TrainSection) -> dict[str, TableSection]:
+    """The tables that the shards hold: those of the job file, and the slices of the dense parameters if they do."""
+    return {**tables, **({DENSE_SLICES: _slices(train.dense_optimizer)} if train.dense == "shards" else {})}
+
+
+def _slices(optimizer: DenseOptimizer) -> TableSection:
+    return TableSection(
+        dim=SLICE_FLOATS,
+        first_order=False,
+        init_range=0.0,
+        optimizer=_of_rows(optimizer),
+        bounds=Bounds(low=-MAX_FLOAT32, high=MAX_FLOAT32),
+        decay=1.0,
+    )
+
+
+def _of_rows(optimizer: DenseOptimizer) -> Optimizer:
+    """The same optimizer, of rows. All slices are pushed in every step, so steps counted by row are the job's."""
+    match optimizer:
+        case DenseSgd():
+            return Sgd(kind="sgd", lr=optimizer.lr)
+        case DenseAdam(lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon):
+            return Adam(kind="adam", lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon)
+        case DenseAdagrad(lr=lr, initial=initial, epsilon=epsilon):
+            return Adagrad(per="element", lr=lr, initial=initial, epsilon=epsilon)
+        case _:
+            assert_never(optimizer)
