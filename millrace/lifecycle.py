@@ -2,13 +2,13 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from types import FrameType
 
 from millrace.errors import MillraceError
 from millrace.printable import print_printable
@@ -32,22 +32,38 @@ class ExitCode(IntEnum):
     """A peer or broker was unavailable, or a deadline passed (EX_TEMPFAIL). Restarted."""
 
 
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
+
+
 @contextmanager
-def on_stop_signal(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` on each SIGINT and SIGTERM; the old handlers come back at the end. `act` only sets a flag.
+def on_stop_signal(act: Callable[[], None], *more: signal.Signals) -> Iterator[None]:
+    """Call `act` on each SIGINT, SIGTERM and signal of `more`; the old handlers come back at the end. Main thread only.
 
-    Main thread only.
+    It is called on a thread of its own. A handler would run on the main thread between any two instructions, and wait
+    for ever for a lock that this thread holds, such as that of an Event whose `wait` has just begun.
     """
+    numbers = (*STOP_SIGNALS, *more)
+    woken, wake = socket.socketpair()
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        act()
+    def watch() -> None:
+        while number := woken.recv(1):
+            if number[0] in numbers:
+                act()
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    watching = threading.Thread(target=watch, name="stop-signals", daemon=True)
+    watching.start()
+    wake.setblocking(False)
+    before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    old = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
         yield
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        wake.close()
+        watching.join()
+        woken.close()
 
 
 @contextmanager

@@ -90,12 +90,8 @@ class StopRequests:
 def stop_requests() -> Iterator[StopRequests]:
     """Count SIGINT, SIGTERM and SIGHUP (a closed terminal). Main thread only."""
     asked = StopRequests()
-    with on_stop_signal(asked.one_more):
-        before = signal.signal(signal.SIGHUP, lambda *_: asked.one_more())
-        try:
-            yield asked
-        finally:
-            signal.signal(signal.SIGHUP, before)
+    with on_stop_signal(asked.one_more, signal.SIGHUP):
+        yield asked
 
 
 class Demo:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -36,6 +37,27 @@ def test_each_signal_is_noted_and_the_old_handlers_come_back():
         os.kill(os.getpid(), signal.SIGTERM)
     assert noted == ["stop", "stop"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_signal_may_come_while_the_main_thread_holds_the_lock_that_the_action_takes():
+    turn, noted = threading.Lock(), []
+
+    def note():
+        with turn:
+            noted.append("stop")
+
+    with on_stop_signal(note), turn:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert noted == []
+    assert noted == ["stop"]
+
+
+def test_other_signals_are_noted_where_they_are_named():
+    before, noted = signal.getsignal(signal.SIGHUP), []
+    with on_stop_signal(lambda: noted.append("stop"), signal.SIGHUP):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert noted == ["stop"]
+    assert signal.getsignal(signal.SIGHUP) == before
 
 
 def test_a_process_and_what_it_started_die_when_its_standard_input_closes():
