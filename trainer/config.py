@@ -14,7 +14,7 @@ from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
-from pserver.config import DENSE_SLICES, LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
+from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
 
 NEWEST_DEFAULTS = 2
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -388,14 +388,6 @@ class TrainerJob(Section):
     """The job's store."""
     exports: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], ExportSection] = {}
     """Export streams by name."""
-
-    @model_validator(mode="after")
-    def _has_no_table_of_slices(self) -> "TrainerJob":
-        if self.train.dense == "shards" and DENSE_SLICES in self.tables:
-            raise ValueError(
-                f'train.dense = "shards" has a table {DENSE_SLICES!r} of its own; rename tables.{DENSE_SLICES}'
-            )
-        return self
 
     @field_validator("sources")
     @classmethod

@@ -11,6 +11,7 @@ from dataset.spec.config import EventTime, FilesSource, MetaSlot, Protocol, Slot
 from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.validation import nearest
+from pserver.config import DENSE_SLICES
 from trainer.config import TrainerJob
 from trainer.control.export_destinations import ExportLocation, address_of, destination_of
 from trainer.control.job_spec import check_section, check_slot_rules, shape_of
@@ -88,6 +89,8 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
     used = {slot.sparse.table for slot in schema.sparse}
     for name, table in job.tables.items():
         path = f"tables.{name}"
+        if name == DENSE_SLICES and job.train.dense == "shards":
+            raise SpecError('dense = "shards" keeps dense parameters in a table of this name; rename this one', path)
         if name not in used and "tables" in job.model_fields_set:
             raise SpecError("no slot uses this table; remove it, or name it in a slot", path)
         if table.dim == 0 and not table.first_order:

@@ -189,8 +189,8 @@ MISTAKES = {
     "parameters are never stale",
     'train={dense="shards",dense_optimizer={kind="sgd",momentum=0.5}}': 'train: dense = "shards" does not work with '
     "dense_optimizer.momentum",
-    'train.dense="shards" ; tables.dense-slices={}': 'train.dense = "shards" has a table \'dense-slices\' of its own; '
-    "rename tables.dense-slices",
+    'train.dense="shards" ; tables.dense-slices={}': 'tables.dense-slices: dense = "shards" keeps dense parameters in '
+    "a table of this name; rename this one",
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
     "shards = 1 or more",
     "cluster.max_message=2GiB": "cluster.max_message: must be at least 1MiB and less than 2GiB (got '2GiB')",
