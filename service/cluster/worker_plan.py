@@ -19,6 +19,7 @@ from millrace.inputs import digests, head_sizes
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
+from pserver.config import TableSection
 from service.cluster.inputs import input_files
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE
@@ -141,6 +142,7 @@ def plan_job(
         run_folder=run_folder,
         shards=_shards(
             job,
+            tables_on_shards(job.spec.tables, job.spec.train),
             run_folder,
             common,
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
@@ -198,6 +200,7 @@ def plan_prediction(
         generation=generation,
         shards=_shards(
             job,
+            job.spec.tables,
             folders.private,
             {"secret": secret, "generation": generation, "max_message": max_message},
             [str(folders.live / f"live-{shard}") for shard in range(request.num_shards)],
@@ -245,6 +248,7 @@ def _live(job: LoadedJob, generation: int, shard: int) -> str:
 
 def _shards(
     job: LoadedJob,
+    tables: Mapping[str, TableSection],
     run_folder: Path,
     common: Mapping[str, Any],
     live: list[str],
@@ -255,7 +259,6 @@ def _shards(
     resources: Resources | None = None,
 ) -> tuple[WorkerSpec, ...]:
     """One shard for each folder of `live`; `common` holds secret, generation and max_message; `parts`: by shard."""
-    tables = tables_on_shards(job.spec.tables, job.spec.train)
     config = {
         **common,
         "num_shards": len(live),

@@ -1,6 +1,5 @@
 """Predictions as people make them: a job trains, and what its versions say of events is written by real processes."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from service.predict.prediction import job_of, predict
 from service.predict.worker_group import PredictionCancelled
 from service.spec.job import load_job
 from tests.contract.predict_world import content, rows_of
+from tests.fakes.agents import children_of
 from tests.integration.running_job import RunningJob, runs
 from tests.integration.stream_job import SPEC, millrace, write_job
 from trainer.checkpoint.commits import Commits
@@ -174,17 +174,6 @@ def test_input_that_is_not_there_is_told_by_the_commands_option(ended, tmp_path)
     assert str(told).startswith("--input: no file matches '") and "nope.txt" in str(told)
 
 
-def workers_of(output: Path) -> list[int]:
-    """Processes that were told something below an output's folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if any(word.startswith(os.fsencode(output / ".prediction" / "run")) for word in words):
-                found.append(int(path.parent.name))
-    return found
-
-
 @pytest.mark.slow
 def test_a_killed_one_goes_on_where_it_was_and_writes_the_same_bytes(ended, tmp_path):
     job, segments = ended.folder / "job.toml", ["--segment-events", "20", "--set", "pipe.command=['sh', '-c', 'cat']"]
@@ -195,7 +184,7 @@ def test_a_killed_one_goes_on_where_it_was_and_writes_the_same_bytes(ended, tmp_
     while len(list(output.glob("part-*.parquet"))) < 3:
         deadline.check("waiting for parts")
         time.sleep(0.01)
-    workers = workers_of(output)
+    workers = children_of(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     while any(runs(pid) for pid in workers):

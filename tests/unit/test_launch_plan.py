@@ -6,7 +6,7 @@ import pytest
 
 from millrace.config import validate
 from millrace.identity.authority import open_authority
-from pserver.config import ShardProcess
+from pserver.config import DENSE_SLICES, ShardProcess
 from service.cluster.generation_plans import GenerationPlans
 from service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
 from service.spec.job import load_job
@@ -115,6 +115,16 @@ def test_workers_do_not_import_from_the_users_folder(plan):
     planned = plan("{trainers=2}")
     assert {worker.command[1:3] for worker in (*planned.shards, *planned.trainers)} == {("-P", "-m")}
     assert [worker.command[3] for worker in (*planned.shards, *planned.trainers)] == ["pserver", "trainer", "trainer"]
+
+
+def test_shards_hold_dense_slices_where_they_train_them_and_not_where_they_predict(tmp_path):
+    job = load_job(NEWS, [f"store.path={tmp_path}/store", "cluster={shards=1}", 'train.dense="shards"'])
+    request = validate(PredictionRequest, {"input": {"paths": ["holdout.txt"]}, "output": "out", "shards": 1})
+    folders = PredictionFolders(output=tmp_path, commit=tmp_path, live=tmp_path, private=tmp_path)
+    trained = plan_job(job, tmp_path / "run", 1, generation=1).shards
+    predicted = plan_prediction(job, request, folders, 1.0, beside=False).shards
+    held = [set(validate(ShardProcess, shard.config).tables) for shard in (*trained, *predicted)]
+    assert held == [{"default", DENSE_SLICES}, {"default"}]
 
 
 # -- predictions

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from millrace.deadline import Deadline
@@ -22,6 +23,17 @@ from trainer.dense.flat_parameters import FlatParameters, digest_of
 
 INITIAL = "shards.initial"
 """Name, in commits, of the weights to which the rows on the shards are added."""
+
+APART = 2531
+"""Difference of the keys of two neighbouring slices: odd, and the golden section of NUM_BUCKETS."""
+
+
+def keys_of(num_slices: int) -> NDArray[np.uint64]:
+    """The keys of slices. However many there are, all shards own about as many: their buckets fill the range evenly.
+
+    Source: Knuth, The Art of Computer Programming 3, 6.4 (Fibonacci hashing).
+    """
+    return np.arange(num_slices, dtype=np.uint64) * np.uint64(APART)
 
 
 class ShardDense:
@@ -43,7 +55,7 @@ class ShardDense:
         self._initial = self._flat.weights.clone()
         self._shards, self._step_s = shards, config.step_deadline
         num_slices = len(self._initial) // SLICE_FLOATS
-        self._keys = Keys(np.arange(num_slices, dtype=np.uint64), np.zeros(num_slices, np.uint16))
+        self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)
         self.buffers = Buffers(model, ranks)
 
