@@ -1,0 +1,104 @@
+"""A run on four test machines: two hold the trainers, two the shards, and each has a link of its own.
+
+The object store for commits is on a fifth machine. Everything shares the cores of this one.
+"""
+
+import gzip
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tests.bench.living import DATA, EXAMPLES
+from tests.machines import network
+from tests.machines.external_job import ExternalJob, object_store
+from tests.machines.network import Machine
+
+EVENTS = DATA / "criteo" / "criteo_80k.txt.gz"
+HERE = Path(__file__).parent
+BATCH = 128
+START_S, RUN_S = 120.0, 1800.0
+COMPUTE, WIRE = ("forward", "backward"), ("exchange",)
+"""Parts of rank 0's time. A wait for other ranks is part of the exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Workers, and the link of each machine."""
+
+    trainers: int = 8
+    shards: int = 2
+    rate: str = "1gbit"
+    """Both ways. Empty: as fast as can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run. Times are rank 0's, of one step; traffic is that of all workers, sent and received."""
+
+    steps: int
+    step_ms: float
+    compute_ms: float
+    wire_ms: float
+    all_mb: float
+    trainers_mb: float
+    """Between trainers."""
+    auc: float
+    """Of the second half of the samples, each predicted before it is learnt."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step_ms:.0f} ms a step, computing {self.compute_ms:.0f}, exchanging {self.wire_ms:.0f}; "
+            f"{self.all_mb:.1f} MB; AUC {self.auc:.4f}"
+        )
+
+
+def measured(cluster: Cluster, steps: int, settings: Sequence[str]) -> Measured:
+    """Train `steps` steps with all trainers."""
+    samples = steps * BATCH * cluster.trainers
+    with network.machines(5) as (*machines, disk), object_store(disk) as address:
+        for machine in machines:
+            _fill(machine, samples)
+        size = {"trainers": cluster.trainers, "shards": cluster.shards}
+        of_all = (f"passes.max_events={samples}", *settings)
+        with ExternalJob(machines[0], address("hybrid"), *of_all, **size) as job:
+            token, launcher = job.token(), job.run()
+            launcher.until("waits for", START_S)
+            for machine in machines:
+                machine.shape(rate=cluster.rate)
+            for number in range(cluster.trainers):
+                job.agent(machines[number % 2], "--role", "trainer", token=token)
+            for number in range(cluster.shards):
+                job.agent(machines[2 + number % 2], "--role", "shard", token=token)
+            if launcher.end(RUN_S):
+                raise RuntimeError(launcher.said)
+            return _measured(job.report, steps, cluster)
+
+
+def _fill(machine: Machine, samples: int) -> None:
+    """Give a machine the job and its samples."""
+    for file in (HERE / "job.toml", HERE / "models.py", EXAMPLES / "criteo" / "generator.py"):
+        shutil.copy(file, machine.tmp)
+    (machine.tmp / "data").mkdir()
+    with gzip.open(EVENTS) as lines:
+        content = b"".join(islice(lines, samples))
+    (machine.tmp / "data" / EVENTS.name).write_bytes(gzip.compress(content, 1, mtime=0))
+
+
+def _measured(report: dict[str, Any], steps: int, cluster: Cluster) -> Measured:
+    found = report["events"]
+    if found != steps * BATCH * cluster.trainers:
+        raise RuntimeError(f"{found} events were trained, not {steps} steps of {cluster.trainers} trainers")
+    spent = report["time_s"]
+    compute, wire = (1000 * sum(spent[part] for part in parts) / steps for parts in (COMPUTE, WIRE))
+    (task,) = report["halves"]["last"].values()
+    links = [(a, b, link) for a, peers in report["links"].items() for b, link in peers.items()]
+    between = [link for a, b, link in links if a.startswith("trainer") and b.startswith("trainer")]
+    every, own = (_traffic_mb(each) / steps for each in ([link for _, _, link in links], between))
+    return Measured(steps, compute + wire, compute, wire, every, own, float(task["auc"]))
+
+
+def _traffic_mb(links: Sequence[Mapping[str, Any]]) -> float:
+    return sum(int(link["sent_bytes"]) + int(link["received_bytes"]) for link in links) / 1e6
