@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 def serve(config: ShardProcess) -> None:
     """Serve one shard until a signal says stop. Raises the error that keeps it from serving."""
     arm(config.faults)
+    if config.sees is not None:
+        config.sees.check(f"shard-{config.shard}")
     with stop_flag() as stopping:
         with (
             renewed_identity(config.launcher, config.credentials) as identity,

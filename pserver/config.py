@@ -11,6 +11,7 @@ from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
+from millrace.shared_folder import SharedFolder
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest float32; tables count and learn in float32."""
@@ -309,6 +310,8 @@ class ShardProcess(Section):
     """Unix socket at which this process serves; None: a port of loopback."""
     live: Path | None = None
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
+    sees: SharedFolder | None = None
+    """The store, which it must see before it serves; None: the files of commits go elsewhere, or all is one machine."""
     parts: PartStore | None = None
     """Where commits are uploaded to; None: they stay in the folder that rank 0 names."""
     max_message: PositiveSize = 256 << 20

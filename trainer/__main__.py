@@ -99,6 +99,8 @@ def start(path: Path) -> None:
     """Read the configuration and run."""
     config = worker_process.config_of(path, WorkerConfig)
     worker_process.begin(f"trainer-{config.rank}")
+    if config.sees is not None:
+        config.sees.check(f"trainer-{config.rank}")
     if config.rerun is not None:  # a rerun claims no generation
         run(config)
         return

@@ -14,6 +14,7 @@ from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
+from millrace.shared_folder import SharedFolder
 from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
 
 NEWEST_DEFAULTS = 2
@@ -437,6 +438,8 @@ class WorkerConfig(Section):
     """How long rank 0 publishes versions and begins exports without contact with the object store."""
     live: Path | None = None
     """Folder for the open row stores of the embedded shard; created anew."""
+    sees: SharedFolder | None = None
+    """The store, which it must see before it serves; None: as for a shard."""
     cache: Path | None = None
     """Folder of a trainer other than rank 0 for files of a commit, with store.parts = "object"."""
     stands_by: str | None = None

@@ -5,7 +5,7 @@ The caller shows it: on a terminal (service.cli.run_command), or to the service 
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from millrace.identity.join_token import open_token
 from millrace.interfaces import address_of
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
+from millrace.shared_folder import SharedFolder
 from service.cluster.external import JoinPoint
 from service.cluster.fetched_commits import check_fresh, fetch_commits
 from service.cluster.generation_plans import GenerationPlans
@@ -78,7 +79,8 @@ def open_run(
         folder = held.enter_context(worker_folder(store / WORKERS, private))
         launcher = held.enter_context(_launcher_of(job))
         limits = restart_limits(job.spec.cluster)
-        plans = GenerationPlans(job, folder, newest, spare=isinstance(launcher, SpareLauncher))
+        spare, sees = isinstance(launcher, SpareLauncher), held.enter_context(_seen_by_workers(job))
+        plans = GenerationPlans(job, folder, newest, spare=spare, sees=sees)
         runner = JobRunner(job.spec.name, plans.phases(), on_line, launcher=launcher, restarts=limits, standbys=plans)
         yield JobRun(runner, store)
 
@@ -100,6 +102,13 @@ def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
         chief_here=job.spec.store.parts == "object",
     )
     return open_launcher(LauncherSettings(join=point, ray_address=cluster.ray_address or ""), cluster.launcher)
+
+
+def _seen_by_workers(job: LoadedJob) -> AbstractContextManager[SharedFolder | None]:
+    """The store, if workers may run on machines that do not see it, and their files of commits must go there."""
+    if job.spec.cluster.launcher == LOCAL or job.spec.store.parts == "object":
+        return nullcontext()
+    return SharedFolder.proved(job.store)
 
 
 def set_paused(store: Path, paused: bool) -> None:

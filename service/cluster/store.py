@@ -18,6 +18,7 @@ from millrace.errors import DeadlineExceeded, SpecError
 from millrace.file_lock import is_locked, locked
 from millrace.identity.authority import FOLDER as AUTHORITY_FOLDER
 from millrace.rpc import job_client
+from millrace.shared_folder import FOLDER as SHARED_FOLDER
 
 MARKER = "millrace.json"
 """The file that marks a folder as a store. Nothing in a folder without it is ever removed."""
@@ -47,12 +48,14 @@ PAUSED = "paused"
 """While this file exists, the chief plans no pass of events (trainer.rank0.planner)."""
 IDENTITY = AUTHORITY_FOLDER
 """The certificate authority of the job and its join token; kept by `--fresh`, so that tokens stay valid."""
+SHARED = SHARED_FOLDER
+"""Proves to workers of other machines that they see the store, while it runs; see millrace.shared_folder."""
 LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
-    *("exports", "exports-stage", OUTPUT, PAUSED),
+    *("exports", "exports-stage", OUTPUT, PAUSED, SHARED),
 )
 """All files that a run leaves in its store, and all that `--fresh` removes."""
 

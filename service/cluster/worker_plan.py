@@ -19,6 +19,7 @@ from millrace.inputs import digests, head_sizes
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
+from millrace.shared_folder import SharedFolder
 from pserver.config import TableSection
 from service.cluster.inputs import input_files
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
@@ -114,6 +115,7 @@ def plan_job(
     until: str | None = None,
     authority: Authority | None = None,
     resizing: ResizeRole = ResizeRole(),
+    sees: SharedFolder | None = None,
 ) -> JobPlan:
     """The processes of generation `generation` of `job`, with certificates of `authority` if there is one.
 
@@ -121,6 +123,7 @@ def plan_job(
 
     `cores` of this machine (all, unless given) are shared equally by the trainers. `until` = "logged": train what the
     log holds, commit, and end.
+    `sees`: the store, where each worker must check that its machine sees it.
     """
     secret = secrets.token_hex(32)
     cluster = job.cluster
@@ -130,6 +133,7 @@ def plan_job(
         "generation": generation,
         "max_message": cluster.max_message,
         "interface": LOOPBACK_INTERFACE if authority is None else cluster.interface,
+        "sees": None if sees is None else sees.model_dump(mode="json"),
     }
     # On one machine all trainers read the same files anyway.
     inputs = {} if cluster.launcher == LOCAL else head_sizes(input_files(job), job.folder)

@@ -6,6 +6,7 @@ import pytest
 
 from millrace.config import validate
 from millrace.identity.authority import open_authority
+from millrace.shared_folder import SharedFolder
 from pserver.config import DENSE_SLICES, ShardProcess
 from service.cluster.generation_plans import GenerationPlans
 from service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
@@ -76,6 +77,15 @@ def test_workers_of_one_machine_have_no_certificates(plan):
     planned = plan("{trainers=2}")
     assert planned.head is None and planned.to_chief is None
     assert not any("credentials" in worker.config for worker in (*planned.shards, *planned.trainers))
+
+
+def test_workers_of_other_machines_learn_the_store_that_they_must_see(plan, tmp_path):
+    sees = SharedFolder(path=tmp_path / "store", proof="shared/1")
+    planned = plan('{trainers=2,launcher="external"}', sees=sees)
+    told = [validate(ShardProcess, shard.config).sees for shard in planned.shards]
+    told += [validate(WorkerConfig, trainer.config).sees for trainer in planned.trainers]
+    assert told == [sees] * 3
+    assert not any(worker.config["sees"] for worker in (*plan("{}").shards, *plan("{}").trainers))
 
 
 def test_trainers_can_be_told_to_end_with_the_log(plan):

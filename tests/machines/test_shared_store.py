@@ -1,0 +1,56 @@
+"""`store.parts = "shared"` on several machines: a store that they all see, and one that they do not."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from millrace.lifecycle import ExitCode
+from tests.integration.stream_job import millrace, write_job
+from tests.machines.external_job import ExternalJob
+from tests.machines.test_external import compared
+
+pytestmark = pytest.mark.long
+SHARED = 'store.parts="shared"', 'store.log_mirror="async"'
+EVERY_3 = 'commit={every="600s", every_passes=3, keep=2}'
+
+
+@pytest.fixture
+def seen_by_all():
+    """A folder of the system, which is no part of any machine's /tmp."""
+    with tempfile.TemporaryDirectory(prefix="millrace-", dir="/var/tmp") as path:
+        yield Path(path)
+
+
+def test_a_shard_whose_machine_does_not_see_the_store_ends_the_job_with_the_reason(machines):
+    head, other = machines(2)
+    write_job(head.tmp)
+    with ExternalJob(head, "mirror", *SHARED, trainers=1, shards=1) as job:
+        token, launcher = job.token(), job.run()
+        launcher.until("waits for 2 of 2 workers")
+        agents = [job.agent(machine, token=token) for machine in (head, other)]
+        assert launcher.end() == ExitCode.BAD_CONFIG, launcher.said
+        assert [agent.end() for agent in agents] == [ExitCode.BAD_CONFIG] * 2
+    words = "store.path: shard-0 on m1 does not see /tmp/store of the head (No such file or directory), and with"
+    assert words in launcher.said and 'or set store.parts = "object"' in launcher.said
+    assert "generation 2" not in job.said, "another try would end the same way"
+    assert not (head.tmp / "store" / "shared").exists()
+
+
+def test_machines_that_see_one_store_have_the_bits_of_loopback(machines, tmp_path, seen_by_all):
+    write_job(tmp_path)
+    expected = millrace(tmp_path / "job.toml", EVERY_3).report
+    head, other = machines(2)
+    write_job(head.tmp)
+    store = seen_by_all / "store"
+    settings = *SHARED, EVERY_3, f"store.path={store}"
+    with ExternalJob(head, "mirror", *settings, trainers=1, shards=1) as job:
+        token, launcher = job.token(), job.run()
+        launcher.until("waits for 2 of 2 workers")
+        agents = [job.agent(machine, token=token) for machine in (other, head)]
+        assert launcher.end() == 0, launcher.said
+        assert [agent.end() for agent in agents] == [0, 0]
+    shutil.copytree(store, head.tmp / "store")
+    assert compared(job.report) == compared(expected)
+    assert [*store.glob("commits/*/shard-0")], "a shard of another machine wrote its part there"
