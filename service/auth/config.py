@@ -59,7 +59,8 @@ class AllowSection(Section):
     roots: tuple[str, ...] = ()
     """Folders and "s3://bucket/prefix" below which specs may read and write. A job's own folder is always allowed."""
     interfaces: tuple[str, ...] = ()
-    """Network interfaces that specs may name in `cluster.interface`: jobs open ports there, for other machines."""
+    """Network interfaces that specs may name in `cluster.interface`, and addresses HOST:PORT for `cluster.listen`: jobs
+    open ports there, for other machines."""
     bootstrap_servers: tuple[str, ...] | None = None
     """Brokers that Kafka sources may name, "host:port". Default: any. A prediction that is requested over the API may
     name the brokers of its job, and others only if they are listed here."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, assert_never, get_args, get_origin
 
 from pydantic import BaseModel
 
-from millrace.address import is_loopback
+from millrace.address import is_loopback, parse_address
 from millrace.errors import SpecError
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.secrets import SECRET_KEYS, is_reference
@@ -175,10 +175,12 @@ class SpecRules:
             case TextKind.KAFKA_OPTIONS:
                 self._check_kafka(value, folder, at)
             case TextKind.NETWORK:
-                here = value == LOOPBACK_INTERFACE or is_loopback(value.rpartition(":")[0])
-                if not here and value not in self._allow.interfaces:
+                if not _is_here(value) and value not in self._allow.interfaces:
+                    allowed = ", ".join(self._allow.interfaces) or "none"
                     raise SpecError(
-                        f"{value!r} opens a port to other machines, which allow.interfaces does not list", at
+                        f"{value!r} opens a port to other machines, and is not allowed here; allowed: {allowed} "
+                        "(allow.interfaces)",
+                        at,
                     )
             case TextKind.RAY_CLUSTER:
                 if value not in self._allow.ray_addresses:
@@ -312,3 +314,11 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(part)
     elif not isinstance(value, BaseModel):
         yield value
+
+
+def _is_here(network: str) -> bool:
+    """Whether an interface, or an address HOST:PORT, is of this machine alone."""
+    try:
+        return is_loopback(parse_address(network)[0])
+    except ValueError:
+        return network == LOOPBACK_INTERFACE

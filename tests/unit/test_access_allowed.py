@@ -68,10 +68,20 @@ def refused(check, **given):
 
 def test_a_job_opens_ports_at_listed_interfaces_alone(check):
     cluster = {"interface": "eth0", "trust_interface": True}
-    assert "allow.interfaces does not list" in refused(check, cluster=cluster)
+    told = "'eth0' opens a port to other machines, and is not allowed here; allowed: none (allow.interfaces)"
+    assert told in refused(check, cluster=cluster)
     check(cluster=cluster, allow={"interfaces": ["eth0"]})
     assert "eth1" in refused(check, cluster={**cluster, "interface": "eth1"}, allow={"interfaces": ["eth0"]})
     check(cluster={"interface": "lo"})
+
+
+def test_a_job_lets_workers_join_at_loopback_and_at_listed_addresses(check):
+    for listen in ("127.0.0.1:7070", "[::1]:7070", "localhost:0"):
+        check(cluster={"listen": listen})
+    cluster, interfaces = {"interface": "eth0", "trust_interface": True, "listen": "[fd00::1]:7070"}, ["eth0"]
+    told = "cluster.listen: '[fd00::1]:7070' opens a port to other machines, and is not allowed here; allowed: eth0 ("
+    assert told in refused(check, cluster=cluster, allow={"interfaces": interfaces})
+    check(cluster=cluster, allow={"interfaces": [*interfaces, "[fd00::1]:7070"]})
 
 
 def test_what_is_allowed_passes(check, place):
