@@ -21,7 +21,17 @@ def parse_address(text: str, example: str = f"{LOOPBACK}:8080") -> tuple[str, in
 
 def format_address(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{format_host(host)}:{port}"
+
+
+def format_host(host: str) -> str:
+    """The host as it is in front of a port: an IPv6 address has brackets."""
+    return f"[{host}]" if is_ipv6(host) else host
+
+
+def is_ipv6(host: str) -> bool:
+    """Whether `host` is an IPv6 address."""
+    return ":" in host
 
 
 def host_of(header: str) -> str:

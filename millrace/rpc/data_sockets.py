@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 from zmq.utils import monitor, z85
 
-from millrace.address import LOOPBACK
+from millrace.address import LOOPBACK, format_address, format_host, is_ipv6, parse_address
 from millrace.rpc import refusals, unix_sockets
 from millrace.rpc.refusals import RefusalReason, Refusals
 
@@ -147,8 +147,9 @@ class DataListener:
         keys, router = KeyPair.make(), self._open()
         router.curve_server = True
         router.curve_publickey, router.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        port = router.bind_to_random_port(f"tcp://{self._host}")
-        return router, DataAddress(f"{self._host}:{port}", key=keys.public)
+        router.ipv6 = is_ipv6(self._host)
+        port = router.bind_to_random_port(f"tcp://{format_host(self._host)}")
+        return router, DataAddress(format_address(self._host, port), key=keys.public)
 
     def allow(self, key: str) -> None:
         """Admit peers with this public key. Raises ValueError for text that is no key."""
@@ -210,6 +211,7 @@ class DataConnection:
             self.socket.curve_serverkey = to.key.encode()
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
             self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = PING_MS, SILENT_MS
+            self.socket.ipv6 = is_ipv6(parse_address(to.address)[0])
             self.socket.connect(f"tcp://{to.address}")
         else:
             self.socket.plain_username, self.socket.plain_password = _USER, to.ticket.encode()

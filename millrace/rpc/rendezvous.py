@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from millrace.address import LOOPBACK
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, Refused
 from millrace.identity.credentials import Credentials, Identity
@@ -145,12 +146,14 @@ class RendezvousServer:
         *,
         socket: Path | None = None,
         port: int = 0,
+        at: str = LOOPBACK,
         tls: TlsEndpoint | None = None,
         dispatcher: Dispatcher | None = None,
         check_token: TokenCheck | None = None,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
-        """Serve at the unix socket `socket`, or else at `port` of loopback; 0: a free one. With `tls`: there.
+        """Serve at the unix socket `socket`, or else at `port` of loopback, by its address `at`; 0: a free one. With
+        `tls`: there.
 
         `max_held`: most workers that wait there at once. `dispatcher` answers agents, which join by the token that
         `check_token` knows. Raises Unavailable and SpecError as RpcServer does.
@@ -162,6 +165,7 @@ class RendezvousServer:
             max_connections=MAX_CONNECTIONS,
             socket=socket,
             port=port,
+            host=at,
             tls=tls,
             check_token=check_token,
             noted=noted,

@@ -13,11 +13,13 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from millrace.address import LOOPBACK, format_address
 from millrace.errors import Unavailable
 from millrace.http.listening import ConnectionBounds
 from millrace.identity.credentials import Identity
@@ -60,13 +62,14 @@ class RpcServer:
         max_connections: int = MAX_CONNECTIONS,
         socket: Path | None = None,
         port: int = 0,
+        host: str = LOOPBACK,
         tls: TlsEndpoint | None = None,
         check_token: TokenCheck | None = None,
         keepalive: bool = False,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
-        """Bind the unix socket `socket`, or without it `port` of 127.0.0.1. With `tls` listen there instead, and
-        serve at the socket too.
+        """Bind the unix socket `socket`, or without it `port` of `host`, which is of loopback. With `tls` listen there
+        instead, and serve at the socket too.
 
         Only its owner can connect to the socket. If the socket cannot be bound, a port is used, and the log says so.
         A call waits while all `max_workers` threads are busy, until its own deadline. Port 0 is a free one. Instead of
@@ -86,28 +89,28 @@ class RpcServer:
             interceptors=[self._secrets],
             options=[*options(max_message_bytes), *bound, *(keepalive_options() if keepalive else [])],
         )
-        self.address = self._bind(socket, port, tls)
+        self.address = self._bind(socket, host, port, tls)
         """unix:PATH, or host:port."""
         self.peer_of, self.source_of = self._callers.peer_of, self._callers.source_of
         """See _Callers."""
 
-    def _bind(self, socket: Path | None, port: int, tls: TlsEndpoint | None) -> str:
+    def _bind(self, socket: Path | None, host: str, port: int, tls: TlsEndpoint | None) -> str:
         if socket is not None:
             try:
                 address = _bind_socket(self._server, socket)
             except (OSError, RuntimeError) as error:
                 if tls is not None:
                     raise
-                log.warning("%s cannot be a unix socket (%s); listening on 127.0.0.1 instead", socket, error)
+                log.warning("%s cannot be a unix socket (%s); listening on %s instead", socket, error, host)
             else:
                 if tls is None:
                     return address
                 self._callers.tls = TlsListener(tls, socket, self._callers.noted)
                 return self._callers.tls.address
         try:
-            return f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+            return format_address(host, self._server.add_insecure_port(format_address(host, port)))
         except RuntimeError as error:
-            raise Unavailable(f"port {port} of 127.0.0.1 cannot be bound; another process listens there") from error
+            raise Unavailable(f"port {port} of {host} cannot be bound; another process listens there") from error
 
     def add_service(
         self,
@@ -247,7 +250,7 @@ def _refusal(
 def _machine_of(connection: str) -> str:
     """The machine of a caller; not its port, which differs with each connection."""
     kind, _, rest = connection.partition(":")
-    return rest.rpartition(":")[0] if kind.startswith("ip") else "a process of this machine"
+    return unquote(rest.rpartition(":")[0]) if kind.startswith("ip") else "a process of this machine"
 
 
 def _bind_socket(server: grpc.Server, socket: Path) -> str:

@@ -77,6 +77,7 @@ class ExternalLauncher:
             self._secret,
             MAX_HELD,
             port=port,
+            at=host,
             tls=None if is_loopback(host) else self._endpoint(host, port),
             dispatcher=self,
             check_token=lambda given: check_token(point.token_file, given),

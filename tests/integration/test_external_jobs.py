@@ -117,6 +117,16 @@ def test_workers_started_by_hand_give_the_digest_of_the_local_launcher(world, di
 
 
 @pytest.mark.slow
+def test_workers_that_join_over_ipv6_give_the_same_digest(world, digest):
+    job = world.run_external('cluster.listen="[::1]:0"')
+    assert world.address.startswith("[::1]:")
+    for _ in range(4):
+        world.agent()
+    assert digest_of(job) == digest
+    assert world.ends() == [0] * 4
+
+
+@pytest.mark.slow
 def test_workers_started_by_torchrun_give_the_same_digest(world, digest):
     job = world.run_external()
     command = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node=4", "--no-python"]

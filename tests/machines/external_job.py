@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from subprocess import Popen
 from typing import Any
 
+from millrace.address import format_address
 from millrace.deadline import Deadline
 from service.cluster.launchers import EXTERNAL
 from tests import s3_server
@@ -108,7 +109,7 @@ class ExternalJob:
     """A job.toml in /tmp of machine `head`, run there by the external launcher, with its store in an object store."""
 
     def __init__(self, head: Machine, store: str, *settings: str, trainers: int = 2, shards: int = 2) -> None:
-        self.head, self.address = head, f"{head.address}:{PORT}"
+        self.head, self.address = head, format_address(head.address, PORT)
         self.outputs: list[Output] = []
         """Of all processes that were started."""
         cluster = {

@@ -111,6 +111,12 @@ class Machine:
             raise CommandFailed(f"{' '.join(command)}: exit code {process.returncode}: {output}")
         return output
 
+    def use_ipv6(self) -> None:
+        """Have an IPv6 address from now on, and no other one. Before its first process."""
+        ip("-n", self._space, "addr", "flush", "dev", "eth0")
+        self.address = f"fd77::{self.address.rpartition('.')[2]}"
+        ip("-n", self._space, "addr", "add", f"{self.address}/64", "dev", "eth0", "nodad")
+
     def carried(self) -> tuple[int, int]:
         """Bytes that its link sent and received, less 66 of headers a packet (Ethernet, IP, TCP with time stamps)."""
         counts = json.loads(ip("-n", self._space, "-s", "-j", "link", "show", "dev", "eth0"))[0]["stats64"]

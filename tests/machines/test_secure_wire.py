@@ -15,7 +15,7 @@ PORT = 40_000
 SCAN = """
 import socket, sys
 for at in sys.argv[1:]:
-    host, port = at.split(":")
+    host, _, port = at.replace("[", "").replace("]", "").rpartition(":")
     for _ in range(200):
         socket.create_connection((host, int(port)), 5).close()
     with socket.create_connection((host, int(port)), 5) as browser:

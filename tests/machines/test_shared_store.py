@@ -1,6 +1,7 @@
-"""`store.parts = "shared"` on several machines: a store that they all see, and one that they do not."""
+"""`store.parts = "shared"` on machines of IPv4 or IPv6: a store that all of them see, and one that they do not."""
 
-import shutil
+import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import pytest
 from millrace.lifecycle import ExitCode
 from tests.integration.stream_job import millrace, write_job
 from tests.machines.external_job import ExternalJob
-from tests.machines.test_external import compared
+from tests.machines.test_external import TWO_BY_TWO, compared
+from tests.machines.test_secure_wire import SCAN
 
 pytestmark = pytest.mark.long
 SHARED = 'store.parts="shared"', 'store.log_mirror="async"'
 EVERY_3 = 'commit={every="600s", every_passes=3, keep=2}'
+
+
+def report_of(store):
+    return json.loads((store / "report.json").read_text())
 
 
 @pytest.fixture
@@ -51,6 +57,28 @@ def test_machines_that_see_one_store_have_the_bits_of_loopback(machines, tmp_pat
         agents = [job.agent(machine, token=token) for machine in (other, head)]
         assert launcher.end() == 0, launcher.said
         assert [agent.end() for agent in agents] == [0, 0]
-    shutil.copytree(store, head.tmp / "store")
-    assert compared(job.report) == compared(expected)
+    assert compared(report_of(store)) == compared(expected)
     assert [*store.glob("commits/*/shard-0")], "a shard of another machine wrote its part there"
+
+
+def test_machines_with_ipv6_alone_have_the_bits_of_loopback(machines, tmp_path, seen_by_all):
+    write_job(tmp_path)
+    expected = millrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_TWO).report
+    three = machines(3)
+    for machine in three:
+        machine.use_ipv6()
+        write_job(machine.tmp)
+    head, second, third = three
+    store = seen_by_all / "store"
+    with ExternalJob(head, "mirror", *SHARED, EVERY_3, f"store.path={store}") as job:
+        token, launcher = job.token(), job.run()
+        launcher.until(
+            "waits for 4 of 4 workers: trainer-0, trainer-1, shard-0, shard-1; `millrace worker --join [fd77::1"
+        )
+        assert third.call(sys.executable, "-c", SCAN, job.address) == ""
+        places = ((third, "shard"), (second, "shard"), (second, "trainer"), (head, "trainer"))
+        agents = [job.agent(machine, "--role", role, token=token) for machine, role in places]
+        assert launcher.end() == 0, launcher.said
+        assert [agent.end() for agent in agents] == [0] * 4
+    assert "serves at [fd77::12]:" in launcher.said and "refused fd77::12: " in launcher.said
+    assert compared(report_of(store)) == compared(expected)
