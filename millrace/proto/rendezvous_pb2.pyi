@@ -201,3 +201,17 @@ class ReportReply(_message.Message):
     refusal: Refusal
     order: ReportReply.Order
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., order: _Optional[_Union[ReportReply.Order, str]] = ...) -> None: ...
+
+class FeedRequest(_message.Message):
+    __slots__ = ("signing_request",)
+    SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    signing_request: str
+    def __init__(self, signing_request: _Optional[str] = ...) -> None: ...
+
+class FeedReply(_message.Message):
+    __slots__ = ("refusal", "answer_json")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_JSON_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    answer_json: bytes
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., answer_json: _Optional[bytes] = ...) -> None: ...

@@ -26,6 +26,7 @@ from millrace.launcher_contact import LauncherContact
 from millrace.proto import rendezvous_pb2 as pb
 from millrace.rpc import channels, refusals
 from millrace.rpc.channels import TlsPeer
+from millrace.rpc.feed_joining import FeedAnswer, serve_feed_address
 from millrace.rpc.joining import MAX_MESSAGE_BYTES, SERVICE, Dispatcher, answer_join, answer_report
 from millrace.rpc.refusals import Refusals
 from millrace.rpc.rendezvous_errors import error_of_refusal, reason_of, refusal_of
@@ -150,13 +151,15 @@ class RendezvousServer:
         tls: TlsEndpoint | None = None,
         dispatcher: Dispatcher | None = None,
         check_token: TokenCheck | None = None,
+        feed: FeedAnswer | None = None,
         noted: Refusals = refusals.PROCESS,
     ) -> None:
         """Serve at the unix socket `socket`, or else at `port` of loopback, by its address `at`; 0: a free one. With
         `tls`: there.
 
         `max_held`: most workers that wait there at once. `dispatcher` answers agents, which join by the token that
-        `check_token` knows. Raises Unavailable and SpecError as RpcServer does.
+        `check_token` knows; `feed` answers replicas, which join likewise. Raises Unavailable and SpecError as RpcServer
+        does.
         """
         self._server = RpcServer(
             secret,
@@ -172,6 +175,8 @@ class RendezvousServer:
         )
         self.address = self._server.address
         self._server.add_service(SERVICE, _Servicer(host, dispatcher, self._server, noted), joining=("Join",))
+        if feed is not None:
+            serve_feed_address(self._server, feed, noted)
         self._server.start()
 
     def change(self, identity: Identity, accepts: PeerRule) -> None:

@@ -25,6 +25,10 @@ def replica(
         Path | None,
         typer.Option(metavar="DIR", help="Follow the live feed of the job that runs in a store on this machine."),
     ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Follow the live feed of the job whose launcher listens there."),
+    ] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "127.0.0.1:8090",
     token_file: Annotated[
         Path | None,
@@ -38,7 +42,10 @@ def replica(
         bool, typer.Option("--anyone", help="Listen on another address than loopback without a token.")
     ] = False,
     feed_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token for the service in --feed.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File with the token for the service in --feed, or with the join token for --join."
+        ),
     ] = None,
     address_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File that gets host:port once the replica listens.")
@@ -54,6 +61,7 @@ def replica(
         "exports": exports,
         "feed": feed,
         "store": store,
+        "join": join,
         "listen": listen,
         "token_file": token_file,
         "tls_cert": tls_cert,

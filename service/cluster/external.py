@@ -21,6 +21,7 @@ from millrace.identity.credentials import Credentials, Identity
 from millrace.identity.join_token import check_token
 from millrace.identity.peers import PeerRole, PeerRule
 from millrace.rpc import refusals
+from millrace.rpc.feed_joining import FeedAnswer
 from millrace.rpc.joining import AgentFacts, Answer, JobEnd, Order, WorkerOffer, WorkerReport
 from millrace.rpc.refusals import Refusals
 from millrace.rpc.rendezvous import RendezvousServer
@@ -53,6 +54,8 @@ class JoinPoint:
     """Signs the certificates of the workers; None where all of them are on this machine."""
     shown_host: str = ""
     """The host that people are told to join at, where `listen` has the one for all interfaces."""
+    feed: FeedAnswer | None = None
+    """Answers replicas, which join there, too."""
     chief_here: bool = False
     """Whether rank 0 must be on this machine, since no other one has the job's log."""
 
@@ -81,6 +84,7 @@ class ExternalLauncher:
             tls=None if is_loopback(host) else self._endpoint(host, port),
             dispatcher=self,
             check_token=lambda given: check_token(point.token_file, given),
+            feed=point.feed,
             noted=noted,
         )
         self.address = self._server.address

@@ -23,6 +23,7 @@ from service.cluster.fetched_commits import check_fresh, fetch_commits
 from service.cluster.generation_plans import GenerationPlans
 from service.cluster.job_runner import JobRunner
 from service.cluster.launchers import LauncherSettings, open_launcher
+from service.cluster.replica_joining import feed_answer, replicas_joining
 from service.cluster.restarts import RestartLimits
 from service.cluster.run_folder import worker_folder
 from service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, WorkerRole
@@ -78,6 +79,7 @@ def open_run(
             on_line(LAUNCHER, text)
         folder = held.enter_context(worker_folder(store / WORKERS, private))
         launcher = held.enter_context(_launcher_of(job))
+        held.enter_context(replicas_joining(job, on_line))
         limits = restart_limits(job.spec.cluster)
         spare, sees = isinstance(launcher, SpareLauncher), held.enter_context(_seen_by_workers(job))
         plans = GenerationPlans(job, folder, newest, spare=spare, sees=sees)
@@ -99,6 +101,7 @@ def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
         node_timeout_s=cluster.node_timeout,
         authority=authority if cluster.leaves_machine else None,
         shown_host=address_of(cluster.interface),
+        feed=feed_answer(job.store),
         chief_here=job.spec.store.parts == "object",
     )
     return open_launcher(LauncherSettings(join=point, ray_address=cluster.ray_address or ""), cluster.launcher)

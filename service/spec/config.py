@@ -9,6 +9,9 @@ from millrace.address import LOOPBACK, format_address, is_loopback, parse_addres
 from millrace.config import Duration, PositiveDuration, Section, Size
 from millrace.interfaces import LOOPBACK_INTERFACE
 
+NOBODY_JOINS = format_address(LOOPBACK, 0)
+"""Default of `cluster.listen`: no other machine reaches it, and nobody knows the port before."""
+
 
 class WorkerResources(Section):
     """Resources that a Ray cluster reserves for one process."""
@@ -44,8 +47,9 @@ class ClusterSection(Section):
     interface: str = Field(default=LOOPBACK_INTERFACE, min_length=1, max_length=15)
     """Network interface, such as "eth0", at which shards and trainers listen and over which they reach each other; the
     same name on every machine. "lo": this machine alone. Any other one needs `trust_interface`."""
-    listen: str = format_address(LOOPBACK, 0)
-    """Address of the launcher, HOST:PORT, at which workers of other machines join. Port 0 takes a free one."""
+    listen: str = NOBODY_JOINS
+    """Address of the launcher, HOST:PORT, at which workers and replicas of other machines join. Port 0 takes a free
+    one. Launcher "local" listens for replicas alone, and only where this is set."""
     trust_interface: bool = False
     """Whether everybody on the network of `interface` is trusted. Calls and rows are encrypted and both ends prove
     their identity. Collectives of the trainers (gloo, NCCL) are neither encrypted nor authenticated by their makers:

@@ -1,4 +1,6 @@
-"""A process of a test machine that follows the live feed of a job at a URL, and tells what it holds of each version.
+"""A process of a test machine that follows the live feed of a job, and tells what it holds of each version.
+
+It finds the feed by the URL of a service and a token, or by the address of a launcher and a file with the join token.
 
 It prints a line of JSON for each update, and one for each kind of trouble. It ends with its process.
 """
@@ -7,13 +9,14 @@ import json
 import sys
 import time
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from millrace.retry import Backoff
 from trainer.replica import update_loop
-from trainer.replica.feed_address import at_url
+from trainer.replica.feed_address import Find, at_launcher, at_url
 from trainer.replica.feed_updates import FeedUpdates
 from trainer.replica.updates import ReplicaUpdate
 
@@ -37,9 +40,9 @@ def apply(rows: dict[int, bytes], update: ReplicaUpdate) -> None:
         rows.pop(key, None)
 
 
-def follow(url: str, token: str, backoff: Backoff = update_loop.BACKOFF) -> None:
+def follow(find: Find, backoff: Backoff = update_loop.BACKOFF) -> None:
     """Follow without end, with the pauses of a replica."""
-    feed, rows, failures = FeedUpdates(at_url(url, token)), dict[int, bytes](), 0
+    feed, rows, failures = FeedUpdates(find), dict[int, bytes](), 0
     while True:
         try:
             update = feed.next(Deadline.after(1))
@@ -60,4 +63,5 @@ def _say(**told: Any) -> None:
 
 
 if __name__ == "__main__":
-    follow(*sys.argv[1:])
+    where, token = sys.argv[1:]
+    follow(at_url(where, token) if "://" in where else at_launcher(where, Path(token)))

@@ -442,10 +442,15 @@ def test_only_loopback_is_listened_on_without_a_token(tmp_path):
 
 
 def test_a_source_is_named_by_its_option_and_one_live_feed_at_most():
-    with pytest.raises(SpecError, match="^name the source to follow: --exports, --feed or --store"):
+    with pytest.raises(SpecError, match="^name the source to follow: --exports, --feed, --join or --store"):
         validate(ReplicaConfig, {})
-    with pytest.raises(SpecError, match="^name one of --feed and --store: both are the live feed"):
-        validate(ReplicaConfig, {"exports": "x", "feed": "y", "store": "z"})
+    for two in ({"feed": "y", "store": "z"}, {"feed": "y", "join": "h:1"}, {"store": "z", "join": "h:1"}):
+        with pytest.raises(SpecError, match="^name one of --feed, --join and --store: each is the live feed"):
+            validate(ReplicaConfig, {"exports": "x", **two})
+    with pytest.raises(SpecError, match="--feed-token-file: --join needs the join token of the job: name its file"):
+        validate(ReplicaConfig, {"join": "10.77.0.10:7070"})
+    with pytest.raises(SpecError, match="join: 'head' is not of the form 127.0.0.1:7070"):
+        validate(ReplicaConfig, {"join": "head", "feed_token_file": "x"})
     assert validate(ReplicaConfig, {"exports": "x", "store": "y"}).exports == "x"
 
 

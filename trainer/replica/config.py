@@ -14,14 +14,16 @@ class ReplicaConfig(Section):
     """A replica of one job."""
 
     exports: str | None = None
-    """Folder or object store of one export stream of one job, where current.json is. With `feed` or `store`: followed
+    """Folder or object store of one export stream of one job, where current.json is. With a live feed: followed
     while the replica is too slow for the live feed."""
     feed: str | None = None
     """Address of a job at a service, http(s)://host:port/v1/jobs/<job>: follows its live feed."""
     store: Path | None = None
     """Store of a job that runs on this machine: follows its live feed."""
+    join: str | None = None
+    """Address of a job's launcher, HOST:PORT (`cluster.listen`): follows its live feed."""
     feed_token_file: Path | None = None
-    """File with the token for requests to the service."""
+    """File with the token for requests to the service; with `join`, the job's join token."""
     listen: str = "127.0.0.1:8090"
     """Address for requests; port 0 takes a free port."""
     token_file: Path | None = None
@@ -53,12 +55,22 @@ class ReplicaConfig(Section):
         parse_address(value, "127.0.0.1:8090")
         return value
 
+    @field_validator("join")
+    @classmethod
+    def _address_of_launcher(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_address(value, "127.0.0.1:7070")
+        return value
+
     @model_validator(mode="after")
     def _one_source(self) -> "ReplicaConfig":
-        if self.exports is None and self.feed is None and self.store is None:
-            raise SpecError("name the source to follow: --exports, --feed or --store")
-        if self.feed is not None and self.store is not None:
-            raise SpecError("name one of --feed and --store: both are the live feed")
+        feeds = [each for each in (self.feed, self.store, self.join) if each is not None]
+        if self.exports is None and not feeds:
+            raise SpecError("name the source to follow: --exports, --feed, --join or --store")
+        if len(feeds) > 1:
+            raise SpecError("name one of --feed, --join and --store: each is the live feed")
+        if self.join is not None and self.feed_token_file is None:
+            raise SpecError("--join needs the join token of the job: name its file", "--feed-token-file")
         return self
 
     def tls(self) -> tuple[Path, Path] | None:

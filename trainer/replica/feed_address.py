@@ -1,4 +1,4 @@
-"""Finds the live feed of a job: through its store on this machine, or through a service. Rank 0 answers in both cases.
+"""Finds the live feed of a job: through its store on this machine, its launcher, or a service. Rank 0 answers.
 
 Addresses and secret are valid for one generation of the job's workers: after a crash they are requested again. Where
 the job listens for other machines, the replica gets a certificate for this generation with them: it sends a signing
@@ -20,8 +20,10 @@ from millrace.errors import MillraceError, Refused, Unavailable
 from millrace.identity import certificates
 from millrace.identity.authority import FOLDER, open_authority
 from millrace.identity.credentials import Credentials
+from millrace.identity.join_token import read_token
 from millrace.identity.peers import PeerName, PeerRole
 from millrace.rpc.channels import TlsPeer
+from millrace.rpc.feed_joining import ask_feed_address
 from millrace.rpc.job_client import JobClient, NotRunning
 
 MAX_ANSWER_BYTES = 1 << 20
@@ -97,6 +99,19 @@ def in_store(store: Path) -> Find:
             return FeedAddress.of_message(certified(answer, store, certificates.signing_request(key)), key)
         except NotRunning as error:
             raise Unavailable(str(error)) from error  # a replica waits for the next run
+
+    return find
+
+
+def at_launcher(address: str, token_file: Path) -> Find:
+    """Find the feed through the launcher that listens at `address`. The file with the job's join token is read again
+    each time, since an operator may replace the token. Raises SpecError for a file that holds none."""
+    read_token(token_file)
+
+    def find(deadline: Deadline) -> FeedAddress:
+        key = certificates.draw_key()
+        token, request = read_token(token_file), certificates.signing_request(key)
+        return FeedAddress.of_message(ask_feed_address(address, token, request, deadline), key)
 
     return find
 

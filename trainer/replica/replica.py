@@ -85,10 +85,13 @@ def run(config: ReplicaConfig) -> None:
 def source_of(config: ReplicaConfig, scratch: Path) -> ReplicaSource:
     """The source to follow. Raises SpecError."""
     exports = None if config.exports is None else ExportUpdates(config.exports, scratch, config.poll)
-    if exports is not None and config.store is None and config.feed is None:
+    if exports is not None and config.store is None and config.feed is None and config.join is None:
         return exports
     if config.store is not None:
         find = feed_address.in_store(config.store)
+    elif config.join is not None:
+        assert config.feed_token_file is not None
+        find = feed_address.at_launcher(config.join, config.feed_token_file)
     else:
         assert config.feed is not None
         token = read_token(config.feed_token_file, "--feed-token-file") if config.feed_token_file else None
