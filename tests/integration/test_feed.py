@@ -57,10 +57,10 @@ class Follower:
             self.rows.pop(key, None)
 
 
-def committed(store, live):
+def committed(store, live, table=TableSection(dim=4)):  # noqa: B008  # frozen
     """Rows and tensors of the newest commit."""
     commit = Commits(store).whole()[-1]
-    shard = Shard({"default": TableSection(dim=4)}, 3, live=live)
+    shard = Shard({"default": table}, 3, live=live)
     shard.restore(commit.folder, commit.shards, commit.version)
     rows = {}
     for piece in shard.tables["default"].feed.scan(0):
