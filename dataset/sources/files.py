@@ -1,11 +1,10 @@
 """Lines of files as a stream: one partition per file, position = line number.
 
 A partition is named by its path relative to the spec's folder; its identity is what its file begins with, so copies
-on several machines are one partition. Partitions are numbered
-in the order they are found: pattern by pattern, sorted within one; a file found later comes last. So numbers may differ
-after a restart; names do not. dataset.sources.file_order decides in which order files are read and which are parallel,
-dataset.sources.line_file finds lines and notices most replaced or truncated files, dataset.spec.path_pattern decides
-which folders are ready.
+on several machines are one partition. Partitions are numbered in the order they are found: pattern by pattern, sorted
+within one; a file found later comes last. So numbers may differ after a restart; names do not.
+dataset.sources.file_order decides in which order files are read and which are parallel, dataset.sources.line_file finds
+lines and notices most replaced or truncated files, dataset.spec.path_pattern decides which folders are ready.
 
 Without `follow` the source is bounded: the files of the first look, each up to its end then, until `look_again`. With
 `follow`, every `poll` seconds brings new lines and new files; a last line counts once it has its line feed, and a
