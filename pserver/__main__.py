@@ -10,6 +10,7 @@ from millrace import logs, worker_process
 from millrace.failpoints import arm
 from millrace.lifecycle import end_with_parent, stop_flag
 from millrace.rpc.rendezvous import RendezvousClient, renewed_identity
+from millrace.timeline import recording
 from pserver.config import ShardProcess
 from pserver.server.shard_server import ShardServer
 
@@ -23,6 +24,7 @@ def serve(config: ShardProcess) -> None:
         config.sees.check(f"shard-{config.shard}")
     with stop_flag() as stopping:
         with (
+            recording(config.trace),
             renewed_identity(config.launcher, config.credentials) as identity,
             ShardServer(config, config.socket, failed=stopping.set, identity=identity) as server,
         ):

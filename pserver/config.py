@@ -12,6 +12,7 @@ from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
 from millrace.shared_folder import SharedFolder
+from millrace.timeline import TracePart
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest float32; tables count and learn in float32."""
@@ -318,5 +319,7 @@ class ShardProcess(Section):
     """Largest message; a step that needs a larger one is refused."""
     faults: tuple[ArmedFailpoint, ...] = ()
     """Failpoints at which this process is killed, in fault runs."""
+    trace: TracePart | None = None
+    """The timeline that this process records."""
     end_with_stdin: bool = True
     """Whether the process ends when standard input closes, that is, when the launcher has ended."""

@@ -17,6 +17,7 @@ from millrace.interfaces import address_of
 from millrace.rpc import role
 from millrace.rpc.rendezvous import RendezvousClient, renewed_identity
 from millrace.rpc.tls_listener import TlsEndpoint
+from millrace.timeline import recording
 from trainer.config import WorkerConfig
 from trainer.journal.fencing import end_when_superseded, raise_superseded
 from trainer.rank0.parts import CLOSE_S
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 def run(config: WorkerConfig) -> None:
     """Train; at the end of the job rank 0 writes the report."""
-    with _opened(config) as trainer:
+    with recording(config.trace), _opened(config) as trainer:
         trainer.loop.run()
         if trainer.loop.resizes:
             log.info("the job is resized: generation %d ends", config.generation)

@@ -15,6 +15,7 @@ from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
 from millrace.shared_folder import SharedFolder
+from millrace.timeline import TracePart
 from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
 
 NEWEST_DEFAULTS = 2
@@ -454,6 +455,8 @@ class WorkerConfig(Section):
     """The table of kernels of another job, for a new job whose digests are compared with it; None: by train.matmul."""
     faults: tuple[ArmedFailpoint, ...] = ()
     """Failpoints at which this process is killed, in fault runs."""
+    trace: TracePart | None = None
+    """The timeline that this process records."""
     launcher: LauncherContact | None = None
     """Where this process meets the others and tells the address of its Role service; None: one trainer, by hand."""
     socket: Path | None = None

@@ -28,6 +28,7 @@ from dataset.spec.schema import Schema
 from dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
 from dataset.stream.source import Events, Segment, Source
 from millrace.deadline import Deadline
+from millrace.timeline import Span, span
 
 READ_S = 30.0
 """Longest silence of a source before it counts as unavailable."""
@@ -111,7 +112,9 @@ class SegmentReader:
         for segment in segments:
             for part in split_segment(segment, self._pipe.processes):
                 begin_s = time.monotonic()
-                work = reject_early(part, self._events(pass_number, part), self._config.max_event_bytes, lines=lines)
+                with span(Span.READING):
+                    events = self._events(pass_number, part)
+                    work = reject_early(part, events, self._config.max_event_bytes, lines=lines)
                 tally.source_s += time.monotonic() - begin_s
                 yield work
 

@@ -14,6 +14,7 @@ from dataset.pipe.command import Command
 from dataset.pipe.process import PipeProcessFailed
 from dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner
 from dataset.stream.errors import PipeFailed
+from millrace.timeline import Span, span
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class PipePool:
             attempt += 1
             begin_s = time.monotonic()
             try:
-                outcome = runner.run(work)
+                with span(Span.PIPE):
+                    outcome = runner.run(work)
                 outcome.parse_s = time.monotonic() - begin_s - outcome.pipe_s
                 return outcome
             except PipeProcessFailed as failure:

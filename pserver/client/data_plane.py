@@ -20,6 +20,7 @@ from millrace.retry import Backoff
 from millrace.rpc import data_sockets
 from millrace.rpc.data_sockets import Context, DataAddress, DataConnection, KeyPair
 from millrace.rpc.shared_memory import MemoryOffer, SharedMemory
+from millrace.timeline import Span, span
 from millrace.traffic import LinkTraffic
 from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StepTimedOut
 from pserver.protocol import frames, statuses
@@ -198,7 +199,8 @@ class DataPlane:
 
     def _read(self, wait_ms: int) -> None:
         """Read what is here, after a wait of at most `wait_ms` for something."""
-        ready = dict(self._poller.poll(wait_ms))
+        with span(Span.WAIT):
+            ready = dict(self._poller.poll(wait_ms))
         for link in self._links if ready else ():
             connection = link.connection
             while connection and (message := data_sockets.receive(connection.socket)) is not None:

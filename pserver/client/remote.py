@@ -22,6 +22,7 @@ from millrace.identity.credentials import Identity
 from millrace.retry import Backoff
 from millrace.rpc.data_sockets import DataAddress, KeyPair
 from millrace.rpc.shared_memory import MemoryOffer
+from millrace.timeline import Span, recorded, span
 from millrace.traffic import Links, links_of
 from pserver.client.connection import ShardConnection
 from pserver.client.data_plane import Call, DataPlane, Greeting
@@ -204,6 +205,7 @@ class RemoteShards:
         self._num_announced += 1
         return self._announce(FIRST_BATCH + self._num_announced, tables, learn=learn)
 
+    @recorded(Span.LOOKUP)
     def _announce(self, number: int, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
         self._announcements.make_room(MAX_ANNOUNCING)
         routed = {name: self._placement.route(keys) for name, keys in tables.items()}
@@ -245,9 +247,23 @@ class RemoteShards:
         """See Shards."""
         learnt = None if batch is None else self._ready(batch)
         wanted = None if following is None else self._ready(following)
+        with span(Span.PUSH):
+            calls = self._push(step, learnt, gradients or {}, wanted, scale, deadline)
+        return self._rows(calls, wanted)
+
+    def _push(
+        self,
+        step: int,
+        learnt: AnnouncedBatch | None,
+        gradients: Mapping[str, Gradients],
+        wanted: AnnouncedBatch | None,
+        scale: StepScale,
+        deadline: Deadline,
+    ) -> list[Call]:
+        """Send every shard its part of an exchange."""
         calls = []
         for shard in range(len(self._connections)):
-            part = {} if learnt is None else _gradients_part(learnt, gradients or {}, shard, self._steps.empty(shard))
+            part = {} if learnt is None else _gradients_part(learnt, gradients, shard, self._steps.empty(shard))
             request = self._request(
                 DataCall.EXCHANGE,
                 step=step,
@@ -257,7 +273,7 @@ class RemoteShards:
                 parts=tuple((name, len(push.show_U)) for name, push in part.items()),
             )
             calls.append(self._steps.send(shard, request, frames.gradient_frames(part), deadline))
-        return self._rows(calls, wanted)
+        return calls
 
     def _ready(self, batch: Prepared) -> AnnouncedBatch:
         """The batch, once every shard has found its rows."""
@@ -268,6 +284,7 @@ class RemoteShards:
             pass
         return batch
 
+    @recorded(Span.PULL)
     def _rows(self, calls: Sequence[Call], batch: AnnouncedBatch | None) -> dict[str, F32] | None:
         """Wait for the replies; the rows of a batch, if one was requested."""
         self._waiting, rows = calls, None

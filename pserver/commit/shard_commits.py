@@ -28,6 +28,7 @@ from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
 from millrace.failpoints import Failpoint, failpoint
 from millrace.keys import NUM_BUCKETS, unique_keys
+from millrace.timeline import Span, recorded
 from pserver.commit.change_files import FOLDER as CHANGES
 from pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
 from pserver.commit.late_writes import LateWriter
@@ -93,6 +94,7 @@ class ShardStores:
 
     # --- making a commit -------------------------------------------------------------------------------------------
 
+    @recorded(Span.COMMIT)
     def snapshot(self, version: int, changes_since: int | None = None) -> int:
         """Copy the rows changed since the last commit; returns their number. `version` is the last closed pass.
 
@@ -106,6 +108,7 @@ class ShardStores:
         failpoint(Failpoint.SNAPSHOT_TAKEN)
         return sum(len(taken.keys_U) for taken in tables.values())
 
+    @recorded(Span.COMMIT)
     def write(self, folder: Path, deadline: Deadline) -> ShardCommitPart:
         """Write the snapshot to the stores, and their whole state below `folder`, synced.
 

@@ -23,6 +23,7 @@ from millrace.errors import MillraceError, Unavailable
 from millrace.rpc import data_sockets
 from millrace.rpc.data_sockets import DataListener
 from millrace.rpc.shared_memory import SharedMemory
+from millrace.timeline import Span, span
 from millrace.traffic import LinkTraffic, links_of
 from pserver.errors import InvalidShardCall, MessageTooLarge, StepTimedOut
 from pserver.protocol import frames, statuses
@@ -178,7 +179,8 @@ class DataServer:
         for source in (self._listener.router, self._listener.admission, self._listener.events, self._wake):
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
-            ready = dict(poller.poll(self._wait_ms()))
+            with span(Span.WAIT):
+                ready = dict(poller.poll(self._wait_ms()))
             if self._listener.admission in ready:
                 self._listener.admit()
             if self._listener.events in ready:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from millrace.rpc.tls_listener import TlsEndpoint
+from millrace.timeline import Span, recorded
 from pserver.commit.part_objects import PartObjects
 from pserver.commit.shard_commits import ShardStores
 from pserver.config import DENSE_SLICES, PartStore, TableSection
@@ -102,6 +103,7 @@ class Shard:
             raise InvalidShardCall(f"no table {name!r} on this shard; it has {', '.join(sorted(self.tables))}")
         return self.tables[name]
 
+    @recorded(Span.LOOKUP)
     def resolve(self, tables: Mapping[str, Keys], *, learn: bool) -> ResolvedBatch:
         """Find the rows of a batch's keys; with `learn`, reserve missing rows. Any thread, ahead of the step."""
         rows, again = {}, {}
@@ -114,6 +116,7 @@ class Shard:
                 rows[name], again[name] = find(keys.keys_U), keys
         return ResolvedBatch(learn, rows, again)
 
+    @recorded(Span.PULL)
     def rows(self, batch: ResolvedBatch, empty: Empty = empty_floats) -> dict[str, F32]:
         """(U, D) the present rows of a batch, by table, in arrays made by `empty`."""
         found = {}
@@ -129,6 +132,7 @@ class Shard:
                 found[name] = table.gather(frozen(rows_U), empty)
         return found
 
+    @recorded(Span.PUSH)
     def apply(self, pushes: Sequence[Push], version: int) -> None:
         """Merge the pushes in the given order and apply them. They must agree on the samples of the step."""
         samples = {push.batch_samples for push in pushes}
@@ -170,6 +174,7 @@ class Shard:
         for table in self.tables.values():
             table.open_pass()
 
+    @recorded(Span.CLOSE)
     def close_pass(self, day: int, version: int) -> str:
         """Make `version`: set the day of touched rows. Returns the digest, in hex, of the rows changed by pushes."""
         self._feed.seal()  # from here on, rows of the version before are deleted

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 
 from millrace.failpoints import Failpoint, failpoint
+from millrace.timeline import stepped
 from pserver.config import ShardProcess
 from pserver.errors import InvalidShardCall, StaleGeneration
 from pserver.protocol.frames import DataRequest
@@ -105,6 +106,7 @@ class StepCalls:
         if self.config.num_ranks == 1:
             failpoint(Failpoint.PARTLY_PUSHED)
         self._ledger.steps.applied()
+        stepped()
         self._turn.notify_all()
 
     def may_answer(self, request: DataRequest) -> bool:

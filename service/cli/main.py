@@ -9,6 +9,7 @@ import typer
 
 import millrace
 from millrace.lifecycle import exit_code_of
+from millrace.timeline import parse_window
 from service.cli.arguments import Overrides, SpecFile
 from service.cli.export_commands import exporting
 from service.cli.fault_commands import faults
@@ -57,6 +58,15 @@ Listen = Annotated[
     str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, for example at 127.0.0.1:8080.")
 ]
 
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        "--trace",
+        metavar="steps=N[,after=M]",
+        help="Record a timeline of N steps of every worker, after M others, as trace.json of the store, for Perfetto.",
+    ),
+]
+
 
 @cli.command()
 def run(
@@ -64,9 +74,11 @@ def run(
     overrides: Overrides = [],  # noqa: B006  # typer copies it
     fresh: Fresh = False,
     listen: Listen = None,
+    trace: Trace = None,
 ) -> None:
     """Run a job in the foreground until its stream ends, or Ctrl-C."""
-    raise typer.Exit(run_job(load_job(job, overrides), choose_show(), fresh=fresh, listen=listen))
+    window = None if trace is None else parse_window(trace)
+    raise typer.Exit(run_job(load_job(job, overrides), choose_show(), fresh=fresh, listen=listen, trace=window))
 
 
 @cli.command()

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from millrace.printable import print_printable
+from millrace.timeline import TraceWindow
 from service.cluster.job_run import open_run, print_outcome
 from service.cluster.store import REPORT
 from service.cluster.store_defaults import with_store_defaults
@@ -16,17 +17,19 @@ from service.spec.job import LoadedJob
 GetStatus = Callable[[], Mapping[str, Any]]
 
 
-def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None) -> int:
+def run_job(
+    job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None, trace: TraceWindow | None = None
+) -> int:
     """Run `job` to its end; returns the exit code.
 
-    `listen` = "127.0.0.1:8080" serves the API meanwhile. Raises SpecError where the pipe command, the store or that
-    address cannot be used, before any worker starts or the store is changed.
+    `listen` = "127.0.0.1:8080" serves the API meanwhile. `trace`: the steps of a timeline. Raises SpecError where the
+    pipe command, the store or that address cannot be used, before any worker starts or the store is changed.
     """
     job = job if fresh else with_store_defaults(job)
     check_run(job, fresh=fresh)
     with ExitStack() as held:
         serve = held.enter_context(_listening(job, listen)) if listen else None
-        run = held.enter_context(open_run(job, show.on_line, fresh=fresh))
+        run = held.enter_context(open_run(job, show.on_line, fresh=fresh, trace=trace))
         both = RunThenPredict(run, job, show.on_line)
         with ExitStack() as shown:
             if serve:
@@ -34,6 +37,8 @@ def run_job(job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = Non
             shown.enter_context(show.watching(both.status))
             outcome = both.run()
         code = print_outcome(outcome, run.launcher, run.report, run.store / REPORT)
+        if run.trace:
+            print_printable(f"trace     {run.trace}")
         for line in prediction_lines(both.predicted) if both.predicted else ():
             print_printable(line)
         return code

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millrace.identity.authority import open_authority
 from millrace.shared_folder import SharedFolder
+from millrace.timeline import TraceWindow
 from service.cluster.fetched_commits import check_head
 from service.cluster.job_runner import NextPlan
 from service.cluster.store import IDENTITY, clear_caches, clear_live
@@ -24,15 +25,22 @@ class GenerationPlans:
     """See module docstring. No generation runs during a call."""
 
     def __init__(
-        self, job: LoadedJob, folder: Path, newest: int = 0, *, spare: bool = False, sees: SharedFolder | None = None
+        self,
+        job: LoadedJob,
+        folder: Path,
+        newest: int = 0,
+        *,
+        spare: bool = False,
+        sees: SharedFolder | None = None,
+        trace: TraceWindow | None = None,
     ) -> None:
         """Private files go below `folder`. Numbers of generations are above `newest`.
 
         `spare`: whether workers stand by when the job is resized (service.cluster.standby).
-        `sees`: the store, where each worker must check that its machine sees it.
+        `sees`, `trace`: see plan_job.
         """
         self._job, self._folder, self._newest, self._spare = job, folder, newest, spare
-        self._sees = sees
+        self._sees, self._trace = sees, trace
         self._planned: LoadedJob | None = None
         self._beside: LoadedJob | None = None
         self._until: str | None = None
@@ -84,7 +92,14 @@ class GenerationPlans:
         authority = open_authority(job.store / IDENTITY, job.spec.name) if job.cluster.leaves_machine else None
         folder, until = self._folder / f"g{generation}", None if resizing.stands_by else self._until
         return plan_job(
-            job, folder, generation=generation, until=until, authority=authority, resizing=resizing, sees=self._sees
+            job,
+            folder,
+            generation=generation,
+            until=until,
+            authority=authority,
+            resizing=resizing,
+            sees=self._sees,
+            trace=self._trace,
         )
 
     def _is_resized(self, planned: LoadedJob) -> bool:

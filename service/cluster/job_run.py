@@ -4,7 +4,7 @@ The caller shows it: on a terminal (service.cli.run_command), or to the service 
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from millrace.interfaces import address_of
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
 from millrace.shared_folder import SharedFolder
+from millrace.timeline import TraceWindow
 from service.cluster.external import JoinPoint
 from service.cluster.fetched_commits import check_fresh, fetch_commits
-from service.cluster.generation_plans import GenerationPlans
+from service.cluster.generation_plans import GenerationPlans, in_force, numbers_of
 from service.cluster.job_runner import JobRunner
 from service.cluster.launchers import LauncherSettings, open_launcher
 from service.cluster.replica_joining import feed_answer, replicas_joining
@@ -30,6 +31,7 @@ from service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, W
 from service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
 from service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from service.cluster.supervision import RunOutcome
+from service.cluster.trace_file import begin_trace, finish_trace
 from service.cluster.worker_plan import LOCAL, MODULES
 from service.monitor.lines import summary_lines
 from service.spec.config import ClusterSection
@@ -39,8 +41,12 @@ from service.spec.job import LoadedJob
 class JobRun:
     """A run whose store is claimed. `run` belongs to the main thread; the rest is for any thread."""
 
-    def __init__(self, launcher: JobRunner, store: Path) -> None:
+    def __init__(self, launcher: JobRunner, store: Path, finish_trace: Callable[[], str] = str) -> None:
+        """`finish_trace` is called at the end; see `trace`."""
         self.launcher, self.store = launcher, store
+        self._finish_trace = finish_trace
+        self.trace = ""
+        """Where the trace is, in words; "" without one."""
         self.report: Mapping[str, Any] = {}
         """The report that the chief wrote at its end."""
         self._end: Mapping[str, Any] = {}
@@ -48,6 +54,7 @@ class JobRun:
     def run(self) -> RunOutcome:
         """Run the job to its end; see JobRunner.run."""
         outcome = self.launcher.run()
+        self.trace = self._finish_trace()
         self.report = read_report(self.store / REPORT)
         self._end = last_status(outcome, self.report, self.launcher.status())
         return outcome
@@ -59,13 +66,19 @@ class JobRun:
 
 @contextmanager
 def open_run(
-    job: LoadedJob, on_line: OnLine, *, fresh: bool = False, paused: bool = False, private: Path | None = None
+    job: LoadedJob,
+    on_line: OnLine,
+    *,
+    fresh: bool = False,
+    paused: bool = False,
+    private: Path | None = None,
+    trace: TraceWindow | None = None,
 ) -> Iterator[JobRun]:
     """The run of `job` in its store, which is claimed until the context ends.
 
     `fresh` removes the old content of the store. `paused`: the run begins without planning a pass of events.
-    `private`: the folder for configurations of workers, instead of one in the store. Raises SpecError where the store
-    cannot be used.
+    `private`: the folder for configurations of workers, instead of one in the store. `trace`: the steps of a timeline.
+    Raises SpecError where the store cannot be used.
     """
     if fresh:
         check_fresh(job)
@@ -82,9 +95,20 @@ def open_run(
         held.enter_context(replicas_joining(job, on_line))
         limits = restart_limits(job.spec.cluster)
         spare, sees = isinstance(launcher, SpareLauncher), held.enter_context(_seen_by_workers(job))
-        plans = GenerationPlans(job, folder, newest, spare=spare, sees=sees)
+        plans = GenerationPlans(job, folder, newest, spare=spare, sees=sees, trace=trace)
         runner = JobRunner(job.spec.name, plans.phases(), on_line, launcher=launcher, restarts=limits, standbys=plans)
-        yield JobRun(runner, store)
+        if trace is None:
+            yield JobRun(runner, store)
+            return
+        begin_trace(store)
+        yield JobRun(runner, store, lambda: finish_trace(store, _workers(job)))
+
+
+def _workers(job: LoadedJob) -> list[str]:
+    """The names of the workers in force."""
+    trainers, shards = numbers_of(in_force(job))
+    numbers = (WorkerRole.TRAINER, trainers), (WorkerRole.SHARD, shards)
+    return [f"{role}-{number}" for role, count in numbers for number in range(count)]
 
 
 def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:

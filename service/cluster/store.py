@@ -46,6 +46,10 @@ OUTPUT = "output"
 """The output of the workers of a hosted job; see service.jobs.output_files."""
 PAUSED = "paused"
 """While this file exists, the chief plans no pass of events (trainer.rank0.planner)."""
+TRACE = "trace.json"
+"""The timeline of the last run with --trace."""
+TRACE_PARTS = "trace-parts"
+"""The timelines of the workers of such a run; removed when they are in TRACE."""
 IDENTITY = AUTHORITY_FOLDER
 """The certificate authority of the job and its join token; kept by `--fresh`, so that tokens stay valid."""
 SHARED = SHARED_FOLDER
@@ -56,6 +60,7 @@ MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", OUTPUT, PAUSED, SHARED),
+    *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS),
 )
 """All files that a run leaves in its store, and all that `--fresh` removes."""
 

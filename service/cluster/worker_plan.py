@@ -20,10 +20,11 @@ from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
 from millrace.shared_folder import SharedFolder
+from millrace.timeline import TracePart, TraceWindow
 from pserver.config import TableSection
 from service.cluster.inputs import input_files
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
-from service.cluster.store import CACHE, LIVE
+from service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
 from trainer.control.job_spec import STALL_SHARE, tables_on_shards
@@ -116,14 +117,15 @@ def plan_job(
     authority: Authority | None = None,
     resizing: ResizeRole = ResizeRole(),
     sees: SharedFolder | None = None,
+    trace: TraceWindow | None = None,
 ) -> JobPlan:
     """The processes of generation `generation` of `job`, with certificates of `authority` if there is one.
 
     Another launcher than the local one signs those of its workers when they join.
 
     `cores` of this machine (all, unless given) are shared equally by the trainers. `until` = "logged": train what the
-    log holds, commit, and end.
-    `sees`: the store, where each worker must check that its machine sees it.
+    log holds, commit, and end. `sees`: the store, where each worker must check that its machine sees it. `trace`: the
+    steps of which every process records a timeline.
     """
     secret = secrets.token_hex(32)
     cluster = job.cluster
@@ -158,10 +160,25 @@ def plan_job(
         max_silent_s=job.spec.train.step_deadline * STALL_SHARE,
         secret=secret,
     )
+    plan = plan if trace is None else _traced(plan, trace, job.store / TRACE_PARTS)
     if authority is None:
         return plan
     head = authority.identity(authority.name(generation, PeerRole.HEAD, 0))
     return replace(_certified(plan, authority) if cluster.launcher == LOCAL else plan, head=head)
+
+
+def _traced(plan: JobPlan, window: TraceWindow, folder: Path) -> JobPlan:
+    """The plan, with a timeline of each worker in a file of `folder`."""
+
+    def traced(spec: WorkerSpec) -> WorkerSpec:
+        part = TracePart(window=window, file=folder / f"g{plan.generation}-{spec.name}.json")
+        return replace(spec, config={**spec.config, "trace": part.model_dump(mode="json")})
+
+    return replace(
+        plan,
+        shards=tuple(traced(spec) for spec in plan.shards),
+        trainers=tuple(traced(spec) for spec in plan.trainers),
+    )
 
 
 def _certified(plan: JobPlan, authority: Authority) -> JobPlan:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -26,12 +26,12 @@ class RunningJob:
     Whatever is waited for is named, with all that the job said, when it has not come by a deadline.
     """
 
-    def __init__(self, job: Path, folder: Path, *settings: str) -> None:
+    def __init__(self, job: Path, folder: Path, *settings: str, options: Sequence[str] = ()) -> None:
         self.store = folder / "store"
         more = [part for setting in (*settings, f"store.path={self.store}") for part in ("--set", setting)]
         self.said: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "run", str(job), *more],
+            [sys.executable, "-m", "service", "run", str(job), *more, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -20,6 +20,7 @@ from millrace.deadline import Deadline
 from millrace.durable import NO_ROOM, REAL, Disk
 from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint, failpoint
+from millrace.timeline import Span, recorded
 from pserver.errors import StoreDamaged
 from pserver.protocol.shards import ShardCommitPart, Shards
 from trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
@@ -253,6 +254,7 @@ class Committer:
                 f"is the last one: {self._failing[1]}"
             )
 
+    @recorded(Span.COMMIT)
     def _make(self, version: int, saved: CapturedState, held_for: tuple[_ExactRequest, ...]) -> Commit:
         """Make `version` restorable. Until step 4 a restart uses the previous commit.
 

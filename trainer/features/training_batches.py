@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dataset.samples.batch import F32, Samples
+from millrace.timeline import Span, span
 from pserver.protocol.shards import Keys, Prepared, Shards
 from trainer.config import TaskSection
 from trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
@@ -83,7 +84,8 @@ class BatchMaker:
 
     def make(self, pass_number: int, samples: Samples) -> TrainingBatch:
         """A batch of samples of a pass."""
-        lookups = tuple(each.lookup(samples) for each in self._deduplicators)
+        with span(Span.LOOKUP):
+            lookups = tuple(each.lookup(samples) for each in self._deduplicators)
         batch = TrainingBatch(samples, lookups, NOT_YET, *targets(samples, self._tasks, self._weight_slot))
         if not self._prepares:
             return batch

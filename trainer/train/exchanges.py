@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from dataset.samples.batch import F32
 from millrace.deadline import Deadline
+from millrace.timeline import Span, span
 from pserver.protocol.shards import Gradients, Shards, StepScale
 from trainer.features.training_batches import TrainingBatch
 from trainer.status.step_clock import StepClock, WaitsFor
@@ -101,7 +102,8 @@ class Exchanges:
 
     def _following(self) -> TrainingBatch | None:
         self._clock.at(WaitsFor.PIPE)
-        return next(self._batches, None)
+        with span(Span.WAIT):
+            return next(self._batches, None)
 
     def _begun(self, call: Callable[[], Rows]) -> Callable[[], Rows]:
         """Make a call, or have the thread make it after those before it; returns how its result is awaited."""
@@ -110,7 +112,7 @@ class Exchanges:
             return lambda: rows
         future = self._thread.submit(call)
         self._running = [*(each for each in self._running if not each.done()), future]
-        return future.result
+        return lambda: _awaited(future)
 
     def _next(self) -> StepInput:
         batch, rows = self._coming.popleft()
@@ -118,3 +120,8 @@ class Exchanges:
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._step_s)
+
+
+def _awaited(future: Future[Rows]) -> Rows:
+    with span(Span.WAIT):
+        return future.result()

@@ -16,6 +16,7 @@ import torch
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.seeds import derive
+from millrace.timeline import Span, span, stepped
 from pserver.consistency.policy import StepFigures
 from pserver.protocol.shards import Gradients
 from trainer.features.training_batches import TrainingBatch
@@ -88,7 +89,8 @@ class TrainLoop:
             self._request_plan()
             self._train(plan)
             progress.step.begin(WaitsFor.CLOSE)
-            committed = parts.closer.close(plan, self._commit_is_due)
+            with span(Span.CLOSE):
+                committed = parts.closer.close(plan, self._commit_is_due)
             progress.step.end()
             self._publish()
             if committed:
@@ -132,7 +134,8 @@ class TrainLoop:
         while True:
             action = self._next_action() if ranks.rank == 0 else None
             clock.begin(WaitsFor.TRAINERS)
-            message = ranks.broadcast(action)
+            with span(Span.WAIT):
+                message = ranks.broadcast(action)
             clock.end()
             if "over" in message:
                 return None
@@ -203,7 +206,7 @@ class TrainLoop:
     def _commit(self) -> None:
         """All ranks: bring the dense part together; rank 0 begins a commit with it."""
         parts = self._parts
-        with self._spent.part(LoopPart.COMMIT):
+        with self._spent.part(LoopPart.COMMIT), span(Span.COMMIT):
             dense = parts.dense.consolidate()
             if parts.committer is not None:
                 parts.committer.begin(parts.progress.version, dense)
@@ -232,8 +235,12 @@ class TrainLoop:
         parts.stepper.open_pass(plan.number)
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         at, step = parts.exchanges.begin(batches, learn=plan.learn), 0
-        while (common := self._agree(at.batch)).more:
-            at = self._learn(step, at, common) if plan.learn else self._predict(step, at, common)
+        common = self._agree(at.batch)
+        while common.more:
+            with span(Span.STEP):
+                at = self._learn(step, at, common) if plan.learn else self._predict(step, at, common)
+                common = self._agree(at.batch)
+            stepped()
             step += 1
         clock.at(WaitsFor.SHARDS)
         parts.exchanges.finish()
@@ -257,7 +264,8 @@ class TrainLoop:
         if batch is not None:
             weights = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
             mine = StepFigures(weights, len(batch.samples), num_batches=1)
-        figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
+        with span(Span.WAIT):
+            figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
         if news is not None:
             self._handle_news(news)
         weight = {task.name: figures.weights[i] for i, task in enumerate(tasks)}
@@ -271,20 +279,22 @@ class TrainLoop:
         gradients: dict[str, Gradients] | None = None
         finite = True
         if batch is not None:
-            parts.dense.take(at.rows)
-            parts.dense.buffers.save()
-            forward = parts.stepper.forward(batch, at.rows, common.weight)
-            parts.observer.observe(batch, forward, step)
-            with self._spent.part(LoopPart.BACKWARD):
+            with span(Span.FORWARD):
+                parts.dense.take(at.rows)
+                parts.dense.buffers.save()
+                forward = parts.stepper.forward(batch, at.rows, common.weight)
+                parts.observer.observe(batch, forward, step)
+            with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
                 gradients, finite = parts.stepper.backward(batch, forward)
         clock.at(WaitsFor.TRAINERS)
-        if batch is not None or parts.dense.communicates(step):
-            parts.dense.after_backward(step, parts.stepper.scale.value)
-        if gradients is not None:
-            gradients |= parts.dense.push()
-        apply = self._all_finite(step, finite)
+        with span(Span.REDUCE):
+            if batch is not None or parts.dense.communicates(step):
+                parts.dense.after_backward(step, parts.stepper.scale.value)
+            if gradients is not None:
+                gradients |= parts.dense.push()
+            apply = self._all_finite(step, finite)
         if apply:
-            with self._spent.part(LoopPart.BACKWARD):
+            with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
                 parts.dense.step()
         elif batch is not None:
             parts.dense.buffers.restore()
@@ -295,9 +305,10 @@ class TrainLoop:
         parts = self._parts
         if at.batch is not None:
             parts.progress.step.at(WaitsFor.MODEL)
-            forward = parts.stepper.predict(at.batch, at.rows, common.weight)
-            parts.observer.observe(at.batch, forward, step)
-            parts.observer.infer(at.batch, forward, step)
+            with span(Span.FORWARD):
+                forward = parts.stepper.predict(at.batch, at.rows, common.weight)
+                parts.observer.observe(at.batch, forward, step)
+                parts.observer.infer(at.batch, forward, step)
         return parts.exchanges.follow()
 
     def _all_finite(self, step: int, finite: bool) -> bool:

@@ -1,0 +1,104 @@
+"""The trace of a run: the timelines of its workers, put together as one file in the trace format of Chrome.
+
+Perfetto (https://ui.perfetto.dev) and chrome://tracing read it. Workers are processes of the trace, their threads are
+its threads. millrace.timeline records the parts, one file for each worker, below the store on the worker's machine.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace import documents
+from millrace.durable import REAL, write_whole, writing
+from millrace.timeline import FORMAT, Span
+from service.cluster.store import TRACE, TRACE_PARTS
+
+MAX_PART_BYTES = 64 << 20
+"""Longest part; one with the most spans has about 10 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The timeline of one worker."""
+
+    worker: str
+    content: Mapping[str, Any]
+
+    @property
+    def anchor(self) -> tuple[str, int]:
+        """The clock of its machine, and what to add to its times to get wall time."""
+        return self.content["clock"], self.content["wall_ns"] - self.content["monotonic_ns"]
+
+
+def begin_trace(store: Path) -> None:
+    """Remove the trace of an earlier run."""
+    shutil.rmtree(store / TRACE_PARTS, ignore_errors=True)
+    with writing(store / TRACE):
+        (store / TRACE).unlink(missing_ok=True)
+
+
+def finish_trace(store: Path, workers: Sequence[str]) -> str:
+    """Put the parts of the newest generation together, and remove all parts. Returns a sentence about it.
+
+    `workers`: all names. Raises Unwritable.
+    """
+    parts, unread = _read(store / TRACE_PARTS)
+    if not parts:
+        return f"no worker has recorded a timeline{unread}"
+    with writing(store / TRACE):
+        write_whole(REAL, store / TRACE, _encoded(parts))
+    shutil.rmtree(store / TRACE_PARTS, ignore_errors=True)
+    missing = sorted({*workers} - {part.worker for part in parts})
+    lacks = f"; it lacks {', '.join(missing)}: killed, or on another machine in {store / TRACE_PARTS}" * bool(missing)
+    num_dropped = sum(part.content["dropped"] for part in parts)
+    dropped = f"; {num_dropped} older spans were dropped" * bool(num_dropped)
+    return f"{store / TRACE}{lacks}{dropped}{unread}"
+
+
+def _read(folder: Path) -> tuple[list[_Part], str]:
+    """The parts of the newest generation with any, by name of the worker; and what is wrong with others, in words."""
+    found: dict[int, list[_Part]] = {}
+    wrong = []
+    for path in sorted(folder.glob("g*-*.json")):
+        generation, _, worker = path.stem[1:].partition("-")
+        try:
+            content = documents.read_object(path, MAX_PART_BYTES)
+            if content.get("format") != FORMAT:
+                raise ValueError(f"{path} is of format {content.get('format')}, not {FORMAT}")
+            found.setdefault(int(generation), []).append(_Part(worker, content))
+        except (OSError, ValueError) as error:
+            wrong.append(str(error))
+    return found[max(found)] if found else [], "".join(f"; {why}" for why in wrong)
+
+
+def _encoded(parts: Sequence[_Part]) -> bytes:
+    anchors: dict[str, int] = {}
+    for clock, wall_ns in (part.anchor for part in parts):
+        anchors.setdefault(clock, wall_ns)  # one for each machine, whose processes read the same clock
+    begins_ns = [span[2] + anchors[part.anchor[0]] for part in parts for span in part.content["spans"]]
+    zero_ns = min(begins_ns, default=0)
+    events = [
+        event
+        for process, part in enumerate(parts, 1)
+        for event in _events(process, part, anchors[part.anchor[0]] - zero_ns)
+    ]
+    about = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"begin_wall_s": zero_ns / 1e9}}
+    return json.dumps(about, separators=(",", ":")).encode()
+
+
+def _events(process: int, part: _Part, shift_ns: int) -> Iterator[dict[str, Any]]:
+    """The events of one worker: its names, then its spans."""
+    content = part.content
+    named = {"ph": "M", "pid": process}
+    yield {**named, "name": "process_name", "args": {"name": part.worker}}
+    yield {**named, "name": "process_sort_index", "args": {"sort_index": process}}
+    for thread, name in enumerate(content["threads"]):
+        yield {**named, "tid": thread, "name": "thread_name", "args": {"name": name}}
+    for kind, thread, begin_ns, end_ns, step in content["spans"]:
+        name = content["names"][kind]
+        times = {"ts": (begin_ns + shift_ns) / 1e3, "dur": (end_ns - begin_ns) / 1e3}
+        args = {"args": {"step": step}} if name == Span.STEP else {}
+        yield {"ph": "X", "pid": process, "tid": thread, "name": name, "cat": name, **times, **args}
