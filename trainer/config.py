@@ -117,7 +117,9 @@ class TrainSection(Section):
     """How a training step works."""
 
     mode: Literal["sync", "async", "geo"] = "sync"
-    """Consistency of training: "sync"; the others are not built yet."""
+    """Consistency of training. "sync": all trainers take each step together, and a job has the same bits at every run.
+    "async": no trainer waits for another before the end of a pass; the shards apply gradients as they come. Every event
+    counts once; weights differ a little from run to run. It needs dense = "shards". "geo" is not built yet."""
     staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
     """Number of steps by which rows lag behind, at most 8: a step reads them as they were that many steps before.
 
@@ -176,8 +178,13 @@ class TrainSection(Section):
     def _built(self) -> "TrainSection":
         if self.staleness and self.mode != "sync":
             raise ValueError(f'staleness counts steps of mode = "sync"; mode = "{self.mode}" has none: remove one')
-        if self.mode != "sync":
-            raise ValueError(f'mode = "{self.mode}" is not built yet; use "sync"')
+        if self.mode == "geo":
+            raise ValueError('mode = "geo" is not built yet; use "sync" or "async"')
+        if self.mode == "async" and self.dense != "shards":
+            raise ValueError(
+                f'mode = "async" does not work with dense = "{self.dense}", for which trainers meet in every step; '
+                'set dense = "shards"'
+            )
         if self.dense == "shards" and (trouble := self._not_on_shards()):
             raise ValueError(f'dense = "shards" does not work with {trouble}')
         if self.learn_until is not None and not self.learn:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from millrace.errors import SpecError
+from pserver.consistency.asynchronous import Async
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 
-POLICIES: dict[str, Callable[[int], Consistency]] = {Sync.name: Sync}
+POLICIES: dict[str, Callable[[int], Consistency]] = {Sync.name: Sync, Async.name: Async}
 """By `train.mode`: makes the policy with a staleness."""
 
 

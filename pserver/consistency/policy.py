@@ -1,8 +1,8 @@
 """The seam of consistency: one policy object, read by the training loop and by every shard.
 
 A policy answers three questions. When is a push applied? `steps`, on a shard. Whom does a rank wait for? `steps` on a
-shard, `staleness`, `agree` and `num_bad` in the loop. What does a close promise? `promised`, at the close. A policy
-decides only: it holds no rows and no locks; shards wait on its behalf.
+shard, `staleness`, `agree`, `num_bad` and `settle` in the loop. What does a close promise? `promised`, at the close. A
+policy decides only: it holds no rows and no locks; shards wait on its behalf.
 
 The choice between policies is pserver.consistency.modes' work.
 """
@@ -31,6 +31,10 @@ class Peers(Protocol):
 
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """The message of rank 0 on all ranks; the other ranks pass None."""
+        ...
+
+    def meet(self) -> None:
+        """Wait until all ranks call it, however long the slowest one takes."""
         ...
 
 
@@ -91,6 +95,10 @@ class Consistency(Protocol):
 
     name: str
     """As in `train.mode`."""
+    repeatable: bool
+    """Whether a pass that is trained again has the same weights and predictions. If not, only its counts are equal."""
+    meets_in_steps: bool
+    """Loop: whether all ranks hear news in `agree`. If not, only rank 0 does, and the others when a pass ends."""
 
     @property
     def staleness(self) -> int:
@@ -110,6 +118,10 @@ class Consistency(Protocol):
 
     def num_bad(self, peers: Peers, good: bool) -> int:
         """Loop, before a push: the number of ranks whose loss or gradient is not finite; if any, none may push."""
+        ...
+
+    def settle(self, peers: Peers) -> None:
+        """Loop, after the last push of this rank in a pass: return once the pushes of all ranks are applied."""
         ...
 
     def promised(self, digests: Mapping[str, str]) -> dict[str, str]:

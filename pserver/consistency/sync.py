@@ -78,6 +78,8 @@ class Sync:
     """See module docstring, and Consistency."""
 
     name = "sync"
+    repeatable = True
+    meets_in_steps = True
 
     def __init__(self, staleness: int = 0) -> None:
         self._staleness = staleness
@@ -102,6 +104,9 @@ class Sync:
     def num_bad(self, peers: Peers, good: bool) -> int:
         """See Consistency: counted over all ranks."""
         return int(peers.sum(np.array([not good], np.int64))[0])
+
+    def settle(self, peers: Peers) -> None:
+        """See Consistency: the answer to the last push came after the pushes of all ranks."""
 
     def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
         """See Consistency: all of them."""

@@ -101,9 +101,10 @@ class StepCalls:
 
     def _apply_due(self, pass_number: int) -> None:
         """Apply the pushes that are due."""
-        pushes = [self._pushes.pop(key, None) for key in self._ledger.steps.due()]
+        due = self._ledger.steps.due()
+        pushes = [self._pushes.pop(key, None) for key in due]
         self._shard.apply([push for push in pushes if push is not None], pass_number)
-        if self.config.num_ranks == 1:
+        if len(due) == 1:
             failpoint(Failpoint.PARTLY_PUSHED)
         self._ledger.steps.applied()
         stepped()

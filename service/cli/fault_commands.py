@@ -16,6 +16,7 @@ from service.faults.summary_table import table_of, total_line
 from service.monitor.lines import labelled
 
 BY_CLOSES = "every close, the report and every file exported, compared with the undisturbed run's"
+BY_COUNTS = "events and counts of every close and of the report, and the exports made: in this mode weights differ"
 BY_RERUN = "every close and the digest, compared with a rerun of the run's own log; each request acted once"
 
 
@@ -58,7 +59,8 @@ def faults(
     for number in range(1, rounds + 1):
         found.append(runs.disturbed(number, show))
         console.print(f"round {number}: {total_line(found[-1:])}{_trouble(found[-1])}", soft_wrap=True)
-    console.print(table_of(found, BY_RERUN if runs.by_rerun else BY_CLOSES))
+    by_closes = BY_CLOSES if runs.repeatable else BY_COUNTS
+    console.print(table_of(found, BY_RERUN if runs.by_rerun else by_closes))
     console.print(f"{total_line(found)} (seed {chosen})")
     if all(each.identical for each in found):
         runs.clear()

@@ -18,6 +18,8 @@ from trainer.control.job_log import log_records, read_history
 OperationT = TypeVar("OperationT", log_records.ExportOperation, log_records.ExportedOperation)
 CUT = ("type", "version", "timeline", "parent", "why", "all")
 """Fields of a logged export that must be equal in two runs."""
+CUT_WORDS = " as it was cut"
+"""End of the description of those fields."""
 TIMES, SAMPLED = ("made_at", "passed_at"), ("golden", "files")
 """Fields of manifests that may differ: times, and the samples of the golden predictions. A trainer takes the samples
 that it saw last, and one that has just started saw few. Files are compared by themselves."""
@@ -31,7 +33,7 @@ def exported_of(job: LoadedJob, log: Path) -> Exported:
     """All values that must be equal in two runs. `log`: a folder with every record ever logged."""
     found: dict[str, Any] = {}
     for each in _operations(log, log_records.ExportOperation):
-        found[f"{each.stream} {each.timeline}/{each.name} as it was cut"] = {key: getattr(each, key) for key in CUT}
+        found[f"{each.stream} {each.timeline}/{each.name}{CUT_WORDS}"] = {key: getattr(each, key) for key in CUT}
     for stream, folder in _folders(job):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.name != GOLDEN:

@@ -17,11 +17,12 @@ from millrace.config import load_toml
 from millrace.done_markers import DONE
 from millrace.errors import MillraceError, SpecError
 from millrace.failpoints import ArmedFailpoint, Failpoint
+from pserver.consistency.modes import policy_of
 from service.cluster.runtime import OnLine
 from service.cluster.store import REPORT, RERUNS
 from service.cluster.supervision import RunOutcome
 from service.faults.deaths import AtFailpoint, Death, JobFeatures, deaths, failpoint_places
-from service.faults.export_comparison import Exported, differing, export_violations, exported_of
+from service.faults.export_comparison import CUT_WORDS, Exported, differing, export_violations, exported_of
 from service.faults.injection import DeathRecord, Deaths, run
 from service.faults.operator import FaultRunOperator, OperatorRequest, request_violations
 from service.history.rerun import rerun_job
@@ -33,6 +34,9 @@ from trainer.control.job_spec import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
 """Fields of the report that must be equal."""
+COUNTED = ("events", "samples", "rejected", "passes", "positions")
+"""Those of a mode whose weights differ from run to run; see counts_of."""
+COUNTED_OF_CLOSES = ("number", "day", "events", "samples", "rejected", "event_time_s")
 COMMITS = ("commit.every_passes=2", "commit.keep=2")
 """Many commits, of which few are kept. The user's own settings override them."""
 FALLBACK = ArmedFailpoint(point=Failpoint.CLOSED, hit=6)
@@ -90,6 +94,8 @@ class FaultRuns:
         self._raw = load_toml(path, overrides)
         _check_stream(asked, events)
         self.operated, self._seed = operated, seed
+        self.repeatable = policy_of(asked.spec.train.mode).repeatable
+        """Whether weights and metrics are compared, not only events and counts."""
         self.by_rerun = operated or asked.spec.passes.cut == "arrival"
         self._ours = [*_overrides(asked, events), *([KEEP_ALL] if self.by_rerun else [])]
         if self.folder.exists():
@@ -113,7 +119,7 @@ class FaultRuns:
         if outcome.code != 0 or seen.unasked:
             raise MillraceError(f"the job fails without any fault: {outcome.reason}; its store is {job.store}")
         self._kernels = next((table.kernels for _, table in read_history(seen.log).matmuls()), None)
-        self._calm = seen.closes, report_of(job.store), exported_of(job, seen.log)
+        self._calm = self._seen(job, seen, exported_of(job, seen.log))
         if wrong := list(export_violations(job, seen.log)):
             raise MillraceError(f"the exports of the undisturbed run are wrong: {'; '.join(wrong)}")
         return len(seen.closes)
@@ -150,13 +156,18 @@ class FaultRuns:
         found.num_exports = sum(what.endswith(f"/{DONE}") for what in exported)
         wrong = [*export_violations(job, seen.log), *request_violations(found.requests, seen.log)]
         if not self.by_rerun:
-            return [*differences(self._calm, (seen.closes, report_of(job.store), exported)), *wrong]
+            return [*differences(self._calm, self._seen(job, seen, exported)), *wrong]
         if rerun_job(job, "0", show, keep=True) != 0:
             wrong.append("a rerun of its log differs")
         again = [report_of(store)["digest"] for store in (job.store / RERUNS).iterdir()]
-        if again != [report_of(job.store)["digest"]]:
+        if self.repeatable and again != [report_of(job.store)["digest"]]:
             wrong.append("a rerun of its log has another digest")
         return wrong
+
+    def _seen(self, job: LoadedJob, deaths: Deaths, exported: Exported) -> "Seen":
+        """The results of a run that another one must repeat."""
+        seen = deaths.closes, report_of(job.store), exported
+        return seen if self.repeatable else counts_of(seen)
 
     def clear(self) -> None:
         """Remove every store."""
@@ -214,9 +225,17 @@ Seen = tuple[Mapping[int, Any], Mapping[str, Any], Exported]
 """The results of a run: its closes by number, its report, its exports."""
 
 
+def counts_of(seen: Seen) -> Seen:
+    """Events and counts of the closes and of the report, and the exports that were made, without their content."""
+    closes, reported, exported = seen
+    counted = {number: {key: body.get(key) for key in COUNTED_OF_CLOSES} for number, body in closes.items()}
+    made = {what: value for what, value in exported.items() if what.endswith((CUT_WORDS, f"/{DONE}"))}
+    return counted, {key: reported[key] for key in COUNTED}, made
+
+
 def differences(wanted: Seen, found: Seen) -> list[str]:
     """The differences of two runs, in words."""
     wrong = [f"pass {n}" for n in sorted({*wanted[0], *found[0]}) if wanted[0].get(n) != found[0].get(n)]
     more = [f"{len(wrong) - 3} more passes"] if len(wrong) > 4 else []
-    reports = [key for key in COMPARED if wanted[1][key] != found[1][key]]
+    reports = [key for key in wanted[1] if wanted[1][key] != found[1][key]]
     return [*(wrong[:3] if more else wrong), *more, *reports, *differing(wanted[2], found[2])]

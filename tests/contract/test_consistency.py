@@ -5,6 +5,7 @@ its answer; no pass closes over a push that is not applied; ranks agree on a ste
 """
 
 import random
+import threading
 from collections import Counter
 
 import numpy as np
@@ -110,8 +111,8 @@ def test_a_policy_has_the_name_by_which_it_is_chosen(mode):
 
 
 def test_a_mode_that_is_not_built_is_refused_with_those_that_are():
-    with pytest.raises(SpecError, match=f'train.mode: there is no mode "geo"; known: {", ".join(sorted(POLICIES))}'):
-        policy_of("geo")
+    with pytest.raises(SpecError, match=f'train.mode: there is no mode "gossip"; known: {", ".join(sorted(POLICIES))}'):
+        policy_of("gossip")
 
 
 # In the loop
@@ -158,6 +159,35 @@ def test_a_rank_does_not_push_what_is_not_finite(mode, world):
 
 
 @EVERY
+def test_only_a_mode_that_repeats_its_weights_promises_digests_of_them(mode):
+    policy = policy_of(mode)
+    assert bool(policy.promised({"dense": "aa", "metrics": "bb"})) == policy.repeatable
+
+
+@EVERY
+@WORLDS
+def test_no_rank_leaves_a_pass_before_the_pushes_of_all_are_applied(mode, world):
+    """The order is that of the shard; a rank settles after the answer to its last push."""
+    one, late = Pass(mode, world, 2), threading.Lock()
+
+    def act(ranks):
+        for _ in range(2):
+            while True:
+                with late:
+                    if ranks.rank in one.ready():
+                        one.push(ranks.rank)
+                        break
+        while True:
+            with late:
+                if ranks.rank not in one.waits:
+                    break
+        policy_of(mode).settle(ranks)
+        return sum(len(group) for group in one.applied)
+
+    assert on_ranks(world, act)[0] == [2 * world] * world
+
+
+@EVERY
 def test_a_close_promises_no_other_digests_than_those_that_were_made(mode):
     digests = {"dense": "aa", "pushes": "bb"}
     assert policy_of(mode).promised(digests).items() <= digests.items()
@@ -171,7 +201,7 @@ def train(world, num_steps):
 
     def act(rank, shards):
         shards.open_pass(1, w.soon())
-        batches = [w.keys(*range(10 * step, 10 * step + 6)) for step in range(num_steps) if step <= rank]
+        batches = batches_of(rank, num_steps)
         ready = [shards.prepare({"default": keys}, learn=True) for keys in batches]
         if ready:
             shards.pull(ready[0], w.soon())
@@ -180,17 +210,47 @@ def train(world, num_steps):
             push = {"default": w.push_of(batches[step], 5, seed=100 * step + rank)} if mine else None
             following = ready[step + 1] if step + 1 < len(ready) else None
             shards.exchange(step, ready[step] if mine else None, push, following, StepScale(30), w.soon())
+        met.wait(w.soon().left_s())
         return shards.close_pass(0, w.soon())
 
+    met = threading.Barrier(len(world.ranks))
     closes = world.each(act)
     return closes, world.one.digest(w.soon())
+
+
+def batches_of(rank, num_steps):
+    return [w.keys(*range(10 * step, 10 * step + 6)) for step in range(num_steps) if step <= rank]
+
+
+def counts(world, num_steps):
+    """Shows and clicks of every key that was pushed, as the shards have them."""
+    found = {}
+    for step in range(num_steps):
+        for key in batches_of(step, num_steps)[step].keys_U.tolist():
+            told = world.one.explain("default", key, 1, w.soon())
+            found[key] = told["row"] and (told["show"], told["click"])
+    return found
+
+
+def pushed(num_ranks, num_steps):
+    """The same, summed here."""
+    found = Counter(), Counter()
+    for rank in range(num_ranks):
+        for step, keys in enumerate(batches_of(rank, num_steps)):
+            push = w.push_of(keys, 5, seed=100 * step + rank)
+            for of_kind, values in zip(found, (push.show_U, push.click_U), strict=True):
+                for key, value in zip(keys.keys_U.tolist(), values.tolist(), strict=True):
+                    of_kind[key] += value
+    return {key: (found[0][key], found[1][key]) for key in found[0]}
 
 
 @EVERY
 def test_ranks_without_batches_take_part_in_every_step_on_the_shards(mode):
     with w.job(2, 3, mode=mode) as world:
         closes, digest = train(world, 3)
+        found = counts(world, 3)
     assert closes[0] == closes[1] == closes[2] and digest["default"]
+    assert found == pushed(3, 3), "every push counts once"
 
 
 # sync
@@ -231,3 +291,51 @@ def test_sync_gives_the_same_rows_at_every_run():
 
 def test_sync_promises_all_digests():
     assert policy_of("sync").promised({"dense": "aa", "pushes": "bb"}) == {"dense": "aa", "pushes": "bb"}
+
+
+# async
+
+
+@given(num_ranks=st.integers(1, 4), steps=st.integers(1, 5), seed=st.integers(0, 1 << 16))
+@settings(max_examples=60, deadline=None)
+def test_async_applies_each_push_when_it_comes_and_answers_its_rank_at_once(num_ranks, steps, seed):
+    one, draw, wanted = Pass("async", num_ranks, steps), random.Random(seed), []
+    while ready := one.ready():
+        rank = draw.choice(ready)
+        wanted.append([(one.at[rank], rank)])
+        one.push(rank)
+        assert not one.waits and one.order.missing() == ()
+    assert one.applied == wanted
+
+
+def test_async_lets_a_rank_end_a_pass_before_another_has_begun_it():
+    one = Pass("async", 2, 3)
+    for _ in range(3):
+        one.push(1)
+    one.order.close(1)
+    one.push(0)
+    assert one.at == [1, 3]
+    with pytest.raises(InvalidShardCall, match="push of step 2 of pass 1: the next step of rank 0 is 1"):
+        one.order.push(2, 0)
+
+
+def test_async_makes_no_collective_in_a_step_and_one_at_the_end_of_a_pass():
+    def act(ranks):
+        policy = policy_of("async")
+        mine = StepFigures([0.5 + ranks.rank], 7 * ranks.rank, 1)
+        assert policy.agree(ranks, mine, {"plan": 1} if ranks.rank == 0 else None)[0] == mine
+        assert policy.num_bad(ranks, ranks.rank != 1) == int(ranks.rank == 1)
+        assert ranks.made == []
+        policy.settle(ranks)
+        return ranks.made
+
+    assert on_ranks(3, act)[0] == [["meet"]] * 3
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_async_with_one_trainer_equals_sync(num_shards):
+    found = []
+    for mode in ("sync", "async"):
+        with w.job(num_shards, 1, mode=mode) as world:
+            found.append(train(world, 1))
+    assert found[0] == found[1]

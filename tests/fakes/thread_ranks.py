@@ -68,6 +68,9 @@ class ThreadRanks:
     def broadcast(self, message):
         return dict(self._meet("broadcast", message)[0])
 
+    def meet(self):
+        self._meet("meet", None)
+
     def links(self):
         return {}
 

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint
+from pserver.server.embedded import EmbeddedShards
 from service.faults.deaths import CHIEF, AtFailpoint, AtInstant, JobFeatures, failpoint_places
 from service.faults.injection import Deaths, run
 from service.spec.job import load_job
 from tests.integration.stream_job import write_job
 from trainer.checkpoint.commits import MANIFEST, Commits, problems_of
+from trainer.rank0.parts import describe_key
+from trainer.spec.shard_tables import tables_on_shards
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "halves", "digest", "passes")
 KEEP = 2
@@ -96,6 +101,52 @@ def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settin
     assert deaths.closes == calm.closes
     assert report(disturbed.store) == report(undisturbed.store)
     assert_nothing_left(disturbed.store, generation=len(planned) + 1)
+
+
+ASYNC = ('train.mode="async"', 'train.dense="shards"', LONG_PASSES)
+OF_CLOSES = ("number", "day", "events", "samples", "rejected", "digests")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("place", [(1, 0), (2, 2)], ids=["embedded", "2 trainers x 2 shards"])
+def test_after_deaths_every_event_counts_once_though_weights_depend_on_the_order_of_pushes(tmp_path, place):
+    write_job(tmp_path, num_lines=500)
+    said, planned = [], DEATHS_IN_LONG_PASSES[place]
+    undisturbed, disturbed = (job_at(tmp_path, store, *place, *ASYNC) for store in ("calm", "killed"))
+    calm = Deaths(undisturbed.store, iter([]))
+    assert run(undisturbed, calm, said_by(said)).code == 0, said
+    deaths = Deaths(disturbed.store, iter(planned))
+    assert run(disturbed, deaths, said_by(said)).code == 0, said[-20:]
+    assert [died.death for died in deaths.died] == planned and not deaths.unasked
+    assert counted(deaths.closes) == counted(calm.closes)
+    for key in ("events", "samples", "rejected", "positions", "passes"):
+        assert report(disturbed.store)[key] == report(undisturbed.store)[key]
+    shown = shows(disturbed, tmp_path / "rows-killed")
+    assert shown == shows(undisturbed, tmp_path / "rows-calm") and len(shown) > 300
+    assert_nothing_left(disturbed.store, generation=len(planned) + 1)
+
+
+def counted(closes):
+    assert all(body["digests"] == {} for body in closes.values()), "weights are not promised"
+    return {number: {key: body[key] for key in OF_CLOSES} for number, body in closes.items()}
+
+
+def shows(job, live):
+    """Shows and clicks of every row in the newest commit, by slot and sign: how often events were learnt."""
+    schema, commit = Schema.of(job.spec.slots), Commits(job.store).whole()[-1]
+    tables = tables_on_shards(job.spec.tables, job.spec.train)
+    shards = EmbeddedShards(tables, job.spec.seed, live=live, groups={slot.name: slot.group for slot in schema.sparse})
+    try:
+        shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
+        found = {
+            (slot.name, sign): describe_key(shards, slot, sign, Deadline.after(60))
+            for slot in schema.sparse
+            for sign in range(300)
+        }
+    finally:
+        shards.close()
+    return {place: (told["show"], told["click"]) for place, told in found.items() if told["row"]}
 
 
 def said_by(lines):

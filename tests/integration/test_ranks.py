@@ -31,6 +31,16 @@ heard = gather_messages(ranks, {"rank": rank, "text": "x" * rank})
 chiefs = torch.from_numpy(rng.integers(0, 256, 1_500_000).astype(np.uint8))
 ranks.copy_from_rank_0(chiefs)
 columns = ranks.gather({"a": np.arange(rank, dtype=np.float32), "b": np.full(2, rank, np.uint64)})
+
+def meet():
+    # as at the end of passes: nobody goes on before all are there
+    for number in range(3):
+        (folder / f"met-{number}-{rank}").touch()
+        ranks.meet()
+        if not all((folder / f"met-{number}-{other}").exists() for other in range(world)):
+            return False
+    return True
+
 said = {
     "sum": ranks.sum(np.array([rank, 1])).tolist(),
     "floats": ranks.sum_floats(np.array([0.1 * (rank + 1)])).tolist(),
@@ -39,6 +49,7 @@ said = {
     "heard": heard,
     "columns": None if columns is None else [{k: v.tolist() for k, v in c.items()} for c in columns],
     "word": ranks.broadcast({"go": 3} if rank == 0 else None),
+    "met": meet(),
 }
 (folder / f"{rank}.json").write_text(json.dumps(said))
 ranks.close()
@@ -72,7 +83,7 @@ def test_trainers_receive_the_same_and_sum_in_one_order_at_every_run(world, tmp_
         assert said["bits"] == first[0]["bits"] and said["flat"] == first[0]["flat"]
         assert said["floats"] == first[0]["floats"]
         assert said["chiefs"] == first[0]["chiefs"]
-        assert said["word"] == {"go": 3}
+        assert said["word"] == {"go": 3} and said["met"]
     assert first[0]["heard"] == [{"rank": rank, "text": "x" * rank} for rank in range(world)]
     assert first[0]["columns"] == [{"a": list(map(float, range(r))), "b": [r, r]} for r in range(world)]
     assert first[1]["heard"] is None and first[1]["columns"] is None

@@ -74,6 +74,23 @@ def test_a_job_changes_the_place_of_its_dense_parameters_and_goes_on(job, tmp_pa
     assert counts == sorted(set(counts)) and seen[2]["auc"] > seen[0]["auc"]
 
 
+ASYNC = ('train.mode="async"', SLICED)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [0, 2])
+def test_one_trainer_that_waits_for_nobody_has_the_bits_of_sync(job, shards):
+    wanted, found = run(job, 1, 0, f"sync-{shards}", SLICED), run(job, 1, shards, f"async-{shards}", *ASYNC)
+    assert found["digest"] == wanted["digest"] and found["metrics"] == wanted["metrics"]
+
+
+@pytest.mark.long
+def test_trainers_that_do_not_wait_for_each_other_learn_as_well(job, embedded):
+    found = run(job, 2, 2, "async-two", *ASYNC)
+    assert found["metrics"]["life"]["ctr"]["count"] == NUM_LINES and found["passes"] == embedded["passes"]
+    assert found["metrics"]["life"]["ctr"]["auc"] == pytest.approx(embedded["metrics"]["life"]["ctr"]["auc"], abs=0.05)
+
+
 STALE = "train.staleness=2"
 
 

@@ -26,7 +26,7 @@ from service.faults.deaths import (
     workers_of,
 )
 from service.faults.injection import DeathRecord
-from service.faults.rounds import COMPARED, FaultRuns, Round, differences
+from service.faults.rounds import COMPARED, COUNTED, FaultRuns, Round, counts_of, differences
 from service.faults.summary_table import place_of, total_line
 from tests.integration.stream_job import write_job
 from trainer.config import WorkerConfig
@@ -104,6 +104,20 @@ def test_a_run_that_differs_is_told_in_what():
     assert differences(calm, (calm[0], report, {})) == ["x"]
     many = ({n: "x" for n in range(1, 10)}, report, {"x": 1})
     assert differences(calm, many) == ["pass 1", "pass 2", "pass 3", "6 more passes"]
+
+
+def test_a_mode_whose_weights_differ_is_compared_by_its_events_and_counts():
+    def run(auc, events=7, export="serving t1/8-base", digest="aa"):
+        close = {"events": events, "samples": 7, "rejected": {}, "day": 0, "digests": {}, "window": {"auc": auc}}
+        report = dict.fromkeys(COMPARED, 1) | {"metrics": auc, "digest": digest, "events": events}
+        exported = {f"{export} as it was cut": {}, f"{export}/_DONE": "d", f"{export}/rows-default-0.parquet": digest}
+        return counts_of(({1: close}, report, exported))
+
+    calm = run(0.7)
+    assert differences(calm, run(0.8, digest="bb")) == []
+    assert differences(calm, run(0.7, events=8)) == ["pass 1", "events"]
+    assert len(differences(calm, run(0.7, export="serving t1/9-base"))) == 4
+    assert set(calm[1]) == set(COUNTED)
 
 
 def test_kills_count_as_identical_only_where_their_whole_run_is(tmp_path):

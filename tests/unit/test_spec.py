@@ -174,11 +174,14 @@ MISTAKES = {
     'model.class="a:B"': 'model: needs either name = "..." or class = "package.module:Class"',
     # not built yet
     'sources.more={kind="simulated",events=5}': "sources: several sources are not built yet; 2 given",
-    "train.mode=async": 'train: mode = "async" is not built yet; use "sync"',
-    "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync"',
+    "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync" or "async"',
     "train.staleness=9": "train.staleness: Input should be less than or equal to 8 (got 9)",
     "train.staleness=-1": "train.staleness: Input should be greater than or equal to 0 (got -1)",
     # what does not go together
+    "train.mode=async": 'train: mode = "async" does not work with dense = "allreduce", for which trainers meet in '
+    'every step; set dense = "shards"',
+    'train={mode="async",dense="shards",staleness=2}': 'train: staleness counts steps of mode = "sync"; mode = "async" '
+    "has none: remove one",
     'train={mode="geo",staleness=1}': 'train: staleness counts steps of mode = "sync"; mode = "geo" has none: '
     "remove one",
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "

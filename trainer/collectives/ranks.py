@@ -31,6 +31,8 @@ Result = TypeVar("Result")
 
 TELL_S = 0.2
 """Interval at which rank 0 tells waiting ranks that it is still at work."""
+MEET_S = 86_400.0
+"""Longest time that a trainer waits at the end of a pass for the slowest one, whose steps have their own deadlines."""
 BUCKET_FLOATS = 1 << 20
 """Floats in one all-reduce. This is fixed because it determines the order of sums."""
 
@@ -63,6 +65,10 @@ class Ranks(Protocol):
 
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """The message of rank 0 on all ranks."""
+        ...
+
+    def meet(self) -> None:
+        """Wait until all ranks call it, at most MEET_S: other calls wait for one step, this one for a whole pass."""
         ...
 
     def links(self) -> Links:
@@ -106,6 +112,9 @@ class SingleRank:
         """See Ranks."""
         assert message is not None, "rank 0 passes a message"
         return message
+
+    def meet(self) -> None:
+        """See Ranks."""
 
     def links(self) -> Links:
         """See Ranks."""
@@ -167,6 +176,7 @@ class TorchRanks:
                 timeout=timedelta(seconds=wait_s),
             )
         self.rank, self.world = rank, world
+        self._store, self._num_met = store, 0
         self._traffic, self.waits = CollectiveTraffic(rank, world), CollectiveWaits(world)
 
     @_together
@@ -237,6 +247,14 @@ class TorchRanks:
         self._traffic.broadcast(size.nbytes + body.nbytes)
         return documents.parse_object(body.numpy().tobytes(), "the message of rank 0")
 
+    @_together
+    def meet(self) -> None:
+        """See Ranks: each rank leaves a key in the store, and waits for those of the others."""
+        self._num_met += 1
+        self._store.set(_met(self._num_met, self.rank), "")
+        self._store.wait([_met(self._num_met, rank) for rank in range(self.world)], timedelta(seconds=MEET_S))
+        self._store.delete_key(_met(self._num_met - 1, self.rank))  # every rank has read it
+
     def links(self) -> Links:
         """See Ranks."""
         return links_of(self._traffic.peers)
@@ -248,6 +266,11 @@ class TorchRanks:
     def close(self) -> None:
         """See Ranks."""
         dist.destroy_process_group()
+
+
+def _met(number: int, rank: int) -> str:
+    """The key that a rank leaves in the store at a meeting."""
+    return f"met/{number}/{rank}"
 
 
 def _columns(like: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64], payload: bytes) -> dict[str, NDArray[Any]]:

@@ -190,7 +190,7 @@ class PassCloser:
         reading, dense, times_s = self._agree(plan, tally)
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
         metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}
-        digests = self._policy.promised({"dense": dense, "pushes": f"{pushes:032x}"})
+        digests = {"dense": dense, "pushes": f"{pushes:032x}"}
         write = partial(self._log_close, plan, reading, digests, times_s, metrics, self._day - day_before)
         word = on_rank_0(self._ranks, write)  # may wait for a full disk
         committed = self._apply(word, commit=word is not None and commit_is_due(plan.number))
@@ -268,6 +268,7 @@ class PassCloser:
         self._take_stats(Deadline.after(self._close_s))
         if times_s is not None:
             self._latest_s = times_s[1] if self._latest_s is None else max(self._latest_s, times_s[1])
+        measured = self._observer.fingerprints() if plan.num_positions else {"metrics": ""}
         closing = ClosingPass(
             version=plan.number,
             day=self._day,
@@ -292,7 +293,7 @@ class PassCloser:
             events=reading.num_events,
             samples=reading.num_samples,
             rejected=dict(reading.rejected),
-            digests=dict(digests) | (self._observer.fingerprints() if plan.num_positions else {"metrics": ""}),
+            digests=self._policy.promised({**digests, **measured}),
             event_time_s=self._latest_s,
             window=figures_of(metrics.get("window", {})),
         )

@@ -139,7 +139,7 @@ class TrainLoop:
             clock.end()
             if "over" in message:
                 return None
-            if "plan" in message or "end" in message:
+            if self._next is None and ("plan" in message or "end" in message):
                 self._handle_news(message)
             if "commit" in message:
                 self._commit()
@@ -164,7 +164,7 @@ class TrainLoop:
                 time.sleep(FINISH_WAIT_S)
             return {"wait": True}
         if self._next is not None:
-            return {"go": True}
+            return {"go": True} if parts.policy.meets_in_steps else {"plan": self._next.message()}
         self._publish()
         if self._commit_is_due(parts.progress.version):
             return {"wait": True, "commit": True}
@@ -244,7 +244,13 @@ class TrainLoop:
             step += 1
         clock.at(WaitsFor.SHARDS)
         parts.exchanges.finish()
+        self._settle()
         parts.dense.flush()
+
+    def _settle(self) -> None:
+        """Wait for the other ranks, as far as the mode needs it."""
+        self._parts.progress.step.at(WaitsFor.TRAINERS)
+        self._parts.policy.settle(self._parts.ranks)
 
     def _batches(self, plan: PassPlan) -> Iterator[TrainingBatch]:
         """The batches of a pass. With `infer_first`, all are predicted before the first one is learnt."""
@@ -254,7 +260,9 @@ class TrainLoop:
             return batches
         if not plan.learn:
             return announced_ahead(parts.shards, batches, learn=False)
-        return parts.infer_first.first(batches, self._agree)
+        learnt = parts.infer_first.first(batches, self._agree)
+        self._settle()
+        return learnt
 
     def _agree(self, batch: TrainingBatch | None) -> _Common:
         """The figures of the next step. The same message carries the next plan as soon as rank 0 has it."""

@@ -1,0 +1,99 @@
+"""Asynchronous training: a push is applied when it comes, and no rank waits for another within a pass.
+
+A pull sees the pushes that are there, and always the rank's own earlier ones: a rank pulls its next rows with each
+push. So the weight of a step is the rank's own, and a rank judges by itself whether its gradients are finite. Ranks
+meet at the end of a pass, which bounds how far they are apart. Which of two pushes comes first differs from run to run;
+every event counts once in all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pserver.consistency.policy import News, Peers, StepFigures
+from pserver.consistency.sync import names
+from pserver.errors import InvalidShardCall
+
+
+class ArrivalOrder:
+    """The order of pushes of one pass: as they arrive. See StepOrder."""
+
+    def __init__(self, pass_number: int, num_ranks: int) -> None:
+        self._pass_number, self._num_applied = pass_number, 0
+        self._last_step = [-1] * num_ranks
+        self._accepted: list[tuple[int, int]] = []
+        self._closed: set[int] = set()
+
+    @property
+    def num_applied(self) -> int:
+        """See StepOrder."""
+        return self._num_applied
+
+    def push(self, step: int, rank: int) -> bool:
+        """See StepOrder."""
+        last = self._last_step[rank]
+        if step == last:
+            return (step, rank) in self._accepted
+        if rank in self._closed:
+            raise InvalidShardCall(f"push of step {step} of pass {self._pass_number} after rank {rank} closed it")
+        if step != last + 1:
+            raise InvalidShardCall(
+                f"push of step {step} of pass {self._pass_number}: the next step of rank {rank} is {last + 1}"
+            )
+        self._last_step[rank] = step
+        self._accepted.append((step, rank))
+        return True
+
+    def due(self) -> Sequence[tuple[int, int]]:
+        """See StepOrder."""
+        return sorted(self._accepted)
+
+    def applied(self) -> None:
+        """See StepOrder."""
+        self._accepted.clear()
+        self._num_applied += 1
+
+    def may_answer(self, step: int, rank: int) -> bool:
+        """See StepOrder."""
+        return self._last_step[rank] >= step and (step, rank) not in self._accepted
+
+    def missing(self) -> Sequence[int]:
+        """See StepOrder."""
+        return ()
+
+    def close(self, rank: int) -> None:
+        """See StepOrder."""
+        if self._accepted:
+            waiting = names({other for _, other in self._accepted})
+            raise InvalidShardCall(f"pass {self._pass_number} cannot close: a push of rank {waiting} is not applied")
+        self._closed.add(rank)
+
+
+class Async:
+    """See module docstring, and Consistency."""
+
+    name = "async"
+    repeatable = False
+    meets_in_steps = False
+    staleness = 0
+
+    def __init__(self, staleness: int = 0) -> None:
+        assert staleness == 0, "the job file is checked"
+
+    def steps(self, pass_number: int, num_ranks: int) -> ArrivalOrder:
+        """See Consistency."""
+        return ArrivalOrder(pass_number, num_ranks)
+
+    def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
+        """See Consistency: a rank's own figures. Only rank 0 hears its news at once."""
+        return mine, news
+
+    def num_bad(self, peers: Peers, good: bool) -> int:
+        """See Consistency: only this rank counts."""
+        return int(not good)
+
+    def settle(self, peers: Peers) -> None:
+        """See Consistency: the faster ranks wait."""
+        peers.meet()
+
+    def promised(self, digests: Mapping[str, str]) -> dict[str, str]:
+        """See Consistency: none, since weights depend on the order of arrival."""
+        return {}
