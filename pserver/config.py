@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from millrace.config import Count, PositiveCount, PositiveSize, Section, Seed, Size, SlotGroup
+from millrace.config import Count, PositiveCount, PositiveDuration, PositiveSize, Section, Seed, Size, SlotGroup
 from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
@@ -271,6 +271,16 @@ SLICE_FLOATS = 1024
 """Floats of such a row."""
 
 
+class MergeSection(Section):
+    """With mode = "async": how shards apply the gradients of several trainers together (half-async)."""
+
+    pushes: int = Field(default=1, ge=1, le=1024)
+    """Number of trainers whose gradients a shard applies as one step; 1: each when it comes. More than there are
+    trainers mean all of them."""
+    wait: PositiveDuration = 0.01
+    """Longest time for which the first of them waits for the others."""
+
+
 class PartStore(Section):
     """Where a process keeps its files of commits, with `store.parts = "object"`."""
 
@@ -297,6 +307,8 @@ class ShardProcess(Section):
     """The job's seed: initial values come from it."""
     mode: str = "sync"
     """Name of the consistency policy; see pserver.consistency.modes."""
+    merge: MergeSection = MergeSection()
+    """See MergeSection."""
     secret: str = ""
     """Secret that callers must send."""
     generation: Count = 1

@@ -16,7 +16,7 @@ from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
 from millrace.shared_folder import SharedFolder
 from millrace.timeline import TracePart
-from pserver.config import LAST_DAY, Beta, Days, NotNegative, Positive, TableName, TableSection
+from pserver.config import LAST_DAY, Beta, Days, MergeSection, NotNegative, Positive, TableName, TableSection
 
 NEWEST_DEFAULTS = 2
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -126,6 +126,8 @@ class TrainSection(Section):
     With 1 or more, gradients and rows travel beside the computation of the next steps, so a step need not wait for the
     shards. Results differ a little from those with 0, and are as repeatable. Each step of staleness keeps one more
     batch in every trainer, and its rows in the shards' memory."""
+    merge: MergeSection = MergeSection()
+    """Gradients of several trainers that shards apply together, with mode = "async"."""
     dense: Literal["allreduce", "shards"] = "allreduce"
     """Place of the dense parameters. "allreduce": on every trainer; gradients are summed over trainers. "shards": on
     the shards, as rows; trainers push gradients and pull the parameters with the rows of each batch."""
@@ -180,6 +182,11 @@ class TrainSection(Section):
             raise ValueError(f'staleness counts steps of mode = "sync"; mode = "{self.mode}" has none: remove one')
         if self.mode == "geo":
             raise ValueError('mode = "geo" is not built yet; use "sync" or "async"')
+        if self.mode != "async" and self.merge.pushes > 1:
+            raise ValueError(
+                f'merge.pushes = {self.merge.pushes} is for mode = "async"; in mode = "{self.mode}" no push waits for '
+                "so many others: remove it"
+            )
         if self.mode == "async" and self.dense != "shards":
             raise ValueError(
                 f'mode = "async" does not work with dense = "{self.dense}", for which trainers meet in every step; '

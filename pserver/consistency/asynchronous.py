@@ -1,5 +1,8 @@
 """Asynchronous training: a push is applied when it comes, and no rank waits for another within a pass.
 
+Half-async, with `train.merge`: a push waits for those of other ranks, at most so many and so long, and they are applied
+as one step over all their samples. So with one push it is async, and with all ranks in time it is sync.
+
 A pull sees the pushes that are there, and always the rank's own earlier ones: a rank pulls its next rows with each
 push. So the weight of a step is the rank's own, and a rank judges by itself whether its gradients are finite. Ranks
 meet at the end of a pass, which bounds how far they are apart. Which of two pushes comes first differs from run to run;
@@ -8,6 +11,7 @@ every event counts once in all of them.
 
 from collections.abc import Mapping, Sequence
 
+from pserver.config import MergeSection
 from pserver.consistency.policy import News, Peers, StepFigures
 from pserver.consistency.sync import names
 from pserver.errors import InvalidShardCall
@@ -16,8 +20,10 @@ from pserver.errors import InvalidShardCall
 class ArrivalOrder:
     """The order of pushes of one pass: as they arrive. See StepOrder."""
 
-    def __init__(self, pass_number: int, num_ranks: int) -> None:
+    def __init__(self, pass_number: int, num_ranks: int, num_merged: int = 1) -> None:
+        """`num_merged`: number of pushes that are applied together; a rank waits for its answer, so has one at most."""
         self._pass_number, self._num_applied = pass_number, 0
+        self._num_merged, self._overdue = min(num_merged, num_ranks), False
         self._last_step = [-1] * num_ranks
         self._accepted: list[tuple[int, int]] = []
         self._closed: set[int] = set()
@@ -44,19 +50,24 @@ class ArrivalOrder:
 
     def due(self) -> Sequence[tuple[int, int]]:
         """See StepOrder."""
-        return sorted(self._accepted)
+        return sorted(self._accepted) if self._overdue or len(self._accepted) >= self._num_merged else ()
 
     def applied(self) -> None:
         """See StepOrder."""
         self._accepted.clear()
+        self._overdue = False
         self._num_applied += 1
+
+    def wait_no_longer(self) -> None:
+        """See StepOrder."""
+        self._overdue = bool(self._accepted)
 
     def may_answer(self, step: int, rank: int) -> bool:
         """See StepOrder."""
         return self._last_step[rank] >= step and (step, rank) not in self._accepted
 
     def missing(self) -> Sequence[int]:
-        """See StepOrder."""
+        """See StepOrder: which ones come in time is not known."""
         return ()
 
     def close(self, rank: int) -> None:
@@ -75,12 +86,17 @@ class Async:
     meets_in_steps = False
     staleness = 0
 
-    def __init__(self, staleness: int = 0) -> None:
-        assert staleness == 0, "the job file is checked"
+    def __init__(self, merge: MergeSection) -> None:
+        self._merge = merge
+
+    @property
+    def merge_wait_s(self) -> float:
+        """See Consistency."""
+        return self._merge.wait
 
     def steps(self, pass_number: int, num_ranks: int) -> ArrivalOrder:
         """See Consistency."""
-        return ArrivalOrder(pass_number, num_ranks)
+        return ArrivalOrder(pass_number, num_ranks, self._merge.pushes)
 
     def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
         """See Consistency: a rank's own figures. Only rank 0 hears its news at once."""

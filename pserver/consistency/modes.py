@@ -3,17 +3,21 @@
 from collections.abc import Callable
 
 from millrace.errors import SpecError
+from pserver.config import MergeSection
 from pserver.consistency.asynchronous import Async
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 
-POLICIES: dict[str, Callable[[int], Consistency]] = {Sync.name: Sync, Async.name: Async}
-"""By `train.mode`: makes the policy with a staleness."""
+POLICIES: dict[str, Callable[[int, MergeSection], Consistency]] = {
+    Sync.name: lambda staleness, _merge: Sync(staleness),
+    Async.name: lambda _staleness, merge: Async(merge),
+}
+"""By `train.mode`: makes the policy with the settings of that mode among those given."""
 
 
-def policy_of(mode: str, staleness: int = 0) -> Consistency:
-    """The policy of `train.mode` and `train.staleness`. Raises SpecError for a mode that is not built, and names those
-    that are."""
+def policy_of(mode: str, staleness: int = 0, merge: MergeSection | None = None) -> Consistency:
+    """The policy of `train.mode`, with `train.staleness` and `train.merge`. Raises SpecError for a mode that is not
+    built, and names those that are."""
     if mode not in POLICIES:
         raise SpecError(f'there is no mode "{mode}"; known: {", ".join(sorted(POLICIES))}', "train.mode")
-    return POLICIES[mode](staleness)
+    return POLICIES[mode](staleness, merge or MergeSection())

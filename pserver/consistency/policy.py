@@ -76,6 +76,10 @@ class StepOrder(Protocol):
         """The pushes of `due` are applied."""
         ...
 
+    def wait_no_longer(self) -> None:
+        """An accepted push has waited for Consistency.merge_wait_s: what is accepted is due now."""
+        ...
+
     def may_answer(self, step: int, rank: int) -> bool:
         """Whether `rank`, which pushed `step`, may read the rows that it asked for with its push."""
         ...
@@ -98,11 +102,17 @@ class Consistency(Protocol):
     repeatable: bool
     """Whether a pass that is trained again has the same weights and predictions. If not, only its counts are equal."""
     meets_in_steps: bool
-    """Loop: whether all ranks hear news in `agree`. If not, only rank 0 does, and the others when a pass ends."""
+    """Whether all ranks take each step together: they agree on its weight, and hear news meanwhile. If not, each weighs
+    its own batches, and news reach the other ranks when a pass ends."""
 
     @property
     def staleness(self) -> int:
         """Loop: k, by which the rows of a step may lag behind: the push of step t goes with the pull of t + 1 + k."""
+        ...
+
+    @property
+    def merge_wait_s(self) -> float | None:
+        """Shard: longest time for which an accepted push waits for others; None: until all ranks have pushed."""
         ...
 
     def steps(self, pass_number: int, num_ranks: int) -> StepOrder:

@@ -57,6 +57,9 @@ class StepBarrier:
         self._next_step += 1
         self._arrived.clear()
 
+    def wait_no_longer(self) -> None:
+        """See StepOrder: every push waits for those of all ranks."""
+
     def may_answer(self, step: int, rank: int) -> bool:
         """See StepOrder."""
         return self._next_step > step
@@ -80,6 +83,7 @@ class Sync:
     name = "sync"
     repeatable = True
     meets_in_steps = True
+    merge_wait_s = None
 
     def __init__(self, staleness: int = 0) -> None:
         self._staleness = staleness

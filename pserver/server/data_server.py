@@ -192,6 +192,7 @@ class DataServer:
                 while not self._answers.empty():
                     self._send(*self._answers.get())
                 self._answer_held()
+            self._apply_late()
             self._give_up_late()
         for held in self._held.values():
             self._fail(held.caller, Unavailable(f"shard {self._calls.config.shard} is stopping"))
@@ -200,7 +201,24 @@ class DataServer:
         """How long no held call is late; None: nothing is held."""
         if not self._held:
             return None
-        return 1 + int(1000 * min(MAX_POLL_S, *(held.until.left_s() for held in self._held.values())))
+        lefts_s = [held.until.left_s() for held in self._held.values()]
+        if (merge_s := self._merge_left_s()) is not None:
+            lefts_s.append(max(0.0, merge_s))
+        return 1 + int(1000 * min(MAX_POLL_S, *lefts_s))
+
+    def _merge_left_s(self) -> float | None:
+        """How long the first push that is held may still wait for others; None: as long as its caller."""
+        wait_s = self._calls.merge_wait_s
+        if wait_s is None or not self._held:
+            return None
+        return min(held.since_s for held in self._held.values()) + wait_s - time.monotonic()
+
+    def _apply_late(self) -> None:
+        """Apply the pushes that are held, if the first has waited long enough for others."""
+        left_s = self._merge_left_s()
+        if left_s is not None and left_s <= 0:
+            self._calls.wait_no_longer()
+            self._answer_held()
 
     def _read(self) -> None:
         """Act on all messages that are here."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
+import numpy as np
+
 from millrace.rpc.tls_listener import TlsEndpoint
 from millrace.timeline import Span, recorded
 from pserver.commit.part_objects import PartObjects
@@ -278,6 +280,19 @@ class Shard:
             self._feed_server.close()
         if self._stores is not None:
             self._stores.close()
+
+
+def as_one_step(pushes: Sequence[Push]) -> Sequence[Push]:
+    """Pushes whose gradients are means over the samples of each, as parts of one step over the samples of all."""
+    total = sum(push.batch_samples for push in pushes)
+    if len(pushes) < 2:
+        return pushes
+    return [replace(push, batch_samples=total, gradients=_scaled(push, total)) for push in pushes]
+
+
+def _scaled(push: Push, total: int) -> dict[str, Gradients]:
+    share = np.float32(push.batch_samples / total)
+    return {name: replace(each, grads_UD=each.grads_UD * share) for name, each in push.gradients.items()}
 
 
 def _known(push: Push, name: str) -> tuple[I32, Gradients]:

@@ -85,7 +85,7 @@ class _Servicer:
             parts=config.parts,
         )
         self._turn = threading.Condition()
-        self._ledger = PassState(config.num_ranks, policy_of(config.mode))
+        self._ledger = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
         self.steps = StepCalls(config, self._shard, self._ledger, self._turn)
         """The calls that do not come by gRPC."""
         self.memories = RankMemories(config.num_ranks)

@@ -15,7 +15,7 @@ from pserver.protocol.frames import DataRequest
 from pserver.protocol.shards import F32, Gradients, Keys
 from pserver.rows.arrays import Empty
 from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.shard import Push, ResolvedBatch, Shard
+from pserver.server.shard import Push, ResolvedBatch, Shard, as_one_step
 
 MAX_BATCHES_AHEAD = 2048
 """Most batches that a rank may have announced and not used; one more is refused."""
@@ -85,7 +85,7 @@ class StepCalls:
         step, rank = request.step, request.rank
         same_step = (other for (at, _), other in self._pushes.items() if at == step)
         samples = {other.batch_samples for other in (push, *same_step) if other is not None}
-        if len(samples) > 1:
+        if len(samples) > 1 and self._ledger.policy.meets_in_steps:
             raise InvalidShardCall(f"ranks disagree on the samples of step {step}: {sorted(samples)}")
         verdict = self._ledger.push(request.pass_number, step, rank)
         if verdict is CallVerdict.REPEAT:
@@ -102,13 +102,25 @@ class StepCalls:
     def _apply_due(self, pass_number: int) -> None:
         """Apply the pushes that are due."""
         due = self._ledger.steps.due()
-        pushes = [self._pushes.pop(key, None) for key in due]
-        self._shard.apply([push for push in pushes if push is not None], pass_number)
+        pushes = [push for key in due if (push := self._pushes.pop(key, None)) is not None]
+        self._shard.apply(pushes if self._ledger.policy.meets_in_steps else as_one_step(pushes), pass_number)
         if len(due) == 1:
             failpoint(Failpoint.PARTLY_PUSHED)
         self._ledger.steps.applied()
         stepped()
         self._turn.notify_all()
+
+    @property
+    def merge_wait_s(self) -> float | None:
+        """See Consistency."""
+        return self._ledger.policy.merge_wait_s
+
+    def wait_no_longer(self) -> None:
+        """A push has waited for `merge_wait_s`: apply all that are accepted."""
+        with self._turn:
+            self._ledger.steps.wait_no_longer()
+            if self._ledger.steps.due():
+                self._apply_due(self._ledger.pass_number)
 
     def may_answer(self, request: DataRequest) -> bool:
         """Whether the policy allows an answer to a rank that pushed."""

@@ -288,6 +288,7 @@ def _shards(
         "groups": {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse},
         "seed": job.spec.seed,
         "mode": job.spec.train.mode,
+        "merge": job.spec.train.merge.model_dump(mode="json"),
     }
     return tuple(
         WorkerSpec(

@@ -6,7 +6,9 @@ its answer; no pass closes over a push that is not applied; ranks agree on a ste
 
 import random
 import threading
+import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,22 +16,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import SpecError
+from pserver.config import MergeSection, Sgd, TableSection
 from pserver.consistency.modes import POLICIES, policy_of
 from pserver.consistency.policy import StepFigures
 from pserver.errors import InvalidShardCall
-from pserver.protocol.shards import StepScale
+from pserver.protocol.shards import Gradients, StepScale
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 
-EVERY = pytest.mark.parametrize("mode", sorted(POLICIES))
+MODES = {
+    "sync": {"mode": "sync"},
+    "async": {"mode": "async"},
+    "half-async": {"mode": "async", "merge": MergeSection(pushes=2, wait=0.02)},
+}
+EVERY = pytest.mark.parametrize("mode", sorted(MODES))
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
+
+
+def policy(mode):
+    return policy_of(**MODES[mode])
+
+
+def job(mode, *places, **more):
+    """A world whose shards are in this mode."""
+    return w.job(
+        *places, **{key: getattr(value, "model_dump", lambda v=value: v)() for key, value in MODES[mode].items()}
+    )
 
 
 class Pass:
     """The pushes of one pass on a shard, as the shard handles them, with ranks that run at their own speed."""
 
     def __init__(self, mode, num_ranks, steps):
-        self.order = policy_of(mode).steps(1, num_ranks)
+        self.order = policy(mode).steps(1, num_ranks)
         self.steps, self.at = steps, [0] * num_ranks
         self.waits: dict[int, int] = {}  # the step of each rank that waits for its answer
         self.applied = []
@@ -39,6 +58,9 @@ class Pass:
         step = self.at[rank]
         assert self.order.push(step, rank)
         self.waits[rank] = step
+        self.apply()
+
+    def apply(self):
         if due := self.order.due():
             self.applied.append([tuple(key) for key in due])
             self.order.applied()
@@ -48,6 +70,14 @@ class Pass:
                 self.at[other] += 1
 
     def ready(self):
+        """The ranks that may push. If none may, time passes until a push has waited long enough."""
+        if not (found := self._idle()):
+            self.order.wait_no_longer()
+            self.apply()
+            found = self._idle()
+        return found
+
+    def _idle(self):
         return [rank for rank, at in enumerate(self.at) if rank not in self.waits and at < self.steps]
 
 
@@ -107,7 +137,8 @@ def test_rows_are_as_the_last_close_left_them_until_a_step_is_applied(mode):
 
 @EVERY
 def test_a_policy_has_the_name_by_which_it_is_chosen(mode):
-    assert policy_of(mode).name == mode
+    assert policy(mode).name == MODES[mode]["mode"]
+    assert {each["mode"] for each in MODES.values()} == set(POLICIES), "every policy is tested"
 
 
 def test_a_mode_that_is_not_built_is_refused_with_those_that_are():
@@ -126,7 +157,7 @@ def uneven(rank, step):
 @EVERY
 @WORLDS
 def test_a_pass_ends_on_every_rank_although_some_run_out_of_batches(mode, world):
-    policy = policy_of(mode)
+    kept = policy(mode)
 
     def act(ranks):
         told = []
@@ -134,7 +165,7 @@ def test_a_pass_ends_on_every_rank_although_some_run_out_of_batches(mode, world)
             mine = uneven(ranks.rank, step)
             weight, num_samples = mine or (0.0, 0)
             news = {"plan": step} if ranks.rank == 0 and step == 0 else None
-            figures, heard = policy.agree(ranks, StepFigures([weight], num_samples, int(mine is not None)), news)
+            figures, heard = kept.agree(ranks, StepFigures([weight], num_samples, int(mine is not None)), news)
             told.append((figures, heard))
             if not figures.num_batches:
                 return told
@@ -152,36 +183,34 @@ def test_a_pass_ends_on_every_rank_although_some_run_out_of_batches(mode, world)
 @EVERY
 @WORLDS
 def test_a_rank_does_not_push_what_is_not_finite(mode, world):
-    bad, _ = on_ranks(world, lambda ranks: policy_of(mode).num_bad(ranks, ranks.rank != world - 1))
+    bad, _ = on_ranks(world, lambda ranks: policy(mode).num_bad(ranks, ranks.rank != world - 1))
     assert bad[world - 1] > 0
-    good, _ = on_ranks(world, lambda ranks: policy_of(mode).num_bad(ranks, True))
+    good, _ = on_ranks(world, lambda ranks: policy(mode).num_bad(ranks, True))
     assert good == [0] * world
 
 
 @EVERY
 def test_only_a_mode_that_repeats_its_weights_promises_digests_of_them(mode):
-    policy = policy_of(mode)
-    assert bool(policy.promised({"dense": "aa", "metrics": "bb"})) == policy.repeatable
+    kept = policy(mode)
+    assert bool(kept.promised({"dense": "aa", "metrics": "bb"})) == kept.repeatable
 
 
 @EVERY
 @WORLDS
 def test_no_rank_leaves_a_pass_before_the_pushes_of_all_are_applied(mode, world):
     """The order is that of the shard; a rank settles after the answer to its last push."""
-    one, late = Pass(mode, world, 2), threading.Lock()
+    one, turn = Pass(mode, world, 2), threading.Condition()
 
     def act(ranks):
         for _ in range(2):
-            while True:
-                with late:
-                    if ranks.rank in one.ready():
-                        one.push(ranks.rank)
-                        break
-        while True:
-            with late:
-                if ranks.rank not in one.waits:
-                    break
-        policy_of(mode).settle(ranks)
+            with turn:
+                assert turn.wait_for(lambda: ranks.rank in one.ready(), timeout=20)
+                one.push(ranks.rank)
+                turn.notify_all()
+        with turn:
+            assert turn.wait_for(lambda: one.ready() is not None and ranks.rank not in one.waits, timeout=20)
+            turn.notify_all()
+        policy(mode).settle(ranks)
         return sum(len(group) for group in one.applied)
 
     assert on_ranks(world, act)[0] == [2 * world] * world
@@ -190,7 +219,7 @@ def test_no_rank_leaves_a_pass_before_the_pushes_of_all_are_applied(mode, world)
 @EVERY
 def test_a_close_promises_no_other_digests_than_those_that_were_made(mode):
     digests = {"dense": "aa", "pushes": "bb"}
-    assert policy_of(mode).promised(digests).items() <= digests.items()
+    assert policy(mode).promised(digests).items() <= digests.items()
 
 
 # On shards: three trainers, of which two run out of batches
@@ -246,7 +275,7 @@ def pushed(num_ranks, num_steps):
 
 @EVERY
 def test_ranks_without_batches_take_part_in_every_step_on_the_shards(mode):
-    with w.job(2, 3, mode=mode) as world:
+    with job(mode, 2, 3) as world:
         closes, digest = train(world, 3)
         found = counts(world, 3)
     assert closes[0] == closes[1] == closes[2] and digest["default"]
@@ -339,3 +368,89 @@ def test_async_with_one_trainer_equals_sync(num_shards):
         with w.job(num_shards, 1, mode=mode) as world:
             found.append(train(world, 1))
     assert found[0] == found[1]
+
+
+# async with merge
+
+
+@given(num_ranks=st.integers(1, 4), steps=st.integers(1, 5), merged=st.integers(1, 6), seed=st.integers(0, 1 << 16))
+@settings(max_examples=60, deadline=None)
+def test_half_async_applies_pushes_as_soon_as_there_are_enough_of_them(num_ranks, steps, merged, seed):
+    one, draw, most = Pass("async", num_ranks, steps), random.Random(seed), min(merged, num_ranks)
+    one.order = policy_of("async", merge=MergeSection(pushes=merged)).steps(1, num_ranks)
+    while ready := one._idle():
+        one.push(draw.choice(ready))
+        assert len(one.waits) < most
+    assert {len(group) for group in one.applied} <= {most}
+    assert len(one.waits) < most, "ranks that wait for others which have run out of batches wait for time to pass"
+    one.order.wait_no_longer()
+    one.apply()
+    assert not one.waits
+
+
+def halved(push):
+    return {name: replace(each, grads_UD=each.grads_UD / 2) for name, each in push.items()}
+
+
+def in_lockstep(world, samples, share=lambda push: push):
+    """A pass of three steps with a batch on every rank; the digest of all rows, and seconds of the slowest step."""
+
+    def act(rank, shards):
+        shards.open_pass(1, w.soon())
+        keys = [w.keys(*range(10 * step, 10 * step + 6)) for step in range(3)]
+        ready, longest_s = [shards.prepare({"default": each}, learn=True) for each in keys], 0.0
+        shards.pull(ready[0], w.soon())
+        for step in range(3):
+            met.wait(w.soon().left_s())
+            since_s = time.monotonic()
+            push = share({"default": w.push_of(keys[step], 5, seed=100 * step + rank)})
+            following = ready[step + 1] if step < 2 else None
+            shards.exchange(step, ready[step], push, following, StepScale(samples), w.soon())
+            longest_s = max(longest_s, time.monotonic() - since_s)
+        shards.close_pass(0, w.soon())
+        return longest_s
+
+    met = threading.Barrier(len(world.ranks))
+    longest_s = max(world.each(act))
+    return world.one.digest(w.soon())["default"], longest_s
+
+
+def test_half_async_with_every_trainer_in_time_is_sync_over_the_samples_of_all():
+    """Each rank's gradients are means over its own samples: over those of both, half of that."""
+    with w.job(2, 2, mode="sync") as world:
+        wanted, _ = in_lockstep(world, 64, halved)
+    with w.job(2, 2, mode="async", merge={"pushes": 2, "wait": 20.0}) as world:
+        found, _ = in_lockstep(world, 32)
+    assert found == wanted
+
+
+def test_half_async_does_not_wait_longer_than_it_may_for_a_trainer_that_is_late():
+    with w.job(1, 2, mode="async", merge={"pushes": 2, "wait": 0.05}) as world:
+        shards, keys = world.one, w.keys(1, 2, 3)
+        for each in world.ranks:
+            each.open_pass(1, w.soon())
+        batch, push = shards.prepare({"default": keys}, learn=True), w.push_of(keys, 5, seed=1)
+        shards.pull(batch, w.soon())
+        since_s = time.monotonic()
+        shards.exchange(0, batch, {"default": push}, None, StepScale(32), w.soon())
+        assert time.monotonic() - since_s >= 0.05
+        told = shards.explain("default", int(keys.keys_U[0]), 1, w.soon())
+        assert told["row"] and told["show"] == push.show_U[0]
+
+
+def test_pushes_of_unequal_batches_count_by_their_samples():
+    tables = {"default": TableSection(dim=2, first_order=False, init_range=0.0, optimizer=Sgd(kind="sgd", lr=1.0))}
+    with w.job(1, 2, tables, mode="async", merge={"pushes": 2, "wait": 20.0}) as world:
+
+        def act(rank, shards):
+            shards.open_pass(1, w.soon())
+            batch = shards.prepare({"default": w.keys(7)}, learn=True)
+            shards.pull(batch, w.soon())
+            gradient = np.full((1, 2), [8.0, 4.0][rank], np.float32)
+            count = np.ones(1, np.float32)
+            push = {"default": Gradients(gradient, count, count)}
+            shards.exchange(0, batch, push, None, StepScale([1, 3][rank]), w.soon())
+
+        world.each(act)
+        rows_UD = world.one.look({"default": w.keys(7)}, w.soon())["default"]
+        np.testing.assert_array_equal(rows_UD, [[-5.0, -5.0]])  # (8 * 1 + 4 * 3) / 4

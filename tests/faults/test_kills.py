@@ -103,17 +103,22 @@ def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settin
     assert_nothing_left(disturbed.store, generation=len(planned) + 1)
 
 
-ASYNC = ('train.mode="async"', 'train.dense="shards"', LONG_PASSES)
+ASYNC = ('train.mode="async"', *SLICED)
+HALF_ASYNC = ("train.merge={pushes=2, wait='5ms'}", *ASYNC)
 OF_CLOSES = ("number", "day", "events", "samples", "rejected", "digests")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("place", [(1, 0), (2, 2)], ids=["embedded", "2 trainers x 2 shards"])
-def test_after_deaths_every_event_counts_once_though_weights_depend_on_the_order_of_pushes(tmp_path, place):
+@pytest.mark.parametrize(
+    ("place", "settings"),
+    [((1, 0), ASYNC), ((2, 2), ASYNC), ((2, 2), HALF_ASYNC)],
+    ids=["embedded, async", "2 trainers x 2 shards, async", "2 trainers x 2 shards, half-async"],
+)
+def test_after_deaths_every_event_counts_once_though_weights_depend_on_the_order_of_pushes(tmp_path, place, settings):
     write_job(tmp_path, num_lines=500)
     said, planned = [], DEATHS_IN_LONG_PASSES[place]
-    undisturbed, disturbed = (job_at(tmp_path, store, *place, *ASYNC) for store in ("calm", "killed"))
+    undisturbed, disturbed = (job_at(tmp_path, store, *place, *settings) for store in ("calm", "killed"))
     calm = Deaths(undisturbed.store, iter([]))
     assert run(undisturbed, calm, said_by(said)).code == 0, said
     deaths = Deaths(disturbed.store, iter(planned))

@@ -55,6 +55,7 @@ def test_keys_without_effect_on_a_pass_change_at_once(path, value):
         ("train.batch_size", 32),
         ("train.staleness", 1),
         ("train.mode", "async"),
+        ("train.merge.wait", 0.5),
         ("tables.default.optimizer.lr", 0.1),
         ("passes.cut", "count"),
         ("train.learn", False),

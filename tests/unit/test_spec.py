@@ -182,6 +182,10 @@ MISTAKES = {
     'every step; set dense = "shards"',
     'train={mode="async",dense="shards",staleness=2}': 'train: staleness counts steps of mode = "sync"; mode = "async" '
     "has none: remove one",
+    "train.merge.pushes=2": 'train: merge.pushes = 2 is for mode = "async"; in mode = "sync" no push waits for so many '
+    "others: remove it",
+    'train={mode="async",dense="shards",merge={pushes=0}}': "train.merge.pushes: Input should be greater than or equal "
+    "to 1 (got 0)",
     'train={mode="geo",staleness=1}': 'train: staleness counts steps of mode = "sync"; mode = "geo" has none: '
     "remove one",
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "

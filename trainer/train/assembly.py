@@ -126,7 +126,7 @@ def open_trainer(
         ranks = held.enter_context(closing(_ranks(config, device, job.train, identity)))
         arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device)
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
-        policy = policy_of(job.train.mode, job.train.staleness)
+        policy = policy_of(job.train.mode, job.train.staleness, job.train.merge)
         shards = held.enter_context(closing(_shards(config, job, schema, policy, identity)))
         progress.step.unanswered = shards.unanswered
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
