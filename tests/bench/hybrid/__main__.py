@@ -32,6 +32,7 @@ ON_SERVERS = 'train.dense="shards"'
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "hybrid": (),
     "servers": (ON_SERVERS,),
+    "servers, async": (ON_SERVERS, 'train.mode="async"'),
     "hybrid, staleness 1": ("train.staleness=1",),
 }
 """Settings by strategy; the first one saves time against the others, or loses it."""
