@@ -6,11 +6,10 @@ Each service defines its own messages and calls; `millrace.rpc.role` and `pserve
 import hmac
 import logging
 import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -25,6 +24,7 @@ from millrace.http.listening import ConnectionBounds
 from millrace.identity.credentials import Identity
 from millrace.identity.join_token import StaleToken
 from millrace.identity.peers import PeerName, PeerRule
+from millrace.private_folder import private_folder
 from millrace.rpc import refusals, unix_sockets
 from millrace.rpc.channels import MAX_MESSAGE_BYTES, SECRET_KEY, keepalive_options, options, path_of, serialize
 from millrace.rpc.refusals import RefusalReason, Refusals
@@ -78,10 +78,9 @@ class RpcServer:
         Unavailable for a port that is taken.
         """
         self._callers = _Callers(noted)
-        self._folder: Path | None = None
+        self._held = ExitStack()
         if tls is not None and socket is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="millrace-"))
-            socket = self._folder / "rpc.socket"
+            socket = self._held.enter_context(private_folder("rpc")) / "rpc.socket"
         bound = _bounds_of_callers(max_connections, is_port=socket is None or tls is not None)
         self._secrets = _SecretCheck(secret, check_token, self._callers)
         self._server = grpc.server(
@@ -147,8 +146,7 @@ class RpcServer:
         self._server.stop(grace_s).wait()
         if self._callers.tls is not None:
             self._callers.tls.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
 
 
 class _Callers:

@@ -5,7 +5,6 @@ side is service.cluster.external.
 """
 
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from millrace.identity.join_token import JoinToken
 from millrace.identity.renewal import RenewedIdentity
 from millrace.launcher_contact import LauncherContact
 from millrace.lifecycle import ExitCode
+from millrace.private_folder import private_folder
 from millrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, WorkerOffer, WorkerReport
 from service.cluster.agent_child import AgentChild
 from service.cluster.child import Spawner, Starter
@@ -76,7 +76,7 @@ class Agent:
 
     def __enter__(self) -> "Agent":
         self._held.callback(self._client.close)
-        self._private = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="millrace-")))
+        self._private = self._held.enter_context(private_folder("agent"))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,6 @@ import os
 import queue
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from millrace import documents
 from millrace.address import is_loopback, parse_address
 from millrace.identity.sealed import seal
 from millrace.lifecycle import ExitCode
+from millrace.private_folder import private_folder
 from service.cluster.machine import machine_id
 from service.cluster.ray_agent import PlacedAgent
 from service.cluster.ray_resources import Node, WorkerNeeds, missing
@@ -274,7 +274,7 @@ def main() -> None:
     await_cluster(sys.argv[1], requests, tell)
     if requests.over.is_set():
         return
-    with tempfile.TemporaryDirectory(prefix="millrace-ray-") as folder:
+    with private_folder("ray") as folder:
         os.chdir(folder)  # Ray has its workers import from the driver's folder
         try:
             ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
