@@ -144,7 +144,7 @@ class JobFigures(ResponseBody):
     """By stream: the state of its exports."""
     alarms: dict[str, str]
     """Problems of a job that keeps running: "commits", "log", "stalled", "mirror", "forked", "shrink", "damage",
-    "exports", "gates"."""
+    "certificates", "exports", "gates"."""
 
 
 def figures_of(status: Status) -> JobFigures:

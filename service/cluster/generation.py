@@ -78,6 +78,12 @@ class Generation:
         """The workers that the launcher waits for before it starts any, in words. Any thread."""
         return self._waits
 
+    @property
+    def unrenewed(self) -> dict[str, str]:
+        """The workers whose certificates were not renewed in time, and when they last were. Any thread."""
+        found = self._launcher.rendezvous.unrenewed()
+        return {worker: f"{since:%Y-%m-%d %H:%M:%S} UTC" for worker, since in found.items()}
+
     def last_lines(self, worker: str) -> list[str]:
         """The last lines of output of a worker."""
         return self._workers[worker].last_lines() if worker in self._workers else []

@@ -78,7 +78,11 @@ class JobRunner:
         if here := Counter(refusals.PROCESS.counts()) - self._refused_before:
             status = {**status, "refused": dict(here + Counter(status.get("refused", {})))}
         told = {**status, "restarts": len(self._deaths), "last_death": last_death}
-        waits = None if self._generation is None else self._generation.waits
+        if self._generation is None:
+            return told
+        if late := self._generation.unrenewed:
+            told["unrenewed"] = late
+        waits = self._generation.waits
         return told if waits is None else {**told, "stalled": {"waits_for": "workers", "text": waits}}
 
     def last_lines(self, worker: str) -> list[str]:
@@ -168,7 +172,14 @@ class JobRunner:
 
     def _show_restarting(self) -> None:
         """Until the next chief answers, the status has the last figures of the one before, but no resize of its."""
-        self._before = {**self.status(), "state": "restarting", "stalled": None, "refused": {}, "resizing": None}
+        self._before = {
+            **self.status(),
+            "state": "restarting",
+            "stalled": None,
+            "refused": {},
+            "resizing": None,
+            "unrenewed": {},
+        }
         self._chief = None
 
     def _run_generation(self, running: Successor) -> tuple[RunOutcome, bool, Successor | None]:

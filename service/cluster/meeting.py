@@ -7,11 +7,14 @@ reason. millrace.rpc.rendezvous carries the calls.
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from millrace.deadline import Deadline
 from millrace.errors import Refused, SpecError
+from millrace.identity import certificates
 from millrace.identity.authority import Authority
 from millrace.identity.peers import PeerRole
+from millrace.identity.renewal import NUM_TRIES
 from millrace.inputs import ABSENT
 from millrace.rpc.rendezvous import Member
 from millrace.rpc.rendezvous_errors import OtherGeneration
@@ -19,6 +22,8 @@ from service.cluster.runtime import WorkerRole, WorkerSpec
 
 CHIEF = f"{WorkerRole.TRAINER}-0"
 """The worker for which the other trainers wait."""
+MAX_AGE = 0.5 * (1 + 3 / NUM_TRIES)
+"""Share of its life after which a certificate should have been renewed: half of it, and the time for three tries."""
 
 
 @dataclass(slots=True)
@@ -33,6 +38,8 @@ class Roll:
     """Incarnations of those that have come, by name."""
     addresses: dict[str, str] = field(default_factory=dict)
     """Where they serve, by name."""
+    certified: dict[str, datetime] = field(default_factory=dict)
+    """When their newest certificate was new, by name."""
     collectives: str | None = None
     """Where the store of rank 0 listens; None until it has come."""
 
@@ -59,6 +66,16 @@ class Roll:
         if self.processes.setdefault(name, member.incarnation) != member.incarnation:
             where = f", which serves at {self.addresses[name]}" if name in self.addresses else ""
             raise Refused(f"generation {number} has another {name} already{where}; end one of the two processes")
+
+    def renew(self, member: Member, now: datetime) -> None:
+        """Note that a process has another certificate. Its agent, which has one of the same name, does not count."""
+        if self.processes.get(member.worker) == member.incarnation:
+            self.certified[member.worker] = now
+
+    def unrenewed(self, now: datetime) -> dict[str, datetime]:
+        """The workers that have missed several renewals, with the time of their last one, or of their coming."""
+        oldest = now - certificates.LIFETIME * MAX_AGE
+        return {name: since for name in self.expected if (since := self.certified.get(name, now)) < oldest}
 
     def compare(self, member: Member, inputs: Mapping[str, str]) -> None:
         """Raise SpecError where `member` reads other inputs than the launcher."""
@@ -108,6 +125,7 @@ class Meeting:
         with self._changed:
             self._roll.admit(member)
             self._roll.addresses[member.worker] = address
+            self._roll.certified.setdefault(member.worker, datetime.now(UTC))
 
     def renew(self, member: Member, signing_request: str, *, proved: bool) -> str:
         """See RendezvousHost.renew. Where no certificate shows the name, only the process that has come gets another
@@ -119,9 +137,16 @@ class Meeting:
         if self._authority is None:
             raise Refused(f"the workers of this job have no certificates, and {member.worker} asks for another one")
         role, _, number = member.worker.partition("-")
-        return self._authority.sign(
-            signing_request, self._authority.name(member.generation, PeerRole(role), int(number))
-        )
+        name = self._authority.name(member.generation, PeerRole(role), int(number))
+        certificate = self._authority.sign(signing_request, name)
+        with self._changed:
+            self._roll.renew(member, datetime.now(UTC))
+        return certificate
+
+    def unrenewed(self) -> dict[str, datetime]:
+        """See Rendezvous.unrenewed."""
+        with self._changed:
+            return {} if self._authority is None else self._roll.unrenewed(datetime.now(UTC))
 
     def _met(self, member: Member) -> bool:
         return self._roll.collectives is not None or self._roll.generation != member.generation

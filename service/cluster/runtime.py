@@ -8,6 +8,7 @@ service.cluster.launchers; tests/contract/test_launchers.py is the contract that
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -111,10 +112,14 @@ class WorkerHandle(Protocol):
 
 
 class Rendezvous(Protocol):
-    """Finds the addresses of the workers of the newest generation."""
+    """Where the workers of the newest generation tell their addresses, and renew their certificates."""
 
     def address(self, spec: WorkerSpec) -> str | None:
         """The address of the worker; None until the worker has told it."""
+        ...
+
+    def unrenewed(self) -> dict[str, datetime]:
+        """The workers whose certificates were not renewed in time, with the time of the last renewal."""
         ...
 
 

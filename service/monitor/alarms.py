@@ -5,6 +5,11 @@ from enum import StrEnum
 
 from service.monitor.status import Status
 
+_UNRENEWED = (
+    "the output of these workers says why. After the end of a certificate no new connection with its worker succeeds: "
+    "restart the job before"
+)
+
 
 class Alarm(StrEnum):
     """The kinds of alarms. Each has at most one text at a time."""
@@ -23,6 +28,8 @@ class Alarm(StrEnum):
     """A shrink would delete too many rows of a table, and waits for an operator."""
     DAMAGE = "damage"
     """Commits were damaged, and an older one was restored."""
+    CERTIFICATES = "certificates"
+    """Certificates of workers are not renewed: after their end no new connection with those workers succeeds."""
 
     EXPORTS = "exports"
     """Exports, or the commands after them, fail: serving has an older model than it should."""
@@ -58,6 +65,9 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if damaged := status.texts("passed_over"):
         commits = "; ".join(f"{name}: {how}" for name, how in damaged.items())
         yield Alarm.DAMAGE, f"damaged commits were passed over: {commits}"
+    if late := status.texts("unrenewed"):
+        workers = ", ".join(f"{worker} (the last is of {since})" for worker, since in late.items())
+        yield Alarm.CERTIFICATES, f"certificates are not renewed: {workers}; {_UNRENEWED}"
     streams = status.exports()
     if troubled := [text for stream, export in streams.items() if (text := _export_trouble(stream, export))]:
         yield Alarm.EXPORTS, "; ".join(troubled)

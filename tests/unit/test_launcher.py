@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from millrace.failpoints import ArmedFailpoint, Failpoint
 from millrace.rpc.role import RoleClient
 from service.cluster import restarts
 from service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
+from service.cluster.meeting import Meeting
 from service.cluster.runtime import TAIL_LINES
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
@@ -211,6 +213,15 @@ def test_the_status_is_the_chiefs(world):
     with when(lambda: launcher.status()["state"] == "training", (world.folder / "go").touch):
         assert launcher.run().code == 0
     assert launcher.status() == {**known, "state": "training", "shards": []}
+
+
+def test_the_status_names_workers_whose_certificates_were_not_renewed(world, monkeypatch):
+    monkeypatch.setattr(Meeting, "unrenewed", lambda _: {"trainer-0": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)})
+    launcher = world.make([], [[["serve"], ["await_file", str(world.folder / "go")], ["exit", 0]]])
+    assert "unrenewed" not in launcher.status()
+    with when(lambda: launcher.status()["state"] == "training", (world.folder / "go").touch):
+        assert launcher.run().code == 0
+    assert launcher.status()["unrenewed"] == {"trainer-0": "2026-01-02 03:04:05 UTC"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,19 +1,23 @@
 """The rendezvous: who may come, what it learns, and the words for those that are refused. Over a real connection."""
 
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, Refused, SpecError, Unavailable
+from millrace.identity import certificates
 from millrace.identity.authority import open_authority
-from millrace.identity.certificates import draw_key, load, name_of, signing_request
+from millrace.identity.certificates import LIFETIME, draw_key, load, name_of, signing_request
 from millrace.identity.peers import PeerRole
 from millrace.inputs import digests, head_sizes
 from millrace.rpc import rendezvous
 from millrace.rpc.rendezvous import Member, RendezvousClient
 from service.cluster.meeting import Meeting, Roll
 from service.cluster.runtime import WorkerRole, WorkerSpec
+from service.monitor.alarms import Alarm, alarms
+from service.monitor.status import Status
 from tests.fakes.rendezvous import RendezvousHere
 
 WORKERS = ("shard-0", "trainer-0", "trainer-1")
@@ -175,3 +179,62 @@ def test_other_files_are_refused_with_their_name_and_what_to_do(tmp_path, change
 def test_before_a_generation_begins_nobody_is_expected():
     with pytest.raises(Refused, match="trainer-0 is of generation 1, and this launcher runs generation 0"):
         Roll().admit(Member("trainer-0", 1, "x"))
+
+
+# -- renewals
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+HALF = LIFETIME / 2
+
+
+def process(worker, incarnation="one"):
+    return Member(worker, 3, incarnation)
+
+
+@pytest.fixture
+def certified():
+    """A generation whose workers came at BEGIN; trainer-1 has not come."""
+    roll = Roll(3, {worker: {} for worker in WORKERS})
+    for worker in WORKERS[:2]:
+        roll.admit(process(worker))
+        roll.certified[worker] = BEGIN
+    return roll
+
+
+def test_a_worker_that_misses_several_renewals_is_named_until_it_has_another_certificate(certified):
+    assert certified.unrenewed(BEGIN + HALF) == {}, "it may be at its first try"
+    late = BEGIN + HALF * 1.2
+    assert certified.unrenewed(late) == {"shard-0": BEGIN, "trainer-0": BEGIN}
+    certified.renew(process("shard-0"), late)
+    assert certified.unrenewed(late) == {"trainer-0": BEGIN}
+    assert set(certified.unrenewed(late + HALF * 1.2)) == {"shard-0", "trainer-0"}
+
+
+def test_the_certificate_of_an_agent_or_of_another_process_does_not_count(certified):
+    late = BEGIN + HALF * 1.2
+    for other in ("", "another"):
+        certified.renew(process("shard-0", other), late)
+    assert "shard-0" in certified.unrenewed(late)
+
+
+def test_a_renewal_is_noted_and_workers_without_certificates_are_never_late(tmp_path, monkeypatch):
+    authority = open_authority(tmp_path / "identity", "news")
+    with RendezvousHere(tmp_path, *WORKERS, generation=3, authority=authority) as here:
+        shard = RendezvousClient(here.contact("shard-0"))
+        shard.announce("10.0.0.1:1")
+        assert here.meeting.unrenewed() == {}
+        monkeypatch.setattr(certificates, "LIFETIME", timedelta(0))  # every certificate is too old
+        (before,) = here.meeting.unrenewed().values()
+        shard.renew(signing_request(draw_key()))
+        (after,) = here.meeting.unrenewed().values()
+        assert after > before
+    meeting = Meeting()
+    meeting.begin([], 3)
+    assert meeting.unrenewed() == {}
+
+
+def test_a_late_renewal_is_an_alarm():
+    status = Status({"unrenewed": {"shard-0": "2026-01-01 00:00:00 UTC"}})
+    told = "certificates are not renewed: shard-0 (the last is of 2026-01-01 00:00:00 UTC); the output of these workers"
+    assert alarms(status)[Alarm.CERTIFICATES].startswith(told)
+    assert alarms(Status({"unrenewed": {}})) == {}
