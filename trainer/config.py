@@ -119,13 +119,17 @@ class TrainSection(Section):
     mode: Literal["sync", "async", "geo"] = "sync"
     """Consistency of training. "sync": all trainers take each step together, and a job has the same bits at every run.
     "async": no trainer waits for another before the end of a pass; the shards apply gradients as they come. Every event
-    counts once; weights differ a little from run to run. It needs dense = "shards". "geo" is not built yet."""
+    counts once; weights differ a little from run to run. It needs dense = "shards". "geo": as "async", but each trainer
+    learns k_steps batches on a copy of their rows before it sends the sum; it needs sgd in every table."""
     staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
     """Number of steps by which rows lag behind, at most 8: a step reads them as they were that many steps before.
 
     With 1 or more, gradients and rows travel beside the computation of the next steps, so a step need not wait for the
     shards. Results differ a little from those with 0, and are as repeatable. Each step of staleness keeps one more
     batch in every trainer, and its rows in the shards' memory."""
+    k_steps: int | None = Field(default=None, ge=1, le=1000)
+    """With mode = "geo", which needs it: number of batches between two exchanges of a trainer with the shards. A row
+    moves by the mean of what the trainers have learnt. More send less, and each trainer's rows are older."""
     merge: MergeSection = MergeSection()
     """Gradients of several trainers that shards apply together, with mode = "async"."""
     dense: Literal["allreduce", "shards"] = "allreduce"
@@ -180,17 +184,21 @@ class TrainSection(Section):
     def _built(self) -> "TrainSection":
         if self.staleness and self.mode != "sync":
             raise ValueError(f'staleness counts steps of mode = "sync"; mode = "{self.mode}" has none: remove one')
-        if self.mode == "geo":
-            raise ValueError('mode = "geo" is not built yet; use "sync" or "async"')
+        if (self.mode == "geo") != (self.k_steps is not None):
+            raise ValueError(
+                'mode = "geo" needs k_steps, the number of batches between two exchanges'
+                if self.k_steps is None
+                else f'k_steps is for mode = "geo"; mode = "{self.mode}" exchanges in every step: remove one'
+            )
         if self.mode != "async" and self.merge.pushes > 1:
             raise ValueError(
                 f'merge.pushes = {self.merge.pushes} is for mode = "async"; in mode = "{self.mode}" no push waits for '
                 "so many others: remove it"
             )
-        if self.mode == "async" and self.dense != "shards":
+        if self.mode != "sync" and self.dense != "shards":
             raise ValueError(
-                f'mode = "async" does not work with dense = "{self.dense}", for which trainers meet in every step; '
-                'set dense = "shards"'
+                f'mode = "{self.mode}" does not work with dense = "{self.dense}", for which trainers meet in every '
+                'step; set dense = "shards"'
             )
         if self.dense == "shards" and (trouble := self._not_on_shards()):
             raise ValueError(f'dense = "shards" does not work with {trouble}')

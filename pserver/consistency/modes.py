@@ -5,12 +5,14 @@ from collections.abc import Callable
 from millrace.errors import SpecError
 from pserver.config import MergeSection
 from pserver.consistency.asynchronous import Async
+from pserver.consistency.geo import Geo
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 
 POLICIES: dict[str, Callable[[int, MergeSection], Consistency]] = {
     Sync.name: lambda staleness, _merge: Sync(staleness),
     Async.name: lambda _staleness, merge: Async(merge),
+    Geo.name: lambda _staleness, merge: Geo(merge),
 }
 """By `train.mode`: makes the policy with the settings of that mode among those given."""
 

@@ -33,6 +33,8 @@ def check_references(job: TrainerJob) -> None:
     _check_pipe(job, schema)
     _check_event_time(job, schema)
     _check_exports(job)
+    if job.train.mode == "geo":
+        _check_geo(job)
     check_section(job.model, shape_of(schema, job.tables, [task.name for task in job.tasks]))
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
@@ -104,6 +106,34 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
             if slot is not None:
                 _number_slot(schema, slot, f"{path}.{key}")
     check_slot_rules(job.tables, schema)
+
+
+def _check_geo(job: TrainerJob) -> None:
+    """A trainer's copy of a row moves by the sum of its gradients, times the learning rate."""
+    if (kind := job.train.dense_optimizer.kind) != "sgd":
+        raise SpecError(
+            f'is "{kind}"; train.mode = "geo" needs "sgd", whose differences add up', "train.dense_optimizer.kind"
+        )
+    for name, table in job.tables.items():
+        path = f"tables.{name}"
+        if table.optimizer.kind != "sgd":
+            raise SpecError(
+                f'is "{table.optimizer.kind}"; train.mode = "geo" needs "sgd", whose differences add up',
+                f"{path}.optimizer.kind",
+            )
+        if table.grad_scale == "show":
+            raise SpecError(
+                'does not work with train.mode = "geo", whose trainers do not know all shows', f"{path}.grad_scale"
+            )
+        if table.extend_at is not None or any(slot.extend_at is not None for slot in table.slots.values()):
+            raise SpecError(
+                'does not work with train.mode = "geo", whose trainers do not know which rows have a vector',
+                f"{path}.extend_at",
+            )
+    if job.metrics.infer_first:
+        raise SpecError(
+            'does not work with train.mode = "geo": it predicts with rows of the shards', "metrics.infer_first"
+        )
 
 
 def _check_exports(job: TrainerJob) -> None:

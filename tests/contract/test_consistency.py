@@ -27,6 +27,7 @@ from tests.fakes.thread_ranks import on_ranks
 MODES = {
     "sync": {"mode": "sync"},
     "async": {"mode": "async"},
+    "geo": {"mode": "geo"},
     "half-async": {"mode": "async", "merge": MergeSection(pushes=2, wait=0.02)},
 }
 EVERY = pytest.mark.parametrize("mode", sorted(MODES))

@@ -104,6 +104,8 @@ def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settin
 
 
 ASYNC = ('train.mode="async"', *SLICED)
+SGD = 'optimizer={kind="sgd"}'
+GEO = ('train.mode="geo"', "train.k_steps=3", f"train.dense_{SGD}", f"tables.default.{SGD}", *SLICED)
 HALF_ASYNC = ("train.merge={pushes=2, wait='5ms'}", *ASYNC)
 OF_CLOSES = ("number", "day", "events", "samples", "rejected", "digests")
 
@@ -112,8 +114,14 @@ OF_CLOSES = ("number", "day", "events", "samples", "rejected", "digests")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("place", "settings"),
-    [((1, 0), ASYNC), ((2, 2), ASYNC), ((2, 2), HALF_ASYNC)],
-    ids=["embedded, async", "2 trainers x 2 shards, async", "2 trainers x 2 shards, half-async"],
+    [((1, 0), ASYNC), ((2, 2), ASYNC), ((2, 2), HALF_ASYNC), ((1, 0), GEO), ((2, 2), GEO)],
+    ids=[
+        "embedded, async",
+        "2 trainers x 2 shards, async",
+        "2 trainers x 2 shards, half-async",
+        "embedded, geo",
+        "2 trainers x 2 shards, geo",
+    ],
 )
 def test_after_deaths_every_event_counts_once_though_weights_depend_on_the_order_of_pushes(tmp_path, place, settings):
     write_job(tmp_path, num_lines=500)

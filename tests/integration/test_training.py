@@ -91,6 +91,24 @@ def test_trainers_that_do_not_wait_for_each_other_learn_as_well(job, embedded):
     assert found["metrics"]["life"]["ctr"]["auc"] == pytest.approx(embedded["metrics"]["life"]["ctr"]["auc"], abs=0.05)
 
 
+SGD = ('train.dense_optimizer={kind="sgd"}', 'tables.default.optimizer={kind="sgd"}', SLICED)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [0, 2])
+def test_one_trainer_with_a_copy_for_each_batch_has_the_bits_of_sync(job, shards):
+    wanted = run(job, 1, 0, f"sgd-{shards}", *SGD)
+    found = run(job, 1, shards, f"geo-{shards}", *SGD, 'train.mode="geo"', "train.k_steps=1")
+    assert found["digest"] == wanted["digest"] and found["metrics"] == wanted["metrics"]
+
+
+@pytest.mark.long
+def test_trainers_with_copies_for_several_batches_learn_from_every_event(job):
+    found = run(job, 2, 2, "geo-two", *SGD, 'train.mode="geo"', "train.k_steps=3")
+    life = found["metrics"]["life"]["ctr"]
+    assert life["count"] == NUM_LINES and life["auc"] > 0.5
+
+
 STALE = "train.staleness=2"
 
 

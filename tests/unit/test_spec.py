@@ -174,7 +174,6 @@ MISTAKES = {
     'model.class="a:B"': 'model: needs either name = "..." or class = "package.module:Class"',
     # not built yet
     'sources.more={kind="simulated",events=5}': "sources: several sources are not built yet; 2 given",
-    "train.mode=geo": 'train: mode = "geo" is not built yet; use "sync" or "async"',
     "train.staleness=9": "train.staleness: Input should be less than or equal to 8 (got 9)",
     "train.staleness=-1": "train.staleness: Input should be greater than or equal to 0 (got -1)",
     # what does not go together
@@ -182,6 +181,13 @@ MISTAKES = {
     'every step; set dense = "shards"',
     'train={mode="async",dense="shards",staleness=2}': 'train: staleness counts steps of mode = "sync"; mode = "async" '
     "has none: remove one",
+    "train.mode=geo": 'train: mode = "geo" needs k_steps, the number of batches between two exchanges',
+    "train.k_steps=4": 'train: k_steps is for mode = "geo"; mode = "sync" exchanges in every step: remove one',
+    "train.k_steps=0": "train.k_steps: Input should be greater than or equal to 1 (got 0)",
+    'train={mode="geo",k_steps=4,dense="shards"}': 'train.dense_optimizer.kind: is "adam"; train.mode = "geo" needs '
+    '"sgd", whose differences add up',
+    'train={mode="geo",k_steps=4,dense="shards",dense_optimizer={kind="sgd"}}': "tables.default.optimizer.kind: is "
+    '"adagrad"; train.mode = "geo" needs "sgd", whose differences add up',
     "train.merge.pushes=2": 'train: merge.pushes = 2 is for mode = "async"; in mode = "sync" no push waits for so many '
     "others: remove it",
     'train={mode="async",dense="shards",merge={pushes=0}}': "train.merge.pushes: Input should be greater than or equal "

@@ -36,8 +36,13 @@ def prepared(
     shards: Shards, batch: TrainingBatch, *, learn: bool, slices: Mapping[str, Keys] = NO_SLICES
 ) -> TrainingBatch:
     """The batch with its keys announced to the shards; with `learn`, those of the dense `slices`, too."""
-    keys = {look.table.name: look.keys for look in batch.lookups} | (dict(slices) if learn else {})
+    keys = keys_of_batch(batch, slices if learn else NO_SLICES)
     return replace(batch, prepared=shards.prepare(keys, learn=learn))
+
+
+def keys_of_batch(batch: TrainingBatch, slices: Mapping[str, Keys]) -> dict[str, Keys]:
+    """The keys of a batch by table, with those of the dense `slices`."""
+    return {look.table.name: look.keys for look in batch.lookups} | dict(slices)
 
 
 def targets(samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None) -> tuple[dict[str, F32], ...]:
@@ -71,8 +76,8 @@ class BatchMaker:
         prepares: bool = True,
         slices: Mapping[str, Keys] = NO_SLICES,
     ) -> None:
-        """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.train.infer_first).
-        `slices`: keys of the dense part, which batches to learn from read, too (DenseStrategy)."""
+        """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.train.infer_first and
+        geo_exchanges). `slices`: keys of the dense part, which batches to learn from read, too (DenseStrategy)."""
         self._prepares, self._slices = prepares, slices
         self._deduplicators = [Deduplicator(table) for table in tables]
         self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards

@@ -195,6 +195,12 @@ class OperationRunner:
         """The tables' sections in force, with overrides. Any thread."""
         return self._now.tables
 
+    @property
+    def tables_on_shards(self) -> Mapping[str, TableSection]:
+        """As `tables`, with slices of the dense parameters if shards hold them. Any thread."""
+        now = self._now
+        return tables_on_shards(now.tables, now.train)
+
     # -- restart
 
     def begin(

@@ -73,6 +73,7 @@ from trainer.train.close import PassCloser
 from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
 from trainer.train.fingerprint import fingerprint
+from trainer.train.geo_exchanges import GeoExchanges, settings_in_force
 from trainer.train.infer_first import InferFirst
 from trainer.train.kernel_choice import KernelSchedule, agreed_schedule
 from trainer.train.loop import TrainLoop
@@ -164,7 +165,7 @@ def open_trainer(
             job.train,
             job.tasks,
             *joint,
-            held.enter_context(_exchanges(job, policy, shards, progress)),
+            held.enter_context(_exchanges(job, schema, ranks, policy, shards, dense, rank0, progress)),
             maker,
             stepper,
             dense,
@@ -179,9 +180,21 @@ def open_trainer(
 
 
 def _exchanges(
-    job: TrainerJob, policy: Consistency, shards: Shards, progress: TrainerProgress
+    job: TrainerJob,
+    schema: Schema,
+    ranks: Ranks,
+    policy: Consistency,
+    shards: Shards,
+    dense: DenseStrategy,
+    rank0: RankZero | None,
+    progress: TrainerProgress,
 ) -> AbstractContextManager[Exchanges]:
-    return closing(Exchanges(shards, policy.staleness, job.train.step_deadline, progress.step))
+    last = job.train.step_deadline, progress.step
+    if job.train.k_steps is None:
+        return closing(Exchanges(shards, policy.staleness, *last))
+    groups = {slot.name: slot.group for slot in schema.sparse}
+    settings = partial(settings_in_force, ranks, rank0, groups)
+    return closing(GeoExchanges(shards, job.train.k_steps, ranks.world, dense.slices, settings, *last))
 
 
 def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:
@@ -515,9 +528,10 @@ def _shards(
 
 
 def _maker(job: TrainerJob, schema: Schema, shards: Shards, dense: DenseStrategy) -> BatchMaker:
-    """The loader's thread announces keys to the shards; with `infer_first` the loop does so, twice for each batch."""
+    """The loader's thread announces keys to the shards; with `infer_first` the loop does so, twice for each batch,
+    and in mode "geo" for several batches at once."""
     tables = tables_of(schema, job.tables, job.tasks[0].label)
-    prepares = not job.metrics.infer_first
+    prepares = not job.metrics.infer_first and job.train.k_steps is None
     return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=prepares, slices=dense.slices)
 
 

@@ -30,6 +30,9 @@ from trainer.train.trainer_parts import TrainerParts
 
 IDLE_WAIT_S = 0.2
 """Longest time rank 0 waits for a plan before it tells the other ranks that there is none yet."""
+AHEAD_WAIT_S = 0.02
+"""Longest time all ranks wait for the plan of the next pass before they train this one; it is short for events that
+are there already."""
 FINISH_WAIT_S = 0.02
 """Pause between two checks of the last commit."""
 
@@ -87,6 +90,7 @@ class TrainLoop:
             replaying = parts.rank0 is not None and parts.rank0.chronicle.replaying
             progress.opened(plan, "replaying" if replaying else "training")
             self._request_plan()
+            self._read_ahead()
             self._train(plan)
             progress.step.begin(WaitsFor.CLOSE)
             with span(Span.CLOSE):
@@ -126,6 +130,16 @@ class TrainLoop:
         self._parts.progress.planned(plan)
         self._parts.maker.expect(plan.number, plan.learn)
         self._parts.loader.submit(plan.number, plan.segments[self._parts.ranks.rank])
+
+    def _read_ahead(self) -> None:
+        """Where ranks hear no news in steps: begin to read the next pass beside this one, if it is known soon."""
+        if self._parts.policy.meets_in_steps:
+            return
+        news = (self._poll_plan(AHEAD_WAIT_S) or {}) if self._parts.ranks.rank == 0 else None
+        with span(Span.WAIT):
+            told = self._parts.ranks.broadcast(news)
+        if told:
+            self._handle_news(told)
 
     def _wait_for_plan(self) -> PassPlan | None:
         """The next pass to train, or None at the end."""
@@ -250,7 +264,8 @@ class TrainLoop:
     def _settle(self) -> None:
         """Wait for the other ranks, as far as the mode needs it."""
         self._parts.progress.step.at(WaitsFor.TRAINERS)
-        self._parts.policy.settle(self._parts.ranks)
+        with span(Span.WAIT):
+            self._parts.policy.settle(self._parts.ranks)
 
     def _batches(self, plan: PassPlan) -> Iterator[TrainingBatch]:
         """The batches of a pass. With `infer_first`, all are predicted before the first one is learnt."""

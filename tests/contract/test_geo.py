@@ -1,0 +1,268 @@
+"""The promises of mode "geo": each trainer learns k batches on a copy, and rows move by the mean of the differences.
+
+The exchanges of each rank, on real shards. Gradients are small integers, so equality is exact where sums are.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pserver.config import Bounds, CountEntry, Sgd, TableSection
+from pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
+from pserver.rows.row_settings import RowSettings
+from tests.contract import shards_world as w
+from trainer.status.step_clock import StepClock
+from trainer.train.exchanges import Exchanges
+from trainer.train.geo_exchanges import CopiedTable, GeoExchanges, RowCopy
+
+WIDTH = 2
+PLAIN = {"dim": WIDTH, "first_order": False, "init_range": 0.0, "optimizer": Sgd(kind="sgd", lr=0.5)}
+TABLES = {
+    "all": TableSection(**PLAIN),
+    "chosen": TableSection(**PLAIN, admission=(CountEntry(kind="count", n=3, exact=True),)),
+}
+NEARBY = {"bounds": Bounds(low=-3.0, high=3.0)}
+STEP_S = 20.0
+PLACES = [(0, 1), (1, 1), (2, 1), (1, 2), (2, 2), (3, 4)]
+"""Shards, 0: embedded, and trainers; a mean of so many is exact in float32."""
+
+
+@dataclass
+class Table:
+    name: str
+
+
+@dataclass
+class Lookup:
+    table: Table
+    keys: Keys
+
+
+class Batch:
+    """As much of a batch as exchanges use."""
+
+    def __init__(self, signs: list[int], prepared: object = None) -> None:
+        self.signs, self.prepared = signs, prepared
+        self.lookups = [Lookup(Table(name), w.keys(*signs)) for name in TABLES]
+
+
+def rows_settings():
+    return {name: RowSettings.of(section, {}) for name, section in TABLES.items()}
+
+
+def geo(shards, k_steps: int, num_ranks: int) -> GeoExchanges:
+    return GeoExchanges(shards, k_steps, num_ranks, {}, rows_settings, STEP_S, StepClock(STEP_S))
+
+
+def train(shards, exchanges, rank: int, number: int, batches: Iterator[Batch], gradient):
+    """One pass of a rank, and the rows of table "all" that each of its steps read."""
+    shards.open_pass(number, w.soon())
+    read, step = [], 0
+    at = exchanges.begin(batches, learn=True)
+    while at.batch is not None:
+        read.append({name: rows_UD.copy() for name, rows_UD in at.rows.items()})
+        show_U = shows(rank, step, at.batch.signs)
+        grads = {name: Gradients(gradient(rank, step, at.rows[name]), show_U, show_U / 2) for name in TABLES}
+        at = exchanges.push(step, at.batch, grads, 64)
+        step += 1
+    exchanges.finish()
+    return read
+
+
+def shows(rank: int, step: int, signs: list[int]) -> np.ndarray:
+    return np.array([1 + (sign + step + rank) % 2 for sign in signs], np.float32)
+
+
+def of_rows(rank: int, step: int, rows_UD: np.ndarray) -> np.ndarray:
+    """Gradients that depend on the rows that a step read."""
+    return ((np.floor(3 * rows_UD) + 2 * step + rank) % 5 - 2).astype(np.float32)
+
+
+def of_steps(rank: int, step: int, rows_UD: np.ndarray) -> np.ndarray:
+    """Gradients that do not, so that the order in which trainers push makes no difference."""
+    return np.full_like(rows_UD, (3 * step + rank) % 5 - 2)
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-shards-{place[1]}-trainers")
+def world(request):
+    num_shards, num_ranks = request.param
+    more = {"mode": "geo"} if num_shards else {}
+    with w.job(num_shards, num_ranks, TABLES, **more) as made:
+        made.numbers = count(1)
+        yield made
+
+
+PASS = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=5, unique=True), max_size=7)
+
+
+def own(number: int, drawn: list[list[int]]) -> list[list[int]]:
+    """Signs that no other pass has."""
+    return [[100 * number + sign for sign in step] for step in drawn]
+
+
+@given(data=st.data(), k_steps=st.integers(1, 4))
+@settings(max_examples=20, deadline=None)
+def test_rows_move_by_the_mean_of_the_differences_and_statistics_add_up(world, data, k_steps):
+    number, num_ranks = next(world.numbers), len(world.ranks)
+    signs = [own(number, data.draw(PASS, f"batches of rank {rank}")) for rank in range(num_ranks)]
+
+    def act(rank, shards):
+        exchanges = geo(shards, k_steps, num_ranks)
+        return train(shards, exchanges, rank, number, iter(map(Batch, signs[rank])), of_steps)
+
+    world.each(act)
+    world.each(lambda _rank, shards: shards.close_pass(0, w.soon()))
+    moved, shown = Counter(), Counter()
+    for rank, batches in enumerate(signs):
+        for step, batch in enumerate(batches):
+            for sign, show in zip(batch, shows(rank, step, batch), strict=True):
+                moved[sign] -= 0.5 * ((3 * step + rank) % 5 - 2) / num_ranks
+                shown[sign] += show
+    every = sorted(shown)
+    if not every:
+        return
+    rows_UD = world.one.look({"all": w.keys(*every)}, w.soon())["all"]
+    np.testing.assert_array_equal(rows_UD, np.array([[moved[sign]] * WIDTH for sign in every], np.float32))
+    for sign in every[:4]:
+        told = world.one.explain("all", int(w.keys(sign).keys_U[0]), 1, w.soon())
+        assert (told["show"], told["click"]) == (shown[sign], shown[sign] / 2)
+        told = world.one.explain("chosen", int(w.keys(sign).keys_U[0]), 1, w.soon())
+        assert told["row"] == (shown[sign] >= 3), "admission counts every show"
+
+
+class PlainTwin:
+    """One trainer by dictionaries: the rows of the shards, and the copy, which is dropped after k steps."""
+
+    def __init__(self, k_steps: int) -> None:
+        self.k_steps, self.rows = k_steps, {}
+
+    def train(self, signs: list[list[int]]) -> list[np.ndarray]:
+        read, copy, sums = [], {}, Counter()
+        for step, batch in enumerate(signs):
+            if step % self.k_steps == 0:
+                self.exchange(sums)
+                copy, sums = dict(self.rows), Counter()
+            rows = np.array([copy.get(sign, 0.0) for sign in batch], np.float32)
+            read.append(rows)
+            for sign, gradient in zip(batch, of_rows(0, step, rows).tolist(), strict=True):
+                copy[sign] = copy.get(sign, 0.0) - 0.5 * gradient
+                sums[sign] += gradient
+        self.exchange(sums)
+        return read
+
+    def exchange(self, sums: Counter) -> None:
+        for sign, total in sums.items():
+            self.rows[sign] = self.rows.get(sign, 0.0) - 0.5 * total
+
+
+@given(data=st.data(), k_steps=st.integers(1, 4))
+@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_a_trainer_alone_reads_what_a_twin_with_a_copy_of_k_steps_reads(num_shards, data, k_steps):
+    signs = data.draw(PASS)
+    with w.job(num_shards, 1, TABLES, **({"mode": "geo"} if num_shards else {})) as made:
+        read = train(made.one, geo(made.one, k_steps, 1), 0, 1, iter(map(Batch, signs)), of_rows)
+        made.one.close_pass(0, w.soon())
+    for found, wanted in zip(read, PlainTwin(k_steps).train(signs), strict=True):
+        np.testing.assert_array_equal(found["all"], wanted[:, None].repeat(WIDTH, 1))
+
+
+@pytest.mark.parametrize("num_shards", [0, 1, 2])
+def test_one_trainer_that_exchanges_after_every_batch_has_the_bits_of_sync(num_shards):
+    rng = np.random.default_rng(4)
+    signs = [sorted(set(rng.integers(0, 40, 12).tolist())) for _ in range(9)]
+    noise = rng.normal(size=(9, 40, WIDTH)).astype(np.float32)
+
+    def gradient(_rank, step, rows_UD):
+        return 0.3 * rows_UD + noise[step, : len(rows_UD)]
+
+    digests = []
+    for mode in ("sync", "geo"):
+        with w.job(num_shards, 1, TABLES, **({"mode": mode} if num_shards else {})) as made:
+            shards = made.one
+            if mode == "sync":
+                exchanges, batches = Exchanges(shards, 0, STEP_S, StepClock(STEP_S)), prepared(shards, signs)
+            else:
+                exchanges, batches = geo(shards, 1, 1), iter(map(Batch, signs))
+            train(shards, exchanges, 0, 1, batches, gradient)
+            shards.close_pass(0, w.soon())
+            digests.append(shards.digest(w.soon()))
+    assert digests[0] == digests[1]
+
+
+def prepared(shards, signs):
+    for each in signs:
+        yield Batch(each, shards.prepare({name: w.keys(*each) for name in TABLES}, learn=True))
+
+
+def test_bytes_and_messages_are_as_many_as_there_are_exchanges():
+    """Every batch has the same keys, and there is an exchange after each k of 24 batches."""
+    sent = {}
+    for k_steps in (1, 2, 4, 8):
+        with w.job(1, 1, TABLES, mode="geo") as made:
+            shards = made.one
+            before = total(shards.links())
+            train(shards, geo(shards, k_steps, 1), 0, 1, (Batch(list(range(3000))) for _ in range(24)), of_steps)
+            sent[k_steps] = total(shards.links()) - before
+    for k_steps in (2, 4, 8):
+        assert sent[k_steps] * k_steps == pytest.approx(sent[1], rel=0.1)
+
+
+def total(links) -> int:
+    return sum(value for link in links.values() for name, value in link.items() if name.endswith("_bytes"))
+
+
+def test_a_step_that_is_skipped_learns_nothing_and_a_copy_that_skips_all_pushes_nothing():
+    copy = RowCopy([Batch([1, 2]), Batch([2, 3])], {}, rows_settings())
+    copy.take({name: np.zeros((3, WIDTH), np.float32) for name in TABLES})
+    copy.learn(None, 64)
+    assert not copy.done and copy.learnt(1) is None and copy.num_samples == 0
+    grads = {name: Gradients(np.ones((2, WIDTH), np.float32), *np.ones((2, 2), np.float32)) for name in TABLES}
+    copy.learn(grads, 64)
+    assert copy.done and copy.learnt(1)["all"].show_U.sum() == 2 and copy.num_samples == 64
+
+
+def test_a_copy_keeps_to_the_bounds_of_its_table_and_does_not_move_a_learnt_default_row():
+    section = TableSection(**PLAIN, **NEARBY)
+    table = CopiedTable([w.keys(1, 2)], RowSettings.of(section, {}))
+    rows = np.zeros((2, WIDTH), np.float32)
+    rows[1] = ABSENT_BITS.view(np.float32)
+    table.take(rows)
+    ones = np.ones(2, np.float32)
+    table.learn(0, Gradients(np.full((2, WIDTH), 16.0, np.float32), ones, ones))
+    place = table.place_U[0]
+    found = table.read(0)[np.argsort(place)]
+    np.testing.assert_array_equal(found[0], [-3.0, -3.0])
+    assert (found[1].view(np.uint32) == ABSENT_BITS).all()
+    np.testing.assert_array_equal(table.learnt(2).grads_UD, np.full((2, WIDTH), 8.0))
+
+
+def test_a_pass_that_is_only_predicted_pulls_one_batch_at_a_time():
+    with w.job(1, 1, TABLES, mode="geo") as made:
+        shards, signs = made.one, [[1, 2], [3]]
+        shards.open_pass(1, w.soon())
+        exchanges = geo(shards, 4, 1)
+        batches = (Predicted(each) for each in signs)
+        at, seen = exchanges.begin(batches, learn=False), []
+        while at.batch is not None:
+            seen.append((at.batch.signs, {name: rows_UD.shape for name, rows_UD in at.rows.items()}))
+            at = exchanges.follow()
+    assert seen == [([1, 2], dict.fromkeys(TABLES, (2, WIDTH))), ([3], dict.fromkeys(TABLES, (1, WIDTH)))]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A batch that may be copied with its keys announced, as the trainer's are."""
+
+    signs: list[int]
+    prepared: object = None
+
+    @property
+    def lookups(self):
+        return Batch(self.signs).lookups
