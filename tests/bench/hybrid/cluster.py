@@ -20,6 +20,8 @@ EVENTS = DATA / "criteo" / "criteo_80k.txt.gz"
 HERE = Path(__file__).parent
 BATCH = 128
 START_S, RUN_S = 120.0, 1800.0
+DELAYED = 1
+"""The machine whose link may have a delay."""
 COMPUTE, WIRE = ("forward", "backward"), ("exchange",)
 """Parts of rank 0's time. A wait for other ranks is part of the exchange."""
 
@@ -32,11 +34,16 @@ class Cluster:
     shards: int = 2
     rate: str = "1gbit"
     """Both ways. Empty: as fast as can be."""
+    delay_ms: float = 0.0
+    """Of the link of the machine of every second trainer, both ways."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. Times are rank 0's, of one step; traffic is that of all workers, sent and received."""
+    """One run. Times are rank 0's, of one step; traffic is that of all workers, sent and received.
+
+    The whole of a step has its share of the first wait for data and of the close, too.
+    """
 
     steps: int
     step_ms: float
@@ -66,8 +73,8 @@ def measured(cluster: Cluster, steps: int, settings: Sequence[str]) -> Measured:
         with ExternalJob(machines[0], address("hybrid"), *of_all, **size) as job:
             token, launcher = job.token(), job.run()
             launcher.until("waits for", START_S)
-            for machine in machines:
-                machine.shape(rate=cluster.rate)
+            for number, machine in enumerate(machines):
+                machine.shape(rate=cluster.rate, delay_ms=cluster.delay_ms if number == DELAYED else 0.0)
             for number in range(cluster.trainers):
                 job.agent(machines[number % 2], "--role", "trainer", token=token)
             for number in range(cluster.shards):
@@ -92,12 +99,16 @@ def _measured(report: dict[str, Any], steps: int, cluster: Cluster) -> Measured:
     if found != steps * BATCH * cluster.trainers:
         raise RuntimeError(f"{found} events were trained, not {steps} steps of {cluster.trainers} trainers")
     spent = report["time_s"]
-    compute, wire = (1000 * sum(spent[part] for part in parts) / steps for parts in (COMPUTE, WIRE))
+    whole = sum(seconds for part, seconds in spent.items() if part != "commit")
+    each, compute, wire = (
+        1000 * seconds / steps
+        for seconds in (whole, *(sum(spent[part] for part in parts) for parts in (COMPUTE, WIRE)))
+    )
     (task,) = report["halves"]["last"].values()
     links = [(a, b, link) for a, peers in report["links"].items() for b, link in peers.items()]
     between = [link for a, b, link in links if a.startswith("trainer") and b.startswith("trainer")]
-    every, own = (_traffic_mb(each) / steps for each in ([link for _, _, link in links], between))
-    return Measured(steps, compute + wire, compute, wire, every, own, float(task["auc"]))
+    every, own = (_traffic_mb(some) / steps for some in ([link for _, _, link in links], between))
+    return Measured(steps, each, compute, wire, every, own, float(task["auc"]))
 
 
 def _traffic_mb(links: Sequence[Mapping[str, Any]]) -> float:
