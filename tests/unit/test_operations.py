@@ -376,6 +376,15 @@ def test_what_is_not_given_stays_and_several_trainers_have_a_shard(world):
     assert world.operator.overrides == {"cluster.shards": 2, "cluster.trainers": 3}
 
 
+def test_once_a_resize_has_acted_the_next_one_is_for_the_next_workers(world):
+    resize(world, shards=3)
+    world.close()
+    logged = len(world.logged())
+    with pytest.raises(NotYet, match="another resize"):
+        resize(world, shards=2)
+    assert len(world.logged()) == logged
+
+
 def test_resizes_of_one_close_that_cancel_each_other_change_nothing(world):
     """Otherwise the generation would end, and the launcher find that no other one is needed."""
     resize(world, shards=3)

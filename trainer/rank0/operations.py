@@ -257,6 +257,8 @@ class OperationRunner:
             raise NotYet("the job replays its log; its state is not known yet")
         if request.get("op") == ShrinkOperation.op and any(isinstance(each, SetOperation) for each in self._waiting):
             raise NotYet("a set acts at the next close; rows are counted under the new values after that")
+        if self.resizes and request.get("op") == ResizeOperation.op:
+            raise NotYet("the workers of another resize are about to take over")
         if self._prepare is not None and request.get("op") == ResizeOperation.op:
             keys = self._check_size(request.get("shards"), request.get("trainers"))
             if keys != dict(self._workers or {}):
