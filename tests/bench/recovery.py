@@ -38,6 +38,8 @@ from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, ROOT, job
 
 PASS, PASSES_KILLED_AT = 8192, (20, 30)
 """Samples a pass; new passes of a generation after which it dies."""
+POWER = 4
+"""Many rows are touched in each pass: of 1 M, 134,000 by 213,000 ids."""
 NEWER = sum(PASSES_KILLED_AT) + 100
 """Passes after those that made the rows: more than are trained."""
 LOOK_S = 0.01
@@ -57,13 +59,14 @@ class Kept:
         return child
 
 
-def samples_in(folder: Path, num_rows: int, *, grows: bool = True) -> tuple[Path, int]:
+def samples_in(folder: Path, num_rows: int, *, grows: bool = True, power: int = POWER) -> tuple[Path, int]:
     """A MultiSlot file that touches `num_rows` keys once each, then some of them more often; passes of the former.
 
     `grows`: ids then meet fields in which they were not seen before, which makes new rows; else there are never more.
+    `power`: the ids of later passes are uniform numbers to this power, so that low ones come more often.
     """
     making = -(-num_rows // NUM_FIELDS // PASS)
-    path = folder / f"{'touching' if grows else 'again'}-{num_rows}.txt"
+    path = folder / f"{'touching' if grows else 'again'}-{num_rows}{_suffix(power)}.txt"
     if not path.exists():
         draw = np.random.default_rng(1)
         dense = [f"{NUM_DENSE} " + " ".join(f"{x:.4f}" for x in draw.random(NUM_DENSE)) for _ in range(64)]
@@ -71,13 +74,17 @@ def samples_in(folder: Path, num_rows: int, *, grows: bool = True) -> tuple[Path
             for number in range(making + NEWER):
                 ids = np.arange(number * PASS * NUM_FIELDS, (number + 1) * PASS * NUM_FIELDS) % num_rows
                 if number >= making:
-                    ids = (num_rows * draw.random(PASS * NUM_FIELDS) ** 4).astype(np.int64)
+                    ids = (num_rows * draw.random(PASS * NUM_FIELDS) ** power).astype(np.int64)
                     if not grows:
                         ids -= ids % NUM_FIELDS - np.arange(len(ids)) % NUM_FIELDS
                 for n, row in enumerate((ids + 1).reshape(PASS, NUM_FIELDS).tolist()):
                     file.write(f"{dense[n % 64]} {' '.join(f'1 {sign}' for sign in row)} 1 {n % 4 == 0:d}\n")
         path.with_suffix(".part").rename(path)
     return path, making
+
+
+def _suffix(power: int) -> str:
+    return "" if power == POWER else f"-{power}"
 
 
 def job_on(path: Path, store: Path, num_shards: int, pace_s: float = 0.0) -> LoadedJob:
@@ -139,11 +146,11 @@ class Watched:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def prepared(cache: Path, num_rows: int, num_shards: int, *, grows: bool = True) -> Path:
-    """A store with a commit of so many rows; `grows`: see `samples_in`."""
+def prepared(cache: Path, num_rows: int, num_shards: int, *, grows: bool = True, power: int = POWER) -> Path:
+    """A store with a commit of so many rows; `grows`, `power`: see `samples_in`."""
     cache.mkdir(parents=True, exist_ok=True)
-    path, making = samples_in(cache, num_rows, grows=grows)
-    store = cache / f"{'recovery' if grows else 'resize'}-{num_rows}-{num_shards}"
+    path, making = samples_in(cache, num_rows, grows=grows, power=power)
+    store = cache / f"{'recovery' if grows else 'resize'}-{num_rows}-{num_shards}{_suffix(power)}"
     if not (store / "report.json").exists():
         shutil.rmtree(store, ignore_errors=True)
 
