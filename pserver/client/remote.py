@@ -376,8 +376,15 @@ class RemoteShards:
 
     def write_snapshot(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
         """See Shards. The folder must have the same path on every shard."""
+        return self._written("WriteSnapshot", folder, deadline)
+
+    def hand_over(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
+        """See Shards. The folder must have the same path on every shard."""
+        return self._written("HandOver", folder, deadline)
+
+    def _written(self, call: str, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
         request = pb.WriteRequest(caller=self._caller, folder=str(folder.absolute()))
-        replies = self._call_all("WriteSnapshot", request, pb.WriteReply, deadline, self._writers)
+        replies = self._call_all(call, request, pb.WriteReply, deadline, self._writers)
         return [part for reply in replies for part in messages.parts_from(reply.part_json)]
 
     def settle(self, committed: bool, deadline: Deadline) -> None:

@@ -31,6 +31,8 @@ from millrace.keys import NUM_BUCKETS, unique_keys
 from millrace.timeline import Span, recorded
 from pserver.commit.change_files import FOLDER as CHANGES
 from pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
+from pserver.commit.handed_rows import FILE as HANDED_FILE
+from pserver.commit.handed_rows import HANDED, HandedRows
 from pserver.commit.late_writes import LateWriter
 from pserver.commit.part_objects import PartObjects
 from pserver.errors import InvalidShardCall, PartsUnavailable, PserverError, StepTimedOut, StoreDamaged, StoreFailed
@@ -125,6 +127,26 @@ class ShardStores:
                 snapshot.part = self._write(folder / self._name, snapshot, deadline)
             return snapshot.part
 
+    def hand_over(self, folder: Path, deadline: Deadline) -> ShardCommitPart:
+        """Write the snapshot below `folder` for the shards of the next generation: rows and facts, and no store.
+
+        Nothing is synced, and the snapshot stays in flight until `settle`. It may be repeated. Raises StoreFailed.
+        """
+        with self._alone(deadline):
+            snapshot = self._snapshot
+            if snapshot is None:
+                raise InvalidShardCall(f"{self._name} has no snapshot to hand over")
+            mine, files, facts = folder / self._name, dict[str, StoredFile](), dict[str, dict[str, Any]]()
+            with _translated(mine):
+                mine.mkdir(exist_ok=True)
+            for name, taken in snapshot.tables.items():
+                rows = HandedRows(taken.keys_U, taken.words_UW, taken.deleted_keys_U, taken.deleted_group_U)
+                rows.write(mine / HANDED_FILE.format(name))
+                facts[name] = {**snapshot.facts[name], HANDED: self._changes[name].version}
+                files |= self._write_admission(name, taken, mine, sync=False)
+            failpoint(Failpoint.ROWS_HANDED)
+            return ShardCommitPart(self._name, self._buckets, facts, files)
+
     def _own(self, folder: Path) -> Path:
         """The folder of a commit, in the cache if there is one."""
         return folder if self._cache is None else self._cache / folder.name
@@ -134,10 +156,8 @@ class ShardStores:
 
         3. Make checkpoints of the stores, which sync themselves and the folder. 4. Upload what is new.
         """
-        try:
+        with _translated(mine):
             mine.mkdir(parents=self._cache is not None)
-        except OSError as error:
-            raise StoreFailed(f"{mine} cannot be created: {error}") from error
         snapshot.part, snapshot.folder = None, mine.parent
         files: dict[str, StoredFile] = {}
         try:
@@ -182,12 +202,17 @@ class ShardStores:
         snapshot.facts[name]["changes"] = [each.message(path) for each in made]
         return {f"{path}/{each.name}": each.stored for each in made}
 
-    def _write_admission(self, name: str, taken: TableSnapshot, mine: Path) -> dict[str, StoredFile]:
+    def _write_admission(
+        self, name: str, taken: TableSnapshot, mine: Path, *, sync: bool = True
+    ) -> dict[str, StoredFile]:
         if not taken.admission:
             return {}
         file, data = ADMISSION.format(name), save(dict(taken.admission))
         try:
-            write_whole(REAL, mine / file, data)
+            if sync:
+                write_whole(REAL, mine / file, data)
+            else:
+                (mine / file).write_bytes(data)
         except OSError as error:
             raise store_error_of(f"{mine / file}: {error}") from error
         return {f"{self._name}/{file}": StoredFile(hashlib.sha256(data).hexdigest(), len(data))}
@@ -274,6 +299,25 @@ class ShardStores:
             shutil.rmtree(self._live / CHANGES.format(name), ignore_errors=True)
             self._changes[name] = ChangeFiles(self._live / CHANGES.format(name), version)
             self._changes[name].restore(folder, parts, name, self._buckets)
+
+    def take_handed(self, folder: Path, parts: Sequence[ShardCommitPart]) -> None:
+        """Go on from the restored commit to the state that the shards before us handed over (`hand_over`), as if we had
+        trained to it: its rows are dirty. Before the first pass. For tables whose rows are all in memory.
+
+        Raises InvalidShardCall, with nothing done, if that state builds on another commit.
+        """
+        ours = [part for part in parts if self._shares(part)]
+        for name, changes in self._changes.items():
+            if found := {part.tables[name].get(HANDED) for part in ours} - {changes.version}:
+                raise InvalidShardCall(
+                    f"{folder}: has the rows of table {name!r} since version {found.pop()}, not {changes.version}"
+                )
+        for name, table in self._tables.items():
+            lives = [part.tables[name]["life"] for part in ours if "life" in part.tables[name]]
+            table.begin_handed(lives, self._admission(folder, ours, name))
+            for part in ours:
+                rows = HandedRows.read(folder / part.folder / HANDED_FILE.format(name)).of_buckets(*self._buckets)
+                table.take_handed(rows.keys_U, rows.words_UW, rows.gone_G, rows.gone_group_G)
 
     def _changed_keys(self, folder: Path, parts: Sequence[ShardCommitPart], name: str, version: int) -> U64:
         """The keys of this shard that changed or were deleted since the restored version."""
@@ -366,6 +410,15 @@ class ShardStores:
         with suppress(StepTimedOut), self._alone(Deadline.after(CLOSE_S)):
             for store in self._stores.values():
                 store.close()
+
+
+@contextmanager
+def _translated(mine: Path) -> Iterator[None]:
+    """Raises StoreFailed where the folder `mine` cannot be created."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(f"{mine} cannot be created: {error}") from error
 
 
 def _joined(chunks: Iterable[tuple[U64, U32]]) -> Iterator[tuple[U64, U32]]:

@@ -265,6 +265,11 @@ class Shards(Protocol):
         """
         ...
 
+    def hand_over(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
+        """In place of `write_snapshot`, when a job is resized: every shard writes the rows of its snapshot below
+        `folder`, not synced, for the `advance` of the next generation's shards. Only if no table bounds its memory."""
+        ...
+
     def settle(self, committed: bool, deadline: Deadline) -> None:
         """After step 4, from any thread: mark the snapshot's rows clean, or dirty again unless `committed`.
 
@@ -281,8 +286,9 @@ class Shards(Protocol):
         """Rank 0 only, after `restore` of a commit and before the first pass or operation: go on to a later commit in
         `folder`, made with any number of shards. The shards are then as after a `restore` of that one.
 
-        Only rows are read that changed in between. Raises InvalidShardCall, with nothing done, if the commit does not
-        record all changes since the version restored (`snapshot` with `changes_since`).
+        It may also be what `hand_over` wrote: then they are as if they had trained to that version. Only rows are read
+        that changed in between. Raises InvalidShardCall, with nothing done, if the commit does not record all changes
+        since the version restored (`snapshot` with `changes_since`).
         """
         ...
 

@@ -163,6 +163,10 @@ class EmbeddedShards:
         """See Shards."""
         return [self._shard.stores.write(folder, deadline)]
 
+    def hand_over(self, folder: Path, deadline: Deadline) -> list[ShardCommitPart]:
+        """See Shards."""
+        return [self._shard.stores.hand_over(folder, deadline)]
+
     def settle(self, committed: bool, deadline: Deadline) -> None:
         """See Shards."""
         self._shard.stores.settle(committed, deadline)

@@ -14,6 +14,7 @@ import numpy as np
 
 from millrace.rpc.tls_listener import TlsEndpoint
 from millrace.timeline import Span, recorded
+from pserver.commit.handed_rows import is_handed
 from pserver.commit.part_objects import PartObjects
 from pserver.commit.shard_commits import ShardStores
 from pserver.config import DENSE_SLICES, PartStore, TableSection
@@ -264,7 +265,10 @@ class Shard:
     def advance(self, folder: Path, parts: Sequence[ShardCommitPart], version: int) -> None:
         """After a restore: go on to a later commit. Sweeps begin anew, since it may have other shrinks."""
         self._sweeper.halt()
-        self.stores.advance(folder, parts, version)
+        if is_handed(parts):
+            self.stores.take_handed(folder, parts)
+        else:
+            self.stores.advance(folder, parts, version)
         self._begin(version)
 
     def _begin(self, version: int) -> None:

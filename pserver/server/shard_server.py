@@ -237,6 +237,12 @@ class _Servicer:
         return pb.WriteReply(part_json=messages.parts_json([part]))
 
     @_guarded
+    def HandOver(self, request: pb.WriteRequest, context: Context) -> pb.WriteReply:
+        _check_rank_0(request)
+        part = self._shard.stores.hand_over(Path(request.folder), _deadline_of(context))
+        return pb.WriteReply(part_json=messages.parts_json([part]))
+
+    @_guarded
     def Settle(self, request: pb.SettleRequest, context: Context) -> pb.Empty:
         _check_rank_0(request)
         self._shard.stores.settle(request.committed, _deadline_of(context))

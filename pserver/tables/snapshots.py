@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.keys import unique_keys
 from pserver.admission.slot_admission import SlotAdmission
 from pserver.errors import InvalidShardCall, StoreDamaged
 from pserver.lifecycle.aging import TableAging
@@ -118,11 +119,31 @@ class TableSnapshots:
         self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
     ) -> U64:
         """See pserver.tables.table.ShardTable.begin_advance."""
+        self.begin_handed(lives, admission)
+        return self.departures.gone.drop_all()
+
+    def begin_handed(
+        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+    ) -> None:
+        """See pserver.tables.table.ShardTable.begin_handed."""
         if self.dirty.num_dirty or self.dirty.num_in_flight:
             raise InvalidShardCall(f"table {self.name!r} cannot advance: rows have changed since the restore")
         self.selection.start_anew()
         self._load_facts(lives, admission)
-        return self.departures.gone.drop_all()
+
+    def take_handed(self, keys_U: U64, words_UW: U32, gone_G: U64, gone_group_G: U16) -> None:
+        """See pserver.tables.table.ShardTable.take_handed."""
+        assert not isinstance(self.rows, RowCache), "all rows are in memory"
+        with self.rows.removing():
+            rows_U = self.rows.look_up(unique_keys(keys_U, gone_G))
+            self._take_out(rows_U[rows_U != kernels.EMPTY])
+        self.departures.gone.add(gone_G, gone_group_G)
+        self.load([(keys_U, words_UW)], dirty=True)
+
+    def _take_out(self, rows_U: NDArray[np.int32]) -> None:
+        """Remove rows that others replace, within `removing`; they do not count as deleted."""
+        self.departures.made_G -= np.bincount(self.rows.columns["group"][rows_U], minlength=NUM_GROUPS)
+        self.rows.remove(frozen(rows_U))
 
     def take_over(
         self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
@@ -135,9 +156,7 @@ class TableSnapshots:
         with self.rows.still:
             with self.rows.removing():  # 1
                 rows_U = self.rows.look_up(keys_U)
-                present_U = rows_U[rows_U != kernels.EMPTY]
-                made_G -= np.bincount(self.rows.columns["group"][present_U], minlength=NUM_GROUPS)
-                self.rows.remove(frozen(present_U))
+                self._take_out(rows_U[rows_U != kernels.EMPTY])
             away_U = (rows_U == kernels.EMPTY) & ~swept_U
             before_FW = store.get(keys_U[away_U])[1] if bounded else words_FW[:0]
             store.write(keys_U[found_U], words_FW, keys_U[~found_U])  # 2
@@ -148,14 +167,16 @@ class TableSnapshots:
         if not bounded:
             self.load([(keys_U[found_U], words_FW)])
 
-    def load(self, chunks: Iterable[tuple[U64, U32]]) -> None:
-        """Add committed rows as clean: keys and words, of keys without a row. For tables with unbounded memory."""
+    def load(self, chunks: Iterable[tuple[U64, U32]], *, dirty: bool = False) -> None:
+        """Add rows of keys without one, as keys and words; committed ones are clean. Memory is unbounded."""
         for keys_U, words_UW in chunks:
             group_U, words_UW = groups_of(words_UW), frozen(words_UW)
             rows_U = self.rows.reserve(keys_U, group_U, start=False)
             with self.rows.moving:
                 self._unpack(words_UW, rows_U)
                 self.departures.made_G += np.bincount(group_U, minlength=NUM_GROUPS)
+                if dirty:
+                    self.dirty.touch(self.rows.marks_R, rows_U)
             self.rows.release(rows_U)
 
     def _unpack(self, words_UW: U32, rows_U: NDArray[np.int32]) -> None:

@@ -380,6 +380,19 @@ class ShardTable:
         """
         self._snapshots.take_over(store, keys_U, swept_U, found_U, words_FW)
 
+    def begin_handed(
+        self, lives: Sequence[Mapping[str, Any]], admission: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]
+    ) -> None:
+        """After a restore, before the first pass: go on to a state that was handed over. Arguments as in `attach`."""
+        self._snapshots.begin_handed(lives, admission)
+
+    def take_handed(self, keys_U: U64, words_UW: U32, gone_G: U64, gone_group_G: U16) -> None:
+        """Take over rows as if they had been changed, and deleted, here: the next commit writes them.
+
+        For unbounded memory. A key may be in both, and has a row then.
+        """
+        self._snapshots.take_handed(keys_U, words_UW, gone_G, gone_group_G)
+
     # --- all rows -----------------------------------------------------------------------------------------------------
 
     @property

@@ -16,7 +16,7 @@ from service.cluster.job_runner import NextPlan
 from service.cluster.store import IDENTITY, clear_caches, clear_live
 from service.cluster.worker_plan import JobPlan, ResizeRole, cache_names, plan_job
 from service.spec.job import LoadedJob
-from trainer.control.commit_store import replay_first, resized
+from trainer.control.commit_store import Commits, acted_in, handed_over, replay_first, resized
 from trainer.control.job_log import newest_generation
 from trainer.control.job_spec import SHARDS, TRAINERS
 
@@ -43,6 +43,7 @@ class GenerationPlans:
         self._sees, self._trace = sees, trace
         self._planned: LoadedJob | None = None
         self._beside: LoadedJob | None = None
+        self._resize = ""
         self._until: str | None = None
 
     def phases(self) -> Iterator[NextPlan]:
@@ -71,16 +72,21 @@ class GenerationPlans:
 
     def beside(self, last: int, resize: str, trainers: int, shards: int) -> JobPlan:
         """See StandbyPlans.beside. A generation runs during the call."""
-        self._beside = with_workers(self._job, trainers, shards)
+        self._beside, self._resize = with_workers(self._job, trainers, shards), resize
         return self._plan(self._beside, last, ResizeRole(stands_by=resize, prepared=True))
 
     def has_claimed(self, plan: JobPlan) -> bool:
         """See StandbyPlans.has_claimed."""
         return newest_generation(self._job.store / "log") >= plan.generation
 
+    def is_handed_over(self) -> bool:
+        """See StandbyPlans.is_handed_over."""
+        return handed_over(self._job.store, self._resize) is not None
+
     def is_decided(self) -> bool:
-        """See StandbyPlans.is_decided."""
-        return self._beside is not None and numbers_of(in_force(self._job)) == numbers_of(self._beside)
+        """See StandbyPlans.is_decided. If not, the job goes on with the newest commit."""
+        whole = Commits(self._job.store).whole()
+        return self.is_handed_over() or (bool(whole) and acted_in(whole[-1], self._resize))
 
     def adopt(self, plan: JobPlan) -> None:
         """See StandbyPlans.adopt."""

@@ -45,8 +45,12 @@ class StandbyPlans(Protocol):
         """Whether the generation has the job."""
         ...
 
+    def is_handed_over(self) -> bool:
+        """Whether the state of the job waits in the folder of the handover for the generation of `beside`."""
+        ...
+
     def is_decided(self) -> bool:
-        """Whether the log says that the job goes on with the numbers of the last plan of `beside`."""
+        """Whether the resize of `beside` has acted, and the state after it is there: handed over, or committed."""
         ...
 
     def adopt(self, plan: JobPlan) -> None:
@@ -100,11 +104,14 @@ class StandbyWorkers:
             self._report(self._mine.generation.chief.status)
 
     def successor_of(self, outcome: RunOutcome, *, stop_asked: bool) -> Successor | None:
-        """Hand them over at the end of the generation that trained, if they have the job or will have it at once."""
+        """Hand them over at the end of the generation that trained, if they have the job or will have it at once.
+
+        At a stop they follow, too, if only they can commit the last version.
+        """
         if self._mine is None:
             return None
-        drained = outcome.code == ExitCode.DRAINED and not stop_asked
-        if not self.has_claimed and not (drained and self._plans.is_decided()):
+        follows = self._plans.is_handed_over if stop_asked else self._plans.is_decided
+        if not self.has_claimed and not (outcome.code == ExitCode.DRAINED and follows()):
             return None
         successor, self._mine = self._mine, None
         self._on_line(LAUNCHER, f"generation {successor.generation.plan.generation} takes over")

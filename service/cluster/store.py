@@ -36,6 +36,8 @@ REPORT = "report.json"
 """The chief's report at the end of a run; removed when the run continues."""
 WORKERS = job_client.WORKERS
 """Private files of the running workers; removed with them."""
+HANDOVER = "handover"
+"""The state that workers hand over at a resize: see trainer.checkpoint.handover."""
 LIVE = "live"
 """The rows that shards work on: a folder for each shard and generation. Log and commits hold what is durable."""
 CACHE = "cache"
@@ -58,7 +60,7 @@ LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
-    *("log", "log.begun", "commits", "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
+    *("log", "log.begun", "commits", HANDOVER, "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", OUTPUT, PAUSED, SHARED),
     *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS),
 )
@@ -205,8 +207,11 @@ def _check_bare(store: Path) -> None:
 
 
 def clear_live(store: Path, *, newest: int | None = None) -> None:
-    """Remove the live rows of old generations. Call it while none runs but the one with the number `newest`."""
-    gone = [store / LIVE] if newest is None else (store / LIVE).glob("*")
+    """Remove the live rows of old generations. Call it while none runs but the one with the number `newest`.
+
+    Without that one, what they handed over goes, too: nobody takes it over any more.
+    """
+    gone = [store / LIVE, store / HANDOVER] if newest is None else (store / LIVE).glob("*")
     for path in gone:
         if newest is None or not path.name.startswith(f"g{newest}-"):
             shutil.rmtree(path, ignore_errors=True)  # files that stay do no harm: each generation has its own

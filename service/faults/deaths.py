@@ -19,10 +19,13 @@ OF_SHARDS = frozenset(
         Failpoint.ROWS_WRITTEN,
         Failpoint.CHECKPOINT_MADE,
         Failpoint.PART_UPLOADED,
+        Failpoint.ROWS_HANDED,
         Failpoint.RESTORE_LINKED,
     }
 )
 """Failpoints that every shard, or the trainer with an embedded one, reaches. All others are the chief's."""
+OF_RESIZES = frozenset({Failpoint.ROWS_HANDED, Failpoint.HANDED_OVER})
+"""Failpoints that are reached only where a job is resized while it runs."""
 OF_OPERATIONS = frozenset({Failpoint.OPERATION_LOGGED, Failpoint.OPERATED})
 """Failpoints that a chief reaches only where operations act at closes."""
 EXPORTER = "exporter"
@@ -114,7 +117,7 @@ def failpoint_places(num_trainers: int, num_shards: int, busy: JobFeatures) -> l
             return [EXPORTER]
         return trainers if point in OF_TRAINERS else shards if point in OF_SHARDS else [CHIEF]
 
-    never = set[Failpoint]()
+    never = set(OF_RESIZES)
     never |= set() if busy.mirrored else {Failpoint.UPLOADED}
     never |= set() if busy.uploaded else {Failpoint.PART_UPLOADED, Failpoint.FENCED}
     never |= set() if busy.exporting else OF_EXPORTS

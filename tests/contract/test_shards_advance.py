@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pserver.commit.change_files import read_changes
 from pserver.config import Adagrad, CountEntry, TableSection
-from pserver.errors import InvalidShardCall
+from pserver.errors import InvalidShardCall, StoreDamaged
 from pserver.protocol.shards import Gradients, Keys
 from pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, ShrinkRows
 from pserver.rows.table_rows import frozen
@@ -153,6 +153,86 @@ def test_an_advance_is_a_restore_of_the_later_commit(tmp_path, monkeypatch, old,
             ends.append((digests, stats, rows_in((folder, parts, LAST + 2))))
     assert ends[0] == ends[1]
     assert all(ends[0][0][0].values()) and all(count for count, _ in ends[0][1].values())
+
+
+@dataclass
+class HandedOver:
+    """A job that commits and trains on, to the state that it hands over."""
+
+    folder: Path
+    committed: tuple
+    handed: tuple
+    digest: dict
+    stats: dict
+
+
+def handed_over(folder, kind, monkeypatch, *, swept_first: bool) -> HandedOver:
+    """`swept_first`: nothing is left to sweep at the commit and at the handover."""
+    with monkeypatch.context() as patch, w.job(kind, tables=tables_of(), live=folder / "old") as world:
+        if not swept_first:
+            patch.setattr(Sweeper, "sweep", lambda self, table: None)
+        shards = world.one
+        shards.restore(folder, [], 0, w.soon())
+        for number in range(1, LAST + 1):
+            live(shards, number)
+            if swept_first:
+                swept(shards)
+            if number == FIRST:
+                parts = commit(shards, folder / "commit", number, FIRST)
+        shards.snapshot(LAST, w.soon(), FIRST)
+        (folder / "handed").mkdir()
+        handed = shards.hand_over(folder / "handed", w.soon())
+        shards.settle(False, w.soon())
+        stats = {n: (each.num_rows, each.rows_by_group, each.dirty_rows) for n, each in shards.stats(w.soon()).items()}
+        ends = (folder / "commit", parts, FIRST), (folder / "handed", handed, LAST)
+        return HandedOver(folder, *ends, shards.digest(w.soon()), stats)
+
+
+@pytest.mark.parametrize(("old", "new"), PATHS)
+@pytest.mark.parametrize("swept_first", [True, False], ids=["swept", "with rows left to sweep"])
+def test_what_is_handed_over_is_as_if_it_was_trained_here(tmp_path, monkeypatch, old, new, swept_first):
+    """The same rows and digest as of those before; and the same is trained, and committed with all changes."""
+    made = handed_over(tmp_path, old, monkeypatch, swept_first=swept_first)
+    ends = []
+    for name in ("trained", "handed"):
+        with job_at(tmp_path, name, new, tables_of(), made.committed) as shards:
+            if name == "handed":
+                swept(shards)  # rows that this shard removed by itself
+                shards.advance(*made.handed, w.soon())
+                assert shards.digest(w.soon()) == made.digest
+            for number in range(FIRST + 1, LAST + 1) if name == "trained" else ():
+                live(shards, number)
+            swept(shards)
+            stats = {n: (each.num_rows, each.rows_by_group) for n, each in shards.stats(w.soon()).items()}
+            digests = [shards.digest(w.soon())]
+            for number in (LAST + 1, LAST + 2):
+                live(shards, number)
+                swept(shards)
+                digests.append(shards.digest(w.soon()))
+            folder = tmp_path / f"commit-{name}"
+            parts = commit(shards, folder, LAST + 2, FIRST)
+            ends.append((digests, stats, rows_in((folder, parts, LAST + 2))))
+    assert ends[0] == ends[1]
+    assert all(made.digest.values()) and all(dirty for _, _, dirty in made.stats.values())
+
+
+def test_what_is_handed_over_since_another_commit_is_refused_and_changes_nothing(tmp_path, monkeypatch):
+    made = handed_over(tmp_path, 2, monkeypatch, swept_first=True)
+    with w.job(3, tables=tables_of(), live=tmp_path / "new") as world:
+        world.one.restore(tmp_path, [], 0, w.soon())
+        before = world.one.digest(w.soon())
+        with pytest.raises(InvalidShardCall, match=f"has the rows of table 'default' since version {FIRST}, not 0"):
+            world.one.advance(*made.handed, w.soon())
+        assert world.one.digest(w.soon()) == before
+
+
+def test_a_part_that_is_handed_over_and_damaged_is_refused(tmp_path, monkeypatch):
+    made = handed_over(tmp_path, 0, monkeypatch, swept_first=True)
+    path = next((tmp_path / "handed").glob("*/default.rows.safetensors"))
+    path.write_bytes(path.read_bytes()[:-8])
+    with job_at(tmp_path, "new", 0, tables_of(), made.committed) as shards:
+        with pytest.raises(StoreDamaged, match="default.rows.safetensors: cannot be read"):
+            shards.advance(*made.handed, w.soon())
 
 
 def test_an_advance_reads_only_what_changed(tmp_path, monkeypatch):

@@ -33,9 +33,11 @@ DEATHS = (
     Death("shard-0", Failpoint.RESTORE_LINKED, 2, stands_by=True),  # the new shards go on to a commit
     Death(CHIEF, Failpoint.OPERATION_LOGGED),  # rows are moved, the resize is decided, and nothing else
     Death(CHIEF, Failpoint.OPERATED),  # closed
-    Death(CHIEF, Failpoint.DENSE_WRITTEN, 2),  # a commit is not whole: mostly the last one
-    Death("shard-0", Failpoint.CHECKPOINT_MADE, 2),
-    Death(CHIEF, Failpoint.COMMITTED, 2),  # it is
+    Death(CHIEF, Failpoint.DENSE_WRITTEN),  # a commit is not whole: the one of a round, or that of what was handed over
+    Death("shard-0", Failpoint.CHECKPOINT_MADE),
+    Death(CHIEF, Failpoint.COMMITTED),  # it is
+    Death("shard-0", Failpoint.ROWS_HANDED),  # the last rows are half handed over
+    Death(CHIEF, Failpoint.HANDED_OVER),  # they are, and nothing of it is committed
     Death(CHIEF, Failpoint.CLAIMED, stands_by=True),  # the next generation has the job
     Death(CHIEF, Failpoint.RESTORED, stands_by=True),  # its rows are complete
     Death(CHIEF, Failpoint.CLOSED, 2, stands_by=True),  # it trains
@@ -121,6 +123,23 @@ def test_random_deaths_among_resizes_change_nothing(tmp_path, seed):
         said, resizer = run(killed, sizes_until(lambda: deaths.done, seed, "shards", range(4), 4))
     assert report(killed) == report(calm), (seed, deaths.killed)
     assert deaths.num_kills == 8 and len(resizer.acted) > 3, (deaths.killed, resizer.failures, said[-30:])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("sizes", [({"shards": 3}, {"shards": 1}), ({"trainers": 2}, {"trainers": 1, "shards": 2})])
+def test_dense_parameters_on_shards_go_with_a_resize(tmp_path, sizes):
+    file = written(tmp_path, 500)
+    calm, resized = (
+        job_at(file, name, "{trainers=1, shards=2}", "train.dense='shards'") for name in ("calm", "resized")
+    )
+    said, resizer = run(resized, sizes)
+    assert resizer.acted == list(sizes) and not resizer.failures, said[-30:]
+    assert sum("takes over" in line for line in said) == len(sizes)
+    assert report(resized)["events"] == 3 * 500 - 21
+    if all("trainers" not in size for size in sizes):
+        run(calm)
+        assert report(resized) == report(calm)
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 import errno
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,14 +15,17 @@ from pserver.protocol.shards import ShardCommitPart
 from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
 from trainer.checkpoint import committer as module
+from trainer.checkpoint.commit_errors import CommitsFail, ManifestFailed
 from trainer.checkpoint.commit_protocols import ManifestFacts
 from trainer.checkpoint.commits import Commits, hash_of, problems_of
-from trainer.checkpoint.committer import RETRY_S, STEP_S, CommitsFail, Committer, ManifestFailed
+from trainer.checkpoint.committer import RETRY_S, STEP_S, Committer
+from trainer.checkpoint.handover import hand_over, handed_over
 from trainer.config import CommitSection
 from trainer.journal.log import Log, Superseded
 from trainer.train.saved_state import SavedState
 
 EVERY_S, MAX_FAILING_S = 30.0, 100.0
+RESIZE = "a"
 
 
 class Shards:
@@ -47,6 +50,12 @@ class Shards:
         self._called("write")
         files = {"shard-0/rows": hash_of(folder / "shard-0" / "rows")}
         return [ShardCommitPart("shard-0", (0, 4096), {}, files)]
+
+    def hand_over(self, folder, deadline):
+        (folder / "shard-0").mkdir()
+        (folder / "shard-0" / "rows").write_text("handed")
+        self._called("hand over")
+        return [ShardCommitPart("shard-0", (0, 4096), {}, {})]
 
     def settle(self, committed, deadline):
         self._called("settle", committed, *self.commits.names())
@@ -110,7 +119,8 @@ class World:
     def capture(self, dense):
         self.done.append("capture")
         log_from = self.log.append(close(self.version)).number + 1
-        return SavedState(self.version, log_from, {"a": 9}, dense, {"m": np.ones(2)}, {})
+        state = {"operations": {"acted": [{"id": RESIZE}]}}
+        return SavedState(self.version, log_from, {"a": 9}, dense, {"m": np.ones(2)}, state)
 
     def show(self, positions):
         self.done.append(f"positions {positions['a']}")
@@ -523,3 +533,69 @@ def test_the_status_has_a_commits_age_and_cost(world):
     world.now_s += 5
     assert world.committer.status()["age_s"] == 5
     world.committer.close()
+
+
+# A handover in place of the last commit
+
+
+def test_a_version_is_handed_over_in_place_of_a_commit(world, tmp_path):
+    world.close_pass(EVERY_S)
+    world.close_pass()
+    world.done.clear()
+    assert world.committer.due(2, ended=True)
+    world.committer.begin(2, {"w": torch.ones(2)}, hand_over=True)
+    assert world.finish(2), "nothing is committed any more"
+    assert world.done == ["snapshot 2", "capture", "hand over", f"settle False {world.commits.names()[0]}"]
+    assert world.versions() == [1]
+    handed = handed_over(tmp_path, RESIZE)
+    assert (handed.version, handed.timeline, handed.manifest["positions"]) == (2, "t1", {"a": 9})
+    assert set(handed.own_files) == {"dense.safetensors", "metrics.safetensors"}
+    assert hash_of(handed.folder / "dense.safetensors") == handed.files["dense.safetensors"]
+
+
+def test_after_a_handover_that_failed_the_version_is_committed(world, tmp_path):
+    world.shards.fails["hand over"] = StoreFailed("no room")
+    world.version = 1
+    for committed in (False, True):
+        assert world.committer.due(1, ended=True)
+        world.committer.begin(1, {"w": torch.ones(2)}, hand_over=True)
+        assert world.finish(1) == committed and handed_over(tmp_path, RESIZE) is None
+        world.now_s += RETRY_S
+    assert world.versions() == [1] and not world.committer.has_handed_over
+
+
+def test_a_commit_that_was_requested_is_made_and_not_handed_over(world, tmp_path):
+    world.version = 1
+    world.want(1)
+    assert world.committer.due(1)
+    world.committer.begin(1, {"w": torch.ones(2)}, hand_over=True)
+    assert world.finish(1) and world.versions() == [1] and handed_over(tmp_path, RESIZE) is None
+
+
+def test_a_commit_removes_what_was_handed_over_before(world, tmp_path):
+    hand_over(tmp_path, "t1-0000000009-g1", lambda folder: {}, nullcontext)
+    assert (tmp_path / "handover").exists()
+    world.close_pass(EVERY_S)
+    world.reap()
+    assert world.versions() == [1] and not (tmp_path / "handover").exists()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_version_that_was_handed_over_is_committed_after_the_first_pass_or_at_the_end(world, ended):
+    world.committer.begins_after(7, at_once=False)
+    assert not world.committer.due(7), "training has just begun to go on"
+    world.version = 7 if ended else 8
+    assert world.tick(ended=ended) == [world.version]
+    assert not world.committer.due(world.version, ended=True)
+
+
+def test_without_events_a_version_that_was_handed_over_is_committed_after_a_while(world):
+    world.committer.begins_after(7, at_once=False)
+    world.version = 7
+    assert world.tick(EVERY_S / 2) == [] and world.tick(EVERY_S / 2) == [7]
+
+
+def test_a_version_that_was_handed_over_is_committed_at_once_where_reruns_begin(world):
+    world.committer.begins_after(7, at_once=True)
+    world.version = 7
+    assert world.tick() == [7]

@@ -58,7 +58,9 @@ def report(resizing, version, rounds=0, took_s=0.0, id_="a"):
         (Moved(version=10), 10, 10, True, NextStep.LOG),
         (Moved(version=10, rounds=1, took_s=SMALL_S), 10, 12, True, NextStep.LOG),
         (Moved(version=10, rounds=1, took_s=9.0), 10, 12, True, NextStep.COMMIT),
-        (Moved(version=10, rounds=MAX_ROUNDS, took_s=9.0), 10, 12, True, NextStep.LOG),
+        (Moved(version=10, rounds=2, took_s=4.0, before_s=9.0), 10, 12, True, NextStep.COMMIT),
+        (Moved(version=10, rounds=2, took_s=8.0, before_s=9.0), 10, 12, True, NextStep.LOG),
+        (Moved(version=10, rounds=MAX_ROUNDS, took_s=9.0, before_s=99.0), 10, 12, True, NextStep.LOG),
     ],
 )
 def test_rows_move_from_commit_to_commit_until_few_are_left(moved, committed, closed, idle, step):
@@ -98,6 +100,20 @@ def test_changes_are_recorded_since_the_newest_commit_of_the_request():
     assert resizing.changes_since() == 12 and resizing.progress()["may_begin"]
     commits.version = 20
     assert resizing.changes_since() == 12
+    report(resizing, 20)
+    assert resizing.changes_since() == 20, "the new shards have the rest"
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_the_last_rows_are_handed_over_once_the_log_has_the_resize(may):
+    resizing = ResizePreparation(hands_over=may)
+    resizing.begin(Commits(10))
+    resizing.ask("a", KEYS)
+    resizing.between(10)
+    report(resizing, 10)
+    assert not resizing.hands_over
+    assert resizing.due(closing_pass(10), ())
+    assert resizing.hands_over is may
 
 
 def test_without_events_a_pass_without_events_carries_it():

@@ -52,7 +52,7 @@ class World:
     def __init__(self, **resizing):
         self.present = Workers(4, Chief(state="training", resizing=resizing or None))
         self.begun, self.ended, self.said = [], [], []
-        self.claimed = self.decided = self.broken = False
+        self.claimed = self.decided = self.handed = self.broken = False
         self.standby = StandbyWorkers(self.present, self, self.begin, lambda worker, text: self.said.append(text))
 
     def beside(self, last, resize, trainers, shards):
@@ -72,6 +72,9 @@ class World:
 
     def is_decided(self):
         return self.decided
+
+    def is_handed_over(self):
+        return self.handed
 
     def step(self, event=TICK):
         self.standby.step(event, 4)
@@ -148,6 +151,15 @@ def test_before_that_they_follow_those_that_ended_for_them(outcome, stop_asked, 
     with world.standby:
         assert (world.standby.successor_of(outcome, stop_asked=stop_asked) is not None) == follow
     assert world.ended == ([] if follow else [5])
+
+
+@pytest.mark.parametrize("handed", [True, False])
+def test_at_a_stop_they_follow_where_they_alone_can_commit_the_last_version(handed):
+    world = standing()
+    world.decided, world.handed = True, handed
+    with world.standby:
+        assert (world.standby.successor_of(DRAINED, stop_asked=True) is not None) == handed
+        assert world.standby.successor_of(DIED, stop_asked=True) is None
 
 
 def test_a_job_that_was_asked_to_stop_prepares_nothing():

@@ -33,8 +33,8 @@ class CapturedState(Protocol):
         """The JSON-able part, for the manifest."""
         ...
 
-    def write(self, folder: Path) -> list[str]:
-        """Write and sync the other parts; returns names of files. Raises MillraceError and OSError."""
+    def write(self, folder: Path, *, sync: bool = True) -> list[str]:
+        """Write and `sync` the other parts; returns names of files. Raises MillraceError and OSError."""
         ...
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,12 @@ from millrace.failpoints import Failpoint, failpoint
 from millrace.timeline import Span, recorded
 from pserver.errors import StoreDamaged
 from pserver.protocol.shards import ShardCommitPart, Shards
+from trainer.checkpoint.commit_errors import CommitFailed, CommitsFail, ManifestFailed
+from trainer.checkpoint.commit_manifest import manifest_of
 from trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
-from trainer.checkpoint.commits import (
-    FORMAT,
-    FORMAT_OF_FILES,
-    MANIFEST,
-    Commit,
-    Commits,
-    hash_of,
-    name_of,
-    read_commit,
-    sync_tree,
-    write_manifest,
-)
+from trainer.checkpoint.commits import MANIFEST, Commit, Commits, name_of, read_commit, sync_tree, write_manifest
+from trainer.checkpoint.handover import hand_over, remove_handover
+from trainer.checkpoint.pruning import prune_store
 from trainer.config import CommitSection
 from trainer.journal.log import Log, Superseded
 
@@ -45,26 +37,6 @@ STEP_S = 60.0
 """Time limit of the shards for a snapshot, and for the result of a commit."""
 
 log = logging.getLogger(__name__)
-
-
-class CommitFailed(MillraceError):
-    """A commit failed. Nothing of it is left; its rows wait for the next one, which may succeed."""
-
-
-class CommitsFail(MillraceError):
-    """No commit succeeded for longer than `commit.max_failing`."""
-
-
-class ManifestFailed(MillraceError):
-    """A write of a manifest failed. It is unknown whether it is durable, so this process must end."""
-
-    exit_code = 75
-
-    def __init__(self, folder: Path, error: OSError) -> None:
-        super().__init__(
-            f"{folder / MANIFEST}: {error.strerror}: this process cannot continue with the store; the next generation "
-            "continues from an older commit. Check this disk if it happens again"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +78,13 @@ class Committer:
         self._objects, self._keeps_all = objects, keeps_all
         self.version = 0 if parent is None else parent.version
         """Last version committed."""
+        self._handed: int | None = None
+        """The version that was handed over to the next generation, which commits it: this one ends."""
+        self._not_asked: int | None = None
+        """A version that only time or the end of the job makes due: see `begins_after`."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
-        self._flight: Future[Commit] | None = None
+        self._flight: Future[Commit | None] | None = None
+        """The commit that is being made, or the handover (then without a result)."""
         self._flying = 0
         self._wanted: list[_ExactRequest] = []
         self._flown_for: tuple[_ExactRequest, ...] = ()
@@ -120,12 +97,25 @@ class Committer:
         self._num_rows = 0
 
     @property
+    def has_handed_over(self) -> bool:
+        """Whether the state belongs to the next generation, as of the last `due` or `finish`."""
+        return self._handed is not None
+
+    @property
     def idle(self) -> bool:
         """Whether no commit is being made, as of the last `due`."""
         return self._flight is None
 
     def ask(self) -> None:
         """Request a commit at the next close."""
+        self._asked.set()
+
+    def begins_after(self, version: int, *, at_once: bool) -> None:
+        """This generation begins with `version`, which was handed over to it: commit it `at_once`, or the first close.
+
+        A commit at once delays the first pass. Without events `version` is due by time, and at the end of the job.
+        """
+        self._not_asked = None if at_once else version
         self._asked.set()
 
     def exactly(self, version: int, who: str | None, told: Callable[[Commit | None, str], None]) -> None:
@@ -147,16 +137,21 @@ class Committer:
         if self._is_wanted(version):
             return True
         now_s = time.monotonic()
-        if self._flight is not None or version <= self.version or now_s < self._not_before_s:
+        over = version <= self.version or version == self._handed
+        if self._flight is not None or over or now_s < self._not_before_s:
             return False
         passes = self._section.every_passes
         by_count = passes is not None and version - self.version >= passes
         by_time = now_s - self._begun_s >= self._section.every
-        return ended or full or by_time or by_count or self._failing is not None or self._asked.is_set()
+        if ended or full or by_time or self._failing is not None:
+            return True
+        return version != self._not_asked and (by_count or self._asked.is_set())
 
-    def begin(self, version: int, dense: Mapping[str, Any]) -> None:
+    def begin(self, version: int, dense: Mapping[str, Any], *, hand_over: bool = False) -> None:
         """Begin the commit of `version`, for which `due` was true. `dense`: what all ranks consolidated, on rank 0.
 
+        `hand_over`: nothing follows in this generation, and the next one stands by. So this version is handed over to
+        it, which is quicker, unless exactly this commit was requested, or the attempt before failed.
         An exact request waits here for the commit in flight, up to `commit.deadline`; `due` returns at once, so that
         the version is published before. Raises as `due`.
         """
@@ -167,14 +162,14 @@ class Committer:
             wait([self._flight], timeout=self._section.deadline)
             self._reap()
         if self._flight is None:
-            self._begin(version, dense, wanted)
+            self._begin(version, dense, wanted, hand_over=hand_over and not wanted and self._failing is None)
         else:
             self._refuse(wanted, "the commit before it was still being written")
 
     def finish(self, version: int) -> bool:
-        """At an orderly end: whether `version` is committed. Call it again until it is."""
+        """At an orderly end: whether `version` is committed, or handed over. Call it again until it is."""
         self._reap()
-        return self._flight is None and version <= self.version
+        return self._flight is None and (version <= self.version or version == self._handed)
 
     def status(self) -> dict[str, Any]:
         """For people."""
@@ -209,7 +204,9 @@ class Committer:
         for each in requests:
             each.notify(None, f"no commit of version {each.version} could be made: {why}")
 
-    def _begin(self, version: int, dense: Mapping[str, Any], held_for: tuple[_ExactRequest, ...]) -> None:
+    def _begin(
+        self, version: int, dense: Mapping[str, Any], held_for: tuple[_ExactRequest, ...], *, hand_over: bool
+    ) -> None:
         assert version > self.version, f"version {version} is committed, and its folder would count as one that failed"
         self._begun_s = time.monotonic()
         since = self._changes_since()
@@ -218,7 +215,8 @@ class Committer:
         saved = self._capture(dense)
         self._flying, self._flown_for = version, held_for
         self._pause_s = time.monotonic() - self._begun_s
-        self._flight = self._thread.submit(self._make, version, saved, held_for)
+        make = self._hand_over if hand_over else self._make
+        self._flight = self._thread.submit(make, version, saved, held_for)
 
     def _reap(self) -> None:
         """Process the commit in flight, if it has ended."""
@@ -228,7 +226,7 @@ class Committer:
             return
         self._flight, held_for, self._flown_for = None, self._flown_for, ()
         try:
-            self._parent = flight.result()
+            made = flight.result()
         except CommitFailed as error:
             for each in held_for:
                 each.notify(None, f"its commit failed: {error}")
@@ -240,6 +238,10 @@ class Committer:
                 log.error("commit of version %d failed and was removed: %s", self._flying, error)
             self._check_failing()
             return
+        if made is None:
+            self._handed = self._flying
+            return
+        self._parent = made
         if self._failing is not None:
             log.warning("commits succeed again, at version %d", self._flying)
         self.version, self._failing, self._done_s = self._flying, None, time.monotonic()
@@ -287,6 +289,27 @@ class Committer:
         self._clean_up(commit)  # 5
         return commit
 
+    def _hand_over(self, version: int, saved: CapturedState, _held_for: tuple[_ExactRequest, ...]) -> None:
+        """Hand `version` over to the next generation: rows, then the state of rank 0, then the manifest.
+
+        If it fails, a commit follows, as after a failed one.
+        """
+
+        def write(folder: Path) -> Mapping[str, Any]:
+            parts = self._shards.hand_over(folder, Deadline.after(self._section.deadline))
+            return self._manifest(folder, saved, parts, saved.write(folder, sync=False))
+
+        name = name_of(self._origin.timeline, version, self._origin.generation)
+        try:
+            hand_over(self._commits.folder.parent, name, write, self._log.exclusive)
+            failpoint(Failpoint.HANDED_OVER)
+        except (MillraceError, OSError) as error:
+            if isinstance(error, Superseded | StoreDamaged):
+                raise
+            raise CommitFailed(f"it could not be handed over: {error}") from error
+        finally:
+            self._shards.settle(False, Deadline.after(STEP_S))
+
     def _publish(self, name: str, manifest: Mapping[str, Any]) -> None:
         if self._objects is not None:
             log_files = [file.path.name for file in self._log.files()]
@@ -328,51 +351,24 @@ class Committer:
             raise ManifestFailed(folder, error) from error
 
     def _manifest(
-        self, folder: Path, saved: CapturedState, parts: list[ShardCommitPart], own: list[str]
+        self, folder: Path, saved: CapturedState, parts: Sequence[ShardCommitPart], own: Sequence[str]
     ) -> dict[str, Any]:
-        files = {file: stored for part in parts for file, stored in part.files.items()}
-        mine = {file: hash_of(folder / file) for file in own}
-        files |= mine
-        uploaded = {}
-        if self._objects is not None:
-            deadline = Deadline.after(self._section.deadline)
-            uploaded = self._objects.facts(self._objects.upload(folder, mine, deadline))
-        return {
-            "format": FORMAT if uploaded else FORMAT_OF_FILES,
-            "job": self._origin.job,
-            "timeline": self._origin.timeline,
-            "version": saved.version,
-            "name": folder.name,
-            "parent": None if self._parent is None else self._parent.name,
-            "generation": self._origin.generation,
-            "world": self._origin.world,
-            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "fingerprint": dict(self._origin.fingerprint),
-            "positions": dict(saved.positions),
-            "log_from": saved.log_from,
-            "files": {path: {"sha256": f.sha256, "bytes": f.num_bytes} for path, f in sorted(files.items())},
-            "shards": [part.message() for part in parts],
-            "state": dict(saved.state),
-            **uploaded,
-        }
+        of = (self._origin, self._parent, self._objects, Deadline.after(self._section.deadline))
+        return manifest_of(folder, saved, parts, own, *of)
 
     def _clean_up(self, commit: Commit) -> None:
         """Step 5. The commit exists whatever fails here; a failure is logged, and the next commit tries again."""
         self._show_positions(commit.manifest["positions"])
-        if not self._keeps_all():
-            self._prune()
+        self._prune()
         if self._mirror is not None:
             self._mirror.offer(commit)
 
     def _prune(self) -> None:
         try:
-            held = set() if self._mirror is None else self._mirror.holding()
-            retire = () if self._objects is None else (None, self._objects.retire)
-            self._commits.prune(self._section.keep, self._log.exclusive(), held, *retire)
-            self._log.roll()
-            self._log.prune(min(kept.log_from for kept in self._commits.whole()))
-            if self._objects is not None:
-                self._objects.collect()
+            with self._log.exclusive():
+                remove_handover(self._commits.folder.parent)
+            if not self._keeps_all():
+                prune_store(self._commits, self._section.keep, self._log, self._mirror, self._objects)
         except Superseded:
             raise
         except (MillraceError, OSError) as error:

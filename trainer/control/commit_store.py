@@ -23,6 +23,7 @@ from trainer.checkpoint.commits import (
     sync_tree,
     write_manifest,
 )
+from trainer.checkpoint.handover import acted_in, handed_over
 from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.mirror_fetch import FetchedCommit, fetch, newest_generation_in
 from trainer.checkpoint.object_store import ObjectStore, PreparedStore, complete_commit
@@ -41,8 +42,10 @@ __all__ = [
     "NotPossible",
     "ObjectStoreReader",
     "PreparedStore",
+    "acted_in",
     "claims",
     "complete_commit",
+    "handed_over",
     "hash_of",
     "order_of",
     "problems_of",

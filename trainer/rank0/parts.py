@@ -51,6 +51,11 @@ class RankZero:
     answers: dict[str, Callable[[Request], dict[str, Any]]] = field(default_factory=dict)
     """Further answers, by "do": the live feed is built later than this."""
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether the workers of a resize stand by and take over from memory, without a commit."""
+        return self.resizing is not None and self.resizing.hands_over
+
     def trouble(self) -> str:
         """Why the feed and exports must stand still, in words; empty where they need not. Any thread."""
         return "" if self.contact is None else self.contact.trouble
@@ -113,7 +118,7 @@ def rank_zero(
         beginning.joblog, journal, beginning.replay, planner, on_mismatch, max_full_s=job.commit.max_failing
     )
     workers = None if config.rerun is not None else {TRAINERS: config.world, SHARDS: len(config.shards)}
-    resizing = ResizePreparation() if config.prepares_resizes else None
+    resizing = ResizePreparation(hands_over=_may_hand_over(job)) if config.prepares_resizes else None
     prepare = None if resizing is None else resizing.ask
     operator = OperationRunner(job, chronicle, shards, CLOSE_S, workers, prepare)
     shrinking = Shrinks(lambda: operator.tables, schema, shards, learn=job.train.learn)
@@ -124,6 +129,11 @@ def rank_zero(
         operator.add(resizing)
         rank0.answers["resizing"] = resizing.report
     return rank0
+
+
+def _may_hand_over(job: TrainerJob) -> bool:
+    """Whether the workers of a resize can take all rows from memory, by files in the store that both see."""
+    return job.store.parts == "shared" and all(table.memory is None for table in job.tables.values())
 
 
 def _planner(

@@ -17,6 +17,7 @@ from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint, failpoint
 from trainer.checkpoint.commits import CheckedFiles, Commit, Commits
+from trainer.checkpoint.handover import check_newest
 from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.rewind import Lineage, known_partitions
 from trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
@@ -49,7 +50,7 @@ class RestartPoint:
 
     timeline: str
     commit: Commit | None
-    """The commit to restore; None: the initial state."""
+    """The commit to restore; None: the initial state. Or what the generation before handed over, which is none."""
     replay: Sequence[ReplayedPass]
     last_number: int
     """Highest number of any logged plan; numbers are never reused."""
@@ -71,6 +72,8 @@ class RestartPoint:
     """The last closed pass."""
     head: ObjectHead | None = None
     """The object store that is the truth, if the disk is not."""
+    base: Commit | None = None
+    """The newest commit: that of `commit`, unless that was handed over."""
 
 
 def claim_and_recover(
@@ -85,12 +88,14 @@ def claim_and_recover(
     taken: Callable[[], int] = lambda: 0,
     head: ObjectHead | None = None,
     checked: CheckedFiles | None = None,
+    handed: Commit | None = None,
 ) -> RestartPoint:
     """Claim `generation` of `world` trainers and decide where to continue.
 
     With `logged_only`, only through passes logged under `spec` for as many trainers. `taken` returns the highest number
     of a timeline that is used elsewhere; called if the store has no log yet. `head`: the object
     store that is the truth, if the disk is not. `checked`: files of commits that this process has found sound before.
+    `handed`: what the generation before handed over to this one, in place of a commit.
 
     1. Claim: from here on no older generation can change the store.
     2. Choose the newest commit of the timeline with every byte as written; damaged files are restored from the mirror.
@@ -112,7 +117,7 @@ def claim_and_recover(
     joblog = claim(facts, 0, None) if head is None else head.claimed(store, facts, claim)  # 1
     failpoint(Failpoint.CLAIMED)
     try:
-        return _chosen(joblog, commits, spec, uri, world, logged_only, head, checked)  # 2, 3
+        return _chosen(joblog, commits, spec, uri, world, logged_only, head, checked, handed)  # 2, 3
     except MillraceError:
         joblog.close()
         raise
@@ -127,6 +132,7 @@ def _chosen(
     logged_only: bool,
     head: ObjectHead | None,
     checked: CheckedFiles | None,
+    handed: Commit | None,
 ) -> RestartPoint:
     """Steps 2 and 3 of `claim_and_recover`."""
     records = read(joblog.folder)
@@ -134,8 +140,11 @@ def _chosen(
     commit, passed_over = newest_sound(commits, Lineage.of(records), uri, head, checked)
     for name in passed_over:
         log.warning("commit %s is damaged; an older one is used: %s", name, passed_over[name])
+    base = commit
+    if handed is not None:
+        commit = check_newest(history, handed)
     found = after(history, commit, passed_over)
-    if commit is not None or passed_over:
+    if handed is None and (commit is not None or passed_over):
         chosen = None if commit is None else commit.name
         joblog.append(RestoreOperation(commit=chosen, passed_over=passed_over))
     with joblog.exclusive():
@@ -146,7 +155,8 @@ def _chosen(
     overrides = overrides_of(commit, spec, () if logged_only else specs_after(history, commit))
     if head is not None and commit is not None:
         found = replace(found, commit=head.restorable(commit))
-    return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides, head=head)
+        base = found.commit
+    return replace(found, replay=replay, joblog=joblog, waiting=waiting, overrides=overrides, head=head, base=base)
 
 
 def rerun_point(store: Path, name: str | None, spec: Mapping[str, Any]) -> RestartPoint:
@@ -203,6 +213,7 @@ def after(history: JobHistory, commit: Commit | None, passed_over: Mapping[str, 
         passed_over,
         matmuls=_matmuls(history, commit),
         closed=max(version, history.closed),
+        base=commit,
     )
 
 

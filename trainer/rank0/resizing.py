@@ -19,6 +19,8 @@ from trainer.spec.changes import SHARDS, TRAINERS
 
 SMALL_S = 0.2
 """Rows that were moved in less time are few enough to stop training for those that follow."""
+SHRINKS = 0.8
+"""Where a round takes more than this share of the time of the one before, another one leaves no fewer rows."""
 MAX_ROUNDS = 8
 """Most commits that the new shards go on to before the resize is logged, however long each one took."""
 MAX_FAILED = 16
@@ -68,6 +70,8 @@ class Moved:
     """Time that the last of these took."""
     state: str = "starting"
     """For people: "starting", "restoring", "moving"."""
+    before_s: float = 0.0
+    """Time that the one before the last took."""
 
 
 def next_step(moved: Moved, committed: int, closed: int, *, idle: bool) -> NextStep:
@@ -77,7 +81,8 @@ def next_step(moved: Moved, committed: int, closed: int, *, idle: bool) -> NextS
     if closed <= committed:
         return NextStep.LOG
     small = moved.rounds > 0 and moved.took_s <= SMALL_S
-    return NextStep.LOG if small or moved.rounds >= MAX_ROUNDS else NextStep.COMMIT
+    steady = moved.rounds > 1 and moved.took_s > SHRINKS * moved.before_s
+    return NextStep.LOG if small or steady or moved.rounds >= MAX_ROUNDS else NextStep.COMMIT
 
 
 @dataclass(slots=True)
@@ -88,7 +93,8 @@ class PreparedResize:
     keys: Mapping[str, int]
     begun_s: float
     since: int | None = None
-    """Commits record what changed since this version, the newest one when the request came; None: not known yet."""
+    """The newest version when the request came; None: not known yet. Until the new shards hold a later one, commits
+    record what changed since then."""
     moved: Moved = Moved()
 
 
@@ -97,8 +103,10 @@ class ResizePreparation:
 
     name: ClassVar[str] = "resizing"
 
-    def __init__(self) -> None:
+    def __init__(self, *, hands_over: bool = False) -> None:
+        """`hands_over`: whether the new workers can take the last rows from memory."""
         self._lock = threading.Lock()
+        self._may_hand_over = hands_over
         self._pending: PreparedResize | None = None
         self._logged = False
         self._failed: dict[str, str] = {}
@@ -140,7 +148,14 @@ class ResizePreparation:
     def changes_since(self) -> int | None:
         """The version since which the next commit must record what changed; None: nobody needs it."""
         pending = self._pending
-        return None if pending is None else self._known_since(pending)
+        if pending is None:
+            return None
+        return self._known_since(pending) if pending.moved.version is None else pending.moved.version
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether a resize is logged, and the last rows go from memory to memory."""
+        return self._logged and self._may_hand_over
 
     @property
     def keeps_commits(self) -> bool:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from millrace.errors import MillraceError
 from pserver.errors import StoreDamaged
 from pserver.protocol.shards import Shards
 from trainer.checkpoint.commits import CheckedFiles, Commit, CommitDamaged, Commits, problems_of
+from trainer.checkpoint.handover import acted_in, handed_over
 from trainer.rank0.resizing import Moved
 
 LOOK_S = 0.01
@@ -38,13 +38,15 @@ class Standby:
 
     def __init__(self, store: Path, resize: str) -> None:
         """`resize`: the id of the resize that ends the wait."""
-        self._commits, self._resize = Commits(store), resize
+        self._store, self._commits, self._resize = store, Commits(store), resize
         self._moved = Moved()
         self._over = threading.Event()
         self.checked: CheckedFiles = set()
         """The files of commits that were found sound."""
         self.version: int | None = None
         """The version that the shards hold; None: nothing yet."""
+        self.handed: Commit | None = None
+        """The state that the generation before handed over in place of a last commit, once `follow` returns."""
         self._last: Future[None] | None = None
 
     def status(self) -> dict[str, Any]:
@@ -58,20 +60,23 @@ class Standby:
     def follow(self, shards: Shards) -> None:
         """Restore the newest commit, go on to each newer one, and return when there is one in which the resize acted.
 
-        The shards go on to that one meanwhile: see `finish`. Raises StandbyEnded; StoreDamaged where a file is damaged.
+        In place of that commit, its state may be handed over. The shards go on to it meanwhile: see `finish`. Raises
+        StandbyEnded; StoreDamaged and CommitDamaged where a file is damaged.
         """
         name = ""
         while True:
+            over = self._over.is_set()  # before the look: after it there may be something to take over
             newest = self._newest()
-            if newest is not None and newest.name != name and self.version is not None and self._is_last(newest):
-                self._last = ThreadPoolExecutor(1, "last-rows").submit(self._go_on, shards, newest)
+            if (last := self._last_state(newest)) is not None:
+                self._last = ThreadPoolExecutor(1, "last-rows").submit(self._go_on, shards, last)
                 return
+            if over:
+                raise StandbyEnded("the workers that stood by are not needed any more")
             if self.version is None or (newest is not None and newest.name != name):
                 self._check(newest)
                 self._go_on(shards, newest)
                 name = "" if newest is None else newest.name
-            if self._over.wait(LOOK_S):
-                raise StandbyEnded("the workers that stood by are not needed any more")
+            self._over.wait(LOOK_S)
 
     def finish(self, shards: Shards, commit: Commit | None) -> None:
         """Wait until the shards have the last commit, and go on to `commit`, if that is a newer one."""
@@ -80,16 +85,22 @@ class Standby:
         if (0 if commit is None else commit.version) != self.version:
             self._go_on(shards, commit)
 
-    def _newest(self) -> Commit | None:
-        names = self._commits.names()
-        with suppress(CommitDamaged):  # removed meanwhile
-            return self._commits.read(names[-1]) if names else None
-        return None
+    def _last_state(self, newest: Commit | None) -> Commit | None:
+        """The state with which the generation before ended, if the resize has acted and the shards can go on to it."""
+        if self.version is None:
+            return None
+        self.handed = handed_over(self._store, self._resize)
+        return newest if self.handed is None and newest is not None and acted_in(newest, self._resize) else self.handed
 
-    def _is_last(self, commit: Commit) -> bool:
-        """Whether the resize acted at or before the close of a commit: its generation ends with it."""
-        acted = commit.state.get("operations", {}).get("acted", ())
-        return any(each.get("id") == self._resize for each in acted)
+    def _newest(self) -> Commit | None:
+        """The newest commit; None: there is none. Raises CommitDamaged."""
+        while names := self._commits.names():
+            try:
+                return self._commits.read(names[-1])
+            except CommitDamaged:
+                if names[-1] in self._commits.names():
+                    raise  # it was not removed meanwhile
+        return None
 
     def _go_on(self, shards: Shards, commit: Commit | None) -> None:
         first, begin_s = self.version is None, time.monotonic()
@@ -102,7 +113,8 @@ class Standby:
             move(commit.folder, commit.shards, commit.version, Deadline.after(MOVE_S))
         self.version = 0 if commit is None else commit.version
         took_s = time.monotonic() - begin_s
-        self._moved = Moved(self.version, self._moved.rounds + (not first), took_s, "moving")
+        before = self._moved
+        self._moved = Moved(self.version, before.rounds + (not first), took_s, "moving", before.took_s)
         log.info("the shards hold version %d, after %.2f s", self.version, took_s)
 
     def _check(self, commit: Commit | None) -> None:

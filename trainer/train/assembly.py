@@ -228,9 +228,9 @@ def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Sta
         assert mirror is not None, "the spec needs a mirror"
         head = ObjectHead.open(mirror, config.generation, job.store.log_mirror, job.name)
     claim = (config.store, config.generation, config.job, mirror, facts)
-    checked = None if standby is None else standby.checked
+    checked, handed = (None, None) if standby is None else (standby.checked, standby.handed)
     begin = partial(claim_and_recover, *claim, world=config.world, logged_only=logged_only, taken=taken)
-    return begin(head=head, checked=checked)
+    return begin(head=head, checked=checked, handed=handed)
 
 
 def _schedule(
@@ -360,12 +360,15 @@ def _committing(
     if (head := beginning.head) is None:
         mirror = _uploader(config, job, beginning, beginning.joblog)
     else:
-        objects = ObjectCommits(head.store, head.sequence, beginning.commit, job.store.gc_grace)
+        objects = ObjectCommits(head.store, head.sequence, beginning.base, job.store.gc_grace)
     whose = (config.store, job.commit, origin, beginning.joblog, shards)
-    begun = (capture, show, beginning.commit, mirror)
+    begun = (capture, show, beginning.base, mirror)
     resizing = rank0.resizing
     keeps_all = (lambda: False) if resizing is None else (lambda: resizing.keeps_commits)
     committer = Committer(*whose, *begun, changes_since=changes_since, objects=objects, keeps_all=keeps_all)
+    if (handed := beginning.commit) is not None and handed is not beginning.base:
+        # a rerun needs a commit where the number of trainers changes
+        committer.begins_after(handed.version, at_once=handed.manifest["world"] != config.world)
     changed = changed_arithmetic(beginning.commit, arithmetic)
     holders.progress.says = partial(_status_lines, config, rank0, shards, committer, changed)
     try:
@@ -400,8 +403,8 @@ def _uploader(config: WorkerConfig, job: TrainerJob, beginning: RestartPoint, jo
             pass
 
     uploader = MirrorUploader(uri, config.store, job.commit.keep, Commits(config.store).holders, check_generation)
-    if beginning.commit is not None:
-        uploader.offer(beginning.commit)
+    if beginning.base is not None:
+        uploader.offer(beginning.base)
     return uploader
 
 
@@ -441,7 +444,7 @@ def _status_lines(
         "refused": dict(Counter(refusals.PROCESS.counts()) + Counter(shards.refused())),
         "timeline": beginning.timeline,
         "commit": committer.status(),
-        "restored": None if beginning.commit is None else beginning.commit.name,
+        "restored": None if beginning.base is None else beginning.base.name,
         "passed_over": dict(beginning.passed_over),
         "forked": chronicle.forked or bool(changed),
         "trouble": chronicle.trouble or rank0.trouble(),

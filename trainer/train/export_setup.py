@@ -81,4 +81,5 @@ def resume_exports(exporting: ExportCoordinator, rank0: RankZero, committer: Com
     """Resume the exports that were cut, once everything is restored; see ExportCoordinator.begin."""
     beginning = rank0.beginning
     replayed = [operation for logged in beginning.replay for operation in logged.operations]
-    exporting.begin(committer, [*replayed, *beginning.waiting], committer.version)
+    version = 0 if beginning.commit is None else beginning.commit.version
+    exporting.begin(committer, [*replayed, *beginning.waiting], version)

@@ -71,8 +71,10 @@ class TrainLoop:
     @property
     def resizes(self) -> bool:
         """Rank 0: whether the job goes on with other numbers of workers: this generation ends, the next trains on."""
-        rank0 = self._parts.rank0
-        return rank0 is not None and rank0.operator.resizes and not self._draining.is_set()
+        rank0, committer = self._parts.rank0, self._parts.committer
+        if rank0 is None or not rank0.operator.resizes:
+            return False
+        return not self._draining.is_set() or (committer is not None and committer.has_handed_over)
 
     @property
     def _stopping(self) -> bool:
@@ -223,7 +225,8 @@ class TrainLoop:
         with self._spent.part(LoopPart.COMMIT), span(Span.COMMIT):
             dense = parts.dense.consolidate()
             if parts.committer is not None:
-                parts.committer.begin(parts.progress.version, dense)
+                over = self.resizes and parts.rank0 is not None and parts.rank0.hands_over
+                parts.committer.begin(parts.progress.version, dense, hand_over=over)
 
     def _publish(self) -> None:
         """Rank 0: publish the version to subscribers. This comes first because replicas wait for it."""

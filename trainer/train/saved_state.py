@@ -42,15 +42,15 @@ class SavedState:
     state: Mapping[str, Any]
     """JSON-able data."""
 
-    def write(self, folder: Path) -> list[str]:
-        """Write and sync rank 0's files of a commit; returns their names. Raises MillraceError and OSError."""
+    def write(self, folder: Path, *, sync: bool = True) -> list[str]:
+        """Write and `sync` rank 0's files of a commit; returns their names. Raises MillraceError and OSError."""
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
             save_tensors(dict(self.dense), folder / DENSE)
             save_arrays(arrays, folder / ARRAYS)
         except SafetensorError as error:  # also raised for errors of the disk
             raise MillraceError(f"{folder}: {error}") from error
-        for name in (DENSE, ARRAYS):
+        for name in (DENSE, ARRAYS) if sync else ():
             with (folder / name).open("rb") as file:
                 os.fsync(file.fileno())
         return [DENSE, ARRAYS]

@@ -14,10 +14,13 @@ class StandbyRole:
     def __init__(self, standby: Standby, generation: int) -> None:
         self._standby, self._generation = standby, generation
         self._trainer: Trainer | None = None
+        self._draining = False
 
     def begin(self, trainer: Trainer) -> None:
         """The trainer is restored."""
         self._trainer = trainer
+        if self._draining:
+            trainer.loop.drain()
 
     def end(self) -> None:
         """The trainer ends: nothing is answered any more."""
@@ -30,10 +33,10 @@ class StandbyRole:
         return {"generation": self._generation, **self._standby.status()}
 
     def drain(self) -> None:
-        """End after the present pass; without one, at once."""
-        if self._trainer is None:
-            self._standby.end()
-        else:
+        """End after the present pass; without one, at once, but not before what was handed over is committed."""
+        self._draining = True
+        self._standby.end()
+        if self._trainer is not None:
             self._trainer.loop.drain()
 
     def commit(self) -> None:
