@@ -79,6 +79,15 @@ def test_with_warn_a_forked_job_continues(joblog):
     assert told.forked and told.compared == [(4, ["digests differ in dense"])]
 
 
+def test_a_replay_that_cannot_give_what_exports_hold_forks_the_job_though_its_closes_are_equal(joblog):
+    replay = [ReplayedPass(plan(4), 11, close(4), 12), ReplayedPass(plan(5), 13, None)]
+    told = ReplayLog(joblog, None, replay, None, "fail", 0.0, unlike=["a commit is damaged"])
+    for number in (4, 5):
+        told.take(0)
+        told.close(close(number))
+    assert told.forked and told.compared == [(4, ["a commit is damaged"])], "pass 5 was not closed before"
+
+
 def test_a_new_close_is_in_the_log_when_it_returns(joblog):
     journal = LogPlanJournal(joblog)
     told = chronicle(joblog, planner=Planned(), journal=journal)

@@ -3,7 +3,7 @@
 Built for trainer.train.assembly; the work is done in the parts' own modules. Imports no torch.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.keys import bucket_of, key_of_reference
 from millrace.validation import nearest
+from pserver.consistency.modes import policy_of
 from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.fence.head_contact import HeadContact
@@ -107,6 +108,14 @@ def describe_key(shards: Shards, slot: Slot, sign: int, deadline: Deadline) -> d
     return {"slot": slot.name, "sign": sign, **place, **shards.explain(table, key, slot.group, deadline)}
 
 
+def _unlike(job: TrainerJob, beginning: RestartPoint) -> Sequence[str]:
+    """Why a replay makes other weights than before. An export may have been made of the commits that were damaged."""
+    if policy_of(job.train.mode).repeatable or not beginning.passed_over:
+        return ()
+    damaged = ", ".join(sorted(beginning.passed_over))
+    return (f'commit {damaged} is damaged, and mode "{job.train.mode}" does not give the same weights again',)
+
+
 def rank_zero(
     config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, beginning: RestartPoint
 ) -> RankZero:
@@ -115,7 +124,9 @@ def rank_zero(
     planner = _planner(config, job, beginning, journal)
     on_mismatch = job.commit.on_replay_mismatch if config.rerun is None else "warn"
     chronicle = ReplayLog(
-        beginning.joblog, journal, beginning.replay, planner, on_mismatch, max_full_s=job.commit.max_failing
+        *(beginning.joblog, journal, beginning.replay, planner, on_mismatch),
+        max_full_s=job.commit.max_failing,
+        unlike=_unlike(job, beginning),
     )
     workers = None if config.rerun is not None else {TRAINERS: config.world, SHARDS: len(config.shards)}
     resizing = ResizePreparation(hands_over=_may_hand_over(job)) if config.prepares_resizes else None

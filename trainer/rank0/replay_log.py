@@ -69,12 +69,15 @@ class ReplayLog:
         planner: Planner | None,
         on_mismatch: Literal["fail", "warn"],
         max_full_s: float,
+        unlike: Sequence[str] = (),
     ) -> None:
         """Without `joblog` nothing is written (a rerun). Without `planner` no passes follow the logged ones.
 
-        Training waits up to `max_full_s` while the log's disk is full.
+        Training waits up to `max_full_s` while the log's disk is full. `unlike`: why replayed passes with a close
+        differ from what exports may hold, although their closes are equal.
         """
         self._log, self._journal, self._planner, self._on_mismatch = joblog, journal, planner, on_mismatch
+        self._unlike = unlike
         self._retrier = Retrier(LogFull, LOG_WAITS, max_full_s)
         self._ahead = deque(replay)
         self._open: dict[int, ReplayedPass] = {}
@@ -159,7 +162,7 @@ class ReplayLog:
         else:
             closed_at = logged.closed_at
             found = differences(logged.close, close)
-            self.compared.append((number, found))
+            self.compared.append((number, [*found, *self._unlike]))
             if found:
                 self._report(number, found)
             failpoint(Failpoint.REPLAYED)
