@@ -15,10 +15,23 @@ from pathlib import Path
 from tests.bench.living import DATA, EXAMPLES
 from tests.bench.w1 import ROOT
 
+ASYNC = ("train.mode=async", "train.dense=shards")
+SGD = (
+    "train.dense=shards",
+    'train.dense_optimizer={kind="sgd",lr=0.05}',
+    'tables.default.optimizer={kind="sgd",lr=1.0}',
+    'tables.default.first_order_optimizer={kind="sgd",lr=1.0}',
+)
+"""Rates at which both examples learn well with sgd."""
 MODES = {
     "`staleness = 0`": ("train.staleness=0",),
     "`staleness = 1`": ("train.staleness=1",),
     "`staleness = 4`": ("train.staleness=4",),
+    "`async`": ASYNC,
+    "`async`, `merge.pushes = 2`": (*ASYNC, "train.merge={pushes=2}"),
+    "`sync`, all sgd": SGD,
+    "`geo`, `k_steps = 1`": (*SGD, "train.mode=geo", "train.k_steps=1"),
+    "`geo`, `k_steps = 10`": (*SGD, "train.mode=geo", "train.k_steps=10"),
 }
 """The settings of each mode."""
 FILES = {
@@ -26,7 +39,6 @@ FILES = {
     "news": ("sources.impressions.paths", DATA / "ebnerd" / "impressions.jsonl.gz"),
 }
 """The key of each example that names its events, and where they are."""
-TRAINERS = (1, 2, 4)
 
 
 def auc(example: str, trainers: int, settings: Sequence[str]) -> float:
@@ -48,12 +60,14 @@ def main() -> None:
     """Print a line for each mode asked for, as it is known."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--example", choices=FILES, nargs="*", default=list(FILES))
+    arguments.add_argument("--mode", choices=MODES, nargs="*", default=list(MODES))
+    arguments.add_argument("--trainers", type=int, nargs="*", default=[1, 2, 4])
     given = arguments.parse_args()
-    print("| | " + " | ".join(f"{trainers} trainer{'s' * (trainers > 1)}" for trainers in TRAINERS) + " |")
-    print("|---" * (1 + len(TRAINERS)) + "|")
+    print("| | " + " | ".join(f"{trainers} trainer{'s' * (trainers > 1)}" for trainers in given.trainers) + " |")
+    print("|---" * (1 + len(given.trainers)) + "|")
     for example in given.example:
-        for mode, settings in MODES.items():
-            found = [f"{auc(example, trainers, settings):.4f}" for trainers in TRAINERS]
+        for mode in given.mode:
+            found = [f"{auc(example, trainers, MODES[mode]):.4f}" for trainers in given.trainers]
             print(f"| {example}, {mode} | {' | '.join(found)} |", flush=True)
 
 

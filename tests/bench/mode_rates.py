@@ -1,0 +1,99 @@
+"""The gain in speed of each mode of consistency: `python -m tests.bench.mode_rates`, as Markdown.
+
+W1 as text through `cat`, by 2 trainers over 2 shards as `millrace run` starts them, in each mode in turn. A rate is
+over all passes but the first, closes included; a ratio compares two runs of one round with each other.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.bench.w1 import BLOCK, ROOT, job, make
+
+SGD = {"dense": "shards", "dense_optimizer": {"kind": "sgd", "lr": 0.05}}
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "`sync`, dense by all-reduce": {},
+    "`sync`, dense on shards": {"dense": "shards"},
+    "`async`": {"mode": "async", "dense": "shards"},
+    "`async`, `merge.pushes = 2`": {"mode": "async", "dense": "shards", "merge": {"pushes": 2}},
+    "`sync`, all sgd": SGD,
+    "`geo`, `k_steps = 4`": {**SGD, "mode": "geo", "k_steps": 4},
+}
+"""The settings of each mode in `train`; the first one asked for is what the others are compared with."""
+PASS_EVENTS = 4 * BLOCK
+POLL_S = 0.01
+
+
+def rate(texts: Path, hidden: int, settings: Mapping[str, Any]) -> float:
+    """Samples a second of one run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        spec = job(hidden, folder / "store", 1)
+        spec["sources"] = {"rows": {"kind": "files", "paths": [str(texts / "part-*.txt")]}}
+        spec["passes"]["max_events"] = PASS_EVENTS
+        spec["train"] = {"batch_size": 1024, "threads": 1, "matmul": "mkl", **settings}
+        if settings.get("dense_optimizer"):
+            spec["tables"]["default"]["optimizer"] = {"kind": "sgd", "lr": 1.0}
+        spec["cluster"] = {"trainers": 2, "shards": 2}
+        spec["commit"] = {"every": "1h"}
+        given = [word for key, value in spec.items() for word in ("--set", f"{key}={toml(value)}")]
+        (folder / "job.toml").write_text("")
+        command = [sys.executable, "-m", "service", "run", str(folder / "job.toml"), *given]
+        with (folder / "output").open("w") as output:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+            closes = closes_of(folder / "store" / "log", process)
+        if process.returncode or len(closes) < 3:
+            raise RuntimeError((folder / "output").read_text()[-2000:])
+        return (len(closes) - 1) * PASS_EVENTS / (closes[-1] - closes[0])
+
+
+def closes_of(log: Path, process: subprocess.Popen[bytes]) -> list[float]:
+    """When each pass was closed, until the process ends."""
+    seen: list[float] = []
+    while process.poll() is None:
+        found = sum(path.read_bytes().count(b'"kind":"close"') for path in log.glob("*.log"))
+        seen += [time.perf_counter()] * (found - len(seen))
+        time.sleep(POLL_S)
+    return seen
+
+
+def toml(value: Any) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}={toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def main() -> None:
+    """Print a line for each mode: the median rate, and its ratio to the first one with the lowest and highest."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--mode", choices=MODES, nargs="*", default=list(MODES))
+    arguments.add_argument("--hidden", type=int, default=64)
+    arguments.add_argument("--rows", type=int, default=40 * PASS_EVENTS // 4)
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = make(Path(name), given.rows, text_parts=2).parent
+        rounds = []
+        for _ in range(given.rounds):
+            rounds.append([rate(folder, given.hidden, MODES[each]) for each in given.mode])
+            print(f"{[round(found) for found in rounds[-1]]}", file=sys.stderr, flush=True)
+    print("| mode | samples a second | of the first |\n|---|---|---|")
+    for number, mode in enumerate(given.mode):
+        ratios = [rates[number] / rates[0] for rates in rounds]
+        middle = statistics.median(rates[number] for rates in rounds)
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"| {mode} | {middle:,.0f} | {spread} |")
+
+
+if __name__ == "__main__":
+    main()
