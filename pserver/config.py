@@ -1,6 +1,7 @@
 """Sections of the job spec about tables, and the configuration of a shard process."""
 
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -281,6 +282,17 @@ class MergeSection(Section):
     """Longest time for which the first of them waits for the others."""
 
 
+class Wire(StrEnum):
+    """How rows and gradients travel between trainers and shards (pserver.protocol.wire)."""
+
+    FLOAT32 = "float32"
+    """As they are."""
+    BFLOAT16 = "bfloat16"
+    """In half the bits."""
+    INT8 = "int8"
+    """Rows in 8 bits a number with a scale for each vector; for predictions, which push no gradients."""
+
+
 class PartStore(Section):
     """Where a process keeps its files of commits, with `store.parts = "object"`."""
 
@@ -309,6 +321,8 @@ class ShardProcess(Section):
     """Name of the consistency policy; see pserver.consistency.modes."""
     merge: MergeSection = MergeSection()
     """See MergeSection."""
+    wire: Wire = Wire.FLOAT32
+    """How rows and gradients travel."""
     secret: str = ""
     """Secret that callers must send."""
     generation: Count = 1

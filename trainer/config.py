@@ -16,7 +16,7 @@ from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
 from millrace.shared_folder import SharedFolder
 from millrace.timeline import TracePart
-from pserver.config import LAST_DAY, Beta, Days, MergeSection, NotNegative, Positive, TableName, TableSection
+from pserver.config import LAST_DAY, Beta, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
 
 NEWEST_DEFAULTS = 2
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -449,6 +449,8 @@ class WorkerConfig(Section):
     """Its rank among the trainers of its machine, for its GPU."""
     shards: tuple[str, ...] = ()
     """Addresses of the shards; empty: the shard is embedded."""
+    wire: Wire = Wire.FLOAT32
+    """How rows and gradients travel to and from shards."""
     secret: str = ""
     """Secret that callers of shards and roles must present."""
     interface: str = LOOPBACK_INTERFACE

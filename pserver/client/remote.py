@@ -26,7 +26,7 @@ from millrace.timeline import Span, recorded, span
 from millrace.traffic import Links, links_of
 from pserver.client.connection import ShardConnection
 from pserver.client.data_plane import Call, DataPlane, Greeting
-from pserver.config import TableSection
+from pserver.config import TableSection, Wire
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, messages
@@ -34,6 +34,7 @@ from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from pserver.protocol.wire import wires_of
 from pserver.rows.arrays import Empty, empty_floats, frozen
 from pserver.rows.digest import add
 
@@ -82,13 +83,14 @@ class RemoteShards:
         deadline: Deadline,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         identity: Identity | None = None,
+        wire: Wire = Wire.FLOAT32,
     ) -> None:
         """Connect to every shard, in the order of their numbers, and check that it belongs to this job.
 
-        `identity`: for addresses off loopback.
+        `identity`: for addresses off loopback. `wire`: as the shards have it.
         """
         self._caller = pb.Caller(generation=generation, rank=rank)
-        self._sections = tables
+        self._sections, self._wire, self._wires = tables, wire, wires_of(tables, wire)
         self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
         self._placement = Placement.even(len(addresses))
         self._connections = [
@@ -130,7 +132,7 @@ class RemoteShards:
             shard=shard,
             num_shards=len(self._connections),
             num_ranks=self._world,
-            tables_json=messages.tables_json(self._sections),
+            tables_json=messages.tables_json(self._sections, self._wire),
             data_key=self._keys.public,
         )
         if memory is not None and self._connections[shard].is_here:
@@ -263,7 +265,8 @@ class RemoteShards:
         """Send every shard its part of an exchange."""
         calls = []
         for shard in range(len(self._connections)):
-            part = {} if learnt is None else _gradients_part(learnt, gradients, shard, self._steps.empty(shard))
+            empty = self._steps.empty(shard)
+            part = {} if learnt is None else _gradients_part(learnt, gradients, shard, empty)
             request = self._request(
                 DataCall.EXCHANGE,
                 step=step,
@@ -272,7 +275,8 @@ class RemoteShards:
                 batch_samples=scale.batch_samples,
                 parts=tuple((name, len(push.show_U)) for name, push in part.items()),
             )
-            calls.append(self._steps.send(shard, request, frames.gradient_frames(part), deadline))
+            arrays = frames.gradient_frames(part, self._wires, empty)
+            calls.append(self._steps.send(shard, request, arrays, deadline))
         return calls
 
     def _ready(self, batch: Prepared) -> AnnouncedBatch:
@@ -299,7 +303,7 @@ class RemoteShards:
     def _put(self, rows: Mapping[str, F32], batch: AnnouncedBatch, call: Call) -> None:
         """Write the rows of one shard to the positions of its keys."""
         assert call.reply is not None, "it is done"
-        parts = frames.rows_from(call.reply, call.rows, self._widths)
+        parts = frames.rows_from(call.reply, call.rows, self._widths, self._wires)
         for name, rows_UD in rows.items():
             position_P = batch.routed[name][call.shard].position_P
             if name not in parts or len(parts[name]) != len(position_P):

@@ -1,9 +1,10 @@
 """Messages of the data plane: the three calls of every step, and their replies, as frames with arrays.
 
 A message is a header and one frame for each array, little-endian: of each table a call announces keys (uint64) and
-groups (uint16), pushes gradients (U, D), shows and clicks, or is answered with rows (U, D), all float32. Arrays are not
-copied: a sent one must not change until the reply is there, and a received one is a read-only view of its frame.
-On one machine the arrays may lie beside the message: its one frame then has their places in millrace.rpc.shared_memory.
+groups (uint16), pushes gradients (U, D), shows and clicks, or is answered with rows (U, D), all float32; gradients and
+rows may travel in fewer bits (pserver.protocol.wire). Arrays are not copied: a sent one must not change until the reply
+is there, and a received one is a read-only view of its frame. On one machine the arrays may lie beside the message: its
+one frame then has their places in millrace.rpc.shared_memory.
 """
 
 import math
@@ -11,15 +12,17 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from millrace.rpc.shared_memory import SharedMemory
+from pserver.config import Wire
 from pserver.errors import InvalidShardCall
 from pserver.protocol.messages import FORMAT
 from pserver.protocol.shards import F32, Gradients, Keys
+from pserver.protocol.wire import FLOATS, NewArray, TableWire, decode, encode, new_array
 
 _REQUEST = struct.Struct("<HBBIIQIIQQQd")
 _REPLY = struct.Struct("<HBBQ")
@@ -242,31 +245,67 @@ def keys_from(request: DataRequest, frames: Sequence[memoryview]) -> dict[str, K
     return found
 
 
-def gradient_frames(tables: Mapping[str, Gradients]) -> list[memoryview]:
-    """The arrays of a push."""
-    return [as_frame(array) for push in tables.values() for array in (push.grads_UD, push.show_U, push.click_U)]
+NARROW_NONE: Mapping[str, TableWire] = {}
+"""All tables travel as float32."""
+
+
+def gradient_frames(
+    tables: Mapping[str, Gradients], wires: Mapping[str, TableWire] = NARROW_NONE, new: NewArray = new_array
+) -> list[memoryview]:
+    """The arrays of a push; those that are encoded are made by `new`."""
+    return [
+        as_frame(array)
+        for name, push in tables.items()
+        for array in (*encode(push.grads_UD, wires.get(name, FLOATS), new), push.show_U, push.click_U)
+    ]
 
 
 def gradients_from(
-    request: DataRequest, frames: Sequence[memoryview], widths: Mapping[str, int]
+    request: DataRequest,
+    frames: Sequence[memoryview],
+    widths: Mapping[str, int],
+    wires: Mapping[str, TableWire] = NARROW_NONE,
 ) -> dict[str, Gradients]:
     """Gradients by table; `widths` are D of each."""
     arrays, found = ArrayFrames(frames), {}
     for name, count in request.parts:
-        grads_UD = arrays.take(np.float32, count, widths[name])
+        grads_UD = _decoded(arrays, count, widths[name], wires.get(name, FLOATS))
         found[name] = Gradients(grads_UD, arrays.take(np.float32, count), arrays.take(np.float32, count))
     arrays.end()
     return found
 
 
-def row_frames(rows: Mapping[str, F32]) -> list[memoryview]:
-    """The arrays of a reply."""
-    return [as_frame(rows_UD) for rows_UD in rows.values()]
+def row_frames(
+    rows: Mapping[str, F32], wires: Mapping[str, TableWire] = NARROW_NONE, new: NewArray = new_array
+) -> list[memoryview]:
+    """The arrays of a reply; those that are encoded are made by `new`."""
+    encoded = (encode(rows_UD, wires.get(name, FLOATS), new) for name, rows_UD in rows.items())
+    return [as_frame(array) for arrays in encoded for array in arrays]
 
 
-def rows_from(reply: DataReply, frames: Sequence[memoryview], widths: Mapping[str, int]) -> dict[str, F32]:
+def rows_from(
+    reply: DataReply,
+    frames: Sequence[memoryview],
+    widths: Mapping[str, int],
+    wires: Mapping[str, TableWire] = NARROW_NONE,
+) -> dict[str, F32]:
     """(U, D) rows by table of a reply."""
     arrays = ArrayFrames(frames)
-    found = {name: arrays.take(np.float32, count, widths[name]) for name, count in reply.parts}
+    found = {name: _decoded(arrays, count, widths[name], wires.get(name, FLOATS)) for name, count in reply.parts}
     arrays.end()
     return found
+
+
+def _decoded(arrays: ArrayFrames, num_rows: int, width: int, wire: TableWire) -> F32:
+    """The next rows or gradients of a table."""
+    match wire.kind:
+        case Wire.FLOAT32:
+            taken: tuple[NDArray[Any], ...] = (arrays.take(np.float32, num_rows, width),)
+        case Wire.BFLOAT16:
+            taken = (arrays.take(np.uint16, num_rows, width),)
+        case Wire.INT8:
+            scale_U, first_U = arrays.take(np.float32, num_rows), arrays.take(np.float32, num_rows * wire.first_order)
+            taken = scale_U, first_U, arrays.take(np.int8, num_rows, width - wire.first_order)
+        case _:
+            assert_never(wire.kind)
+    return decode(taken, wire)

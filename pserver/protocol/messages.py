@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from millrace import documents
-from pserver.config import TableSection
+from pserver.config import TableSection, Wire
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
 from pserver.protocol.table_operations import ShrinkSurvey, TableOperation, message_of, operation_of
@@ -19,10 +19,11 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Shard"]
 """The calls of shard.proto."""
 
 
-def tables_json(tables: Mapping[str, TableSection]) -> bytes:
-    """The sections of the tables as text: equal sections give equal text."""
+def tables_json(tables: Mapping[str, TableSection], wire: Wire = Wire.FLOAT32) -> bytes:
+    """The sections of the tables, and how their rows travel, as text: equal ones give equal text."""
     sections = {name: section.model_dump(mode="json") for name, section in tables.items()}
-    return json.dumps(sections, sort_keys=True).encode()
+    text = json.dumps(sections, sort_keys=True)
+    return (text if wire is Wire.FLOAT32 else f"{text} {wire}").encode()
 
 
 def operations_json(operations: Sequence[TableOperation]) -> bytes:

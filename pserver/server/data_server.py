@@ -265,7 +265,8 @@ class DataServer:
             case DataCall.PULL:
                 if request.batch is None:
                     raise InvalidShardCall("a pull without the number of its batch")
-                self._answer(caller, self._calls.pull(request.rank, request.batch, caller.empty()))
+                empty = caller.empty()
+                self._answer(caller, self._calls.pull(request.rank, request.batch, empty), empty)
             case DataCall.EXCHANGE:
                 self._exchange(caller, request, arrays)
             case _:
@@ -279,7 +280,7 @@ class DataServer:
 
     def _exchange(self, caller: _Caller, request: DataRequest, arrays: Sequence[memoryview]) -> None:
         now_s, until = time.monotonic(), Deadline.after(waiting_s(request.left_s))
-        gradients = frames.gradients_from(request, arrays, self._calls.widths)
+        gradients = frames.gradients_from(request, arrays, self._calls.widths, self._calls.wires)
         verdict = self._calls.push(request, gradients)
         if verdict is CallVerdict.REPEAT or self._calls.may_answer(request):
             self._answer_push(caller, request)
@@ -315,12 +316,13 @@ class DataServer:
     # --- answers
 
     def _answer_push(self, caller: _Caller, request: DataRequest) -> None:
-        rows = {} if request.following is None else self._calls.rows(request.rank, request.following, caller.empty())
-        self._answer(caller, rows)
+        empty = caller.empty()
+        rows = {} if request.following is None else self._calls.rows(request.rank, request.following, empty)
+        self._answer(caller, rows, empty)
 
-    def _answer(self, caller: _Caller, rows: dict[str, F32]) -> None:
+    def _answer(self, caller: _Caller, rows: dict[str, F32], empty: Empty = empty_floats) -> None:
         parts = tuple((name, len(rows_UD)) for name, rows_UD in rows.items())
-        self._send(caller, DataReply(caller.request, parts=parts), frames.row_frames(rows))
+        self._send(caller, DataReply(caller.request, parts=parts), frames.row_frames(rows, self._calls.wires, empty))
 
     def _fail(self, caller: _Caller, error: Exception) -> None:
         self._send(caller, _failure(caller, error))

@@ -9,12 +9,13 @@ from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint, failpoint
 from millrace.rpc.tls_listener import TlsEndpoint
 from millrace.traffic import Links
-from pserver.config import PartStore, TableSection
+from pserver.config import PartStore, TableSection, Wire
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 from pserver.errors import InvalidShardCall
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
 from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.shard import Push, ResolvedBatch, Shard
 
@@ -36,13 +37,15 @@ class EmbeddedShards:
         policy: Consistency | None = None,
         parts: PartStore | None = None,
         feed_at: TlsEndpoint | None = None,
+        wire: Wire = Wire.FLOAT32,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
         `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to; `feed_at`:
-        where the live feed is served, if not at loopback."""
+        where the live feed is served, if not at loopback; `wire`: how rows and gradients would travel: they are
+        rounded alike."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
         self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation, parts=parts)
-        self._feed_at = feed_at
+        self._feed_at, self._wires = feed_at, wires_of(tables, wire)
         self._ledger = PassState(1, policy or Sync())
         self._close_digest = ""
         self._num_taken = 0
@@ -64,13 +67,13 @@ class EmbeddedShards:
         if before is not None and before is not mine:
             self._shard.release(before)
         self._predicted = None if mine.learn else mine
-        return self._shard.rows(mine)
+        return self._rows(mine)
 
     def look(self, tables: Mapping[str, Keys], deadline: Deadline) -> dict[str, F32]:
         """See Shards."""
         batch = self._shard.resolve(tables, learn=False)
         try:
-            return self._shard.rows(batch)
+            return self._rows(batch)
         finally:
             self._shard.release(batch)
 
@@ -86,7 +89,7 @@ class EmbeddedShards:
         """See Shards."""
         push = None
         if batch is not None and gradients:
-            push = Push(_own(batch), gradients, scale.batch_samples)
+            push = Push(_own(batch), rounded_gradients(gradients, self._wires), scale.batch_samples)
             self._shard.check(push)
         ledger = self._ledger
         if ledger.push(ledger.pass_number, step, rank=0) is CallVerdict.ACT:
@@ -96,7 +99,10 @@ class EmbeddedShards:
             ledger.steps.applied()
             if batch is not None:
                 self._shard.release(_own(batch))
-        return None if following is None else self._shard.rows(_own(following))
+        return None if following is None else self._rows(_own(following))
+
+    def _rows(self, batch: ResolvedBatch) -> dict[str, F32]:
+        return rounded_rows(self._shard.rows(batch), self._wires)
 
     def unanswered(self) -> Sequence[int]:
         """See Shards: an embedded shard always answers."""

@@ -117,7 +117,7 @@ class _Servicer:
         ours = config.shard, config.num_shards, config.num_ranks
         if theirs != ours:
             raise InvalidShardCall(f"(shard, shards, trainers) are {ours} here, the caller expects {theirs}")
-        if request.tables_json != messages.tables_json(config.tables):
+        if request.tables_json != messages.tables_json(config.tables, config.wire):
             raise InvalidShardCall(f"shard {config.shard} has other tables or settings than the caller")
         try:
             self._listener.allow(request.data_key)

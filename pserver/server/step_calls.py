@@ -13,6 +13,7 @@ from pserver.config import ShardProcess
 from pserver.errors import InvalidShardCall, StaleGeneration
 from pserver.protocol.frames import DataRequest
 from pserver.protocol.shards import F32, Gradients, Keys
+from pserver.protocol.wire import wires_of
 from pserver.rows.arrays import Empty
 from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.shard import Push, ResolvedBatch, Shard, as_one_step
@@ -27,6 +28,7 @@ class StepCalls:
     def __init__(self, config: ShardProcess, shard: Shard, ledger: PassState, turn: threading.Condition) -> None:
         """`turn` guards `ledger` and the rows of steps; it is notified when pushes were applied."""
         self.config, self.widths = config, {name: table.num_weights for name, table in shard.tables.items()}
+        self.wires = wires_of(config.tables, config.wire)
         self.announces_at_once = config.num_ranks == 1 and all(t.memory is None for t in config.tables.values())
         """Whether an announcement waits for nothing, and keeps no other rank waiting."""
         self._shard, self._ledger, self._turn = shard, ledger, turn

@@ -15,6 +15,7 @@ from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.lifecycle import on_stop_signal
 from millrace.printable import print_printable
+from pserver.config import Wire
 from service.cli.arguments import Json, Overrides
 from service.cli.targets import Token, Url, remote_name, service_at
 from service.client import job_actions
@@ -59,6 +60,9 @@ Share = Annotated[
     float | None,
     typer.Option("--share", min=0.01, max=1, help="Of the cores; unless given, half while the job trains, else all."),
 ]
+WireOf = Annotated[
+    Wire, typer.Option("--wire", help="How rows travel from the processes that hold them; fewer bits round them.")
+]
 
 
 @predicting.command("predict")
@@ -79,6 +83,7 @@ def predict_(
     trainers: Trainers = 1,
     shards: Shards = None,
     share: Share = None,
+    wire: WireOf = Wire.FLOAT32,
     segment_events: Annotated[
         int, typer.Option("--segment-events", min=1, help="Events of one output file: what a kill may lose.")
     ] = 20_000,
@@ -99,7 +104,7 @@ def predict_(
         "columns": _names(columns),
         "outputs": _names(outputs),
         "segment_events": segment_events,
-        **_common(version, export, trainers, shards, share),
+        **_common(version, export, trainers, shards, share, wire),
     }
     if remote is None:
         manifest = _run(_job_of(job, spec, overrides), request)
@@ -125,6 +130,7 @@ def evaluate(
     trainers: Trainers = 1,
     shards: Shards = None,
     share: Share = None,
+    wire: WireOf = Wire.FLOAT32,
     overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
@@ -134,7 +140,7 @@ def evaluate(
         request = {
             "input": input_of(input_, topic),
             "output": str(output),
-            **_common(version, export, trainers, shards, share),
+            **_common(version, export, trainers, shards, share, wire),
         }
         manifest = _run(_job_of(job, spec, overrides), request)
         found = PredictionOutput(output).metrics()
@@ -145,10 +151,12 @@ def evaluate(
         print_printable(line)
 
 
-def _common(version: str, export: str | None, trainers: int, shards: int | None, share: float | None) -> dict[str, Any]:
+def _common(
+    version: str, export: str | None, trainers: int, shards: int | None, share: float | None, wire: Wire
+) -> dict[str, Any]:
     if export is not None and version != LIVE:
         raise SpecError("give --version or --export, not both")
-    return {"version": export or version, "trainers": trainers, "shards": shards, "share": share}
+    return {"version": export or version, "trainers": trainers, "shards": shards, "share": share, "wire": wire.value}
 
 
 def _job_of(job: Path | None, spec: Path | None, overrides: Sequence[str]) -> LoadedJob:

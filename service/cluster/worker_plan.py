@@ -21,7 +21,7 @@ from millrace.rpc.channels import TlsPeer
 from millrace.secrets import dump_with_secrets, with_secrets
 from millrace.shared_folder import SharedFolder
 from millrace.timeline import TracePart, TraceWindow
-from pserver.config import TableSection
+from pserver.config import TableSection, Wire
 from service.cluster.inputs import input_files
 from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE, TRACE_PARTS
@@ -91,6 +91,8 @@ class PredictionWorkers:
     shards: tuple[WorkerSpec, ...]
     predictors: tuple[WorkerSpec, ...]
     """Their configurations lack the addresses of the shards, which are known once those run."""
+    wire: Wire
+    """How rows travel."""
     secret: str = field(repr=False)
 
 
@@ -134,6 +136,7 @@ def plan_job(
         "secret": secret,
         "generation": generation,
         "max_message": cluster.max_message,
+        "wire": cluster.wire,
         "interface": LOOPBACK_INTERFACE if authority is None else cluster.interface,
         "sees": None if sees is None else sees.model_dump(mode="json"),
     }
@@ -219,11 +222,12 @@ def plan_prediction(
     }
     return PredictionWorkers(
         generation=generation,
+        wire=request.wire,
         shards=_shards(
             job,
             job.spec.tables,
             folders.private,
-            {"secret": secret, "generation": generation, "max_message": max_message},
+            {"secret": secret, "generation": generation, "max_message": max_message, "wire": request.wire},
             [str(folders.live / f"live-{shard}") for shard in range(request.num_shards)],
             num_ranks=request.trainers,
             command=command,
@@ -279,7 +283,7 @@ def _shards(
     parts: Sequence[Mapping[str, Any]] | None = None,
     resources: Resources | None = None,
 ) -> tuple[WorkerSpec, ...]:
-    """One shard for each folder of `live`; `common` holds secret, generation and max_message; `parts`: by shard."""
+    """One shard for each folder of `live`; `common`: secret, generation, max_message and wire; `parts`: by shard."""
     config = {
         **common,
         "num_shards": len(live),

@@ -92,6 +92,7 @@ class WorkerGroup:
             secret=plan.secret,
             deadline=Deadline.after(START_S),
             max_message_bytes=cluster.max_message,
+            wire=plan.wire,
         )
         try:
             shards.restore(found.folder, found.shards, found.version, Deadline.after(RESTORE_S))

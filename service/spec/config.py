@@ -40,6 +40,9 @@ class ClusterSection(Section):
     """Shard processes; 0: the shard lives in the trainer. Unless set: 0 with one trainer, else 1."""
     max_message: Size = 256 << 20
     """Longest message between a trainer and a shard. The rows of one step on one shard must fit."""
+    wire: Literal["float32", "bfloat16"] = "float32"
+    """How pulled rows and pushed gradients travel between trainers and shards. "bfloat16" halves their bytes and rounds
+    them, with shards = 0, too. Stored rows, their optimizers and sums over trainers stay float32."""
     max_restarts: int = Field(default=5, ge=0, le=1000)
     """Restarts of the workers within `restart_window` after which the next death ends the job. 0: never restart."""
     restart_window: Duration = 600.0

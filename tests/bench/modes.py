@@ -32,6 +32,7 @@ MODES = {
     "`sync`, all sgd": SGD,
     "`geo`, `k_steps = 1`": (*SGD, "train.mode=geo", "train.k_steps=1"),
     "`geo`, `k_steps = 10`": (*SGD, "train.mode=geo", "train.k_steps=10"),
+    "`wire = bfloat16`": ("cluster.wire=bfloat16",),
 }
 """The settings of each mode."""
 FILES = {

@@ -16,7 +16,7 @@ from millrace.identity.authority import Authority, open_authority
 from millrace.identity.credentials import Credentials
 from millrace.identity.peers import PeerName, PeerRole
 from pserver.client.remote import RemoteShards
-from pserver.config import Adagrad, ShardProcess, TableSection
+from pserver.config import Adagrad, ShardProcess, TableSection, Wire
 from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
 from pserver.server.embedded import EmbeddedShards
 from pserver.server.shard_server import ShardServer
@@ -38,11 +38,22 @@ def credentials(role: PeerRole, number: int, generation: int = 1) -> Credentials
     return authority().credentials(PeerName("shards", generation, role, number))
 
 
+def identity(rank: int) -> Credentials:
+    return credentials(PeerRole.TRAINER, rank)
+
+
 class OverTls(int):
     """A number of shards that listen as between machines: mutual TLS and CURVE, at loopback."""
 
     def __repr__(self) -> str:
         return f"{int(self)}-over-tls"
+
+
+class Narrow(int):
+    """A number of shards whose rows and gradients travel as bfloat16."""
+
+    def __repr__(self) -> str:
+        return f"{int(self)}-bfloat16"
 
 
 def soon() -> Deadline:
@@ -54,6 +65,7 @@ class World:
     """The clients of every rank of one job."""
 
     ranks: Sequence[Shards]
+    wire: Wire = Wire.FLOAT32
 
     @property
     def one(self) -> Shards:
@@ -113,12 +125,14 @@ def job(
 
     Every second shard listens at a port, the others at sockets; those of OverTls at a port, as between machines.
     """
+    wire = more.pop("wire", Wire.BFLOAT16 if isinstance(num_shards, Narrow) else Wire.FLOAT32)
     with ExitStack() as stack:
         if num_shards == 0:
             assert num_ranks == 1
-            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2, live=live)]
+            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2, live=live, wire=wire)]
         else:
             homes = [None if live is None else str(live / f"shard-{s}") for s in range(num_shards)]
+            more |= {"wire": wire}
             configs = [process(s, num_shards, num_ranks, tables, live=homes[s], **more) for s in range(num_shards)]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             sockets = [None if s % 2 else folder / f"shard-{s}.socket" for s in range(num_shards)]
@@ -130,12 +144,12 @@ def job(
                 ]
             servers = [stack.enter_context(ShardServer(*each)) for each in zip(configs, sockets, strict=True)]
             ranks = [
-                client(servers, rank, num_ranks, tables, identity=credentials(PeerRole.TRAINER, rank) if tls else None)
+                client(servers, rank, num_ranks, tables, identity=identity(rank) if tls else None, wire=wire)
                 for rank in range(num_ranks)
             ]
         for shards in ranks:
             stack.callback(shards.close)
-        yield World(ranks)
+        yield World(ranks, wire)
 
 
 def keys(*signs: int, group: int = 1) -> Keys:

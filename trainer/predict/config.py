@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from dataset.spec.path_pattern import PathPattern
 from millrace.config import Count, FolderPath, PositiveSize, Section
 from millrace.secrets import Options
+from pserver.config import Wire
 
 LIVE = "live"
 """Version name of the newest commit."""
@@ -69,6 +70,9 @@ class PredictionRequest(Section):
     share: float | None = Field(default=None, gt=0, le=1)
     """Share of this machine's cores that the workers may use together. Default: half if the job trains in its store at
     the start, else all. Below 1, every other process has priority, too."""
+    wire: Wire = Wire.FLOAT32
+    """How rows travel from the processes that hold them: "bfloat16" in half the bits, "int8" with 8 bits a number and a
+    scale for each vector. Rows are rounded so with shards = 0, too."""
     spec: dict[str, Any] | None = None
     """Sections of a job spec, where no job is named: an export does not say how to parse events."""
     base: FolderPath | None = None
@@ -100,7 +104,10 @@ class PredictionRequest(Section):
 
     def what(self) -> dict[str, Any]:
         """Everything that the output depends on, as JSON-able data: without its folder and the number of processes."""
-        return self.model_dump(mode="json", exclude={"output", "trainers", "shards", "share", "spec", "base"})
+        without = {"output", "trainers", "shards", "share", "spec", "base"}
+        if self.wire is Wire.FLOAT32:  # requests of older versions had no such key
+            without.add("wire")
+        return self.model_dump(mode="json", exclude=without)
 
 
 class PredictWorker(Section):

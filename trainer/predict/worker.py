@@ -138,9 +138,10 @@ def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shard
             secret=config.secret,
             deadline=Deadline.after(OPEN_S),
             max_message_bytes=config.max_message,
+            wire=config.request.wire,
         )
     groups = {slot.name: slot.group for slot in schema.sparse}
-    shards = EmbeddedShards(job.tables, job.seed, 1, live=config.live, groups=groups)
+    shards = EmbeddedShards(job.tables, job.seed, 1, live=config.live, groups=groups, wire=config.request.wire)
     commit = read_commit(config.commit)
     shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
     return shards

@@ -34,6 +34,8 @@ AT_ONCE = (
     "predict",
 )
 """Sections and keys without effect on the result of a pass. The number of its trainers is in its plan."""
+WIRE = "cluster.wire"
+"""The key of its section that has an effect: it rounds rows and gradients."""
 TRAINERS, SHARDS = "cluster.trainers", "cluster.shards"
 """The keys that `millrace resize` overrides."""
 NEVER = ("name", "seed", "slots")
@@ -81,7 +83,7 @@ def significant_keys(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: 
 
     Raises SpecError for a key that stored rows depend on. `learnt`: whether there can be such rows.
     """
-    keys = [key for key in changed_keys(old, new) if not _below(key, AT_ONCE)]
+    keys = [key for key in changed_keys(old, new) if key == WIRE or not _below(key, AT_ONCE)]
     before, after = fill_defaults(old), fill_defaults(new)
     for key in keys:
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""

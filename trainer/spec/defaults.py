@@ -22,7 +22,7 @@ FIRST = 1
 """The set of a logged or committed spec without a number."""
 LATER_OF_CLUSTER: Mapping[str, Any] = {
     **{"interface": "lo", "listen": "127.0.0.1:0", "trust_interface": False},
-    **{"launcher": "local", "node_timeout": 30.0, "ray_address": None},
+    **{"launcher": "local", "node_timeout": 30.0, "ray_address": None, "wire": "float32"},
     "resources": {role: {"cores": 1.0, "memory": 0, "gpus": 0} for role in ("trainer", "shard")},
 }
 """Defaults of the keys of `cluster`, a section of the service, that older logged specs lack in every set."""

@@ -516,7 +516,7 @@ def _shards(
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)
         feed_at = feed_server.endpoint_of(config.interface, identity)
-        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at)
+        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire)
     return RemoteShards(
         config.shards,
         tables,
@@ -527,6 +527,7 @@ def _shards(
         deadline=Deadline.after(OPEN_S),
         max_message_bytes=config.max_message,
         identity=identity,
+        wire=config.wire,
     )
 
 
