@@ -26,7 +26,7 @@ store = meet_trainers(RendezvousClient(LauncherContact(**contact)), rank, world,
 ranks = TorchRanks(rank, world, store, "lo", torch.device("cpu"), 60.0)
 rng = np.random.default_rng(rank)
 flat = torch.from_numpy(rng.normal(size=2_500_000).astype(np.float32))
-ranks.all_reduce(flat)
+ranks.all_reduce(flat)()
 heard = gather_messages(ranks, {"rank": rank, "text": "x" * rank})
 chiefs = torch.from_numpy(rng.integers(0, 256, 1_500_000).astype(np.uint8))
 ranks.copy_from_rank_0(chiefs)
@@ -126,7 +126,7 @@ def rendezvous(tmp_path):
     "call",
     [
         "sum(np.array([1]))",
-        "all_reduce(torch.ones(5))",
+        "all_reduce(torch.ones(5))()",
         "broadcast({})",
         "copy_from_rank_0(torch.ones(5))",
         "gather({})",

@@ -83,6 +83,7 @@ class Trainer:
                 gradients, finite = self.stepper.backward(batch, forward)
                 assert finite
                 self.dense.after_backward(0, self.stepper.scale.value)
+                self.dense.wait()
                 self.dense.step()
                 self.shards.exchange(step, batch.prepared, gradients, None, StepScale(len(samples)), DEADLINE)
         self.shards.close_pass(0, DEADLINE)

@@ -11,7 +11,7 @@ from trainer.collectives.ranks import SingleRank
 from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
-from trainer.dense.flat_parameters import ALIGN_FLOATS
+from trainer.dense.flat_parameters import ALIGN_FLOATS, FlatParameters
 
 
 def model():
@@ -37,6 +37,7 @@ def test_a_flat_buffer_learns_as_separate_parameters_do(kind):
         part.clear()
         flat(x).square().mean().backward()
         part.after_backward(0, 1.0)
+        part.wait()
         part.step()
         optimizer.zero_grad()
         plain(x).square().mean().backward()
@@ -115,6 +116,7 @@ def test_accumulated_steps_learn_once_from_the_mean_and_a_flush_applies_the_rest
         part.clear()
         flat(torch.tensor([[x]])).sum().backward()
         part.after_backward(0, 1.0)
+        part.wait()
         part.step()
     assert flat.weight.item() == pytest.approx(start - 3.0)
     part.flush()
@@ -152,10 +154,19 @@ def test_a_gradient_that_is_not_finite_is_detected_and_a_large_one_is_accepted()
     assert not part.finite()
 
 
+def test_gradients_whose_sum_over_ranks_may_not_be_finite_are_not_either():
+    flat = FlatParameters(nn.Linear(2, 1))
+    flat.gradient[1] = -3e38
+    assert flat.finite(world=1) and not flat.finite(world=2)
+    flat.gradient[1] = -1.5e38
+    assert flat.finite(world=2)
+
+
 def test_a_model_without_parameters_is_no_error():
     part = AllReduceDense(nn.Identity(), TrainSection(), SingleRank())
     part.clear()
     part.after_backward(0, 1.0)
+    part.wait()
     assert part.finite()
     part.step()
     part.flush()
@@ -194,6 +205,7 @@ def test_another_dense_optimizer_starts_with_its_own_state_and_keeps_the_weights
         part.clear()
         flat(torch.ones(2, 3)).square().mean().backward()
         part.after_backward(0, 1.0)
+        part.wait()
         part.step()
 
     before, after = model(), model()

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 
-KINDS = ("sum_floats", "all_reduce", "sum")
+ALL_REDUCE = "all_reduce"
+KINDS = ("sum_floats", ALL_REDUCE, "sum")
 """Collectives of a step, by their names in trainer.collectives.ranks; at most one call of each in a step."""
 
 

@@ -6,7 +6,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,7 +24,7 @@ from millrace import documents
 from millrace.errors import Unavailable
 from millrace.traffic import Links, links_of
 from trainer.collectives.collective_traffic import CollectiveTraffic
-from trainer.collectives.collective_waits import KINDS, CollectiveWaits
+from trainer.collectives.collective_waits import ALL_REDUCE, KINDS, CollectiveWaits
 
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
@@ -51,8 +51,11 @@ class Ranks(Protocol):
         """Sum over ranks, in rank order."""
         ...
 
-    def all_reduce(self, flat: Tensor) -> None:
-        """Sum a flat float tensor over ranks in place, in a fixed order."""
+    def all_reduce(self, flat: Tensor) -> Callable[[], None]:
+        """Begin to sum a flat float tensor over ranks in place, in a fixed order; the result waits for the sum.
+
+        Nothing may use the tensor until then.
+        """
         ...
 
     def copy_from_rank_0(self, flat: Tensor) -> None:
@@ -98,8 +101,9 @@ class SingleRank:
         """See Ranks."""
         return array
 
-    def all_reduce(self, flat: Tensor) -> None:
+    def all_reduce(self, flat: Tensor) -> Callable[[], None]:
         """See Ranks."""
+        return lambda: None
 
     def copy_from_rank_0(self, flat: Tensor) -> None:
         """See Ranks."""
@@ -201,13 +205,19 @@ class TorchRanks:
             total = total + other
         return total
 
-    @_together
-    def all_reduce(self, flat: Tensor) -> None:
-        """See Ranks."""
-        work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
-        for handle in work:
-            handle.wait()
+    def all_reduce(self, flat: Tensor) -> Callable[[], None]:
+        """See Ranks: torch's own threads sum meanwhile. Only the time in the wait counts."""
+        with _joined(self.rank):
+            work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
         self._traffic.all_reduce(flat.nbytes)
+        return lambda: self._finish(work, ALL_REDUCE)
+
+    def _finish(self, work: Sequence[dist.Work], kind: str) -> None:
+        since_s = time.perf_counter()
+        with _joined(self.rank):
+            for handle in work:
+                handle.wait()
+        self.waits.add(kind, time.perf_counter() - since_s)
 
     @_together
     def copy_from_rank_0(self, flat: Tensor) -> None:

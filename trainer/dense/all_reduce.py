@@ -4,11 +4,12 @@ DistributedDataParallel is not used because it changes its buckets after the fir
 a restart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from millrace.timeline import Span, recorded
 from pserver.protocol.shards import F32, Gradients, Keys
 from trainer.collectives.ranks import Ranks
 from trainer.config import TrainSection
@@ -31,6 +32,8 @@ class AllReduceDense:
         self._grad = self._flat.gradient
         self._sum = torch.zeros_like(self._grad) if config.accumulate > 1 else self._grad
         self._config, self._ranks, self._num_summed = config, ranks, 0
+        self._summed: Callable[[], None] = lambda: None
+        self._loss_scale = 1.0
         has_any = self._grad.numel() > 0
         self._optimizer = FlatOptimizer(self._flat.weights, config.dense_optimizer) if has_any else None
         self.buffers = Buffers(model, ranks)
@@ -66,15 +69,20 @@ class AllReduceDense:
         return self._grad.numel() > 0
 
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy: sums the gradient over ranks, in fixed buckets, and divides it by the loss scale."""
+        """See DenseStrategy: begins to sum the gradient over ranks, in fixed buckets."""
         if self._grad.numel():
-            self._ranks.all_reduce(self._grad)
-            if loss_scale != 1:
-                self._grad.div_(loss_scale)
+            self._summed, self._loss_scale = self._ranks.all_reduce(self._grad), loss_scale
+
+    @recorded(Span.REDUCE)
+    def wait(self) -> None:
+        """See DenseStrategy: for the sums."""
+        self._summed()
+        if self._loss_scale != 1:
+            self._grad.div_(self._loss_scale)
 
     def finite(self) -> bool:
         """See DenseStrategy."""
-        return self._flat.finite()
+        return self._flat.finite(self._ranks.world)
 
     def step(self) -> None:
         """See DenseStrategy. The optimizer runs at every `accumulate`-th step."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from millrace.errors import BadInput, SpecError
+from pserver.config import MAX_FLOAT32
 
 ALIGN_FLOATS = 16
 
@@ -49,9 +50,13 @@ class FlatParameters:
         else:  # torch would wake a second thread for this, and wait
             self.gradient.numpy().fill(0)
 
-    def finite(self) -> bool:
-        """Whether the gradient has finite numbers only."""
-        return bool(torch.isfinite(self.gradient.sum())) or bool(torch.isfinite(self.gradient).all())
+    def finite(self, world: int) -> bool:
+        """Whether the gradient has finite numbers only, and so small ones that sums over `world` ranks are finite."""
+        if not self.gradient.numel():
+            return True
+        most = MAX_FLOAT32 / world
+        low, high = torch.aminmax(self.gradient)  # NaN if there is one
+        return -most <= float(low) and float(high) <= most
 
     def _held(self) -> Mapping[str, Tensor]:
         """Weights and buffers. They are read anew each time: a model may replace the tensor of a buffer."""

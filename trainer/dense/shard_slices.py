@@ -53,7 +53,7 @@ class ShardDense:
         """
         self._flat = FlatParameters(model, more, multiple=SLICE_FLOATS)
         self._initial = self._flat.weights.clone()
-        self._shards, self._step_s = shards, config.step_deadline
+        self._shards, self._step_s, self._world = shards, config.step_deadline, ranks.world
         num_slices = len(self._initial) // SLICE_FLOATS
         self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)
@@ -93,9 +93,12 @@ class ShardDense:
         if loss_scale != 1:
             self._flat.gradient.div_(loss_scale)
 
+    def wait(self) -> None:
+        """See DenseStrategy: shards do the rest."""
+
     def finite(self) -> bool:
         """See DenseStrategy."""
-        return self._flat.finite()
+        return self._flat.finite(self._world)
 
     def step(self) -> None:
         """See DenseStrategy: shards learn."""

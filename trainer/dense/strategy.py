@@ -24,8 +24,9 @@ from trainer.dense.shard_slices import ShardDense
 class DenseStrategy(Protocol):
     """The dense part of one rank: a model's own parameters, others that learn with them, and how they do.
 
-    A step: `clear`; backward fills the gradients; `after_backward`; `finite`; then `step`, unless a rank found a
-    gradient that is not finite. The end of a pass: `flush`.
+    A step: `clear`; backward fills the gradients; `finite`. If that is so on all ranks: `after_backward` begins what
+    they do together, `wait` waits for its end, and `step` learns. Rows are exchanged with shards meanwhile. The end of
+    a pass: `flush`.
     """
 
     buffers: Buffers
@@ -59,16 +60,21 @@ class DenseStrategy(Protocol):
     def after_backward(self, step: int, loss_scale: float) -> None:
         """Collective where `communicates` says so; a rank without a batch then calls it too, with zero gradients.
 
-        The gradients of the step are then what `step` will use: without `loss_scale`, by which backward multiplied.
+        `step` will use the gradients without `loss_scale`, by which backward multiplied them. Nothing else may use them
+        before `wait`, but for `push`.
         """
         ...
 
+    def wait(self) -> None:
+        """Wait for the end of what `after_backward` began."""
+        ...
+
     def finite(self) -> bool:
-        """Whether every gradient on this rank is a finite number, after `after_backward`."""
+        """Whether every gradient on this rank is a finite number, and so will be their sum over ranks."""
         ...
 
     def step(self) -> None:
-        """Use the gradients of a step in which all ranks were finite. Not collective."""
+        """Use the gradients of a step in which all ranks were finite, after `wait`. Not collective."""
         ...
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.seeds import derive
-from millrace.timeline import Span, span, stepped
+from millrace.timeline import Span, recorded, span, stepped
 from pserver.consistency.policy import StepFigures
 from pserver.protocol.shards import Gradients
 from trainer.features.training_batches import TrainingBatch
@@ -246,7 +246,7 @@ class TrainLoop:
         """Run every step of a pass on this rank, with empty steps while other ranks have more batches."""
         parts, clock = self._parts, self._parts.progress.step
         clock.begin(WaitsFor.SHARDS)
-        parts.shards.open_pass(plan.number, self._deadline())
+        parts.shards.open_pass(plan.number, Deadline.after(parts.train.step_deadline))
         clock.at(WaitsFor.PIPE)
         batches = self._batches(plan)
         parts.stepper.open_pass(plan.number)
@@ -313,18 +313,21 @@ class TrainLoop:
             with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
                 gradients, finite = parts.stepper.backward(batch, forward)
         clock.at(WaitsFor.TRAINERS)
-        with span(Span.REDUCE):
-            if batch is not None or parts.dense.communicates(step):
-                parts.dense.after_backward(step, parts.stepper.scale.value)
-            if gradients is not None:
-                gradients |= parts.dense.push()
-            apply = self._all_finite(step, finite)
-        if apply:
-            with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
-                parts.dense.step()
-        elif batch is not None:
-            parts.dense.buffers.restore()
-        return parts.exchanges.push(step, batch, gradients if apply else None, common.num_samples)
+        loss_scale = parts.stepper.scale.value
+        if not self._all_finite(step, finite):
+            if batch is not None:
+                parts.dense.buffers.restore()
+            return parts.exchanges.push(step, batch, None, common.num_samples)
+        if batch is not None or parts.dense.communicates(step):
+            parts.dense.after_backward(step, loss_scale)
+        if gradients is not None:
+            gradients |= parts.dense.push()
+        following = parts.exchanges.push(step, batch, gradients, common.num_samples)  # beside the sums over ranks
+        clock.at(WaitsFor.TRAINERS)
+        parts.dense.wait()
+        with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
+            parts.dense.step()
+        return following
 
     def _predict(self, step: int, at: StepInput, common: _Common) -> StepInput:
         """One step of a pass that is only predicted. Returns the next one."""
@@ -337,6 +340,7 @@ class TrainLoop:
                 parts.observer.infer(at.batch, forward, step)
         return parts.exchanges.follow()
 
+    @recorded(Span.WAIT)
     def _all_finite(self, step: int, finite: bool) -> bool:
         """Whether the step may be applied, agreed on by all ranks. Raises NonFinite with `on_nonfinite = "fail"`."""
         parts = self._parts
@@ -356,6 +360,3 @@ class TrainLoop:
             log.warning("%s; the step is skipped", where)
             parts.progress.skipped_steps += 1
         return False
-
-    def _deadline(self) -> Deadline:
-        return Deadline.after(self._parts.train.step_deadline)
