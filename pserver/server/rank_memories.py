@@ -30,6 +30,11 @@ class RankMemories:
             return False
         return True
 
+    def forget(self) -> None:
+        """Let go of all memories, after the last call: threads of gRPC may keep this object for a while."""
+        for memories in self._memories:
+            memories.clear()
+
     def find(self, rank: int, frames: Sequence[memoryview]) -> tuple[SharedMemory, list[memoryview]]:
         """The memory with the arrays of a call, and the arrays; `frames` are those of its message.
 

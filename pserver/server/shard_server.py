@@ -269,7 +269,8 @@ class _Servicer:
         return pb.Empty()
 
     def close(self) -> None:
-        """Close the files; after the last call."""
+        """Close the files, and let go of memories; after the last call."""
+        self.memories.forget()
         self._shard.close()
 
 
