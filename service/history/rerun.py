@@ -12,6 +12,8 @@ from typing import Any
 
 from millrace.errors import SpecError
 from millrace.lifecycle import ExitCode
+from pserver.consistency.modes import policy_of
+from pserver.consistency.sync import Sync
 from service.cluster.job_run import print_outcome, read_report
 from service.cluster.job_runner import JobRunner
 from service.cluster.launchers import open_launcher
@@ -38,6 +40,12 @@ class RerunPlan:
     """The closed passes after `commit`."""
     spec: Mapping[str, Any]
     """The spec in force for all of them."""
+
+    @property
+    def alike(self) -> str:
+        """The word for passes in which nothing that is compared differs: not everything is in async and geo."""
+        repeatable = policy_of(self.spec.get("train", {}).get("mode", Sync.name)).repeatable
+        return "identical" if repeatable else "equal in their counts"
 
 
 def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
@@ -139,10 +147,10 @@ def print_comparison(course: RerunPlan, compared: Iterable[tuple[int, Sequence[s
         assert each.close is not None
         number = each.plan.number
         differences = found.get(number)
-        result = "not compared" if differences is None else "; ".join(differences) or "identical"
+        result = "not compared" if differences is None else "; ".join(differences) or course.alike
         print(f"pass {number}: {count(each.close.events)} events: {result}")
     num_identical = sum(found.get(each.plan.number) == [] for each in course.passes)
-    print(f"{count(num_identical)} of {count(len(course.passes))} passes are identical")
+    print(f"{count(num_identical)} of {count(len(course.passes))} passes are {course.alike}")
     return num_identical == len(course.passes)
 
 

@@ -1,5 +1,6 @@
 """What a rerun trains again, by which spec, and what it says of each pass."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,10 @@ def test_every_pass_is_told_and_only_if_all_were_compared_and_alike_it_is_well(p
         "pass 3: 100 events: not compared",
         "0 of 2 passes are identical",
     ]
+
+
+def test_in_a_mode_without_the_same_bits_passes_are_told_to_be_equal_in_their_counts(past, capsys):
+    course = course_of(past.store, commit(past, 1))
+    of_async = replace(course, spec={**course.spec, "train": {"mode": "async"}})
+    assert print_comparison(of_async, [(2, []), (3, [])])
+    assert capsys.readouterr().out.endswith("2 of 2 passes are equal in their counts\n")
