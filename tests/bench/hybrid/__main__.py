@@ -35,6 +35,8 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "servers": (ON_SERVERS,),
     "servers, async": (ON_SERVERS, 'train.mode="async"'),
     "hybrid, staleness 1": ("train.staleness=1",),
+    "hybrid, bfloat16": ("cluster.wire=bfloat16",),
+    "hybrid, staleness 1, bfloat16": ("train.staleness=1", "cluster.wire=bfloat16"),
     "servers, geo": (ON_SERVERS, 'train.mode="geo"', "train.k_steps=10"),
 }
 """Settings by strategy; the first one saves time against the others, or loses it."""
