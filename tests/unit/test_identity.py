@@ -20,7 +20,7 @@ from millrace.identity.join_token import FILE as TOKEN
 from millrace.identity.join_token import JoinToken, StaleToken, open_token, read_token, rotate_token
 from millrace.identity.peers import PeerName, PeerRole, PeerRule
 
-NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+NOW = datetime.now(UTC).replace(second=0, microsecond=0)
 SHARD = PeerName("news", 3, PeerRole.SHARD, 1)
 TRAINERS = PeerRule("news", 3, {PeerRole.TRAINER: range(2), PeerRole.HEAD: range(1)})
 names = st.builds(
