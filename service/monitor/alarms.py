@@ -86,7 +86,8 @@ def _stall(status: Status, stalled: Status) -> str:
         case "trainers":
             why = "another trainer does not answer: one is stopped, or waits for its samples or for a shard"
         case "shards" | "close" if shards := stalled.raw.get("shards"):
-            why = f"no answer from {', '.join(f'shard-{shard}' for shard in shards)}"
+            named = ", ".join(f"shard-{shard}" for shard in shards)
+            why = f"no answer from {named}: stopped, or waiting for another trainer"
         case "close":
             why = "its close takes so long"
         case "model":
