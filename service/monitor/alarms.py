@@ -89,7 +89,7 @@ def _stall(status: Status, stalled: Status) -> str:
             named = ", ".join(f"shard-{shard}" for shard in shards)
             why = f"no answer from {named}: stopped, or waiting for another trainer"
         case "close":
-            why = "its close takes so long"
+            why = "its close takes so long: a worker is stopped, or busy"
         case "model":
             why = "the model's own arithmetic takes so long"
         case _:

@@ -15,6 +15,8 @@ from tests.machines.test_external import compared, example
 
 pytestmark = pytest.mark.long
 RAY_PORT = 6379
+NUM_EVENTS = 6_000
+"""Enough to be in the middle of the stream when the second node dies."""
 
 
 def join_ray(machine: Machine, head: Machine, cores: int) -> None:
@@ -48,9 +50,9 @@ def train_on(job: ExternalJob, launcher: Output, passes: int = 2) -> None:
 @pytest.mark.timeout(240)
 def test_workers_on_three_nodes_have_the_bits_of_loopback_also_where_nodes_die(machines, tmp_path):
     head, second, third, fourth, disk = machines(5)
-    settings = (*example("criteo", tmp_path), "passes.max_events=100")
+    settings = (*example("criteo", tmp_path, NUM_EVENTS), "passes.max_events=100")
     expected = millrace(tmp_path / "job.toml", *settings, "cluster.trainers=1", "cluster.shards=3").report
-    example("criteo", head.tmp)
+    example("criteo", head.tmp, NUM_EVENTS)
     for machine, cores in ((head, 1), (second, 2), (third, 2)):
         join_ray(machine, head, cores)
     at = f"{head.address}:{RAY_PORT}"
@@ -65,8 +67,8 @@ def test_workers_on_three_nodes_have_the_bits_of_loopback_also_where_nodes_die(m
         third.die()
         launcher.until(f"waits for 1 more core on the Ray cluster at {at}, which has 3 cores (3 free) on 2 nodes")
         join_ray(fourth, head, 2)
-        train_on(job, launcher)
         join_ray(third, head, 2)
+        train_on(job, launcher)
         second.die()
         launcher.until("restarting, 2 of 5")
         assert launcher.end() == 0, launcher.said

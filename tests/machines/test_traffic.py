@@ -21,7 +21,7 @@ rank, world, master = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = dist.TCPStore(master, 29400, world, is_master=rank == 0, timeout=timedelta(seconds=60))
 ranks = TorchRanks(rank, world, store, "eth0", torch.device("cpu"), 60.0)
 acts = {
-    "all_reduce": lambda: ranks.all_reduce(torch.ones(2_500_000)),
+    "all_reduce": lambda: ranks.all_reduce(torch.ones(2_500_000))(),
     "sum_floats": lambda: ranks.sum_floats(np.ones(200_000)),
     "broadcast": lambda: ranks.copy_from_rank_0(torch.ones(1_500_000)),
     "gather": lambda: ranks.gather({"a": np.ones(500_000)}),

@@ -17,7 +17,7 @@ WORDS = {
     "pipe": ({}, "no samples come from the source or the pipe command"),
     "trainers": ({}, "another trainer does not answer: one is stopped, or waits for its samples or for a shard"),
     "shards": ({"shards": [1, 3]}, "no answer from shard-1, shard-3: stopped, or waiting for another trainer"),
-    "close": ({"shards": []}, "its close takes so long"),
+    "close": ({"shards": []}, "its close takes so long: a worker is stopped, or busy"),
     "model": ({}, "the model's own arithmetic takes so long"),
     "worker": ({"worker": "trainer-0"}, "trainer-0 does not answer: it is stopped, or busy"),
 }
