@@ -112,4 +112,4 @@ def _measured(report: dict[str, Any], steps: int, cluster: Cluster) -> Measured:
 
 
 def _traffic_mb(links: Sequence[Mapping[str, Any]]) -> float:
-    return sum(int(link["sent_bytes"]) + int(link["received_bytes"]) for link in links) / 1e6
+    return sum(link.get(way, 0.0) for link in links for way in ("sent_bytes", "received_bytes")) / 1e6
