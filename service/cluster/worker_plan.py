@@ -6,7 +6,7 @@ Pure, but for the secret drawn for each generation. A launcher starts them (serv
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -173,30 +173,30 @@ def plan_job(
 def _traced(plan: JobPlan, window: TraceWindow, folder: Path) -> JobPlan:
     """The plan, with a timeline of each worker in a file of `folder`."""
 
-    def traced(spec: WorkerSpec) -> WorkerSpec:
+    def trace(spec: WorkerSpec) -> Mapping[str, Any]:
         part = TracePart(window=window, file=folder / f"g{plan.generation}-{spec.name}.json")
-        return replace(spec, config={**spec.config, "trace": part.model_dump(mode="json")})
+        return {"trace": part.model_dump(mode="json")}
 
-    return replace(
-        plan,
-        shards=tuple(traced(spec) for spec in plan.shards),
-        trainers=tuple(traced(spec) for spec in plan.trainers),
-    )
+    return _with_config(plan, trace)
 
 
 def _certified(plan: JobPlan, authority: Authority) -> JobPlan:
     """The plan with credentials for each worker, all of this machine."""
 
-    def certified(spec: WorkerSpec) -> WorkerSpec:
+    def credentials(spec: WorkerSpec) -> Mapping[str, Any]:
         name = authority.name(plan.generation, PeerRole(spec.role.value), spec.number)
-        credentials = authority.credentials(name)
-        return replace(spec, config={**spec.config, "credentials": credentials.model_dump(mode="json")})
+        return {"credentials": authority.credentials(name).model_dump(mode="json")}
 
-    return replace(
-        plan,
-        shards=tuple(certified(spec) for spec in plan.shards),
-        trainers=tuple(certified(spec) for spec in plan.trainers),
-    )
+    return _with_config(plan, credentials)
+
+
+def _with_config(plan: JobPlan, more: Callable[[WorkerSpec], Mapping[str, Any]]) -> JobPlan:
+    """The plan, with `more` of each worker in its configuration."""
+
+    def told(spec: WorkerSpec) -> WorkerSpec:
+        return replace(spec, config={**spec.config, **more(spec)})
+
+    return replace(plan, shards=tuple(map(told, plan.shards)), trainers=tuple(map(told, plan.trainers)))
 
 
 def plan_prediction(

@@ -46,11 +46,15 @@ class Status:
 
     def parts(self, key: str) -> "dict[str, Status]":
         """A top-level mapping of names to parts."""
-        return {str(name): Status(_mapping(part)) for name, part in _mapping(self.raw.get(key)).items()}
+        return self.part(key).children()
+
+    def children(self) -> "dict[str, Status]":
+        """All top-level keys as parts."""
+        return {str(name): Status(_mapping(part)) for name, part in self.raw.items()}
 
     def links(self) -> "dict[str, dict[str, Status]]":
         """Traffic by worker and peer."""
-        return {worker: Status({"peers": peers.raw}).parts("peers") for worker, peers in self.parts("links").items()}
+        return {worker: peers.children() for worker, peers in self.parts("links").items()}
 
     def texts(self, key: str) -> dict[str, str]:
         """A top-level mapping of names to texts."""
@@ -58,12 +62,12 @@ class Status:
 
     def counts(self, key: str) -> dict[str, Number]:
         """A top-level mapping of names to numbers, without values that are no numbers."""
-        pairs = ((name, _number(value)) for name, value in _mapping(self.raw.get(key)).items())
-        return {str(name): value for name, value in pairs if value is not None}
+        return self.part(key).numbers()
 
     def numbers(self) -> dict[str, Number]:
         """All top-level keys that have a number."""
-        return Status({"all": self.raw}).counts("all")
+        pairs = ((name, _number(value)) for name, value in self.raw.items())
+        return {str(name): value for name, value in pairs if value is not None}
 
     def total(self, key: str) -> Number | None:
         """The sum of `counts`; None where there is nothing to sum."""

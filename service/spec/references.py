@@ -110,17 +110,13 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
 
 def _check_geo(job: TrainerJob) -> None:
     """A trainer's copy of a row moves by the sum of its gradients, times the learning rate."""
-    if (kind := job.train.dense_optimizer.kind) != "sgd":
-        raise SpecError(
-            f'is "{kind}"; train.mode = "geo" needs "sgd", whose differences add up', "train.dense_optimizer.kind"
-        )
+    kinds: dict[str, str] = {"train.dense_optimizer.kind": job.train.dense_optimizer.kind}
+    kinds |= {f"tables.{name}.optimizer.kind": table.optimizer.kind for name, table in job.tables.items()}
+    for path, kind in kinds.items():
+        if kind != "sgd":
+            raise SpecError(f'is "{kind}"; train.mode = "geo" needs "sgd", whose differences add up', path)
     for name, table in job.tables.items():
         path = f"tables.{name}"
-        if table.optimizer.kind != "sgd":
-            raise SpecError(
-                f'is "{table.optimizer.kind}"; train.mode = "geo" needs "sgd", whose differences add up',
-                f"{path}.optimizer.kind",
-            )
         if table.grad_scale == "show":
             raise SpecError(
                 'does not work with train.mode = "geo", whose trainers do not know all shows', f"{path}.grad_scale"

@@ -90,6 +90,13 @@ DEATHS_IN_LONG_PASSES = {
     ids=["embedded, stale rows", "2 trainers x 2 shards, stale rows", "2 trainers x 2 shards, dense on shards"],
 )
 def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settings):
+    (undisturbed, calm), (disturbed, deaths) = calm_and_killed(tmp_path, place, settings)
+    assert deaths.closes == calm.closes
+    assert report(disturbed.store) == report(undisturbed.store)
+
+
+def calm_and_killed(tmp_path, place, settings):
+    """Run a job undisturbed, and once with the deaths for its place; each job with its deaths."""
     write_job(tmp_path, num_lines=500)
     said, planned = [], DEATHS_IN_LONG_PASSES[place]
     undisturbed, disturbed = (job_at(tmp_path, store, *place, *settings) for store in ("calm", "killed"))
@@ -98,9 +105,8 @@ def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settin
     deaths = Deaths(disturbed.store, iter(planned))
     assert run(disturbed, deaths, said_by(said)).code == 0, said[-20:]
     assert [died.death for died in deaths.died] == planned
-    assert deaths.closes == calm.closes
-    assert report(disturbed.store) == report(undisturbed.store)
     assert_nothing_left(disturbed.store, generation=len(planned) + 1)
+    return (undisturbed, calm), (disturbed, deaths)
 
 
 ASYNC = ('train.mode="async"', *SLICED)
@@ -124,20 +130,14 @@ OF_CLOSES = ("number", "day", "events", "samples", "rejected", "digests")
     ],
 )
 def test_after_deaths_every_event_counts_once_though_weights_depend_on_the_order_of_pushes(tmp_path, place, settings):
-    write_job(tmp_path, num_lines=500)
-    said, planned = [], DEATHS_IN_LONG_PASSES[place]
-    undisturbed, disturbed = (job_at(tmp_path, store, *place, *settings) for store in ("calm", "killed"))
-    calm = Deaths(undisturbed.store, iter([]))
-    assert run(undisturbed, calm, said_by(said)).code == 0, said
-    deaths = Deaths(disturbed.store, iter(planned))
-    assert run(disturbed, deaths, said_by(said)).code == 0, said[-20:]
-    assert [died.death for died in deaths.died] == planned and not deaths.unasked
+    (undisturbed, calm), (disturbed, deaths) = calm_and_killed(tmp_path, place, settings)
+    assert not deaths.unasked
     assert counted(deaths.closes) == counted(calm.closes)
     for key in ("events", "samples", "rejected", "positions", "passes"):
         assert report(disturbed.store)[key] == report(undisturbed.store)[key]
     shown = shows(disturbed, tmp_path / "rows-killed")
     assert shown == shows(undisturbed, tmp_path / "rows-calm") and len(shown) > 300
-    assert_nothing_left(disturbed.store, generation=len(planned) + 1)
+    assert_nothing_left(disturbed.store, generation=len(deaths.died) + 1)
 
 
 def counted(closes):
