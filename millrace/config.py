@@ -10,12 +10,13 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from millrace import documents
 from millrace.errors import SpecError
+from millrace.renamed_keys import Renamed, with_present_names, with_written_names
 from millrace.validation import format_errors
 
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -30,6 +31,8 @@ class Section(BaseModel):
     """A part of the spec, frozen. Unknown keys are errors, and so are numbers that JSON lacks, as the log is JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    renamed: ClassVar[Renamed] = {}
+    """Of a whole spec: its keys with an old name, which `validate` accepts."""
 
 
 def _with_unit(text: object, units: Mapping[str, float], example: str) -> float:
@@ -180,7 +183,7 @@ def _child(node: Any, name: str, path: str) -> Any:
     return node.setdefault(name, {})
 
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Section)
 
 
 def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = False) -> Model:
@@ -188,6 +191,7 @@ def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = F
 
     Raises SpecError with one line for each error: the key's path, the value, the allowed values, the nearest name.
     """
+    raw, written = with_present_names(raw, model.renamed)
     if only_known:
         raw = {name: value for name, value in raw.items() if name in model.model_fields}
     if documents.value_nested_deeper(raw, documents.MAX_DEPTH):
@@ -196,4 +200,5 @@ def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = F
         # Strict, so that true is not 1 and "7" not 7; from JSON, so that a list may become a tuple and a text an enum.
         return model.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
-        raise SpecError("\n".join(format_errors(model, error.errors(include_url=False)))) from None
+        lines = format_errors(model, error.errors(include_url=False))
+        raise SpecError("\n".join(with_written_names(line, written) for line in lines)) from None

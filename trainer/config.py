@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -14,9 +14,11 @@ from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
 from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.launcher_contact import LauncherContact
+from millrace.renamed_keys import Renamed
 from millrace.shared_folder import SharedFolder
 from millrace.timeline import TracePart
-from pserver.config import LAST_DAY, Beta, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
+from pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
+from trainer.dense_config import RENAMED_TO_DENSE, DenseSection
 
 NEWEST_DEFAULTS = 2
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -64,50 +66,6 @@ class ModelSection(Section):
         return self
 
 
-class DenseSgd(Section):
-    """torch.optim.SGD."""
-
-    kind: Literal["sgd"]
-    """SGD."""
-    lr: Positive = 0.01
-    """Learning rate."""
-    momentum: Beta = 0.0
-    """Momentum."""
-
-
-class DenseAdam(Section):
-    """torch.optim.Adam."""
-
-    kind: Literal["adam"] = "adam"
-    """Adam."""
-    lr: Positive = 0.003
-    """Learning rate."""
-    beta1: Beta = 0.9
-    """Decay of the first moment."""
-    beta2: Beta = 0.999
-    """Decay of the second moment."""
-    epsilon: Positive = 1e-8
-    """Added to the root."""
-    weight_decay: NotNegative = 0.0
-    """Decoupled weight decay (AdamW)."""
-
-
-class DenseAdagrad(Section):
-    """torch.optim.Adagrad."""
-
-    kind: Literal["adagrad"]
-    """Adagrad."""
-    lr: Positive = 0.01
-    """Learning rate."""
-    initial: NotNegative = 0.0
-    """Accumulator at the start."""
-    epsilon: Positive = 1e-10
-    """Added to the root."""
-
-
-DenseOptimizer = Annotated[DenseSgd | DenseAdam | DenseAdagrad, Field(discriminator="kind")]
-
-
 MAX_STALENESS = 8
 """Most steps by which rows may lag behind. One hides an exchange that takes as long as the computation of a step; more
 only even out exchanges of uneven length. Each costs memory, and accuracy."""
@@ -119,8 +77,8 @@ class TrainSection(Section):
     mode: Literal["sync", "async", "geo"] = "sync"
     """Consistency of training. "sync": all trainers take each step together, and a job has the same bits at every run.
     "async": no trainer waits for another before the end of a pass; the shards apply gradients as they come. Every event
-    counts once; weights differ a little from run to run. It needs dense = "shards". "geo": as "async", but each trainer
-    learns k_steps batches on a copy of their rows before it sends the sum; it needs sgd in every table."""
+    counts once; weights differ a little from run to run. It needs dense.strategy = "shards". "geo": as "async", but
+    each trainer learns k_steps batches on a copy of their rows before it sends the sum; it needs sgd in every table."""
     staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
     """Number of steps by which rows lag behind, at most 8: a step reads them as they were that many steps before.
 
@@ -132,17 +90,8 @@ class TrainSection(Section):
     moves by the mean of what the trainers have learnt. More send less, and each trainer's rows are older."""
     merge: MergeSection = MergeSection()
     """Gradients of several trainers that shards apply together, with mode = "async"."""
-    dense: Literal["allreduce", "shards"] = "allreduce"
-    """Place of the dense parameters. "allreduce": on every trainer; gradients are summed over trainers. "shards": on
-    the shards, as rows; trainers push gradients and pull the parameters with the rows of each batch."""
     batch_size: int = Field(default=64, ge=1, le=1 << 20)
     """Samples in one step of one trainer; the samples of one event stay together."""
-    accumulate: int = Field(default=1, ge=1, le=1024)
-    """Number of steps whose dense gradients are averaged for one dense update."""
-    dense_optimizer: DenseOptimizer = DenseAdam()
-    """Optimizer of the dense parameters."""
-    clip_norm: Positive | None = None
-    """Largest norm of the dense gradient."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
     """Type of the model's arithmetic; float16 only on GPUs, with loss scaling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -168,18 +117,6 @@ class TrainSection(Section):
     prefetch_batches: int = Field(default=4, ge=1, le=1024)
     """Number of batches prepared ahead."""
 
-    def _not_on_shards(self) -> str:
-        """The settings that need all dense gradients in one place, in words; empty without them."""
-        optimizer = self.dense_optimizer
-        found = {
-            "staleness, since dense parameters are never stale": self.staleness > 0,
-            "accumulate above 1": self.accumulate > 1,
-            "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
-            "dense_optimizer.momentum": isinstance(optimizer, DenseSgd) and optimizer.momentum > 0,
-            "dense_optimizer.weight_decay": isinstance(optimizer, DenseAdam) and optimizer.weight_decay > 0,
-        }
-        return ", ".join(name for name, there in found.items() if there)
-
     @model_validator(mode="after")
     def _built(self) -> "TrainSection":
         if self.staleness and self.mode != "sync":
@@ -195,13 +132,6 @@ class TrainSection(Section):
                 f'merge.pushes = {self.merge.pushes} is for mode = "async"; in mode = "{self.mode}" no push waits for '
                 "so many others: remove it"
             )
-        if self.mode != "sync" and self.dense != "shards":
-            raise ValueError(
-                f'mode = "{self.mode}" does not work with dense = "{self.dense}", for which trainers meet in every '
-                'step; set dense = "shards"'
-            )
-        if self.dense == "shards" and (trouble := self._not_on_shards()):
-            raise ValueError(f'dense = "shards" does not work with {trouble}')
         if self.learn_until is not None and not self.learn:
             raise ValueError("learn_until says when learning ends, and learn = false that it never begins; remove one")
         return self
@@ -379,6 +309,7 @@ class ExportSection(Section):
 class TrainerJob(Section):
     """The sections of the job spec that a trainer reads."""
 
+    renamed: ClassVar[Renamed] = RENAMED_TO_DENSE
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the job: letters, digits, '.', '_', '-'."""
     seed: Seed = 1
@@ -402,6 +333,8 @@ class TrainerJob(Section):
     """The model."""
     train: TrainSection = TrainSection()
     """Training steps."""
+    dense: DenseSection = DenseSection()
+    """How the dense parameters learn."""
     passes: PassesSection = PassesSection()
     """Sizes of passes."""
     metrics: MetricsSection = MetricsSection()

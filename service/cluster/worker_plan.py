@@ -151,7 +151,7 @@ def plan_job(
         run_folder=run_folder,
         shards=_shards(
             job,
-            tables_on_shards(job.spec.tables, job.spec.train),
+            tables_on_shards(job.spec.tables, job.spec.dense),
             run_folder,
             common,
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],

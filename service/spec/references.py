@@ -14,7 +14,7 @@ from millrace.validation import nearest
 from pserver.config import DENSE_SLICES
 from trainer.config import TrainerJob
 from trainer.control.export_destinations import ExportLocation, address_of, destination_of
-from trainer.control.job_spec import check_section, check_slot_rules, shape_of
+from trainer.control.job_spec import check_dense_rules, check_section, check_slot_rules, shape_of
 
 RESERVED_COLUMNS = ("event", "error")
 """Columns of the answers in the arrow protocol that are not slots."""
@@ -33,6 +33,7 @@ def check_references(job: TrainerJob) -> None:
     _check_pipe(job, schema)
     _check_event_time(job, schema)
     _check_exports(job)
+    check_dense_rules(job)
     if job.train.mode == "geo":
         _check_geo(job)
     check_section(job.model, shape_of(schema, job.tables, [task.name for task in job.tasks]))
@@ -91,8 +92,10 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
     used = {slot.sparse.table for slot in schema.sparse}
     for name, table in job.tables.items():
         path = f"tables.{name}"
-        if name == DENSE_SLICES and job.train.dense == "shards":
-            raise SpecError('dense = "shards" keeps dense parameters in a table of this name; rename this one', path)
+        if name == DENSE_SLICES and job.dense.strategy == "shards":
+            raise SpecError(
+                'dense.strategy = "shards" keeps dense parameters in a table of this name; rename this one', path
+            )
         if name not in used and "tables" in job.model_fields_set:
             raise SpecError("no slot uses this table; remove it, or name it in a slot", path)
         if table.dim == 0 and not table.first_order:
@@ -110,7 +113,7 @@ def _check_tables(job: TrainerJob, schema: Schema) -> None:
 
 def _check_geo(job: TrainerJob) -> None:
     """A trainer's copy of a row moves by the sum of its gradients, times the learning rate."""
-    kinds: dict[str, str] = {"train.dense_optimizer.kind": job.train.dense_optimizer.kind}
+    kinds: dict[str, str] = {"dense.optimizer.kind": job.dense.optimizer.kind}
     kinds |= {f"tables.{name}.optimizer.kind": table.optimizer.kind for name, table in job.tables.items()}
     for path, kind in kinds.items():
         if kind != "sgd":

@@ -15,10 +15,10 @@ from pathlib import Path
 from tests.bench.living import DATA, EXAMPLES
 from tests.bench.w1 import ROOT
 
-ASYNC = ("train.mode=async", "train.dense=shards")
+ASYNC = ("train.mode=async", "dense.strategy=shards")
 SGD = (
-    "train.dense=shards",
-    'train.dense_optimizer={kind="sgd",lr=0.05}',
+    "dense.strategy=shards",
+    'dense.optimizer={kind="sgd",lr=0.05}',
     'tables.default.optimizer={kind="sgd",lr=1.0}',
     'tables.default.first_order_optimizer={kind="sgd",lr=1.0}',
 )

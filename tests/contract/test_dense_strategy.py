@@ -16,8 +16,8 @@ from pserver.protocol.shards import Shards, StepScale
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 from trainer.collectives.ranks import SingleRank
-from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
 from trainer.dense.strategy import STRATEGIES, dense_strategy
+from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
 from trainer.spec.shard_tables import tables_on_shards
 
 EVERY = pytest.mark.parametrize("name", sorted(STRATEGIES))
@@ -36,22 +36,22 @@ def model(seed=3):
     return net
 
 
-OPTIMIZER = {"allreduce": DenseSgd(kind="sgd", lr=0.1, momentum=0.5), "shards": DenseAdam(lr=0.1)}
+OPTIMIZER = {"all_reduce": DenseSgd(kind="sgd", lr=0.1, momentum=0.5), "shards": DenseAdam(lr=0.1)}
 
 
 def section(name, **more):
-    return TrainSection(dense=name, **({"dense_optimizer": OPTIMIZER[name]} | more))
+    return DenseSection(strategy=name, **({"optimizer": OPTIMIZER[name]} | more))
 
 
 @dataclass
 class Job:
     """The ranks of a job with one strategy, and the shards that hold what it keeps there."""
 
-    train: TrainSection
+    section: DenseSection
     shards: Sequence[Shards]
 
     def strategy(self, ranks, net):
-        return dense_strategy(net, self.train, ranks, self.shards[ranks.rank])
+        return dense_strategy(net, self.section, ranks, self.shards[ranks.rank], step_s=20.0)
 
     def on_ranks(self, act):
         return on_ranks(len(self.shards), act)
@@ -59,12 +59,12 @@ class Job:
 
 @contextmanager
 def job(name, world=1, live=None, restored=(None, (), 0), **more):
-    train = section(name, **more)
-    with w.job(2, world, tables_on_shards({}, train), live) as made:
+    dense = section(name, **more)
+    with w.job(2, world, tables_on_shards({}, dense), live) as made:
         folder, parts, version = restored
         if folder is not None:
             made.one.restore(folder, parts, version, w.soon())
-        yield Job(train, made.ranks)
+        yield Job(dense, made.ranks)
 
 
 def batch(rank, step):
@@ -265,7 +265,7 @@ def test_the_scale_of_the_loss_is_taken_out(name):
 
 @EVERY
 def test_a_pass_leaves_nothing_for_the_next_one(name):
-    net, more = model(), {"accumulate": 4} if name == "allreduce" else {}
+    net, more = model(), {"accumulate": 4} if name == "all_reduce" else {}
     with job(name, **more) as at:
         strategy = at.strategy(SingleRank(), net)
         train(at, SingleRank(), strategy, net, range(3), lambda rank, step: torch.ones(2, 3))
@@ -295,14 +295,12 @@ def test_a_model_without_dense_parameters_is_no_error(name):
 
 
 def test_a_strategy_that_is_not_built_is_refused_with_those_that_are():
-    unknown = TrainSection().model_copy(update={"dense": "local_sgd"})
+    unknown = DenseSection().model_copy(update={"strategy": "other"})
     with (
-        job("allreduce") as at,
-        pytest.raises(
-            SpecError, match=f'train.dense: there is no strategy "local_sgd"; known: {sorted(STRATEGIES)[0]}'
-        ),
+        job("all_reduce") as at,
+        pytest.raises(SpecError, match=f'dense.strategy: there is no strategy "other"; known: {sorted(STRATEGIES)[0]}'),
     ):
-        dense_strategy(model(), unknown, SingleRank(), at.shards[0])
+        dense_strategy(model(), unknown, SingleRank(), at.shards[0], step_s=20.0)
 
 
 def joined(world):
@@ -320,9 +318,9 @@ def joined(world):
 
 @WORLDS
 def test_all_reduced_ranks_learn_what_one_rank_learns_from_all_batches(world):
-    with job("allreduce", world) as at:
+    with job("all_reduce", world) as at:
         found, _ = at.on_ranks(lambda ranks: weights(trained(at, ranks)[0].tensors()))
-    assert_close(found[0], learnt_by_one("allreduce", world))
+    assert_close(found[0], learnt_by_one("all_reduce", world))
 
 
 # shards
@@ -341,15 +339,15 @@ def test_all_reduced_ranks_learn_what_one_rank_learns_from_all_batches(world):
 def test_slices_on_shards_learn_what_all_reduce_learns(world, optimizer):
     steps = range(2 * world - 1)  # in each of them some rank has a batch
     found = {}
-    for name in ("shards", "allreduce"):
-        with job(name, world, dense_optimizer=optimizer) as at:
+    for name in ("shards", "all_reduce"):
+        with job(name, world, optimizer=optimizer) as at:
             results, _ = at.on_ranks(lambda ranks: weights(trained(at, ranks, steps)[0].tensors()))  # noqa: B023
         found[name] = results[0]
-    assert_close(found["shards"], found["allreduce"])
+    assert_close(found["shards"], found["all_reduce"])
 
 
 def test_slices_begin_at_the_weights_of_another_strategy():
-    with job("allreduce") as at:
+    with job("all_reduce") as at:
         saved = dict(trained(at, SingleRank())[0].consolidate())
     with job("shards") as at:
         strategy = at.strategy(SingleRank(), model(seed=4))

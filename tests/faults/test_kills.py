@@ -69,7 +69,7 @@ def test_a_death_at_every_point_in_every_role_changes_nothing(tmp_path, trainers
 LONG_PASSES = "passes.max_events=160"
 STALE = ("train.staleness=2", LONG_PASSES)
 """Pushes of three steps are under way in most of a pass."""
-SLICED = ('train.dense="shards"', LONG_PASSES)
+SLICED = ('dense.strategy="shards"', LONG_PASSES)
 """Shards hold the dense parameters, too."""
 DEATHS_IN_LONG_PASSES = {
     (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
@@ -111,7 +111,7 @@ def calm_and_killed(tmp_path, place, settings):
 
 ASYNC = ('train.mode="async"', *SLICED)
 SGD = 'optimizer={kind="sgd"}'
-GEO = ('train.mode="geo"', "train.k_steps=3", f"train.dense_{SGD}", f"tables.default.{SGD}", *SLICED)
+GEO = ('train.mode="geo"', "train.k_steps=3", f"dense.{SGD}", f"tables.default.{SGD}", *SLICED)
 HALF_ASYNC = ("train.merge={pushes=2, wait='5ms'}", *ASYNC)
 OF_CLOSES = ("number", "day", "events", "samples", "rejected", "digests")
 

@@ -131,7 +131,7 @@ def test_random_deaths_among_resizes_change_nothing(tmp_path, seed):
 def test_dense_parameters_on_shards_go_with_a_resize(tmp_path, sizes):
     file = written(tmp_path, 500)
     calm, resized = (
-        job_at(file, name, "{trainers=1, shards=2}", "train.dense='shards'") for name in ("calm", "resized")
+        job_at(file, name, "{trainers=1, shards=2}", "dense.strategy='shards'") for name in ("calm", "resized")
     )
     said, resizer = run(resized, sizes)
     assert resizer.acted == list(sizes) and not resizer.failures, said[-30:]

@@ -71,7 +71,7 @@ def test_the_bytes_between_trainers_and_shards_fall(job):
     assert 0.5 < sent / wide_sent < 0.53  # gradients of 65 numbers, with shows and clicks in float32
 
 
-GEO = ("train.mode=geo", "train.k_steps=2", "train.dense_optimizer.kind=sgd", "tables.default.optimizer.kind=sgd")
+GEO = ("train.mode=geo", "train.k_steps=2", "dense.optimizer.kind=sgd", "tables.default.optimizer.kind=sgd")
 
 
 @pytest.mark.parametrize("mode", [("train.mode=sync",), ("train.mode=async",), GEO], ids=["sync", "async", "geo"])
@@ -79,7 +79,7 @@ def test_every_mode_trains_with_rows_that_travel_in_half_the_bits(tmp_path, mode
     """One trainer: without shard processes and with two, the slices of the dense part among the rows."""
     found = []
     for shards in (0, 2):
-        dense = 'train.dense="shards"'
+        dense = 'dense.strategy="shards"'
         ended = millrace(write_job(tmp_path), NARROW, dense, f"cluster.shards={shards}", *mode, store=f"on-{shards}")
         assert ended.code == 0, ended.output
         found.append(ended.report)

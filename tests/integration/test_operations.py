@@ -79,7 +79,7 @@ def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(fol
     followed.arrive(2)
     until(job, lambda status: status["version"] == 2, "version 2")
     first = say(followed, job.store, "commit").strip()
-    said = say(followed, job.store, "set", "tables.default.optimizer.lr=0.2", "train.dense_optimizer.lr=0.01")
+    said = say(followed, job.store, "set", "tables.default.optimizer.lr=0.2", "dense.optimizer.lr=0.01")
     assert "tables.default.optimizer.lr = 0.2 acts from version 3 on" in said  # nothing came: a pass of no events
     followed.arrive(3)
     until(job, lambda status: status["version"] >= 4, "version 4")
@@ -87,7 +87,7 @@ def test_what_was_set_while_a_job_ran_acts_again_after_kill_9_and_in_a_rerun(fol
     assert "day 3 begins" in say(followed, job.store, "day-tick", "--to", "3")
     followed.arrive(4)
     before = until(job, lambda told: told["events"] == 400 and not told["operations"]["shrinking"]["counting"], "rest")
-    assert before["overrides"] == {"tables.default.optimizer.lr": 0.2, "train.dense_optimizer.lr": 0.01}
+    assert before["overrides"] == {"tables.default.optimizer.lr": 0.2, "dense.optimizer.lr": 0.01}
     assert any("shrink" in ops for ops in acted(job.store).values())
     os.kill(job.workers()["trainer-0"], signal.SIGKILL)  # nothing of this is committed: it is trained again
     job.until_said("restarting")

@@ -45,7 +45,7 @@ def test_three_trainers_end_with_the_same_bits_on_any_number_of_shards(job):
     assert one["metrics"] == two["metrics"]
 
 
-SLICED = 'train.dense="shards"'
+SLICED = 'dense.strategy="shards"'
 
 
 def test_dense_parameters_on_shards_learn_what_trainers_learn_and_the_same_bits_on_any_number_of_shards(job, embedded):
@@ -65,7 +65,7 @@ def test_trainers_with_the_dense_parameters_on_shards_end_with_the_same_bits_on_
 def test_a_job_changes_the_place_of_its_dense_parameters_and_goes_on(job, tmp_path):
     moving = write_job(tmp_path, num_parts=1)
     seen = []
-    for number, place in enumerate(('train.dense="allreduce"', SLICED, 'train.dense="allreduce"')):
+    for number, place in enumerate(('dense.strategy="all_reduce"', SLICED, 'dense.strategy="all_reduce"')):
         shutil.copy(job.parent / f"part-{number}.txt", tmp_path)
         ended = millrace(moving, place, "cluster.shards=2")
         assert ended.code == 0, ended.output
@@ -91,7 +91,7 @@ def test_trainers_that_do_not_wait_for_each_other_learn_as_well(job, embedded):
     assert found["metrics"]["life"]["ctr"]["auc"] == pytest.approx(embedded["metrics"]["life"]["ctr"]["auc"], abs=0.05)
 
 
-SGD = ('train.dense_optimizer={kind="sgd"}', 'tables.default.optimizer={kind="sgd"}', SLICED)
+SGD = ('dense.optimizer={kind="sgd"}', 'tables.default.optimizer={kind="sgd"}', SLICED)
 
 
 @pytest.mark.long

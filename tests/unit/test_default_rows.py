@@ -17,8 +17,9 @@ from pserver.config import Adagrad, Bounds, CountEntry, ProbabilityEntry, Sgd, S
 from pserver.protocol.shards import ABSENT_BITS, StepScale
 from pserver.server.embedded import EmbeddedShards
 from trainer.collectives.ranks import SingleRank
-from trainer.config import DenseSgd, TaskSection, TrainSection
+from trainer.config import TaskSection, TrainSection
 from trainer.dense.all_reduce import AllReduceDense
+from trainer.dense_config import DenseSection, DenseSgd
 from trainer.features.deduplication import tables_of
 from trainer.features.default_rows import DefaultRows, default_rows_of, sum_chosen, sum_chosen_reference, widths_of
 from trainer.features.pooling import KernelPooling, TorchPooling
@@ -38,7 +39,7 @@ TABLE = TableSection(
     admission=ADMISSION,
     default_row="learnt",
 )
-TRAIN = TrainSection(dense_optimizer=DenseSgd(kind="sgd", lr=0.5))
+DENSE = DenseSection(optimizer=DenseSgd(kind="sgd", lr=0.5))
 DEADLINE = Deadline.after(60)
 
 
@@ -56,14 +57,14 @@ FACTORS = np.array([1.0, 1.0, 2.0])
 class Trainer:
     """One rank over an embedded shard, step by step."""
 
-    def __init__(self, table=TABLE, pooling=None, train=TRAIN):
+    def __init__(self, table=TABLE, pooling=None, train=None):
         tables = {"default": table}
         self.shards = EmbeddedShards(tables, 1)
         self.default_rows = DefaultRows(widths_of(SCHEMA, tables), CPU)
         self.model = Sums()
-        self.dense = AllReduceDense(self.model, train, SingleRank(), self.default_rows.parameters)
+        self.dense = AllReduceDense(self.model, DENSE, SingleRank(), self.default_rows.parameters)
         pooling = pooling or KernelPooling(1)
-        self.stepper = Stepper(self.model, SCHEMA, TASKS, train, pooling, CPU, self.default_rows)
+        self.stepper = Stepper(self.model, SCHEMA, TASKS, train or TrainSection(), pooling, CPU, self.default_rows)
         self.maker = BatchMaker(tables_of(SCHEMA, tables, None), TASKS, None, self.shards)
         self.passes = 0
 
@@ -193,7 +194,7 @@ def test_it_is_saved_digested_and_restored_with_the_dense_part():
     other.dense.load({name: value.clone() for name, value in trainer.dense.tensors().items()})
     assert (other.row == trainer.row).all() and other.dense.digest() == trainer.dense.digest()
     with pytest.raises(BadInput, match=r"of another model than the spec's: model\.default_row\.default"):
-        AllReduceDense(Sums(), TRAIN, SingleRank()).load(trainer.dense.tensors())
+        AllReduceDense(Sums(), DENSE, SingleRank()).load(trainer.dense.tensors())
 
 
 def test_default_rows_of_zeros_add_nothing():
@@ -203,8 +204,8 @@ def test_default_rows_of_zeros_add_nothing():
     assert not nothing.parameters and nothing.filled(rows) == (rows, {}) and nothing.filled(rows)[0] is rows
     model = nn.Linear(3, 2)
     with_none, without = (
-        AllReduceDense(model, TRAIN, SingleRank(), nothing.parameters),
-        AllReduceDense(model, TRAIN, SingleRank()),
+        AllReduceDense(model, DENSE, SingleRank(), nothing.parameters),
+        AllReduceDense(model, DENSE, SingleRank()),
     )
     assert with_none.digest() == without.digest() and with_none.tensors().keys() == without.tensors().keys()
 
@@ -250,7 +251,7 @@ def test_a_model_with_a_tensor_of_the_same_name_is_refused():
             self.default_row = nn.ParameterDict({"default": nn.Parameter(torch.zeros(3))})
 
     with pytest.raises(SpecError, match=r"named 'default_row\.default'"):
-        AllReduceDense(Clash(), TRAIN, SingleRank(), DefaultRows({"default": 3}, CPU).parameters)
+        AllReduceDense(Clash(), DENSE, SingleRank(), DefaultRows({"default": 3}, CPU).parameters)
 
 
 @pytest.mark.parametrize(

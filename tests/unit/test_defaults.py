@@ -115,7 +115,7 @@ def test_a_spec_without_a_number_has_the_defaults_of_the_first_set(newer):
     keys = keys_of(fill_defaults(raw()))
     assert (keys["defaults"], keys["tables.default.dim"], keys["tables.default.init_range"]) == (1, 16, 0.01)
     assert (keys["tables.default.optimizer.lr"], keys["train.batch_size"]) == (0.05, 1024)
-    assert keys["train.dense_optimizer.lr"] == 0.001
+    assert keys["dense.optimizer.lr"] == 0.001
 
 
 def test_keys_that_are_left_out_of_a_section_that_is_given_are_of_the_set_too(newer):
@@ -124,7 +124,7 @@ def test_keys_that_are_left_out_of_a_section_that_is_given_are_of_the_set_too(ne
         keys = keys_of(fill_defaults(spec, unset=number))
         assert (keys["tables.default.dim"], keys["train.batch_size"]) == (dim, batch_size)
         assert keys["tables.default.optimizer.lr"] == row_lr
-        assert keys["tables.default.optimizer.per"] == "element" and keys["train.accumulate"] == 2
+        assert keys["tables.default.optimizer.per"] == "element" and keys["dense.accumulate"] == 2
 
 
 def test_a_written_key_holds_in_every_set(newer):

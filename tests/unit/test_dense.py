@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from trainer.collectives.ranks import SingleRank
-from trainer.config import DenseAdagrad, DenseAdam, DenseSgd, TrainSection
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
 from trainer.dense.flat_parameters import ALIGN_FLOATS, FlatParameters
+from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
 
 
 def model():
@@ -30,7 +30,7 @@ PLAIN = {
 def test_a_flat_buffer_learns_as_separate_parameters_do(kind):
     section, make = PLAIN[kind]
     flat, plain = model(), model()
-    part = AllReduceDense(flat, TrainSection(dense_optimizer=section), SingleRank())
+    part = AllReduceDense(flat, DenseSection(optimizer=section), SingleRank())
     optimizer = make(plain.parameters())
     for seed in range(5):
         x = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed))
@@ -82,13 +82,13 @@ START = """
 import sys, torch
 from trainer.config import TrainSection
 from trainer.dense.all_reduce import AllReduceDense
+from trainer.dense_config import DenseSection
 from trainer.train.assembly import set_up_torch
 from trainer.collectives.ranks import SingleRank
 
-config = TrainSection()
-set_up_torch(config, 1, torch.device("cpu"))
+set_up_torch(TrainSection(), 1, torch.device("cpu"))
 assert torch.are_deterministic_algorithms_enabled()
-part = AllReduceDense(torch.nn.Linear(2, 2), config, SingleRank())
+part = AllReduceDense(torch.nn.Linear(2, 2), DenseSection(), SingleRank())
 part.gradient.fill_(1.0)
 part.step()
 print(sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
@@ -102,13 +102,13 @@ def test_a_trainer_does_not_load_torch_s_compiler_which_takes_as_long_as_torch()
 
 def test_every_parameter_begins_at_a_multiple_of_64_bytes():
     flat = model()
-    AllReduceDense(flat, TrainSection(), SingleRank())
+    AllReduceDense(flat, DenseSection(), SingleRank())
     base = next(flat.parameters()).data_ptr()
     assert all((p.data_ptr() - base) % (4 * ALIGN_FLOATS) == 0 for p in flat.parameters())
 
 
 def test_accumulated_steps_learn_once_from_the_mean_and_a_flush_applies_the_rest():
-    section = TrainSection(accumulate=3, dense_optimizer=DenseSgd(kind="sgd", lr=1.0))
+    section = DenseSection(accumulate=3, optimizer=DenseSgd(kind="sgd", lr=1.0))
     flat = nn.Linear(1, 1, bias=False)
     start = flat.weight.item()
     part = AllReduceDense(flat, section, SingleRank())
@@ -126,7 +126,7 @@ def test_accumulated_steps_learn_once_from_the_mean_and_a_flush_applies_the_rest
 
 
 def test_the_gradient_is_clipped_to_its_largest_norm():
-    section = TrainSection(clip_norm=0.5, dense_optimizer=DenseSgd(kind="sgd", lr=1.0))
+    section = DenseSection(clip_norm=0.5, optimizer=DenseSgd(kind="sgd", lr=1.0))
     flat = nn.Linear(2, 1, bias=False)
     start = flat.weight.detach().clone()
     part = AllReduceDense(flat, section, SingleRank())
@@ -137,7 +137,7 @@ def test_the_gradient_is_clipped_to_its_largest_norm():
 
 def test_the_digest_covers_weights_and_optimizer_state():
     flat = model()
-    part = AllReduceDense(flat, TrainSection(), SingleRank())
+    part = AllReduceDense(flat, DenseSection(), SingleRank())
     before = part.digest()
     assert before == part.digest()
     flat(torch.ones(1, 3)).sum().backward()
@@ -147,7 +147,7 @@ def test_the_digest_covers_weights_and_optimizer_state():
 
 def test_a_gradient_that_is_not_finite_is_detected_and_a_large_one_is_accepted():
     flat = nn.Linear(2, 1)
-    part = AllReduceDense(flat, TrainSection(), SingleRank())
+    part = AllReduceDense(flat, DenseSection(), SingleRank())
     part.gradient[:2] = 3e38
     assert part.finite()
     part.gradient[1] = float("nan")
@@ -163,7 +163,7 @@ def test_gradients_whose_sum_over_ranks_may_not_be_finite_are_not_either():
 
 
 def test_a_model_without_parameters_is_no_error():
-    part = AllReduceDense(nn.Identity(), TrainSection(), SingleRank())
+    part = AllReduceDense(nn.Identity(), DenseSection(), SingleRank())
     part.clear()
     part.after_backward(0, 1.0)
     part.wait()
@@ -188,7 +188,7 @@ class Centred(nn.Module):
 
 def test_a_buffer_that_the_model_replaces_is_saved_hashed_and_loaded():
     learnt, fresh = Centred(), Centred()
-    part, other = (AllReduceDense(each, TrainSection(), SingleRank()) for each in (learnt, fresh))
+    part, other = (AllReduceDense(each, DenseSection(), SingleRank()) for each in (learnt, fresh))
     before = part.digest()
     learnt(torch.tensor([4.0]))
     assert part.tensors()["model.mean"].item() == 2.0
@@ -209,10 +209,10 @@ def test_another_dense_optimizer_starts_with_its_own_state_and_keeps_the_weights
         part.step()
 
     before, after = model(), model()
-    part = AllReduceDense(before, TrainSection(dense_optimizer=PLAIN[old][0]), SingleRank())
+    part = AllReduceDense(before, DenseSection(optimizer=PLAIN[old][0]), SingleRank())
     learnt(part, before)
     saved = {name: tensor.clone() for name, tensor in part.tensors().items()}
-    other = AllReduceDense(after, TrainSection(dense_optimizer=PLAIN[new][0]), SingleRank())
+    other = AllReduceDense(after, DenseSection(optimizer=PLAIN[new][0]), SingleRank())
     other.load(saved)
     assert all(torch.equal(other.tensors()[name], saved[name]) for name in saved if name.startswith("model."))
     assert old != new or other.digest() == part.digest()

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "*/README.md", "trainer/*/README.md", "deploy/examples/*/README.md", "docs/*.md", "docs/*/*.md")
 DOCS = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
 PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
-SECTIONS = ("commit", "store", "cluster", "passes", "pipe", "train", "tables", "sources", "metrics", "exports")
+SECTIONS = ("commit", "store", "cluster", "passes", "pipe", "train", "dense", "tables", "sources", "metrics", "exports")
 GENERATED = ("reference",)
 """Folders of the documentation whose pages the build makes."""
 every_doc = pytest.mark.parametrize("doc", DOCS, ids=str)
@@ -111,7 +111,7 @@ def keys():
 def test_every_key_of_the_spec_named_is_there(doc, keys):
     text = re.sub(r"```.*?```", "", (ROOT / doc).read_text(), flags=re.S)
     named = re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z_<>.]+)(?: =[^`]*)?`", text)
-    named = [key for key in named if not key.endswith((".py", ".path/"))]
+    named = [key for key in named if not key.endswith((".py", ".path/", ".safetensors", ".onnx"))]
     if doc.parts[0] != "trainer":  # there `metrics.x` and the like are modules
         assert [key for key in named if re.sub(r"<\w+>", "*", key) not in keys] == []
 

@@ -128,7 +128,7 @@ def test_workers_do_not_import_from_the_users_folder(plan):
 
 
 def test_shards_hold_dense_slices_where_they_train_them_and_not_where_they_predict(tmp_path):
-    job = load_job(NEWS, [f"store.path={tmp_path}/store", "cluster={shards=1}", 'train.dense="shards"'])
+    job = load_job(NEWS, [f"store.path={tmp_path}/store", "cluster={shards=1}", 'dense.strategy="shards"'])
     request = validate(PredictionRequest, {"input": {"paths": ["holdout.txt"]}, "output": "out", "shards": 1})
     folders = PredictionFolders(output=tmp_path, commit=tmp_path, live=tmp_path, private=tmp_path)
     trained = plan_job(job, tmp_path / "run", 1, generation=1).shards

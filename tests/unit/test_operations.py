@@ -195,7 +195,7 @@ def test_the_status_shows_waiting_operations_and_those_that_acted(world):
 
 
 def test_a_learning_rate_of_the_dense_part_is_sent_to_every_rank(world):
-    world.operator.ask({"op": "set", "id": "a", "keys": {"train.dense_optimizer.lr": 0.25}})
+    world.operator.ask({"op": "set", "id": "a", "keys": {"dense.optimizer.lr": 0.25}})
     assert world.close() == RankUpdate(0.25, True) and world.shards.operated == []
 
 
@@ -272,7 +272,7 @@ def test_an_id_requested_by_many_threads_is_logged_once(world):
 
 def test_after_a_crash_waiting_operations_act_at_the_first_new_close(world):
     world.operator.ask(SET)
-    assert world.restarted() == RankUpdate(world.job.train.dense_optimizer.lr, False)
+    assert world.restarted() == RankUpdate(world.job.dense.optimizer.lr, False)
     assert world.operator.ask(SET) == {"id": "a", "version": None} and world.operator.wants_pass()
     world.close()
     assert world.shards.operated[0][0] == 1 and len(world.logged()) == 2

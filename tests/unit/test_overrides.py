@@ -31,7 +31,7 @@ def job(*overrides):
         ("tables.default.max_shrink_fraction", 0.5, lambda job: job.tables["default"].max_shrink_fraction),
         ("tables.default.slots.user.lr", 0.4, lambda job: job.tables["default"].slots["user"].lr),
         ("tables.default.slots.user.decay", 0.9, lambda job: job.tables["default"].slots["user"].decay),
-        ("train.dense_optimizer.lr", 0.01, lambda job: job.train.dense_optimizer.lr),
+        ("dense.optimizer.lr", 0.01, lambda job: job.dense.optimizer.lr),
     ],
 )
 def test_an_override_is_in_force_and_all_else_is_unchanged(key, value, read):
@@ -39,7 +39,7 @@ def test_an_override_is_in_force_and_all_else_is_unchanged(key, value, read):
     changed = after_set(before, {}, {key: value})
     assert read(changed) == value and is_hot(key)
     assert with_overrides(before, {key: value}) == changed
-    assert changed.model_copy(update={"tables": before.tables, "train": before.train}) == before
+    assert changed.model_copy(update={"tables": before.tables, "dense": before.dense}) == before
 
 
 def test_nothing_set_is_the_job_itself():
@@ -122,7 +122,7 @@ def test_slots_that_share_rows_are_set_together():
 
 
 SPEC = {"tables": {"default": {"optimizer": {"lr": 0.1}, "decay": 0.9, "admission": [{"kind": "count", "n": 2}]}}}
-SET = {LR: 0.2, "tables.default.decay": 0.8, "tables.default.admission.0.n": 5, "train.dense_optimizer.lr": 0.3}
+SET = {LR: 0.2, "tables.default.decay": 0.8, "tables.default.admission.0.n": 5, "dense.optimizer.lr": 0.3}
 
 
 def changed_file(**tables):
@@ -140,8 +140,8 @@ def test_a_changed_key_of_the_job_file_wins_and_other_overrides_remain():
 
 
 def test_an_override_of_a_learning_rate_ends_with_its_optimizer():
-    other = {**SPEC, "train": {"dense_optimizer": {"kind": "sgd"}}}
-    assert "train.dense_optimizer.lr" not in remaining(SET, SPEC, other) and LR in remaining(SET, SPEC, other)
+    other = {**SPEC, "dense": {"optimizer": {"kind": "sgd"}}}
+    assert "dense.optimizer.lr" not in remaining(SET, SPEC, other) and LR in remaining(SET, SPEC, other)
 
 
 def test_the_example_key_in_the_help_of_set_may_be_set():

@@ -93,14 +93,14 @@ def test_a_key_that_stored_rows_depend_on_is_refused_by_name(path, value):
 
 def test_the_optimizer_of_dense_parameters_on_shards_stays_and_its_rate_may_change():
     def sliced(**optimizer):
-        return SPEC | {"train": {**SPEC.get("train", {}), "dense": "shards", "dense_optimizer": optimizer}}
+        return SPEC | {"dense": {"strategy": "shards", "optimizer": optimizer}}
 
-    with pytest.raises(SpecError, match="^train.dense_optimizer.kind: cannot change .*--fresh"):
+    with pytest.raises(SpecError, match="^dense.optimizer.kind: cannot change .*--fresh"):
         significant_keys(sliced(kind="adam"), sliced(kind="adagrad"))
     rate = sliced(kind="adam", lr=0.1)
-    assert significant_keys(sliced(kind="adam"), rate) == ["train.dense_optimizer.lr"]
-    moved = altered("train.dense", "shards")
-    assert significant_keys(SPEC, moved) == significant_keys(moved, SPEC) == ["train.dense"]
+    assert significant_keys(sliced(kind="adam"), rate) == ["dense.optimizer.lr"]
+    moved = altered("dense.strategy", "shards")
+    assert significant_keys(SPEC, moved) == significant_keys(moved, SPEC) == ["dense.strategy"]
 
 
 WHOLE = tomllib.loads(stream_job.SPEC)

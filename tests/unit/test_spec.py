@@ -67,8 +67,8 @@ def test_checking_a_spec_needs_no_torch():
 def test_the_schema_describes_every_section():
     schema = Job.model_json_schema()
     assert set(schema["properties"]) == {
-        "name", "seed", "defaults", "sources", "pipe", "slots", "tasks", "sample", "tables", "model", "train", "passes",
-        "metrics", "cluster", "commit", "store", "exports", "predict",
+        "name", "seed", "defaults", "sources", "pipe", "slots", "tasks", "sample", "tables", "model", "train", "dense",
+        "passes", "metrics", "cluster", "commit", "store", "exports", "predict",
     }  # fmt: skip
     assert schema["required"] == ["name", "sources", "pipe", "slots", "tasks", "model", "store"]
     assert schema["additionalProperties"] is False
@@ -76,8 +76,8 @@ def test_the_schema_describes_every_section():
 
 MISTAKES = {
     # in a section itself
-    "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, commit, defaults, exports, "
-    "metrics, model, name, passes, pipe, predict, sample, seed, slots, sources, store, tables, tasks, train",
+    "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, commit, defaults, dense, "
+    "exports, metrics, model, name, passes, pipe, predict, sample, seed, slots, sources, store, tables, tasks, train",
     "sample.grup=1": "sample.grup: unknown key; did you mean 'group'? known here: group, weight",
     "sources.impressions.event_time.fild=ts": "sources.impressions.event_time.fild: unknown key; did you mean 'field'? "
     "known here: field, kind, slot, unit",
@@ -102,7 +102,7 @@ MISTAKES = {
     "tables.default.optimizer.lr=inf": "tables.default.optimizer.lr: Input should be a finite number (got inf)",
     "tables.default.delete_below=1e999": "tables.default.delete_below: Input should be a finite number (got inf)",
     "tables.default.bounds.high=inf": "tables.default.bounds.high: Input should be a finite number (got inf)",
-    "train.clip_norm=nan": "train.clip_norm: Input should be a finite number (got nan)",
+    "dense.clip_norm=nan": "dense.clip_norm: Input should be a finite number (got nan)",
     "exports.main.gates.calibration=[0.5,inf]": "exports.main.gates.calibration.1: Input should be a finite number "
     "(got inf)",
     'model={class="a:B",settings={scales=[1.0,-inf]}}': "model.settings: holds a number that is not finite",
@@ -126,9 +126,9 @@ MISTAKES = {
     "tables.default.slots.user.lr=1e-50": f"tables.default.slots.user.lr: {TOO_LITTLE} (got 1e-50)",
     'tables.default.optimizer={kind="adam",beta2=0.99999999}': "tables.default.optimizer.beta2: Input should be less "
     "than or equal to 0.9999999403953552 (got 0.99999999)",
-    "train.dense_optimizer.lr=1e39": f"train.dense_optimizer.lr: {TOO_MUCH} (got 1e+39)",
-    "train.dense_optimizer.epsilon=1e-50": f"train.dense_optimizer.epsilon: {TOO_LITTLE} (got 1e-50)",
-    "train.clip_norm=1e39": f"train.clip_norm: {TOO_MUCH} (got 1e+39)",
+    "dense.optimizer.lr=1e39": f"dense.optimizer.lr: {TOO_MUCH} (got 1e+39)",
+    "dense.optimizer.epsilon=1e-50": f"dense.optimizer.epsilon: {TOO_LITTLE} (got 1e-50)",
+    "dense.clip_norm=1e39": f"dense.clip_norm: {TOO_MUCH} (got 1e+39)",
     "tasks.0.weight=1e-50": f"tasks.0.weight: {TOO_LITTLE} (got 1e-50)",
     "exports.main.base_threshold=1e39": f"exports.main.base_threshold: {TOO_MUCH} (got 1e+39)",
     "tables.default.bounds={low=5.0,high=-5.0}": "tables.default.bounds: low = 5 is above high = -5: no "
@@ -177,17 +177,29 @@ MISTAKES = {
     "train.staleness=9": "train.staleness: Input should be less than or equal to 8 (got 9)",
     "train.staleness=-1": "train.staleness: Input should be greater than or equal to 0 (got -1)",
     # what does not go together
-    "train.mode=async": 'train: mode = "async" does not work with dense = "allreduce", for which trainers meet in '
-    'every step; set dense = "shards"',
+    "train.mode=async": 'dense.strategy: "all_reduce" does not work with train.mode = "async", as trainers would meet '
+    'in every step; set dense.strategy = "shards"',
+    "train={mode='geo',k_steps=4}": 'dense.strategy: "all_reduce" does not work with train.mode = "geo", as trainers '
+    'would meet in every step; set dense.strategy = "shards"',
+    "dense.strategy=local_sgd": 'dense.strategy: "local_sgd" is not built yet; there are "all_reduce" and "shards" '
+    "(got 'local_sgd')",
+    "dense.strategy=allreduce": "dense.strategy: Input should be 'all_reduce' or 'shards' (got 'allreduce')",
+    "train.dense=all": "train.dense: Input should be 'all_reduce' or 'shards' (got 'all')",
+    "train.dense_optimizer.lr=0.1": "train.dense_optimizer: is the old name of dense.optimizer, which is given, too: "
+    "remove train.dense_optimizer",
+    "train.clip_norm=0 ; dense.clip_norm=1": "train.clip_norm: is the old name of dense.clip_norm, which is given, "
+    "too: remove train.clip_norm",
+    "train.clip_norm=0": "train.clip_norm: Input should be greater than 0",
+    "dense=3": "dense: is a section with keys of its own (got 3)",
     'train={mode="async",dense="shards",staleness=2}': 'train: staleness counts steps of mode = "sync"; mode = "async" '
     "has none: remove one",
     "train.mode=geo": 'train: mode = "geo" needs k_steps, the number of batches between two exchanges',
     "train.k_steps=4": 'train: k_steps is for mode = "geo"; mode = "sync" exchanges in every step: remove one',
     "train.k_steps=0": "train.k_steps: Input should be greater than or equal to 1 (got 0)",
-    'train={mode="geo",k_steps=4,dense="shards"}': 'train.dense_optimizer.kind: is "adam"; train.mode = "geo" needs '
+    'train={mode="geo",k_steps=4} ; dense.strategy=shards': 'dense.optimizer.kind: is "adam"; train.mode = "geo" needs '
     '"sgd", whose differences add up',
-    'train={mode="geo",k_steps=4,dense="shards",dense_optimizer={kind="sgd"}}': "tables.default.optimizer.kind: is "
-    '"adagrad"; train.mode = "geo" needs "sgd", whose differences add up',
+    'train={mode="geo",k_steps=4} ; dense={strategy="shards",optimizer={kind="sgd"}}': "tables.default.optimizer.kind: "
+    'is "adagrad"; train.mode = "geo" needs "sgd", whose differences add up',
     "train.merge.pushes=2": 'train: merge.pushes = 2 is for mode = "async"; in mode = "sync" no push waits for so many '
     "others: remove it",
     'train={mode="async",dense="shards",merge={pushes=0}}': "train.merge.pushes: Input should be greater than or equal "
@@ -196,14 +208,14 @@ MISTAKES = {
     "remove one",
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "
     "begins; remove one",
-    'train={dense="shards",clip_norm=1.0,accumulate=2}': 'train: dense = "shards" does not work with accumulate above '
-    "1, clip_norm, which needs the gradients of all slices",
-    'train={dense="shards",staleness=1}': 'train: dense = "shards" does not work with staleness, since dense '
-    "parameters are never stale",
-    'train={dense="shards",dense_optimizer={kind="sgd",momentum=0.5}}': 'train: dense = "shards" does not work with '
-    "dense_optimizer.momentum",
-    'train.dense="shards" ; tables.dense-slices={}': 'tables.dense-slices: dense = "shards" keeps dense parameters in '
-    "a table of this name; rename this one",
+    'dense={strategy="shards",clip_norm=1.0,accumulate=2}': 'dense: strategy = "shards" does not work with accumulate '
+    "above 1, clip_norm, which needs the gradients of all slices",
+    "train.staleness=1 ; dense.strategy=shards": 'dense.strategy: "shards" does not work with train.staleness, since '
+    "dense parameters are never stale",
+    'dense={strategy="shards",optimizer={kind="sgd",momentum=0.5}}': 'dense: strategy = "shards" does not work with '
+    "optimizer.momentum",
+    'dense.strategy="shards" ; tables.dense-slices={}': 'tables.dense-slices: dense.strategy = "shards" keeps dense '
+    "parameters in a table of this name; rename this one",
     "cluster={trainers=2,shards=0}": "cluster: shards = 0 keeps the rows inside the one trainer; 2 trainers need "
     "shards = 1 or more",
     "cluster.max_message=2GiB": "cluster.max_message: must be at least 1MiB and less than 2GiB (got '2GiB')",

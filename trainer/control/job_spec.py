@@ -18,6 +18,7 @@ from trainer.spec.changes import (
     with_overrides,
 )
 from trainer.spec.defaults import FIRST, fill_defaults
+from trainer.spec.dense_rules import check_dense_rules
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
@@ -30,6 +31,7 @@ __all__ = [
     "TRAINERS",
     "changed_keys",
     "check_class",
+    "check_dense_rules",
     "check_section",
     "check_set",
     "check_slot_rules",

@@ -1,4 +1,4 @@
-"""The dense strategy "allreduce": one flat buffer, summed over ranks in fixed buckets, then the optimizer.
+"""The dense strategy "all_reduce": one flat buffer, summed over ranks in fixed buckets, then the optimizer.
 
 DistributedDataParallel is not used because it changes its buckets after the first iteration, so its sums differ after
 a restart.
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from millrace.timeline import Span, recorded
 from pserver.protocol.shards import F32, Gradients, Keys
 from trainer.collectives.ranks import Ranks
-from trainer.config import TrainSection
 from trainer.dense.buffers import Buffers
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
 from trainer.dense.flat_parameters import FlatParameters, digest_of
+from trainer.dense_config import DenseSection
 
 
 class AllReduceDense:
     """See module docstring, and DenseStrategy."""
 
     def __init__(
-        self, model: nn.Module, config: TrainSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+        self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
     ) -> None:
         """`more`: parameters by name that learn with the model's and are not part of its module.
 
@@ -35,7 +35,7 @@ class AllReduceDense:
         self._summed: Callable[[], None] = lambda: None
         self._loss_scale = 1.0
         has_any = self._grad.numel() > 0
-        self._optimizer = FlatOptimizer(self._flat.weights, config.dense_optimizer) if has_any else None
+        self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer) if has_any else None
         self.buffers = Buffers(model, ranks)
 
     def set_lr(self, lr: float) -> None:
@@ -125,7 +125,7 @@ class AllReduceDense:
         self._flat.load(tensors)
         prefix, device = "optimizer.", self._grad.device
         state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        if self._optimizer is not None and state.keys() == STATE[type(self._config.dense_optimizer)]:
+        if self._optimizer is not None and state.keys() == STATE[type(self._config.optimizer)]:
             self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
 
     def digest(self) -> str:

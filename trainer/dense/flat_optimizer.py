@@ -14,7 +14,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
+from trainer.dense_config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
 STATE = {DenseSgd: {"momentum_buffer"}, DenseAdam: {"step", "exp_avg", "exp_avg_sq"}, DenseAdagrad: {"step", "sum"}}
 """Names of the state after the first step, as in torch's classes. SGD without momentum has no state."""

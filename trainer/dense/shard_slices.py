@@ -17,9 +17,9 @@ from millrace.deadline import Deadline
 from pserver.config import DENSE_SLICES, SLICE_FLOATS
 from pserver.protocol.shards import F32, Gradients, Keys, Shards
 from trainer.collectives.ranks import Ranks
-from trainer.config import TrainSection
 from trainer.dense.buffers import Buffers
 from trainer.dense.flat_parameters import FlatParameters, digest_of
+from trainer.dense_config import DenseSection
 
 INITIAL = "shards.initial"
 """Name, in commits, of the weights to which the rows on the shards are added."""
@@ -42,18 +42,20 @@ class ShardDense:
     def __init__(
         self,
         model: nn.Module,
-        config: TrainSection,
+        _config: DenseSection,
         ranks: Ranks,
         more: Mapping[str, nn.Parameter] | None,
         shards: Shards,
+        step_s: float,
     ) -> None:
-        """`more`: parameters by name that learn with the model's and are not part of its module.
+        """`more`: parameters by name that learn with the model's and are not part of its module. `step_s`: longest time
+        of a call to the shards.
 
         Raises SpecError for a name that the module also has.
         """
         self._flat = FlatParameters(model, more, multiple=SLICE_FLOATS)
         self._initial = self._flat.weights.clone()
-        self._shards, self._step_s, self._world = shards, config.step_deadline, ranks.world
+        self._shards, self._step_s, self._world = shards, step_s, ranks.world
         num_slices = len(self._initial) // SLICE_FLOATS
         self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from millrace.errors import SpecError
 from pserver.protocol.shards import F32, Gradients, Keys, Shards
 from trainer.collectives.ranks import Ranks
-from trainer.config import TrainSection
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.buffers import Buffers
 from trainer.dense.shard_slices import ShardDense
+from trainer.dense_config import DenseSection
 
 
 class DenseStrategy(Protocol):
@@ -104,26 +104,39 @@ class DenseStrategy(Protocol):
         ...
 
 
-Build = Callable[[nn.Module, TrainSection, Ranks, Mapping[str, nn.Parameter] | None, Shards], DenseStrategy]
+Build = Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None, Shards, float], DenseStrategy]
 
 
 def _all_reduce(
-    model: nn.Module, config: TrainSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None, _shards: Shards
+    model: nn.Module,
+    config: DenseSection,
+    ranks: Ranks,
+    more: Mapping[str, nn.Parameter] | None,
+    _shards: Shards,
+    _step_s: float,
 ) -> AllReduceDense:
     return AllReduceDense(model, config, ranks, more)
 
 
-STRATEGIES: Mapping[str, Build] = {"allreduce": _all_reduce, "shards": ShardDense}
-"""By the name that `train.dense` has for them."""
+STRATEGIES: Mapping[str, Build] = {"all_reduce": _all_reduce, "shards": ShardDense}
+"""By the name that `dense.strategy` has for them."""
 
 
 def dense_strategy(
-    model: nn.Module, config: TrainSection, ranks: Ranks, shards: Shards, more: Mapping[str, nn.Parameter] | None = None
+    model: nn.Module,
+    config: DenseSection,
+    ranks: Ranks,
+    shards: Shards,
+    more: Mapping[str, nn.Parameter] | None = None,
+    *,
+    step_s: float,
 ) -> DenseStrategy:
-    """The strategy of `train.dense`. `more`: parameters by name that learn with the model's and are not in its module.
+    """The strategy of `dense.strategy`. `more`: parameters by name that learn with the model's and are not in its
+    module. `step_s`: longest time of a call to the shards.
 
     Raises SpecError for a name that is not known, and for a parameter of `more` that has the name of a model's tensor.
     """
-    if config.dense not in STRATEGIES:
-        raise SpecError(f'there is no strategy "{config.dense}"; known: {", ".join(sorted(STRATEGIES))}', "train.dense")
-    return STRATEGIES[config.dense](model, config, ranks, more, shards)
+    if config.strategy not in STRATEGIES:
+        known = ", ".join(sorted(STRATEGIES))
+        raise SpecError(f'there is no strategy "{config.strategy}"; known: {known}', "dense.strategy")
+    return STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s)

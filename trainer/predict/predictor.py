@@ -62,7 +62,7 @@ class Predictor:
         self._device = torch.device("cpu")
         self._model = build_model(job, schema, folder, self._device)
         self._default_rows = DefaultRows(widths_of(schema, job.tables), self._device)
-        self._dense = AllReduceDense(self._model, job.train, SingleRank(), self._default_rows.parameters)
+        self._dense = AllReduceDense(self._model, job.dense, SingleRank(), self._default_rows.parameters)
         self._model.eval()
         self._pooling = KernelPooling(1)
         tasks = [task.name for task in job.tasks]

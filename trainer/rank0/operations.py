@@ -38,7 +38,7 @@ from trainer.journal.records import (
     encode,
 )
 from trainer.rank0.replay_log import ReplayLog
-from trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, with_overrides
+from trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, present_names, with_overrides
 from trainer.spec.shard_tables import tables_on_shards
 
 Request = Mapping[str, Any]
@@ -199,7 +199,7 @@ class OperationRunner:
     def tables_on_shards(self) -> Mapping[str, TableSection]:
         """As `tables`, with slices of the dense parameters if shards hold them. Any thread."""
         now = self._now
-        return tables_on_shards(now.tables, now.train)
+        return tables_on_shards(now.tables, now.dense)
 
     # -- restart
 
@@ -220,7 +220,7 @@ class OperationRunner:
         settings = self._set(overrides)
         if settings:
             self._shards.operate(version, settings, Deadline.after(self._close_s))
-        return RankUpdate(self._now.train.dense_optimizer.lr, bool(settings))
+        return RankUpdate(self._now.dense.optimizer.lr, bool(settings))
 
     def state(self) -> dict[str, Any]:
         """The state for a commit, as JSON-able data."""
@@ -288,8 +288,8 @@ class OperationRunner:
         """The operation of a request that no decider took. Under the lock: waiting operations come first."""
         match request.get("op"):
             case SetOperation.op:
-                keys = dict(request.get("keys") or {})
-                waiting = [dict(each.keys) for each in self._waiting if isinstance(each, SetOperation)]
+                keys = present_names(request.get("keys") or {})
+                waiting = [present_names(each.keys) for each in self._waiting if isinstance(each, SetOperation)]
                 after_set(self._job, {**self._overrides, **dict(ChainMap(*reversed(waiting)))}, keys)
                 return SetOperation(id=id_, keys=keys)
             case ResizeOperation.op:
@@ -361,7 +361,7 @@ class OperationRunner:
             self._remember(version, ordered)
         self._replaying = self._chronicle.replaying
         self.resizes |= again is None and self._is_resized_by(ordered)
-        lr = self._now.train.dense_optimizer.lr
+        lr = self._now.dense.optimizer.lr
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
             self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
         if again is not None:
@@ -372,7 +372,7 @@ class OperationRunner:
                 decider.acted(version, each, again is not None)
         if ordered:
             failpoint(Failpoint.OPERATED)
-        dense_lr = self._now.train.dense_optimizer.lr
+        dense_lr = self._now.dense.optimizer.lr
         return RankUpdate(None if dense_lr == lr else dense_lr, bool(ordered))
 
     def _is_resized_by(self, ordered: Sequence[ActingOperation]) -> bool:
@@ -429,10 +429,10 @@ class OperationRunner:
                 assert_never(operation)
 
     def _on_shards(self) -> Mapping[str, TableSection]:
-        return tables_on_shards(self._now.tables, self._now.train)
+        return tables_on_shards(self._now.tables, self._now.dense)
 
     def _set(self, overrides: Overrides) -> list[TableOperation]:
-        before, self._overrides = self._on_shards(), dict(overrides)
+        before, self._overrides = self._on_shards(), present_names(overrides)
         self._now = with_overrides(self._job, overrides)
         new = {name: table for name, table in self._on_shards().items() if table != before[name]}
         return [SetTables(tables={name: table.model_dump(mode="json") for name, table in new.items()})] if new else []

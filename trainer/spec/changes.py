@@ -12,6 +12,7 @@ from typing import Any
 from dataset.spec.schema import Schema
 from millrace.config import is_index, validate
 from millrace.errors import SpecError
+from millrace.renamed_keys import present_path
 from millrace.secrets import SECRET_KEYS
 from millrace.validation import nearest
 from trainer.config import TrainerJob
@@ -42,14 +43,14 @@ NEVER = ("name", "seed", "slots")
 """Rows and their keys are made with these."""
 NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
 """These define the layout of a row, and whether the dense part has a default row, which stored rows rely on."""
-OF_SLICES = "train.dense_optimizer.kind"
+OF_SLICES = "dense.optimizer.kind"
 """This defines the layout of a row with a slice of the dense parameters."""
 _LIFE = ("delete_below", "delete_after_days", "extend_at", "decay")
 HOT = (
     *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),
     *(f"tables.*.slots.*.{key}" for key in ("lr", "first_order_lr", *_LIFE)),
     *(f"tables.*.admission.#.{key}" for key in ("n", "p", "score")),
-    "train.dense_optimizer.lr",
+    "dense.optimizer.lr",
 )
 """Keys that may be set while the job runs; "*" is any name, "#" a number from 0."""
 
@@ -88,7 +89,7 @@ def significant_keys(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: 
     for key in keys:
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
         lays_out = table.endswith("extend_at") and _extends(before, key) != _extends(after, key)
-        lays_out |= key == OF_SLICES and all(spec["train"]["dense"] == "shards" for spec in (before, after))
+        lays_out |= key == OF_SLICES and all(_on_shards(spec) for spec in (before, after))
         if learnt and (_below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out):
             was, now = (dict(flat_values(spec)).get(key, "nothing") for spec in (before, after))
             values = "" if key == "slots" else f"from {was} to {now} "
@@ -100,11 +101,20 @@ def significant_keys(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: 
     return keys
 
 
+def _on_shards(spec: Mapping[str, Any]) -> bool:
+    return bool(spec.get("dense", {}).get("strategy") == "shards")
+
+
 def _extends(spec: Mapping[str, Any], key: str) -> bool:
     """True if rows of the table of `key` get their vector later; then each row records whether it has one."""
     table = spec.get("tables", {}).get(key.split(".")[1], {})
     lives = (table, *table.get("slots", {}).values())
     return any(life.get("extend_at") is not None for life in lives)
+
+
+def present_names(overrides: Overrides) -> dict[str, Any]:
+    """The overrides by the present paths of their keys; of two names of a key the later one counts."""
+    return {present_path(key, TrainerJob.renamed): value for key, value in overrides.items()}
 
 
 def is_hot(key: str) -> bool:
@@ -135,7 +145,7 @@ def _fits(parts: list[str], pattern: list[str]) -> bool:
 
 def with_overrides(job: TrainerJob, overrides: Overrides) -> TrainerJob:
     """The job with these values instead of its own. Raises SpecError as for a job file with them."""
-    hot = {key: value for key, value in overrides.items() if key not in (TRAINERS, SHARDS)}
+    hot = {key: value for key, value in present_names(overrides).items() if key not in (TRAINERS, SHARDS)}
     if not hot:
         return job
     raw = job.model_dump(mode="json")
@@ -150,6 +160,7 @@ def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> Trainer
     """The job after `keys` are set on top of `overrides`. Raises SpecError if they may not be set."""
     if not keys:
         raise SpecError("nothing is set: give KEY=VALUE")
+    keys = present_names(keys)
     for key in keys:
         if key in (TRAINERS, SHARDS):
             raise SpecError("cannot be set; `millrace resize` changes it while the job runs", key)
@@ -193,7 +204,9 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
 def remaining(overrides: Overrides, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides that remain when the job file changes: for a key that it changes, the file wins."""
     keys = changed_keys(old, new)
-    return {name: value for name, value in overrides.items() if not any(_touches(key, name) for key in keys)}
+    return {
+        name: value for name, value in present_names(overrides).items() if not any(_touches(key, name) for key in keys)
+    }
 
 
 def _touches(changed: str, key: str) -> bool:
@@ -207,7 +220,7 @@ def _below(key: str, sections: tuple[str, ...]) -> bool:
 
 def hot_keys(spec: Mapping[str, Any]) -> list[str]:
     """Keys that can be set while the job runs: those in the spec, and those that may be added to its tables."""
-    written = [key for key, _ in flat_values(spec) if is_hot(key)]
+    written = [key for key in (present_path(key, TrainerJob.renamed) for key, _ in flat_values(spec)) if is_hot(key)]
     tables = [key.replace("*", table, 1) for table in spec.get("tables", {}) for key in HOT if key.count("*") == 1]
     return sorted({*written, *(key for key in tables if "#" not in key)})
 

@@ -15,6 +15,7 @@ from typing import Any
 from millrace import documents
 from millrace.config import Section, validate
 from millrace.errors import SpecError
+from millrace.renamed_keys import with_present_names
 from trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
 from trainer.models.registry import MODELS
 
@@ -36,7 +37,8 @@ Frozen = Mapping[str, Mapping[str, Any]]
 def fill_defaults(spec: Mapping[str, Any], *, unset: int = FIRST) -> dict[str, Any]:
     """A spec with every default written out, and the number of its set; `unset`: the set of a spec without a number.
 
-    Sections that trainers do not know are unchanged. A spec that is invalid in this version is returned unchanged.
+    Sections that trainers do not know are unchanged. A spec that is invalid in this version gets no defaults; its
+    renamed keys have their present names.
     """
     return documents.parse_object(_in_full(json.dumps(spec, default=str), unset), "a spec")
 
@@ -46,10 +48,11 @@ def _in_full(text: str, unset: int) -> str:
     spec = documents.parse_object(text, "a spec")
     number = spec.get("defaults") or unset
     try:
+        spec, _ = with_present_names(spec, TrainerJob.renamed)
         job = validate(TrainerJob, {**spec, "defaults": number}, only_known=True)
         full = _written_out(job, job.model_dump(mode="json", by_alias=True), frozen(number))
     except SpecError:
-        return text
+        return json.dumps(spec)
     rest = {name: section for name, section in spec.items() if name not in full}
     cluster = frozen(number).get("ClusterSection", {})
     if cluster or "cluster" in rest:

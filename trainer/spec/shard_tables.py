@@ -1,4 +1,4 @@
-"""The tables that shards hold: those of the job file and, with `train.dense = "shards"`, slices of the dense part.
+"""The tables that shards hold: those of the job file and, with `dense.strategy = "shards"`, slices of the dense part.
 
 Each slice of the flat buffer of parameters is a row. A row holds the difference to the initial weights, so a row that
 was never pushed has its right value, 0. Shards keep, merge, commit and move these rows as all others
@@ -19,12 +19,12 @@ from pserver.config import (
     Sgd,
     TableSection,
 )
-from trainer.config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, TrainSection
+from trainer.dense_config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSection, DenseSgd
 
 
-def tables_on_shards(tables: Mapping[str, TableSection], train: TrainSection) -> dict[str, TableSection]:
+def tables_on_shards(tables: Mapping[str, TableSection], dense: DenseSection) -> dict[str, TableSection]:
     """The tables that the shards hold: those of the job file, and the slices of the dense parameters if they do."""
-    return {**tables, **({DENSE_SLICES: _slices(train.dense_optimizer)} if train.dense == "shards" else {})}
+    return {**tables, **({DENSE_SLICES: _slices(dense.optimizer)} if dense.strategy == "shards" else {})}
 
 
 def _slices(optimizer: DenseOptimizer) -> TableSection:

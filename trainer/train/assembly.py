@@ -139,7 +139,7 @@ def open_trainer(
         source = source_of(config, job)  # reads plans, and makes none
         reader = reader or _reader(config, job, schema, source, dead_letters)
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
-        dense = dense_strategy(model, job.train, ranks, shards, default_rows.parameters)
+        dense = dense_strategy(model, job.dense, ranks, shards, default_rows.parameters, step_s=job.train.step_deadline)
         maker = _maker(job, schema, shards, dense)
         loader: Loader[TrainingBatch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
         held.callback(lambda: loader.close(Deadline.after(10.0)))
@@ -511,7 +511,7 @@ def _shards(
     config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency, identity: Identity | None
 ) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
-    tables = tables_on_shards(job.tables, job.train)
+    tables = tables_on_shards(job.tables, job.dense)
     if not config.shards:
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)

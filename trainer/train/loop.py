@@ -354,7 +354,7 @@ class TrainLoop:
             log.info("%s; float16 loss scale lowered to %g", where, parts.stepper.scale.value)
         elif parts.train.on_nonfinite == "fail":
             raise NonFinite(
-                f'{where}; lower the learning rates, or set train.clip_norm or train.on_nonfinite = "skip_batch"'
+                f'{where}; lower the learning rates, or set dense.clip_norm or train.on_nonfinite = "skip_batch"'
             )
         else:
             log.warning("%s; the step is skipped", where)

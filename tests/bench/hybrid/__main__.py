@@ -29,7 +29,7 @@ MODELS = {
     "small": ('model={name="wide_deep", settings={hidden=[128, 64]}}', "tables.default.dim=8"),
 }
 """Settings by the name of a model. The last one is not of the paper: it shows modes where messages are small."""
-ON_SERVERS = 'train.dense="shards"'
+ON_SERVERS = 'dense.strategy="shards"'
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "hybrid": (),
     "servers": (ON_SERVERS,),

@@ -1,0 +1,19 @@
+"""Checks of the section `dense` against the other sections of a spec: which strategy works with which mode. Pure."""
+
+from millrace.errors import SpecError
+from trainer.config import TrainerJob
+
+
+def check_dense_rules(job: TrainerJob) -> None:
+    """Raise SpecError for a strategy that does not work with the mode."""
+    mode, strategy = job.train.mode, job.dense.strategy
+    if mode != "sync" and strategy != "shards":
+        raise SpecError(
+            f'"{strategy}" does not work with train.mode = "{mode}", as trainers would meet in every step; set '
+            'dense.strategy = "shards"',
+            "dense.strategy",
+        )
+    if strategy == "shards" and job.train.staleness:
+        raise SpecError(
+            '"shards" does not work with train.staleness, since dense parameters are never stale', "dense.strategy"
+        )
