@@ -51,10 +51,10 @@ class Campaign:
         self.operator.attend(lambda: time.monotonic() > until_s, WITHIN_S)
 
     def _process(self) -> None:
-        """Any one: the launcher, an agent, a worker, a generator of events."""
-        machine = self.random.choice(self.operator.machines)
+        """Any one: the launcher, an agent, a worker, a generator of events. Some machines may have none."""
         with suppress(ProcessLookupError):
-            os.kill(self.random.choice(machine.processes()), signal.SIGKILL)
+            busy = [found for machine in self.operator.machines if (found := machine.processes())]
+            os.kill(self.random.choice(self.random.choice(busy)), signal.SIGKILL)
 
     def _machine(self) -> None:
         _, second, third = self.operator.machines
