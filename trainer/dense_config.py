@@ -86,6 +86,14 @@ class DenseSection(Section):
     """Optimizer of the dense parameters."""
     clip_norm: Positive | None = None
     """Largest norm of the dense gradient."""
+    slice_floats: int | None = Field(default=None, ge=1000, le=1 << 30)
+    """With strategy = "shards": number of parameters in one message, in steps of 1,024. Shards learn the first ones and
+    send them back while others are on their way. Unless set, all travel in one message, with the rows of the batch. No
+    bit depends on it."""
+    priority: Literal["sparse_first", "fifo"] = "sparse_first"
+    """With slice_floats: order of the messages. "sparse_first": as the next forward pass needs them, so the rows of the
+    batch, then the parameters from the first layer to the last. "fifo": as the backward pass is done with them, so the
+    other way round."""
 
     def _not_on_shards(self) -> str:
         """The settings that need all dense gradients in one place, in words; empty without them."""
@@ -102,4 +110,8 @@ class DenseSection(Section):
     def _fits(self) -> "DenseSection":
         if self.strategy == "shards" and (trouble := self._not_on_shards()):
             raise ValueError(f'strategy = "shards" does not work with {trouble}')
+        if self.strategy != "shards" and self.slice_floats is not None:
+            raise ValueError(f'slice_floats is for strategy = "shards"; "{self.strategy}" has no slices: remove it')
+        if self.slice_floats is None and self.priority != "sparse_first":
+            raise ValueError("priority is the order of messages of slice_floats floats: set that, too, or remove it")
         return self

@@ -235,7 +235,8 @@ class DataPlane:
             connection = link.connection
             assert connection is not None
             size = self._checked_size(link, call)
-            places = None if link.memory is None else link.memory.places_of(call.arrays)
+            memory = None if call.request.part.number else link.memory  # it has room for one call alone
+            places = None if memory is None else memory.places_of(call.arrays)
             request = replace(call.request, left_s=call.until.left_s(), beside=places is not None)
             header = frames.encode_request(request, self._tables)
             data_sockets.send(connection.socket, [header, *(call.arrays if places is None else [places])])

@@ -31,6 +31,7 @@ from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, messages
 from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
+from pserver.protocol.parts import WHOLE, Part, Split
 from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
@@ -45,6 +46,8 @@ ANNOUNCE_S = 120.0
 """Longest time for a shard to find the rows of a batch; it does not wait for ranks."""
 MAX_ANNOUNCING = 32
 """Most announcements to all shards without a reply; `prepare` waits until there are fewer."""
+MAX_OPEN_PARTS = 32
+"""Most parts of an exchange on their way to all shards; the next one leaves when there are fewer."""
 NO_RETRY = Backoff(())
 FIRST_BATCH = 1 << 32
 """Numbers of batches begin here. `look` uses lower ones, since a pull makes a shard forget all lower numbers."""
@@ -99,6 +102,8 @@ class RemoteShards:
         ]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
+        self._messages: Sequence[tuple[int, Part]] = [(shard, WHOLE) for shard in range(len(addresses))]
+        """(shard, part) of each message of an exchange, in the order in which they leave."""
         self._num_announced = 0
         self._num_looks = 0
         self._pass_number = 0
@@ -202,6 +207,11 @@ class RemoteShards:
         self._call_all("OpenPass", pb.PassRequest(caller=self._caller, pass_number=pass_number), pb.Empty, deadline)
         self._pass_number = pass_number
 
+    def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
+        """See Shards."""
+        counts = [len(routed.position_P) for routed in self._placement.route(slices)]
+        self._messages = list(Split(counts, slices_each, rows_first))
+
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
         """See Shards."""
         self._num_announced += 1
@@ -262,20 +272,24 @@ class RemoteShards:
         scale: StepScale,
         deadline: Deadline,
     ) -> list[Call]:
-        """Send every shard its part of an exchange."""
-        calls = []
-        for shard in range(len(self._connections)):
-            empty = self._steps.empty(shard)
-            part = {} if learnt is None else _gradients_part(learnt, gradients, shard, empty)
+        """Send every shard its parts of an exchange."""
+        calls: list[Call] = []
+        for shard, part in self._messages:
+            if part.number:
+                self._steps.make_room(MAX_OPEN_PARTS)
+            # Memory is for one call at a time, so parts beside others do not lie in it.
+            empty = empty_floats if part.number else self._steps.empty(shard)
+            mine = {} if learnt is None else _gradients_part(learnt, gradients, shard, part, empty)
             request = self._request(
                 DataCall.EXCHANGE,
                 step=step,
                 batch=None if learnt is None else learnt.number,
                 following=None if wanted is None else wanted.number,
                 batch_samples=scale.batch_samples,
-                parts=tuple((name, len(push.show_U)) for name, push in part.items()),
+                parts=tuple((name, len(push.show_U)) for name, push in mine.items()),
+                part=part,
             )
-            arrays = frames.gradient_frames(part, self._wires, empty)
+            arrays = frames.gradient_frames(mine, self._wires, empty)
             calls.append(self._steps.send(shard, request, arrays, deadline))
         return calls
 
@@ -305,7 +319,10 @@ class RemoteShards:
         assert call.reply is not None, "it is done"
         parts = frames.rows_from(call.reply, call.rows, self._widths, self._wires)
         for name, rows_UD in rows.items():
-            position_P = batch.routed[name][call.shard].position_P
+            places = call.request.part.of(name)
+            if places is None:
+                continue
+            position_P = batch.routed[name][call.shard].position_P[places]
             if name not in parts or len(parts[name]) != len(position_P):
                 found = len(parts.get(name, ()))
                 raise InvalidShardCall(f"a shard sent {found} rows of {name!r} for {len(position_P)} keys")
@@ -421,18 +438,21 @@ class RemoteShards:
 
 
 def _gradients_part(
-    batch: AnnouncedBatch, gradients: Mapping[str, Gradients], shard: int, empty: Empty
+    batch: AnnouncedBatch, gradients: Mapping[str, Gradients], shard: int, part: Part, empty: Empty
 ) -> dict[str, Gradients]:
     """The part of a push for one shard, in arrays made by `empty`."""
     parts = {}
     for name, push in gradients.items():
-        position_P = batch.routed[name][shard].position_P
+        places = part.of(name)
+        if places is None:
+            continue
+        position_P = batch.routed[name][shard].position_P[places]
         if len(position_P) == len(push.show_U) and empty is empty_floats:  # all are this shard's, in their order
             parts[name] = push
             continue
         count, width = len(position_P), push.grads_UD.shape[1]
-        part = Gradients(empty(count, width), empty(count), empty(count))
+        chosen = Gradients(empty(count, width), empty(count), empty(count))
         given = frozen(push.grads_UD), frozen(push.show_U), frozen(push.click_U)
-        take_push(*given, position_P, part.grads_UD, part.show_U, part.click_U)
-        parts[name] = part
+        take_push(*given, position_P, chosen.grads_UD, chosen.show_U, chosen.click_U)
+        parts[name] = chosen
     return parts

@@ -21,13 +21,14 @@ from millrace.rpc.shared_memory import SharedMemory
 from pserver.config import Wire
 from pserver.errors import InvalidShardCall
 from pserver.protocol.messages import FORMAT
+from pserver.protocol.parts import WHOLE, Part
 from pserver.protocol.shards import F32, Gradients, Keys
 from pserver.protocol.wire import FLOATS, NewArray, TableWire, decode, encode, new_array
 
-_REQUEST = struct.Struct("<HBBIIQIIQQQd")
+_REQUEST = struct.Struct("<HBBIIQIIQQQdIII")
 _REPLY = struct.Struct("<HBBQ")
 _PART = struct.Struct("<II")
-_LEARN, _BATCH, _FOLLOWING, _BESIDE = 1, 2, 4, 8
+_LEARN, _BATCH, _FOLLOWING, _BESIDE, _SPLIT = 1, 2, 4, 8, 16
 MAX_TABLES = 1024
 """Most parts of one message."""
 
@@ -71,6 +72,8 @@ class DataRequest:
     """Tables with arrays, and their number of keys."""
     beside: bool = False
     """Whether the arrays lie beside the message, and those of the reply may."""
+    part: Part = WHOLE
+    """In an exchange: the rows of this message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class TableNumbers:
 def encode_request(request: DataRequest, tables: TableNumbers) -> bytes:
     """The header of a call."""
     flags = _LEARN * request.learn | _BATCH * (request.batch is not None) | _FOLLOWING * (request.following is not None)
-    flags |= _BESIDE * request.beside
+    flags |= _BESIDE * request.beside | _SPLIT * request.part.is_split
     fixed = _REQUEST.pack(
         FORMAT,
         request.call,
@@ -127,6 +130,9 @@ def encode_request(request: DataRequest, tables: TableNumbers) -> bytes:
         request.following or 0,
         request.batch_samples,
         request.left_s,
+        request.part.number,
+        request.part.begin,
+        request.part.end,
     )
     return fixed + tables.encode(request.parts)
 
@@ -140,12 +146,12 @@ def decode_request(header: memoryview, tables: TableNumbers) -> DataRequest:
     """The inverse of `encode_request`. Raises InvalidShardCall."""
     if len(header) < _REQUEST.size:
         raise InvalidShardCall(f"a header of {len(header)} bytes; {_REQUEST.size} or more are expected")
-    spoken, call, flags, generation, rank, request, pass_number, step, batch, following, samples, left_s = (
+    spoken, call, flags, generation, rank, request, pass_number, step, batch, following, samples, left_s, *part = (
         _REQUEST.unpack_from(header)
     )
     if spoken != FORMAT:
         raise InvalidShardCall(f"the caller speaks format {spoken}, this shard format {FORMAT}")
-    if call not in _CALLS or flags > 15 or not 0 <= left_s < math.inf:
+    if call not in _CALLS or flags > 31 or not 0 <= left_s < math.inf:
         raise InvalidShardCall(f"a header that no caller sends: call {call}, flags {flags}, {left_s} s left")
     return DataRequest(
         _CALLS[call],
@@ -161,6 +167,7 @@ def decode_request(header: memoryview, tables: TableNumbers) -> DataRequest:
         samples,
         tables.decode(header[_REQUEST.size :]),
         bool(flags & _BESIDE),
+        Part(bool(flags & _SPLIT), *part),
     )
 
 

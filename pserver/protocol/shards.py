@@ -145,6 +145,13 @@ class Shards(Protocol):
         """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close."""
         ...
 
+    def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
+        """From now on exchanges carry the dense `slices` of a batch in messages of their own (pserver.protocol.parts).
+
+        All ranks make the same call. No bit depends on it.
+        """
+        ...
+
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Prepared:
         """Make a batch's keys ready. With `learn` = False the batch is only predicted and changes nothing."""
         ...

@@ -287,19 +287,22 @@ class DataServer:
         else:
             self._held[request.rank, request.request] = _Held(caller, request, until, now_s)
         if verdict is CallVerdict.ACT:
-            self._answer_held(request.rank, now_s)
+            self._answer_held(request, now_s)
 
-    def _answer_held(self, last: int | None = None, now_s: float = 0.0) -> None:
-        """Answer every push that the policy allows to be answered by now. `last`: the rank whose call allows it."""
+    def _answer_held(self, last: DataRequest | None = None, now_s: float = 0.0) -> None:
+        """Answer every push that the policy allows to be answered by now. `last`: the call that allows it."""
+        part = None if last is None else last.part.number
         longest_s = 0.0
-        for key in [key for key, held in self._held.items() if self._calls.may_answer(held.request)]:
-            held = self._held.pop(key)
-            if last is not None:
-                self.waited_s[held.request.rank, last] += now_s - held.since_s
+        for key, held in list(self._held.items()):
+            if part not in (None, held.request.part.number) or not self._calls.may_answer(held.request):
+                continue
+            del self._held[key]
+            if last is not None and not part:  # the waits of other parts are not added to it
+                self.waited_s[held.request.rank, last.rank] += now_s - held.since_s
                 longest_s = max(longest_s, now_s - held.since_s)
             self._guarded(held.caller, partial(self._answer_push, held.caller, held.request))
         if last is not None:
-            self.traffic[last].wait_s += longest_s
+            self.traffic[last.rank].wait_s += longest_s
 
     def _give_up_late(self) -> None:
         for key in [key for key, held in self._held.items() if held.until.passed()]:
@@ -317,7 +320,9 @@ class DataServer:
 
     def _answer_push(self, caller: _Caller, request: DataRequest) -> None:
         empty = caller.empty()
-        rows = {} if request.following is None else self._calls.rows(request.rank, request.following, empty)
+        rows: dict[str, F32] = {}
+        if request.following is not None:
+            rows = self._calls.rows(request.rank, request.following, empty, request.part)
         self._answer(caller, rows, empty)
 
     def _answer(self, caller: _Caller, rows: dict[str, F32], empty: Empty = empty_floats) -> None:

@@ -57,6 +57,9 @@ class EmbeddedShards:
         if self._ledger.open_pass(pass_number) is CallVerdict.ACT:
             self._shard.open_pass()
 
+    def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
+        """See Shards: there are no messages."""
+
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> ResolvedBatch:
         """See Shards."""
         return self._shard.resolve(tables, learn=learn)

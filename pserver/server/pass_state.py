@@ -12,6 +12,7 @@ from enum import Enum, auto
 from pserver.consistency.policy import Consistency, StepOrder
 from pserver.consistency.sync import names
 from pserver.errors import InvalidShardCall
+from pserver.protocol.parts import MAX_PARTS
 
 
 class CallVerdict(Enum):
@@ -36,6 +37,8 @@ class PassState:
     is_open: bool = False
     steps: StepOrder = field(init=False)
     """The pushes of the open pass."""
+    parts: dict[int, StepOrder] = field(default_factory=dict)
+    """Those of further parts of its exchanges, by number (pserver.protocol.parts)."""
     closing: dict[int, int] = field(default_factory=dict)
     """Ranks that asked for the close, with the day they gave."""
     version: int = 0
@@ -60,21 +63,34 @@ class PassState:
             raise InvalidShardCall(f"pass {pass_number} cannot open: pass {self.pass_number} was closed before")
         self.pass_number, self.is_open = pass_number, True
         self.steps = self.policy.steps(pass_number, self.num_ranks)
+        self.parts.clear()
         return CallVerdict.ACT
 
-    def push(self, pass_number: int, step: int, rank: int) -> CallVerdict:
-        """A rank pushes a step. After ACT: apply the pushes of `steps.due`, then call `steps.applied`."""
+    def order(self, part: int) -> StepOrder:
+        """The pushes of one part of the exchanges of the open pass."""
+        if not part:
+            return self.steps
+        if part not in self.parts:
+            if part > MAX_PARTS:
+                raise InvalidShardCall(f"part {part} of an exchange; there are {MAX_PARTS} at most")
+            self.parts[part] = self.policy.steps(self.pass_number, self.num_ranks)
+        return self.parts[part]
+
+    def push(self, pass_number: int, step: int, rank: int, part: int = 0) -> CallVerdict:
+        """A rank pushes a part of a step. After ACT: apply the pushes of `order(part).due`, then call its `applied`."""
         self._check(pass_number, rank)
-        if not self.steps.push(step, rank):
+        order = self.order(part)
+        if not order.push(step, rank):
             return CallVerdict.REPEAT
-        return CallVerdict.ACT if self.steps.due() else CallVerdict.WAIT
+        return CallVerdict.ACT if order.due() else CallVerdict.WAIT
 
     def close_pass(self, pass_number: int, rank: int, day: int) -> CallVerdict:
         """A rank asks to close a pass. After ACT: close it, then call `closed`."""
         if not self.is_open and pass_number == self.pass_number:
             return CallVerdict.REPEAT
         self._check(pass_number, rank)
-        self.steps.close(rank)
+        for order in self._orders():
+            order.close(rank)
         self.closing[rank] = day
         if len(set(self.closing.values())) > 1:
             raise InvalidShardCall(f"ranks disagree on the day of pass {pass_number}: {self.closing}")
@@ -85,9 +101,9 @@ class PassState:
         self.is_open, self.version = False, self.pass_number
         self.closing.clear()
 
-    def may_answer(self, pass_number: int, step: int, rank: int) -> bool:
-        """Whether a rank that pushed a step may read the rows of its next step, or the pass is over."""
-        return self.pass_number > pass_number or self.steps.may_answer(step, rank)
+    def may_answer(self, pass_number: int, step: int, rank: int, part: int = 0) -> bool:
+        """Whether a rank that pushed a part of a step may read these rows of its next step, or the pass is over."""
+        return self.pass_number > pass_number or self.order(part).may_answer(step, rank)
 
     def has_closed(self, pass_number: int) -> bool:
         """Whether a pass is closed."""
@@ -136,7 +152,7 @@ class PassState:
             raise InvalidShardCall(f"no snapshot of version {version}: that of {self.in_flight} is not settled")
         if version != self.version:
             raise InvalidShardCall(f"no snapshot of version {version}: version {self.version} is the last one closed")
-        if self.is_open and self.steps.num_applied:
+        if self._has_applied():
             raise InvalidShardCall(f"no snapshot of version {version}: steps of pass {self.pass_number} are applied")
         return CallVerdict.ACT
 
@@ -150,8 +166,15 @@ class PassState:
 
     def publish(self, version: int) -> None:
         """Rank 0 publishes `version` to subscribers. It may do so more than once."""
-        if version != self.version or (self.is_open and self.steps.num_applied):
+        if version != self.version or self._has_applied():
             raise InvalidShardCall(f"version {version} cannot be published: {self._place()}")
+
+    def _orders(self) -> Sequence[StepOrder]:
+        return [self.steps, *self.parts.values()]
+
+    def _has_applied(self) -> bool:
+        """Whether rows are not as the last close left them."""
+        return self.is_open and any(order.num_applied for order in self._orders())
 
     def _place(self) -> str:
         return f"pass {self.pass_number} is {'open' if self.is_open else 'closed'}"
@@ -162,7 +185,7 @@ class PassState:
 
     def _absent(self) -> Sequence[int]:
         if not self.closing:
-            return self.steps.missing()
+            return sorted({rank for order in self._orders() for rank in order.missing()})
         return [rank for rank in range(self.num_ranks) if rank not in self.closing]
 
     def _check(self, pass_number: int, rank: int) -> None:

@@ -21,6 +21,7 @@ from pserver.config import DENSE_SLICES, PartStore, TableSection
 from pserver.errors import InvalidShardCall
 from pserver.feed.feed_server import FeedServer
 from pserver.feed.publisher import ShardFeed
+from pserver.protocol.parts import WHOLE, Part
 from pserver.protocol.placement import Placement
 from pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart, TableStats
 from pserver.protocol.table_operations import (
@@ -65,6 +66,8 @@ class Push:
     gradients: Mapping[str, Gradients]
     batch_samples: int
     """Samples of all ranks in the step."""
+    part: Part = WHOLE
+    """The rows that it has."""
 
     def copied(self) -> "Push":
         """The same push in arrays of its own."""
@@ -120,11 +123,14 @@ class Shard:
         return ResolvedBatch(learn, rows, again)
 
     @recorded(Span.PULL)
-    def rows(self, batch: ResolvedBatch, empty: Empty = empty_floats) -> dict[str, F32]:
-        """(U, D) the present rows of a batch, by table, in arrays made by `empty`."""
+    def rows(self, batch: ResolvedBatch, empty: Empty = empty_floats, part: Part = WHOLE) -> dict[str, F32]:
+        """(U, D) the present rows of a part of a batch, by table, in arrays made by `empty`."""
         found = {}
-        for name, rows_U in batch.rows.items():
-            table = self.tables[name]
+        for name, all_U in batch.rows.items():
+            table, places = self.tables[name], part.of(name)
+            if places is None:
+                continue
+            rows_U = all_U[places]
             if not batch.learn:
                 found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U, empty)
             elif name in batch.keys:
@@ -160,7 +166,10 @@ class Shard:
                 raise InvalidShardCall(f"gradients of table {name!r}, which the batch did not prepare to learn")
             if name in push.batch.keys and name not in push.batch.known:
                 raise InvalidShardCall(f"gradients of table {name!r} for a batch that was not pulled")
-            shape = (len(push.batch.rows[name]), self.tables[name].num_weights)
+            places = push.part.of(name)
+            if places is None or (push.part.number and (name in push.batch.keys)):
+                raise InvalidShardCall(f"gradients of table {name!r} in part {push.part.number} of an exchange")
+            shape = (len(push.batch.rows[name][places]), self.tables[name].num_weights)
             fits = gradients.grads_UD.shape == shape and gradients.show_U.shape == gradients.click_U.shape == shape[:1]
             if not fits:
                 raise InvalidShardCall(
@@ -303,7 +312,7 @@ def _known(push: Push, name: str) -> tuple[I32, Gradients]:
     """The part of a push for existing rows."""
     gradients = push.gradients[name]
     if name not in push.batch.keys:
-        return frozen(push.batch.rows[name]), _frozen(gradients)
+        return frozen(push.batch.rows[name][push.part.of(name)]), _frozen(gradients)
     rows_U = push.batch.known[name]
     present_U = rows_U != EMPTY
     return frozen(rows_U[present_U]), _frozen(gradients.chosen(present_U))

@@ -12,6 +12,7 @@ from millrace.timeline import stepped
 from pserver.config import ShardProcess
 from pserver.errors import InvalidShardCall, StaleGeneration
 from pserver.protocol.frames import DataRequest
+from pserver.protocol.parts import WHOLE, Part
 from pserver.protocol.shards import F32, Gradients, Keys
 from pserver.protocol.wire import wires_of
 from pserver.rows.arrays import Empty
@@ -32,7 +33,7 @@ class StepCalls:
         self.announces_at_once = config.num_ranks == 1 and all(t.memory is None for t in config.tables.values())
         """Whether an announcement waits for nothing, and keeps no other rank waiting."""
         self._shard, self._ledger, self._turn = shard, ledger, turn
-        self._pushes: dict[tuple[int, int], Push | None] = {}  # by step and rank: accepted, and not applied yet
+        self._pushes: dict[tuple[int, int, int], Push | None] = {}  # by part, step and rank: accepted, not applied yet
         self._announcing = threading.Lock()
         self._batches: dict[int, dict[int, ResolvedBatch]] = {rank: {} for rank in range(config.num_ranks)}
         self._pushed = dict.fromkeys(range(config.num_ranks), -1)
@@ -60,12 +61,12 @@ class StepCalls:
         self._release_before(rank, number, pulled=True)
         return self.rows(rank, number, empty)
 
-    def rows(self, rank: int, number: int, empty: Empty) -> dict[str, F32]:
-        """The rows of an announced batch, in arrays made by `empty`.
+    def rows(self, rank: int, number: int, empty: Empty, part: Part = WHOLE) -> dict[str, F32]:
+        """The rows of a part of an announced batch, in arrays made by `empty`.
 
         The policy changes no row of a rank's next step before its next push, so reading needs no lock.
         """
-        return self._shard.rows(self._batch(rank, number), empty)
+        return self._shard.rows(self._batch(rank, number), empty, part)
 
     def push(self, request: DataRequest, gradients: Mapping[str, Gradients]) -> CallVerdict:
         """Accept the push of a rank; WAIT unless the policy allows an answer. ACT: others may be answered, too.
@@ -75,41 +76,44 @@ class StepCalls:
         push = None
         if request.batch is not None:
             batch = self._batch(request.rank, request.batch)
-            self._release_before(request.rank, request.batch)
-            self._pushed[request.rank] = request.batch
+            if not request.part.number:  # all parts of the step before are answered
+                self._release_before(request.rank, request.batch)
+                self._pushed[request.rank] = request.batch
             if gradients:
-                push = Push(batch, gradients, request.batch_samples)
+                push = Push(batch, gradients, request.batch_samples, request.part)
                 self._shard.check(push)
         with self._turn:
             return self._take(request, push)
 
     def _take(self, request: DataRequest, push: Push | None) -> CallVerdict:
-        step, rank = request.step, request.rank
-        same_step = (other for (at, _), other in self._pushes.items() if at == step)
+        step, rank, part = request.step, request.rank, request.part.number
+        same_step = (other for (_, at, _), other in self._pushes.items() if at == step)
         samples = {other.batch_samples for other in (push, *same_step) if other is not None}
         if len(samples) > 1 and self._ledger.policy.meets_in_steps:
             raise InvalidShardCall(f"ranks disagree on the samples of step {step}: {sorted(samples)}")
-        verdict = self._ledger.push(request.pass_number, step, rank)
+        verdict = self._ledger.push(request.pass_number, step, rank, part)
         if verdict is CallVerdict.REPEAT:
             return verdict
-        self._pushes[step, rank] = push
+        self._pushes[part, step, rank] = push
         if verdict is CallVerdict.ACT:
-            self._apply_due(request.pass_number)
+            self._apply_due(request.pass_number, part)
         else:
             failpoint(Failpoint.PARTLY_PUSHED)
-        if request.beside and (waiting := self._pushes.get((step, rank))) is not None:
-            self._pushes[step, rank] = waiting.copied()
+        if request.beside and (waiting := self._pushes.get((part, step, rank))) is not None:
+            self._pushes[part, step, rank] = waiting.copied()
         return verdict
 
-    def _apply_due(self, pass_number: int) -> None:
-        """Apply the pushes that are due."""
-        due = self._ledger.steps.due()
-        pushes = [push for key in due if (push := self._pushes.pop(key, None)) is not None]
+    def _apply_due(self, pass_number: int, part: int) -> None:
+        """Apply the pushes of a part that are due."""
+        order = self._ledger.order(part)
+        due = order.due()
+        pushes = [push for key in due if (push := self._pushes.pop((part, *key), None)) is not None]
         self._shard.apply(pushes if self._ledger.policy.meets_in_steps else as_one_step(pushes), pass_number)
         if len(due) == 1:
             failpoint(Failpoint.PARTLY_PUSHED)
-        self._ledger.steps.applied()
-        stepped()
+        order.applied()
+        if not part:
+            stepped()
         self._turn.notify_all()
 
     @property
@@ -120,14 +124,15 @@ class StepCalls:
     def wait_no_longer(self) -> None:
         """A push has waited for `merge_wait_s`: apply all that are accepted."""
         with self._turn:
-            self._ledger.steps.wait_no_longer()
-            if self._ledger.steps.due():
-                self._apply_due(self._ledger.pass_number)
+            for part in (0, *self._ledger.parts):
+                self._ledger.order(part).wait_no_longer()
+                if self._ledger.order(part).due():
+                    self._apply_due(self._ledger.pass_number, part)
 
     def may_answer(self, request: DataRequest) -> bool:
         """Whether the policy allows an answer to a rank that pushed."""
         with self._turn:
-            return self._ledger.may_answer(request.pass_number, request.step, request.rank)
+            return self._ledger.may_answer(request.pass_number, request.step, request.rank, request.part.number)
 
     def missing(self) -> str:
         """The ranks that a waiting rank waits for, in words."""
@@ -157,7 +162,7 @@ class StepCalls:
         with self._announcing:
             mine = self._batches[rank]
             # The rank may have stopped waiting for a push that is not applied yet: that batch is kept.
-            pushes = [push for (_, other), push in list(self._pushes.items()) if other == rank and push is not None]
+            pushes = [push for (_, _, other), push in list(self._pushes.items()) if other == rank and push is not None]
             for older in [other for other in mine if other < number]:
                 to_push = pulled and mine[older].learn and older > self._pushed[rank]
                 if not to_push and not any(mine[older] is push.batch for push in pushes):

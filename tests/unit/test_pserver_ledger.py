@@ -36,6 +36,38 @@ def test_a_push_repeated_after_its_step_changes_nothing():
     assert ledger.push(1, 0, 0) is CallVerdict.REPEAT and not ledger.steps.due()
 
 
+def test_the_parts_of_a_step_are_applied_one_by_one():
+    ledger = opened(2)
+    assert [ledger.push(1, 0, 0), ledger.push(1, 0, 0, part=3)] == [CallVerdict.WAIT] * 2
+    assert ledger.push(1, 0, 1, part=3) is CallVerdict.ACT
+    ledger.order(3).applied()
+    assert ledger.may_answer(1, 0, 0, part=3) and not ledger.may_answer(1, 0, 0)
+    assert ledger.missing() == "rank 0, 1", "of part 3, which waits for the next step; part 0 lacks rank 1"
+    with pytest.raises(InvalidShardCall, match="steps of pass 1 are applied"):
+        ledger.snapshot(0)
+    with pytest.raises(InvalidShardCall, match="cannot close: step 0 lacks rank 1"):
+        ledger.close_pass(1, 0, 5)
+
+
+def test_no_pass_closes_before_a_part_is_applied():
+    ledger = opened(2)
+    ledger.push(1, 0, 0, part=1)
+    with pytest.raises(InvalidShardCall, match="cannot close: step 0 lacks rank 1"):
+        ledger.close_pass(1, 1, 5)
+    with pytest.raises(InvalidShardCall, match="part 1048577 of an exchange; there are 1048576 at most"):
+        ledger.push(1, 0, 0, part=(1 << 20) + 1)
+
+
+def test_the_parts_of_a_pass_begin_anew_in_the_next_one():
+    ledger = opened(1)
+    assert ledger.push(1, 0, 0, part=1) is CallVerdict.ACT
+    ledger.order(1).applied()
+    ledger.close_pass(1, 0, 5)
+    ledger.closed()
+    ledger.open_pass(2)
+    assert ledger.push(2, 0, 0, part=1) is CallVerdict.ACT
+
+
 def test_ranks_that_are_late_are_named():
     ledger = opened(4)
     ledger.push(1, 0, 2)

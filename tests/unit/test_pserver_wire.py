@@ -24,6 +24,7 @@ from pserver.errors import (
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, messages, statuses
 from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
+from pserver.protocol.parts import Part
 from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
 from pserver.store.row_store import StoredFile
 
@@ -55,13 +56,16 @@ def test_keys_survive_encoding(counts, learn):
         assert found[name].keys_U.flags.aligned and not found[name].keys_U.flags.writeable
 
 
-@given(COUNTS, st.integers(1, 9), st.none() | st.integers(0, 1 << 63), st.none() | st.integers(0, 1 << 63))
-def test_gradients_and_rows_survive_encoding_bit_for_bit(counts, dim, batch, following):
+PARTS = st.builds(Part, st.booleans(), *[st.integers(0, (1 << 32) - 1)] * 3)
+
+
+@given(COUNTS, st.integers(1, 9), st.none() | st.integers(0, 1 << 63), st.none() | st.integers(0, 1 << 63), PARTS)
+def test_gradients_and_rows_survive_encoding_bit_for_bit(counts, dim, batch, following, part):
     tables = {n: Gradients(floats(1, c, dim), floats(2, c), floats(3, c)) for n, c in counts.items()}
     widths, parts = dict.fromkeys(counts, dim), tuple(counts.items())
     numbers = TableNumbers(widths)
     request = DataRequest(
-        DataCall.EXCHANGE, 1, 0, 5, 0.0, 9, 8, batch, following=following, batch_samples=1 << 50, parts=parts
+        DataCall.EXCHANGE, 1, 0, 5, 0.0, 9, 8, batch, following=following, batch_samples=1 << 50, parts=parts, part=part
     )
     assert frames.decode_request(memoryview(frames.encode_request(request, numbers)), numbers) == request
     found = frames.gradients_from(request, received(frames.gradient_frames(tables)), widths)
@@ -98,11 +102,11 @@ def test_another_format_is_refused_in_every_message():
     numbers = TableNumbers({"a": 1})
     request = bytearray(frames.encode_request(DataRequest(DataCall.PULL, 1, 0, 5, 1.0, batch=1), numbers))
     reply = bytearray(frames.encode_reply(DataReply(5), numbers))
-    assert request[0] == reply[0] == messages.FORMAT == 5
+    assert request[0] == reply[0] == messages.FORMAT == 6
     request[0] = reply[0] = 3
-    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 5"):
+    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 6"):
         frames.decode_request(memoryview(request), numbers)
-    with pytest.raises(InvalidShardCall, match="format 3, not 5"):
+    with pytest.raises(InvalidShardCall, match="format 3, not 6"):
         frames.decode_reply(memoryview(reply), numbers)
 
 

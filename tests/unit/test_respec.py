@@ -103,6 +103,13 @@ def test_the_optimizer_of_dense_parameters_on_shards_stays_and_its_rate_may_chan
     assert significant_keys(SPEC, moved) == significant_keys(moved, SPEC) == ["dense.strategy"]
 
 
+def test_how_slices_travel_has_no_effect_on_a_pass():
+    def sliced(**more):
+        return SPEC | {"dense": {"strategy": "shards"} | more}
+
+    assert significant_keys(sliced(), sliced(slice_floats=10_000, priority="fifo")) == []
+
+
 WHOLE = tomllib.loads(stream_job.SPEC)
 
 

@@ -208,6 +208,13 @@ MISTAKES = {
     "remove one",
     "train={learn=false,learn_until=9}": "train: learn_until says when learning ends, and learn = false that it never "
     "begins; remove one",
+    "dense.slice_floats=10000": 'dense: slice_floats is for strategy = "shards"; "all_reduce" has no slices: remove it',
+    'dense={strategy="shards",slice_floats=999}': "dense.slice_floats: Input should be greater than or equal to 1000 "
+    "(got 999)",
+    'dense={strategy="shards",priority="fifo"}': "dense: priority is the order of messages of slice_floats floats: set "
+    "that, too, or remove it",
+    'train={mode="geo",k_steps=4} ; dense={strategy="shards",slice_floats=10000}': "dense.slice_floats: train.mode = "
+    '"geo" exchanges the dense parameters with rows, at most every train.k_steps steps: remove it',
     'dense={strategy="shards",clip_norm=1.0,accumulate=2}': 'dense: strategy = "shards" does not work with accumulate '
     "above 1, clip_norm, which needs the gradients of all slices",
     "train.staleness=1 ; dense.strategy=shards": 'dense.strategy: "shards" does not work with train.staleness, since '

@@ -42,7 +42,7 @@ class ShardDense:
     def __init__(
         self,
         model: nn.Module,
-        _config: DenseSection,
+        config: DenseSection,
         ranks: Ranks,
         more: Mapping[str, nn.Parameter] | None,
         shards: Shards,
@@ -60,6 +60,12 @@ class ShardDense:
         self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)
         self.buffers = Buffers(model, ranks)
+        if config.slice_floats is not None and num_slices:
+            shards.split(
+                self._keys,
+                max(1, config.slice_floats // SLICE_FLOATS),
+                rows_first=config.priority == "sparse_first",
+            )
 
     def set_lr(self, lr: float) -> None:
         """See DenseStrategy: an operation on tables sets it on the shards."""

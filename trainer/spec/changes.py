@@ -29,6 +29,8 @@ AT_ONCE = (
     "train.step_deadline",
     "train.prefetch_batches",
     "train.on_nonfinite",
+    "dense.slice_floats",
+    "dense.priority",
     "passes.max_outage",
     "passes.max_day_jump",
     "exports",

@@ -13,6 +13,11 @@ def check_dense_rules(job: TrainerJob) -> None:
             'dense.strategy = "shards"',
             "dense.strategy",
         )
+    if mode == "geo" and job.dense.slice_floats is not None:
+        raise SpecError(
+            'train.mode = "geo" exchanges the dense parameters with rows, at most every train.k_steps steps: remove it',
+            "dense.slice_floats",
+        )
     if strategy == "shards" and job.train.staleness:
         raise SpecError(
             '"shards" does not work with train.staleness, since dense parameters are never stale', "dense.strategy"
