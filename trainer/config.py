@@ -85,6 +85,10 @@ class TrainSection(Section):
     With 1 or more, gradients and rows travel beside the computation of the next steps, so a step need not wait for the
     shards. Results differ a little from those with 0, and are as repeatable. Each step of staleness keeps one more
     batch in every trainer, and its rows in the shards' memory."""
+    early_rows: bool = False
+    """With mode = "sync" and staleness = 0: while a step is computed, shards send those rows of the next batch that no
+    trainer reads in this one, so that none changes. Less is left to send after the step. No bit depends on it. For
+    slow networks: it costs messages, and time of the shards."""
     k_steps: int | None = Field(default=None, ge=1, le=1000)
     """With mode = "geo", which needs it: number of batches between two exchanges of a trainer with the shards. A row
     moves by the mean of what the trainers have learnt. More send less, and each trainer's rows are older."""
@@ -121,6 +125,11 @@ class TrainSection(Section):
     def _built(self) -> "TrainSection":
         if self.staleness and self.mode != "sync":
             raise ValueError(f'staleness counts steps of mode = "sync"; mode = "{self.mode}" has none: remove one')
+        if self.early_rows and (self.mode != "sync" or self.staleness):
+            raise ValueError(
+                'early_rows is for mode = "sync" with staleness = 0; other steps do not wait for the rows of the step '
+                "before: remove it"
+            )
         if (self.mode == "geo") != (self.k_steps is not None):
             raise ValueError(
                 'mode = "geo" needs k_steps, the number of batches between two exchanges'

@@ -24,7 +24,7 @@ from millrace.timeline import Span, span
 from millrace.traffic import LinkTraffic
 from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StepTimedOut
 from pserver.protocol import frames, statuses
-from pserver.protocol.frames import DataReply, DataRequest, TableNumbers
+from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
 from pserver.rows.arrays import Empty, empty_floats
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4))
@@ -235,7 +235,8 @@ class DataPlane:
             connection = link.connection
             assert connection is not None
             size = self._checked_size(link, call)
-            memory = None if call.request.part.number else link.memory  # it has room for one call alone
+            beside_others = call.request.part.number or call.request.call is DataCall.EARLY
+            memory = None if beside_others else link.memory  # it has room for one call alone
             places = None if memory is None else memory.places_of(call.arrays)
             request = replace(call.request, left_s=call.until.left_s(), beside=places is not None)
             header = frames.encode_request(request, self._tables)

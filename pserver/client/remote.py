@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import zmq
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 from millrace import documents
 from millrace.deadline import Deadline
@@ -102,6 +103,8 @@ class RemoteShards:
         ]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
+        self._early_calls: Sequence[Call] = ()
+        """Those of the step in progress."""
         self._messages: Sequence[tuple[int, Part]] = [(shard, WHOLE) for shard in range(len(addresses))]
         """(shard, part) of each message of an exchange, in the order in which they leave."""
         self._num_announced = 0
@@ -247,6 +250,16 @@ class RemoteShards:
         self._num_looks += 1
         return self.pull(self._announce(self._num_looks, tables, learn=False), deadline)
 
+    def ask_early(self, step: int, batch: Prepared | None, following: Prepared | None, deadline: Deadline) -> None:
+        """See Shards."""
+        learnt, wanted = (None if each is None else self._ready(each).number for each in (batch, following))
+        self._early_calls = [
+            self._steps.send(
+                shard, self._request(DataCall.EARLY, step=step, batch=learnt, following=wanted), (), deadline
+            )
+            for shard in range(len(self._connections))
+        ]
+
     def exchange(
         self,
         step: int,
@@ -309,13 +322,29 @@ class RemoteShards:
         if batch is not None:
             counts = batch.num_keys.items()
             rows = {name: np.empty((count, self._widths[name]), np.float32) for name, count in counts}
+        early_calls, self._early_calls = self._early_calls, ()
+        masks: dict[int, Mapping[str, NDArray[np.bool_]]] = {}
+        for call in self._steps.wait(early_calls):
+            if batch is not None and rows is not None:
+                masks[call.shard] = self._put_early(rows, batch, call)
         for call in self._steps.wait(calls):
             if batch is not None and rows is not None:
-                self._put(rows, batch, call)
+                self._put(rows, batch, call, masks.get(call.shard, {}))
         return rows
 
-    def _put(self, rows: Mapping[str, F32], batch: AnnouncedBatch, call: Call) -> None:
-        """Write the rows of one shard to the positions of its keys."""
+    def _put_early(self, rows: Mapping[str, F32], batch: AnnouncedBatch, call: Call) -> dict[str, NDArray[np.bool_]]:
+        """Write the early rows of one shard to the positions of their keys; which ones they are."""
+        assert call.reply is not None, "it is done"
+        counts = {name: len(routed[call.shard].position_P) for name, routed in batch.routed.items()}
+        early = frames.early_from(call.reply, call.rows, counts, self._widths, self._wires)
+        for name, (mask_P, rows_ED) in early.items():
+            put_rows(rows_ED, batch.routed[name][call.shard].position_P[mask_P], rows[name])
+        return {name: mask_P for name, (mask_P, _) in early.items()}
+
+    def _put(
+        self, rows: Mapping[str, F32], batch: AnnouncedBatch, call: Call, early: Mapping[str, NDArray[np.bool_]]
+    ) -> None:
+        """Write the rows of one shard to the positions of its keys, but for `early` ones."""
         assert call.reply is not None, "it is done"
         parts = frames.rows_from(call.reply, call.rows, self._widths, self._wires)
         for name, rows_UD in rows.items():
@@ -323,6 +352,8 @@ class RemoteShards:
             if places is None:
                 continue
             position_P = batch.routed[name][call.shard].position_P[places]
+            if name in early:
+                position_P = position_P[~early[name]]
             if name not in parts or len(parts[name]) != len(position_P):
                 found = len(parts.get(name, ()))
                 raise InvalidShardCall(f"a shard sent {found} rows of {name!r} for {len(position_P)} keys")

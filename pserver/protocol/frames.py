@@ -42,6 +42,8 @@ class DataCall(IntEnum):
     """Rows of an announced batch as they are now."""
     EXCHANGE = 3
     """Push of a step, then rows of the next batch."""
+    EARLY = 4
+    """Before the push of a step: the rows of the next batch that no rank pushes in it."""
 
 
 _CALLS = {call.value: call for call in DataCall}
@@ -288,6 +290,35 @@ def row_frames(
     """The arrays of a reply; those that are encoded are made by `new`."""
     encoded = (encode(rows_UD, wires.get(name, FLOATS), new) for name, rows_UD in rows.items())
     return [as_frame(array) for arrays in encoded for array in arrays]
+
+
+def early_frames(
+    rows: Mapping[str, F32], masks: Mapping[str, NDArray[np.bool_]], wires: Mapping[str, TableWire] = NARROW_NONE
+) -> list[memoryview]:
+    """The arrays of a reply with early rows: of each table which rows they are, then the rows."""
+    return [
+        frame
+        for name, rows_ED in rows.items()
+        for frame in (as_frame(masks[name]), *row_frames({name: rows_ED}, wires))
+    ]
+
+
+def early_from(
+    reply: DataReply,
+    frames: Sequence[memoryview],
+    counts: Mapping[str, int],
+    widths: Mapping[str, int],
+    wires: Mapping[str, TableWire] = NARROW_NONE,
+) -> dict[str, tuple[NDArray[np.bool_], F32]]:
+    """By table (U,) which rows of a batch are early, and (E, D) these; `counts` are U of each."""
+    arrays, found = ArrayFrames(frames), {}
+    for name, num_early in reply.parts:
+        mask_U = arrays.take(np.uint8, counts.get(name, 0)) != 0
+        if int(mask_U.sum()) != num_early:
+            raise InvalidShardCall(f"{num_early} early rows of {name!r}, where {int(mask_U.sum())} are marked")
+        found[name] = mask_U, _decoded(arrays, num_early, widths[name], wires.get(name, FLOATS))
+    arrays.end()
+    return found
 
 
 def rows_from(

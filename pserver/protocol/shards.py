@@ -171,6 +171,15 @@ class Shards(Protocol):
         """
         ...
 
+    def ask_early(self, step: int, batch: Prepared | None, following: Prepared | None, deadline: Deadline) -> None:
+        """Before the `exchange` of a step, with the same batches: ask for the rows of `following` that no rank pushes
+        in the step, which come beside the computation. `exchange` then returns them with the others.
+
+        Either every rank calls it in a step or none does, and only where a batch follows the one before it. No bit
+        depends on it.
+        """
+        ...
+
     def exchange(
         self,
         step: int,

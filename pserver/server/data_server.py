@@ -43,6 +43,9 @@ LINGER_MS = 1000
 CLOSE_S = 5.0
 """How long announcements that run may take when a shard stops; later ones end with the process."""
 
+ROWS = DataCall.EXCHANGE, 0
+"""The kind of call whose waits are figures."""
+
 log = logging.getLogger(__name__)
 
 
@@ -269,6 +272,8 @@ class DataServer:
                 self._answer(caller, self._calls.pull(request.rank, request.batch, empty), empty)
             case DataCall.EXCHANGE:
                 self._exchange(caller, request, arrays)
+            case DataCall.EARLY:
+                self._hold_early(caller, request)
             case _:
                 assert_never(request.call)
 
@@ -289,15 +294,22 @@ class DataServer:
         if verdict is CallVerdict.ACT:
             self._answer_held(request, now_s)
 
+    def _hold_early(self, caller: _Caller, request: DataRequest) -> None:
+        """Early rows are answered when all ranks have asked."""
+        now_s, until = time.monotonic(), Deadline.after(waiting_s(request.left_s))
+        self._calls.ask_early(request)
+        self._held[request.rank, request.request] = _Held(caller, request, until, now_s)
+        if self._calls.may_answer(request):
+            self._answer_held(request, now_s)
+
     def _answer_held(self, last: DataRequest | None = None, now_s: float = 0.0) -> None:
         """Answer every push that the policy allows to be answered by now. `last`: the call that allows it."""
-        part = None if last is None else last.part.number
-        longest_s = 0.0
+        kind, longest_s = None if last is None else _kind_of(last), 0.0
         for key, held in list(self._held.items()):
-            if part not in (None, held.request.part.number) or not self._calls.may_answer(held.request):
+            if kind not in (None, _kind_of(held.request)) or not self._calls.may_answer(held.request):
                 continue
             del self._held[key]
-            if last is not None and not part:  # the waits of other parts are not added to it
+            if last is not None and kind == ROWS:  # the waits beside it are not added to it
                 self.waited_s[held.request.rank, last.rank] += now_s - held.since_s
                 longest_s = max(longest_s, now_s - held.since_s)
             self._guarded(held.caller, partial(self._answer_push, held.caller, held.request))
@@ -311,14 +323,20 @@ class DataServer:
                 held.caller,
                 StepTimedOut(
                     f"shard {self._calls.config.shard} waited {held.request.left_s:.1f} s in step {held.request.step} "
-                    f"of pass {held.request.pass_number} for {self._calls.missing()}: is that trainer alive, "
-                    "or much slower than the others?"
+                    f"of pass {held.request.pass_number} for {self._calls.missing(held.request)}: is that trainer "
+                    "alive, or much slower than the others?"
                 ),
             )
 
     # --- answers
 
     def _answer_push(self, caller: _Caller, request: DataRequest) -> None:
+        if request.call is DataCall.EARLY:
+            early, masks = self._calls.early_rows(request.rank, request.following)
+            parts = tuple((name, len(rows_ED)) for name, rows_ED in early.items())
+            arrays = frames.early_frames(early, masks, self._calls.wires)
+            self._send(caller, DataReply(caller.request, parts=parts), arrays)
+            return
         empty = caller.empty()
         rows: dict[str, F32] = {}
         if request.following is not None:
@@ -346,6 +364,11 @@ class DataServer:
                 caller.traffic.sent(len(header) + frames.num_bytes_of(arrays), shared)
         except zmq.ZMQError as error:
             log.info("an answer was not sent (%s); the caller will repeat its call", error)
+
+
+def _kind_of(request: DataRequest) -> tuple[DataCall, int]:
+    """Calls of one kind are answered together."""
+    return request.call, request.part.number
 
 
 def _failure_of(caller: _Caller, act: Callable[[], None]) -> DataReply | None:

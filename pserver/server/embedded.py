@@ -80,6 +80,9 @@ class EmbeddedShards:
         finally:
             self._shard.release(batch)
 
+    def ask_early(self, step: int, batch: Prepared | None, following: Prepared | None, deadline: Deadline) -> None:
+        """See Shards: nothing travels."""
+
     def exchange(
         self,
         step: int,

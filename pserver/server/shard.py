@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millrace.rpc.tls_listener import TlsEndpoint
 from millrace.timeline import Span, recorded
@@ -56,6 +58,10 @@ class ResolvedBatch:
     """Row numbers in tables with admission, as they were when the batch was pulled."""
     admitted: dict[str, int] = field(default_factory=dict)
     """Keys admitted to these tables until then."""
+
+
+NONE_SENT: Mapping[str, NDArray[np.bool_]] = MappingProxyType({})
+"""No row is left out of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +129,23 @@ class Shard:
         return ResolvedBatch(learn, rows, again)
 
     @recorded(Span.PULL)
-    def rows(self, batch: ResolvedBatch, empty: Empty = empty_floats, part: Part = WHOLE) -> dict[str, F32]:
-        """(U, D) the present rows of a part of a batch, by table, in arrays made by `empty`."""
+    def rows(
+        self,
+        batch: ResolvedBatch,
+        empty: Empty = empty_floats,
+        part: Part = WHOLE,
+        without: Mapping[str, NDArray[np.bool_]] = NONE_SENT,
+    ) -> dict[str, F32]:
+        """(U, D) the present rows of a part of a batch, by table, in arrays made by `empty`.
+
+        `without`: (U,) which of them are left out, by table.
+        """
         found = {}
         for name, all_U in batch.rows.items():
             table, places = self.tables[name], part.of(name)
             if places is None:
                 continue
-            rows_U = all_U[places]
+            rows_U = all_U[~without[name]] if name in without else all_U[places]
             if not batch.learn:
                 found[name] = table.gather_present(frozen(rows_U), batch.keys[name].keys_U, empty)
             elif name in batch.keys:
@@ -140,6 +155,10 @@ class Shard:
             else:
                 found[name] = table.gather(frozen(rows_U), empty)
         return found
+
+    def early_rows(self, batch: ResolvedBatch, masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, F32]:
+        """(E, D) the present rows that are marked, by table."""
+        return {name: self.tables[name].gather(frozen(batch.rows[name][mask_U])) for name, mask_U in masks.items()}
 
     @recorded(Span.PUSH)
     def apply(self, pushes: Sequence[Push], version: int) -> None:

@@ -7,17 +7,22 @@ and answers.
 import threading
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millrace.failpoints import Failpoint, failpoint
 from millrace.timeline import stepped
 from pserver.config import ShardProcess
+from pserver.consistency.sync import names
 from pserver.errors import InvalidShardCall, StaleGeneration
-from pserver.protocol.frames import DataRequest
+from pserver.protocol.frames import DataCall, DataRequest
 from pserver.protocol.parts import WHOLE, Part
 from pserver.protocol.shards import F32, Gradients, Keys
 from pserver.protocol.wire import wires_of
 from pserver.rows.arrays import Empty
+from pserver.server.early_rows import EarlyRows
 from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.shard import Push, ResolvedBatch, Shard, as_one_step
+from pserver.server.shard import NONE_SENT, Push, ResolvedBatch, Shard, as_one_step
 
 MAX_BATCHES_AHEAD = 2048
 """Most batches that a rank may have announced and not used; one more is refused."""
@@ -34,6 +39,7 @@ class StepCalls:
         """Whether an announcement waits for nothing, and keeps no other rank waiting."""
         self._shard, self._ledger, self._turn = shard, ledger, turn
         self._pushes: dict[tuple[int, int, int], Push | None] = {}  # by part, step and rank: accepted, not applied yet
+        self._early, self._early_pass = EarlyRows(config.num_ranks), 0
         self._announcing = threading.Lock()
         self._batches: dict[int, dict[int, ResolvedBatch]] = {rank: {} for rank in range(config.num_ranks)}
         self._pushed = dict.fromkeys(range(config.num_ranks), -1)
@@ -66,7 +72,23 @@ class StepCalls:
 
         The policy changes no row of a rank's next step before its next push, so reading needs no lock.
         """
-        return self._shard.rows(self._batch(rank, number), empty, part)
+        without = NONE_SENT if part.number else self._early.of(rank, number)
+        return self._shard.rows(self._batch(rank, number), empty, part, without)
+
+    def ask_early(self, request: DataRequest) -> None:
+        """A rank asks for the early rows of its next batch."""
+        if self._early_pass != request.pass_number:
+            self._early, self._early_pass = EarlyRows(self.config.num_ranks), request.pass_number
+        learnt, wanted = (
+            None if number is None else self._batch(request.rank, number)
+            for number in (request.batch, request.following)
+        )
+        self._early.ask(request.step, request.rank, learnt, wanted, request.following)
+
+    def early_rows(self, rank: int, number: int | None) -> tuple[dict[str, F32], dict[str, NDArray[np.bool_]]]:
+        """The early rows of a batch by table, and which they are."""
+        masks = self._early.of(rank, number)
+        return ({}, {}) if number is None else (self._shard.early_rows(self._batch(rank, number), masks), masks)
 
     def push(self, request: DataRequest, gradients: Mapping[str, Gradients]) -> CallVerdict:
         """Accept the push of a rank; WAIT unless the policy allows an answer. ACT: others may be answered, too.
@@ -130,12 +152,16 @@ class StepCalls:
                     self._apply_due(self._ledger.pass_number, part)
 
     def may_answer(self, request: DataRequest) -> bool:
-        """Whether the policy allows an answer to a rank that pushed."""
+        """Whether the policy allows an answer to a rank that pushed, or that asked for early rows."""
+        if request.call is DataCall.EARLY:
+            return self._early_pass > request.pass_number or self._early.may_answer(request.step)
         with self._turn:
             return self._ledger.may_answer(request.pass_number, request.step, request.rank, request.part.number)
 
-    def missing(self) -> str:
+    def missing(self, request: DataRequest) -> str:
         """The ranks that a waiting rank waits for, in words."""
+        if request.call is DataCall.EARLY:
+            return f"rank {names(self._early.missing())}"
         with self._turn:
             return self._ledger.missing()
 

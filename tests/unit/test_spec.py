@@ -195,6 +195,8 @@ MISTAKES = {
     "has none: remove one",
     "train.mode=geo": 'train: mode = "geo" needs k_steps, the number of batches between two exchanges',
     "train.k_steps=4": 'train: k_steps is for mode = "geo"; mode = "sync" exchanges in every step: remove one',
+    'train={early_rows=true,staleness=1}': 'train: early_rows is for mode = "sync" with staleness = 0; other steps do '
+    "not wait for the rows of the step before: remove it",
     "train.k_steps=0": "train.k_steps: Input should be greater than or equal to 1 (got 0)",
     'train={mode="geo",k_steps=4} ; dense.strategy=shards': 'dense.optimizer.kind: is "adam"; train.mode = "geo" needs '
     '"sgd", whose differences add up',

@@ -29,6 +29,7 @@ AT_ONCE = (
     "train.step_deadline",
     "train.prefetch_batches",
     "train.on_nonfinite",
+    "train.early_rows",
     "dense.slice_floats",
     "dense.priority",
     "passes.max_outage",

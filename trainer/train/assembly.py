@@ -191,7 +191,7 @@ def _exchanges(
 ) -> AbstractContextManager[Exchanges]:
     last = job.train.step_deadline, progress.step
     if job.train.k_steps is None:
-        return closing(Exchanges(shards, policy.staleness, *last))
+        return closing(Exchanges(shards, policy.staleness, *last, early_rows=job.train.early_rows))
     groups = {slot.name: slot.group for slot in schema.sparse}
     settings = partial(settings_in_force, ranks, rank0, groups)
     return closing(GeoExchanges(shards, job.train.k_steps, ranks.world, dense.slices, settings, *last))

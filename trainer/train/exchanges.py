@@ -41,8 +41,11 @@ class _Coming(NamedTuple):
 class Exchanges:
     """See module docstring. Used by the loop's thread, which makes no other call for steps meanwhile."""
 
-    def __init__(self, shards: Shards, staleness: int, step_s: float, clock: StepClock) -> None:
-        """`step_s`: longest time of a call."""
+    def __init__(
+        self, shards: Shards, staleness: int, step_s: float, clock: StepClock, *, early_rows: bool = False
+    ) -> None:
+        """`step_s`: longest time of a call. `early_rows`: as in `train.early_rows`."""
+        self._early_rows, self._asked = early_rows, deque[TrainingBatch | None]()
         self._shards, self._staleness, self._step_s, self._clock = shards, staleness, step_s, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange") if staleness else None
         self._batches: Iterator[TrainingBatch] = iter(())
@@ -52,6 +55,7 @@ class Exchanges:
     def begin(self, batches: Iterator[TrainingBatch], *, learn: bool) -> StepInput:
         """Begin a pass: pull the rows of its first step, and, to learn, of as many further ones as may be stale."""
         self._batches = batches
+        self._asked.clear()
         for _ in range(1 + (self._staleness if learn else 0)):
             self._pull()
         return self._next()
@@ -61,6 +65,15 @@ class Exchanges:
         self._pull()
         return self._next()
 
+    def ask_early(self, step: int, batch: TrainingBatch | None) -> None:
+        """Before a step is computed: ask for rows of the next one that this one does not change."""
+        if self._early_rows:
+            following = self._following()
+            learnt, wanted = (None if each is None else each.prepared for each in (batch, following))
+            self._clock.at(WaitsFor.SHARDS)
+            self._shards.ask_early(step, learnt, wanted, self._deadline())
+            self._asked.append(following)
+
     def push(
         self, step: int, batch: TrainingBatch | None, gradients: Mapping[str, Gradients] | None, num_samples: int
     ) -> StepInput:
@@ -68,7 +81,7 @@ class Exchanges:
 
         `gradients` is None if all ranks skip the step, or where there is no batch; `num_samples`: of all ranks.
         """
-        following = self._following()
+        following = self._asked.popleft() if self._asked else self._following()
         learnt, wanted = (None if each is None else each.prepared for each in (batch, following))
         scale = StepScale(num_samples)
 

@@ -300,6 +300,7 @@ class TrainLoop:
     def _learn(self, step: int, at: StepInput, common: _Common) -> StepInput:
         """One step: predict, measure, learn. Returns the next one."""
         parts, clock, batch = self._parts, self._parts.progress.step, at.batch
+        parts.exchanges.ask_early(step, batch)
         clock.at(WaitsFor.MODEL)
         parts.dense.clear()
         gradients: dict[str, Gradients] | None = None
