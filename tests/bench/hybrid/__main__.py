@@ -1,101 +1,99 @@
-"""How much time all-reduce of the dense part saves against parameter servers: `python -m tests.bench.hybrid`.
+"""The figures of the PS-Hybrid paper, measured again: `python -m tests.bench.hybrid --minutes 20 [--results F]`.
 
-Source: the PS-Hybrid paper. Its figures 7 to 9 are measured again, with its models at dim 128 on criteo, in machines
-of tests with links of `--rate`. Rounds alternate between strategies, and a figure is the median. Prints Markdown. All
-processes share the cores of one machine: where computing hides the wire, a lower `--rate` restores the paper's share.
-Needs root and iproute2. Avazu, the paper's second set of data, is not to be had.
+Its models at dim 128 on criteo, in test machines with links of 1 Gb/s. Runs the plan below, the most telling setups
+first, and all of them once before any a second time. A result is in the file as soon as it is there: the same command
+goes on where an earlier one ended. `python -m tests.bench.hybrid.figures` makes tables and plots of the file.
+
+All processes share the cores of one machine: a step computes for long. Where that hides the wire, a lower rate restores
+the paper's share. Needs root and iproute2. Avazu, the paper's second set of data, is not to be had.
 """
 
 import argparse
-import statistics
+import time
 from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
 
-from dataset.spec.schema import Schema
-from service.spec.job import load_job
-from tests.bench.hybrid.cluster import HERE, Cluster, Measured, measured
-from trainer.control.job_spec import shape_of
-from trainer.models.registry import load_model
+from tests.bench.hybrid import cluster, ring
+from tests.bench.hybrid.cluster import Measured
+from tests.bench.hybrid.results import RESULTS, Results
+from tests.bench.hybrid.setups import MODELS, RING, STRATEGIES, Setup
 
-
-def _deep_crossing(inner: int) -> tuple[str, ...]:
-    return (f'model={{name="deep_crossing", settings={{hidden=[{inner}, {inner}, {inner}]}}}}',)
-
-
-MODELS = {
-    "dcn": ('model={name="dcn", settings={cross_layers=5, hidden=[256, 256, 256]}}',),
-    "wide_deep": ('model={class="models:WideDeep"}',),
-    "deep_crossing": _deep_crossing(128),
-    "deep_crossing_1024": _deep_crossing(1024),
-    "small": ('model={name="wide_deep", settings={hidden=[128, 64]}}', "tables.default.dim=8"),
+FIGURE_10 = [
+    Setup("deep_crossing_7", strategy, trainers=2, shards=1, steps=12)
+    for strategy in ("servers", *(f"servers, slices of 1e{n}" for n in (5, 4, 6, 3, 7)), "servers, slices of 1e5, fifo")
+]
+AGAINST = ("hybrid", "servers, async", "servers", RING)
+FIGURE_7 = [Setup(model, strategy) for model in ("deep_crossing", "wide_deep", "dcn") for strategy in AGAINST]
+FIGURE_9 = [Setup("deep_crossing_1024", strategy, steps=8) for strategy in AGAINST[:2]]
+BETTER = [
+    Setup("deep_crossing", strategy)
+    for strategy in (
+        "hybrid, staleness 1",
+        "hybrid, early rows",
+        "hybrid, staleness 1, bfloat16",
+        "servers, slices of 1e5",
+        "servers, async, slices of 1e5",
+        "hybrid, bfloat16",
+        "hybrid, early rows, bfloat16",
+    )
+]
+FIGURE_8 = [Setup("dcn", strategy, trainers) for trainers in (4, 2, 16) for strategy in AGAINST[:2]]
+SLOWER = [Setup("deep_crossing", strategy, rate=rate) for rate in ("300mbit", "100mbit") for strategy in AGAINST[:2]]
+PARTS: dict[str, Sequence[Setup]] = {
+    "figure-10": FIGURE_10,
+    "figure-7": FIGURE_7,
+    "better": BETTER,
+    "figure-9": FIGURE_9,
+    "figure-8": FIGURE_8,
+    "slower": SLOWER,
+    "figure-9-all": [Setup("deep_crossing_1024", strategy, steps=8) for strategy in AGAINST[2:]],
+    "figure-8-all": [Setup("dcn", strategy, trainers) for trainers in (4, 2, 16) for strategy in AGAINST[2:]],
 }
-"""Settings by the name of a model. The last one is not of the paper: it shows modes where messages are small."""
-ON_SERVERS = 'dense.strategy="shards"'
-STRATEGIES: dict[str, tuple[str, ...]] = {
-    "hybrid": (),
-    "servers": (ON_SERVERS,),
-    "servers, async": (ON_SERVERS, 'train.mode="async"'),
-    "hybrid, staleness 1": ("train.staleness=1",),
-    "hybrid, bfloat16": ("cluster.wire=bfloat16",),
-    "hybrid, staleness 1, bfloat16": ("train.staleness=1", "cluster.wire=bfloat16"),
-    "servers, geo": (ON_SERVERS, 'train.mode="geo"', "train.k_steps=10"),
-}
-"""Settings by strategy; the first one saves time against the others, or loses it."""
+"""In the order of their value."""
 
 
-def table(model: str, cluster: Cluster, strategies: Sequence[str], steps: int, rounds: int) -> str:
-    """Lines of Markdown for a model."""
-    found: dict[str, list[Measured]] = {strategy: [] for strategy in strategies}
-    for _ in range(rounds):
-        for strategy in strategies:
-            given = ("train.matmul=mkl", *MODELS[model], *STRATEGIES[strategy])
-            found[strategy].append(measured(cluster, steps, given))
-            print(f"<!-- {model}, {strategy}: {found[strategy][-1]} -->", flush=True)
-    first = {name: _median(found[strategies[0]], name) for name in ("step_ms", "all_mb", "trainers_mb")}
-    lines = []
-    for strategy, results in found.items():
-        step, traffic = _median(results, "step_ms"), _median(results, "all_mb")
-        cells = [f"{_median(results, name):.0f}" for name in ("step_ms", "compute_ms", "wire_ms")]
-        dense = traffic - (first["all_mb"] - first["trainers_mb"])
-        cells += [f"{traffic:.1f}", f"{dense / dense_traffic_mb(model, strategy, cluster.trainers):.2f}"]
-        saved = f"{100 * (1 - first['step_ms'] / step):.0f} %" if strategy != strategies[0] else ""
-        cells += [f"{_median(results, 'auc'):.4f}", saved]
-        lines.append(f"| {model}, {cluster.trainers} | {strategy} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def measured(setup: Setup) -> Measured:
+    """One run."""
+    run = ring.measured if setup.strategy == RING else cluster.measured
+    return run(setup.cluster, setup.steps, setup.settings)
 
 
-def dense_traffic_mb(model: str, strategy: str, trainers: int) -> float:
-    """Traffic of the dense part in a step by the paper's formula, sent and received by all nodes."""
-    job = load_job(HERE / "job.toml", [*MODELS[model], "store.path=never-made"]).spec
-    shape = shape_of(Schema.of(job.slots), job.tables, [task.name for task in job.tasks])
-    parameters = sum(each.numel() for each in load_model(job.model, shape, HERE).parameters())
-    times = trainers if ON_SERVERS in STRATEGIES[strategy] else trainers - 1
-    return 4 * parameters * times * 4 / 1e6
-
-
-def _median(results: Sequence[Measured], name: str) -> float:
-    return statistics.median(getattr(result, name) for result in results)
+def run_all(setups: Sequence[Setup], results: Results, rounds: int, minutes: float) -> None:
+    """Run until all have so many results, or until the time is over: then the run that goes on is the last one."""
+    until_s = time.monotonic() + 60 * minutes
+    for number, setup in product(range(rounds), setups):
+        if results.num_of(setup) > number:
+            continue
+        if time.monotonic() > until_s:
+            print("The time is over; the same command goes on.")
+            return
+        result = measured(setup)
+        results.add(setup, result)
+        print(f"{setup.model}, {setup.strategy}, {setup.trainers} trainers, {setup.rate}: {result}", flush=True)
 
 
 def main() -> None:
-    """Print a table."""
+    """Run the plan, or the setups that are asked for."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--model", choices=MODELS, nargs="*", default=list(MODELS))
+    arguments.add_argument("--results", type=Path, default=RESULTS)
+    arguments.add_argument("--minutes", type=float, default=20)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--part", choices=PARTS, nargs="*", default=list(PARTS))
+    arguments.add_argument("--model", choices=MODELS, nargs="*", help="instead of the plan")
     arguments.add_argument("--strategy", choices=STRATEGIES, nargs="*", default=list(STRATEGIES))
     arguments.add_argument("--trainers", type=int, nargs="*", default=[8])
+    arguments.add_argument("--shards", type=int, default=2)
     arguments.add_argument("--rate", default="1gbit", help="of each machine's link, both ways, such as 100mbit")
     arguments.add_argument("--delay-ms", type=float, default=0.0, help="of the link of every second trainer")
-    arguments.add_argument("--steps", type=int, default=30)
-    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--steps", type=int, default=15)
     given = arguments.parse_args()
-    print(f"Links of {given.rate}, one delayed by {given.delay_ms:g} ms. Times in ms a step, traffic in MB a step.\n")
-    print(
-        "| model, trainers | | step | computing | exchange | traffic | dense, by formula | AUC | saved by the first |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for model in given.model:
-        for trainers in given.trainers:
-            cluster = Cluster(trainers=trainers, rate=given.rate, delay_ms=given.delay_ms)
-            print(table(model, cluster, given.strategy, given.steps, given.rounds), flush=True)
+    setups = [setup for part in given.part for setup in PARTS[part]]
+    if given.model:
+        rest = (given.shards, given.rate, given.delay_ms, given.steps)
+        asked = product(given.model, given.trainers, given.strategy)
+        setups = [Setup(model, strategy, trainers, *rest) for model, trainers, strategy in asked]
+    run_all(setups, Results(given.results), given.rounds, given.minutes)
 
 
 if __name__ == "__main__":

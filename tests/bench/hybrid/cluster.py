@@ -7,14 +7,20 @@ import gzip
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tests.bench.living import DATA, EXAMPLES
 from tests.machines import network
 from tests.machines.external_job import ExternalJob, object_store
 from tests.machines.network import Machine
+from trainer.metrics.auc import exact_auc
+from trainer.metrics.halves import FILE_NAME
+from trainer.metrics.samples import row_type
 
 EVENTS = DATA / "criteo" / "criteo_80k.txt.gz"
 HERE = Path(__file__).parent
@@ -22,6 +28,8 @@ BATCH = 128
 START_S, RUN_S = 120.0, 1800.0
 DELAYED = 1
 """The machine whose link may have a delay."""
+POINTS = 6
+"""Of a curve."""
 COMPUTE, WIRE = ("forward", "backward"), ("exchange",)
 """Parts of rank 0's time. A wait for other ranks is part of the exchange."""
 
@@ -54,6 +62,13 @@ class Measured:
     """Between trainers."""
     auc: float
     """Of the second half of the samples, each predicted before it is learnt."""
+    curve: Sequence[tuple[int, float, float]] = ()
+    """Samples, and loss and AUC of those since the point before, each predicted before it is learnt."""
+
+    @property
+    def both_ms(self) -> float:
+        """A step without its share of start and close."""
+        return self.compute_ms + self.wire_ms
 
     def __str__(self) -> str:
         return (
@@ -67,7 +82,7 @@ def measured(cluster: Cluster, steps: int, settings: Sequence[str]) -> Measured:
     samples = steps * BATCH * cluster.trainers
     with network.machines(5) as (*machines, disk), object_store(disk) as address:
         for machine in machines:
-            _fill(machine, samples)
+            fill(machine, samples)
         size = {"trainers": cluster.trainers, "shards": cluster.shards}
         of_all = (f"passes.max_events={samples}", *settings)
         with ExternalJob(machines[0], address("hybrid"), *of_all, **size) as job:
@@ -81,10 +96,11 @@ def measured(cluster: Cluster, steps: int, settings: Sequence[str]) -> Measured:
                 job.agent(machines[2 + number % 2], "--role", "shard", token=token)
             if launcher.end(RUN_S):
                 raise RuntimeError(launcher.said)
-            return _measured(job.report, steps, cluster)
+            (predictions,) = (machines[0].tmp / "store").rglob(FILE_NAME)
+            return _measured(job.report, steps, cluster, curve_of(predictions))
 
 
-def _fill(machine: Machine, samples: int) -> None:
+def fill(machine: Machine, samples: int) -> None:
     """Give a machine the job and its samples."""
     for file in (HERE / "job.toml", HERE / "models.py", EXAMPLES / "criteo" / "generator.py"):
         shutil.copy(file, machine.tmp)
@@ -94,7 +110,21 @@ def _fill(machine: Machine, samples: int) -> None:
     (machine.tmp / "data" / EVENTS.name).write_bytes(gzip.compress(content, 1, mtime=0))
 
 
-def _measured(report: dict[str, Any], steps: int, cluster: Cluster) -> Measured:
+def curve_of(predictions: Path) -> list[tuple[int, float, float]]:
+    """See Measured. The file has every sample in training order (trainer.metrics.halves)."""
+    rows_N = np.fromfile(predictions, row_type(1, grouped=False))
+    ends = np.linspace(0, len(rows_N), POINTS + 1).astype(int).tolist()
+    return [(end, *_loss_and_auc(rows_N[begin:end])) for begin, end in pairwise(ends)]
+
+
+def _loss_and_auc(rows_N: NDArray[Any]) -> tuple[float, float]:
+    prediction_N, label_N = rows_N["prediction0"], rows_N["label0"]
+    right_N = np.where(label_N > 0.5, prediction_N, 1 - prediction_N).astype(np.float64)
+    auc = exact_auc(prediction_N, label_N, np.ones(len(rows_N), np.float32))
+    return -float(np.log(np.maximum(right_N, 1e-7)).mean()), 0.5 if auc is None else auc
+
+
+def _measured(report: dict[str, Any], steps: int, cluster: Cluster, curve: Sequence[Any]) -> Measured:
     found = report["events"]
     if found != steps * BATCH * cluster.trainers:
         raise RuntimeError(f"{found} events were trained, not {steps} steps of {cluster.trainers} trainers")
@@ -108,7 +138,7 @@ def _measured(report: dict[str, Any], steps: int, cluster: Cluster) -> Measured:
     links = [(a, b, link) for a, peers in report["links"].items() for b, link in peers.items()]
     between = [link for a, b, link in links if a.startswith("trainer") and b.startswith("trainer")]
     every, own = (_traffic_mb(some) / steps for some in ([link for _, _, link in links], between))
-    return Measured(steps, each, compute, wire, every, own, float(task["auc"]))
+    return Measured(steps, each, compute, wire, every, own, float(task["auc"]), curve)
 
 
 def _traffic_mb(links: Sequence[Mapping[str, Any]]) -> float:
