@@ -207,10 +207,11 @@ def test_an_error_of_a_shard_is_the_same_one_at_its_caller(error):
 
 
 def test_the_surface_of_the_protocol_is_the_one_we_promised():
-    request = DataRequest(DataCall.EXCHANGE, 1, 2, 3, 0.5, 4, 5, 6, True, 7, 8, (("b", 9),))
+    part = Part(True, 10, 11, 12)
+    request = DataRequest(DataCall.EXCHANGE, 1, 2, 3, 0.5, 4, 5, 6, True, 7, 8, (("b", 9),), part=part)
     header = frames.encode_request(request, TableNumbers({"a": 1, "b": 2}))
-    assert header == struct.pack("<HBBIIQIIQQQdII", 5, 3, 7, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1, 9)
-    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 5, 4, 0, 3) + b"why"
+    assert header == struct.pack("<HBBIIQIIQQQd5I", 6, 3, 23, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 1, 9)
+    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 6, 4, 0, 3) + b"why"
     assert sorted(method.name for method in messages.SERVICE.methods) == [
         "Advance", "ClosePass", "Digest", "Explain", "Feed", "HandOver", "Hello", "OpenPass", "Operate",
         "Publish", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
