@@ -24,7 +24,7 @@ from trainer.journal.job_history import JobHistory
 from trainer.journal.log import LOCK, AnyRecord, Log, RecordPlace, newest_generation, read
 from trainer.journal.log_file import file_name, listed, record_of
 from trainer.journal.partitions import KnownPartition, SkippedRange
-from trainer.journal.records import Claim, Operation, PartitionsOperation, SkipOperation, Void
+from trainer.journal.records import Claim, MatmulOperation, Operation, PartitionsOperation, SkipOperation, Void
 
 CLAIM_S = 60.0
 """Longest wait for the log's lock."""
@@ -181,6 +181,15 @@ def known_partitions(history: JobHistory, newest: Commit | None) -> dict[str, Kn
         if isinstance(operation.content, PartitionsOperation):
             known += operation.content.partitions
     return {each.name: each for each in known}
+
+
+def matmuls_after(history: JobHistory, commit: Commit | None) -> list[tuple[int, MatmulOperation]]:
+    """The tables of kernels since `commit`: first the one in it, then the logged ones of later passes."""
+    logged = history.matmuls()
+    if commit is None or (kept := commit.state.get("matmul")) is None:
+        return logged
+    later = [(number, operation) for number, operation in logged if number > commit.version]
+    return [(0, MatmulOperation(**kept)), *later]
 
 
 def positions(history: JobHistory, newest: Commit | None) -> dict[str, int]:

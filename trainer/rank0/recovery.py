@@ -18,8 +18,7 @@ from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint, failpoint
 from trainer.checkpoint.commits import CheckedFiles, Commit, Commits
 from trainer.checkpoint.handover import check_newest
-from trainer.checkpoint.mirror import read_catalog
-from trainer.checkpoint.rewind import Lineage, known_partitions
+from trainer.checkpoint.rewind import Lineage, known_partitions, matmuls_after
 from trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
 from trainer.journal.log import Log, LogFence, read
 from trainer.journal.partitions import KnownPartition, SkippedRange
@@ -32,7 +31,7 @@ from trainer.journal.records import (
 )
 from trainer.rank0.logged_specs import logged_pass, overrides_of, resettled, settled, specs_after, under_spec
 from trainer.rank0.object_head import ObjectHead
-from trainer.rank0.sound_commit import MIRROR_S, discard_commits, newest_sound
+from trainer.rank0.sound_commit import discard_commits, new_timeline, newest_sound
 
 CLAIM_S = 60.0
 """Longest wait for the store's lock."""
@@ -109,7 +108,7 @@ def claim_and_recover(
         folder = store / "log"
         old = JobHistory.of(read(folder))
         mirror = uri if head is None else None
-        begins = (old.timeline, old.base) if old.timeline else _new_timeline(commits, mirror, max(taken(), highest))
+        begins = (old.timeline, old.base) if old.timeline else new_timeline(commits, mirror, max(taken(), highest))
         return Log.claim(
             folder, generation, Deadline.after(CLAIM_S), timeline=begins[0], base=begins[1], facts=facts, fence=fence
         )
@@ -169,15 +168,6 @@ def rerun_point(store: Path, name: str | None, spec: Mapping[str, Any]) -> Resta
     return replace(found, replay=replay, last_number=0, skips=(), passed_over={}, overrides=overrides)
 
 
-def _new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, str | None]:
-    """The timeline of a store without a log: a new one, or one that begins at a commit from the mirror."""
-    whole = commits.whole()
-    last = max([taken, *(commit.order[0] for commit in whole)])
-    if uri is not None:
-        last = max([last, *(timeline for timeline, _, _ in read_catalog(uri, Deadline.after(MIRROR_S)).orders)])
-    return f"t{last + 1}", whole[-1].name if whole else None
-
-
 def after(history: JobHistory, commit: Commit | None, passed_over: Mapping[str, str]) -> RestartPoint:
     """The passes in the log after a commit; and all known partitions and skipped ranges."""
     state: Mapping[str, Any] = {} if commit is None else commit.state
@@ -211,16 +201,7 @@ def after(history: JobHistory, commit: Commit | None, passed_over: Mapping[str, 
         known,
         list(dict.fromkeys(skips)),
         passed_over,
-        matmuls=_matmuls(history, commit),
+        matmuls=matmuls_after(history, commit),
         closed=max(version, history.closed),
         base=commit,
     )
-
-
-def _matmuls(history: JobHistory, commit: Commit | None) -> list[tuple[int, MatmulOperation]]:
-    """The tables of kernels since `commit`: first the one in it, then the logged ones of later passes."""
-    logged = history.matmuls()
-    if commit is None or (kept := commit.state.get("matmul")) is None:
-        return logged
-    later = [(number, operation) for number, operation in logged if number > commit.version]
-    return [(0, MatmulOperation(**kept)), *later]

@@ -1,4 +1,7 @@
-"""Chooses the newest sound commit after a crash; restores damaged files from the mirror or the object store."""
+"""Chooses the newest sound commit after a crash; restores damaged files from the mirror or the object store.
+
+And names the timeline of a store that has no log.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
 from trainer.checkpoint.commits import MANIFEST, CheckedFiles, Commit, CommitDamaged, Commits, NewerFormat, problems_of
+from trainer.checkpoint.mirror import read_catalog
 from trainer.checkpoint.mirror_fetch import repair
 from trainer.checkpoint.object_store import complete_commit
 from trainer.checkpoint.rewind import Lineage
@@ -66,3 +70,12 @@ def discard_commits(commits: Commits, names: Sequence[str]) -> None:
     """Take damaged commits out of use; the next pruning removes their folders."""
     for name in names:
         (commits.folder / name / MANIFEST).rename(commits.folder / name / f"{MANIFEST}.damaged")
+
+
+def new_timeline(commits: Commits, uri: str | None, taken: int) -> tuple[str, str | None]:
+    """The timeline of a store without a log: a new one, or one that begins at a commit from the mirror."""
+    whole = commits.whole()
+    last = max([taken, *(commit.order[0] for commit in whole)])
+    if uri is not None:
+        last = max([last, *(timeline for timeline, _, _ in read_catalog(uri, Deadline.after(MIRROR_S)).orders)])
+    return f"t{last + 1}", whole[-1].name if whole else None
