@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import unique_keys
 from pserver.admission.slot_admission import SlotAdmission
 from pserver.errors import InvalidShardCall, StoreDamaged
 from pserver.lifecycle.aging import TableAging
@@ -135,15 +134,22 @@ class TableSnapshots:
         """See pserver.tables.table.ShardTable.take_handed."""
         assert not isinstance(self.rows, RowCache), "all rows are in memory"
         with self.rows.removing():
-            rows_U = self.rows.look_up(unique_keys(keys_U, gone_G))
-            self._take_out(rows_U[rows_U != kernels.EMPTY])
+            rows_G = self.rows.look_up(gone_G[~np.isin(gone_G, keys_U)])
+            self._take_out(rows_G[rows_G != kernels.EMPTY])
+            rows_U = self.rows.look_up(keys_U)
+            here_U = rows_U[rows_U != kernels.EMPTY]  # they are written in place
+            self._uncount(here_U)
+            self.rows.floats.free(here_U)
         self.departures.gone.add(gone_G, gone_group_G)
         self.load([(keys_U, words_UW)], dirty=True)
 
     def _take_out(self, rows_U: NDArray[np.int32]) -> None:
         """Remove rows that others replace, within `removing`; they do not count as deleted."""
-        self.departures.made_G -= np.bincount(self.rows.columns["group"][rows_U], minlength=NUM_GROUPS)
+        self._uncount(rows_U)
         self.rows.remove(frozen(rows_U))
+
+    def _uncount(self, rows_U: NDArray[np.int32]) -> None:
+        self.departures.made_G -= np.bincount(self.rows.columns["group"][rows_U], minlength=NUM_GROUPS)
 
     def take_over(
         self, store: RowWriter, keys_U: U64, swept_U: NDArray[np.bool_], found_U: NDArray[np.bool_], words_FW: U32
