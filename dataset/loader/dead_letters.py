@@ -8,6 +8,7 @@ again.
 import base64
 import json
 import re
+import secrets
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ class DeadLetters:
         self._folder, self._rank, self._config = folder, rank, config
         self._open: dict[int, tuple[FileIO, int]] = {}
         self._lock = threading.Lock()
+        self._mine = secrets.token_hex(4)  # a generation that ends may read the same pass ahead
 
     def path(self, pass_number: int) -> Path:
         """Path of the published letters of a pass."""
@@ -45,7 +47,8 @@ class DeadLetters:
                 self._open.pop(pass_number)[0].close()
             check_no_link(self._folder)
             with writing(self._temporary(pass_number)):
-                self._temporary(pass_number).unlink(missing_ok=True)
+                for path in self._folder.glob(f".{self.path(pass_number).stem}.*"):
+                    path.unlink(missing_ok=True)
 
     def add(self, pass_number: int, rejections: Iterable[Rejection]) -> int:
         """Write letters, at most `max_per_pass` for the pass; return how many."""
@@ -89,7 +92,7 @@ class DeadLetters:
             self._open.clear()
 
     def _temporary(self, pass_number: int) -> Path:
-        return self._folder / f".pass-{pass_number:012d}-rank-{self._rank}.writing"
+        return self._folder / f".{self.path(pass_number).stem}.{self._mine}.writing"
 
     def _file(self, pass_number: int) -> FileIO:
         if pass_number not in self._open:

@@ -64,6 +64,19 @@ def test_a_pass_run_again_replaces_its_letters(tmp_path):
     assert not dead.path(4).exists()
 
 
+def test_a_generation_that_ends_leaves_the_letters_of_the_next_one(tmp_path):
+    """It may have read the pass ahead that the next one begins with."""
+    old, new = letters(tmp_path), letters(tmp_path)
+    old.begin(4)
+    old.add(4, [rejection(1)])
+    new.begin(4)
+    new.add(4, [rejection(2)])
+    old.add(4, [rejection(3)])
+    old.close()
+    assert offsets(new.publish(4)) == [2]
+    assert [each.name for each in (tmp_path / "dead_letters").iterdir()] == ["pass-000000000004-rank-0.jsonl"]
+
+
 def test_passes_may_overlap_and_ranks_do_not_meet(tmp_path):
     one, two = letters(tmp_path, 0), letters(tmp_path, 1)
     one.add(4, [rejection(1)])

@@ -3,6 +3,7 @@
 Shapes: B samples of the batch.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -75,10 +76,15 @@ class BatchMaker:
         *,
         prepares: bool = True,
         slices: Mapping[str, Keys] = NO_SLICES,
+        waits: bool = False,
     ) -> None:
         """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.train.infer_first and
-        geo_exchanges). `slices`: keys of the dense part, which batches to learn from read, too (DenseStrategy)."""
+        geo_exchanges). `slices`: keys of the dense part, which batches to learn from read, too (DenseStrategy).
+        `waits`: announce nothing before `begin`."""
         self._prepares, self._slices = prepares, slices
+        self._begun = threading.Event()
+        if not waits:
+            self._begun.set()
         self._deduplicators = [Deduplicator(table) for table in tables]
         self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards
         self._learn: dict[int, bool] = {}
@@ -87,6 +93,10 @@ class BatchMaker:
         """Record whether a pass is learnt from. Must be called before its samples come."""
         self._learn = {**dict([*self._learn.items()][-2:]), pass_number: learn}
 
+    def begin(self) -> None:
+        """The shards have their rows and settings, or this trainer ends. Any thread."""
+        self._begun.set()
+
     def make(self, pass_number: int, samples: Samples) -> TrainingBatch:
         """A batch of samples of a pass."""
         with span(Span.LOOKUP):
@@ -94,4 +104,5 @@ class BatchMaker:
         batch = TrainingBatch(samples, lookups, NOT_YET, *targets(samples, self._tasks, self._weight_slot))
         if not self._prepares:
             return batch
+        self._begun.wait()
         return prepared(self._shards, batch, learn=self._learn[pass_number], slices=self._slices)

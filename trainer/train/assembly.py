@@ -73,6 +73,7 @@ from trainer.train.close import PassCloser
 from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
 from trainer.train.fingerprint import fingerprint
+from trainer.train.first_pass import read_first
 from trainer.train.geo_exchanges import GeoExchanges, settings_in_force
 from trainer.train.infer_first import InferFirst
 from trainer.train.kernel_choice import KernelSchedule, agreed_schedule
@@ -130,19 +131,17 @@ def open_trainer(
         policy = policy_of(job.train.mode, job.train.staleness, job.train.merge)
         shards = held.enter_context(closing(_shards(config, job, schema, policy, identity)))
         progress.step.unanswered = shards.unanswered
-        beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
-        kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
-        rank0 = rank_zero(config, job, schema, shards, beginning) if beginning is not None else None
-        if rank0 is not None:
-            held.callback(rank0.close)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # reads plans, and makes none
         reader = reader or _reader(config, job, schema, source, dead_letters)
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
         dense = dense_strategy(model, job.dense, ranks, shards, default_rows.parameters, step_s=job.train.step_deadline)
         maker = _maker(job, schema, shards, dense)
-        loader: Loader[TrainingBatch] = Loader(reader, maker.make, job.train.batch_size, job.train.prefetch_batches)
-        held.callback(lambda: loader.close(Deadline.after(10.0)))
+        loader = held.enter_context(_loading(reader, maker, job.train))
+        beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
+        kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
+        reading = read_first(ranks, beginning, maker, loader)
+        rank0 = held.enter_context(_leading(config, job, schema, shards, beginning))
         pooling = pooling_for(device, torch.get_num_threads())
         stepper = Stepper(model, schema, job.tasks, job.train, pooling, device, default_rows, kernels)
         observer = _observer(config, job, schema, beginning, bounded=source.bounded)
@@ -176,7 +175,27 @@ def open_trainer(
             *held.enter_context(keeping),
             infer_first=_infer_first(job, shards, stepper, observer, progress, dense),
         )
-        yield Trainer(TrainLoop(parts, job.seed), parts, job, config.store, None if rank0 is None else rank0.answer)
+        maker.begin()  # with the settings in force
+        loop = TrainLoop(parts, job.seed, reading)
+        yield Trainer(loop, parts, job, config.store, None if rank0 is None else rank0.answer)
+
+
+def _leading(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, beginning: RestartPoint | None
+) -> AbstractContextManager[RankZero | None]:
+    """The parts of rank 0; None on other ranks, which have no `beginning`."""
+    return nullcontext() if beginning is None else closing(rank_zero(config, job, schema, shards, beginning))
+
+
+@contextmanager
+def _loading(reader: PassReader, maker: BatchMaker, train: TrainSection) -> Iterator[Loader[TrainingBatch]]:
+    """Batches, read ahead. At the end none waits for rows any more."""
+    loader = Loader(reader, maker.make, train.batch_size, train.prefetch_batches)
+    try:
+        yield loader
+    finally:
+        maker.begin()
+        loader.close(Deadline.after(10.0))
 
 
 def _exchanges(
@@ -536,7 +555,7 @@ def _maker(job: TrainerJob, schema: Schema, shards: Shards, dense: DenseStrategy
     and in mode "geo" for several batches at once."""
     tables = tables_of(schema, job.tables, job.tasks[0].label)
     prepares = not job.metrics.infer_first and job.train.k_steps is None
-    return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=prepares, slices=dense.slices)
+    return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=prepares, slices=dense.slices, waits=True)
 
 
 def _infer_first(

@@ -25,6 +25,7 @@ from trainer.rank0.planner import StreamEnded
 from trainer.status.step_clock import WaitsFor
 from trainer.status.time_spent import LoopPart
 from trainer.train.exchanges import StepInput
+from trainer.train.first_pass import read_ahead
 from trainer.train.infer_first import announced_ahead
 from trainer.train.trainer_parts import TrainerParts
 
@@ -57,8 +58,9 @@ class _Common:
 class TrainLoop:
     """See module docstring."""
 
-    def __init__(self, parts: TrainerParts, seed: int) -> None:
-        self._parts, self._seed = parts, seed
+    def __init__(self, parts: TrainerParts, seed: int, reading: int | None = None) -> None:
+        """`reading`: the first pass, if it is being read already."""
+        self._parts, self._seed, self._reading = parts, seed, reading
         self._spent = parts.progress.spent
         self._next: PassPlan | None = None
         self._end = False
@@ -130,8 +132,8 @@ class TrainLoop:
         plan = PassPlan.of_message(message["plan"])  # type: ignore[arg-type]
         self._next = plan
         self._parts.progress.planned(plan)
-        self._parts.maker.expect(plan.number, plan.learn)
-        self._parts.loader.submit(plan.number, plan.segments[self._parts.ranks.rank])
+        if plan.number != self._reading:
+            read_ahead(plan, self._parts.ranks, self._parts.maker, self._parts.loader)
 
     def _read_ahead(self) -> None:
         """Where ranks hear no news in steps: begin to read the next pass beside this one, if it is known soon."""

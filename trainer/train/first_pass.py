@@ -1,0 +1,32 @@
+"""Reads the first pass of a generation while its shards are restored, if that pass is in the log already.
+
+It is read, parsed and cut into batches. The shards look up its rows once they have them (BatchMaker.begin).
+"""
+
+from dataset.loader.batch_loader import Loader
+from trainer.collectives.ranks import Ranks
+from trainer.features.training_batches import BatchMaker, TrainingBatch
+from trainer.journal.pass_plan import PassPlan
+from trainer.rank0.recovery import RestartPoint
+
+
+def read_first(
+    ranks: Ranks, beginning: RestartPoint | None, maker: BatchMaker, loader: Loader[TrainingBatch]
+) -> int | None:
+    """Begin to read the first logged pass after the state of `beginning`, known on rank 0; returns its number.
+
+    Every rank calls it. None: no such pass is logged.
+    """
+    known = {} if beginning is None or not beginning.replay else {"plan": beginning.replay[0].plan.message()}
+    message = ranks.broadcast(known if ranks.rank == 0 else None)
+    if "plan" not in message:
+        return None
+    plan = PassPlan.of_message(message["plan"])
+    read_ahead(plan, ranks, maker, loader)
+    return plan.number
+
+
+def read_ahead(plan: PassPlan, ranks: Ranks, maker: BatchMaker, loader: Loader[TrainingBatch]) -> None:
+    """Begin to read a pass on this rank."""
+    maker.expect(plan.number, plan.learn)
+    loader.submit(plan.number, plan.segments[ranks.rank])
