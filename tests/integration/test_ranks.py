@@ -49,6 +49,12 @@ said = {
     "heard": heard,
     "columns": None if columns is None else [{k: v.tolist() for k, v in c.items()} for c in columns],
     "word": ranks.broadcast({"go": 3} if rank == 0 else None),
+    "lengths": [
+        len(ranks.broadcast({"text": "x" * length} if rank == 0 else None)["text"]) for length in (1004, 1005, 9999)
+    ],
+    "empty": (lambda found: None if found is None else [len(each["a"]) for each in found])(
+        ranks.gather({"a": np.zeros(0, np.int64)})
+    ),
     "met": meet(),
 }
 (folder / f"{rank}.json").write_text(json.dumps(said))
@@ -84,8 +90,10 @@ def test_trainers_receive_the_same_and_sum_in_one_order_at_every_run(world, tmp_
         assert said["floats"] == first[0]["floats"]
         assert said["chiefs"] == first[0]["chiefs"]
         assert said["word"] == {"go": 3} and said["met"]
+        assert said["lengths"] == [1004, 1005, 9999], "one that just fits, one that is a byte longer, a long one"
     assert first[0]["heard"] == [{"rank": rank, "text": "x" * rank} for rank in range(world)]
     assert first[0]["columns"] == [{"a": list(map(float, range(r))), "b": [r, r]} for r in range(world)]
+    assert first[0]["empty"] == [0] * world
     assert first[1]["heard"] is None and first[1]["columns"] is None
 
 

@@ -5,7 +5,7 @@ Neither gloo nor NCCL counts its bytes, so they follow from the size of each ten
     all-reduce   ring: each rank sends about 2 (W-1)/W B to rank - 1, and receives as many from rank + 1
     all-gather   ring: each rank sends (W-1) B to rank + 1, and receives as many from rank - 1
     broadcast    binomial tree from rank 0: B over each edge
-    gather       each rank sends B to rank 0
+    gather       each rank sends its own B to rank 0
 
 NCCL's ring all-reduce, which trainer.collectives.ranks pins, sends as many. tests/machines/test_traffic.py compares
 these figures with those of a network link.
@@ -48,13 +48,12 @@ class CollectiveTraffic:
             elif self._rank == child:
                 self._peer(parent).received(num_bytes)
 
-    def gather(self, num_bytes: int) -> None:
-        """Count one gather at rank 0, to which each rank brings `num_bytes`."""
-        if self._rank:
+    def gather(self, sender: int, num_bytes: int) -> None:
+        """Count what one rank sends in a gather at rank 0."""
+        if self._rank == sender:
             self._peer(0).sent(num_bytes)
-        else:
-            for link in self.peers.values():
-                link.received(num_bytes)
+        elif self._rank == 0:
+            self._peer(sender).received(num_bytes)
 
 
 def broadcast_edges(world: int) -> Iterator[tuple[int, int]]:

@@ -33,6 +33,8 @@ TELL_S = 0.2
 """Interval at which rank 0 tells waiting ranks that it is still at work."""
 MEET_S = 86_400.0
 """Longest time that a trainer waits at the end of a pass for the slowest one, whose steps have their own deadlines."""
+FIRST_BYTES, SIZE_BYTES = 1024, 8
+"""Length of the first part of a broadcast, and of the message's size in it: most messages fit."""
 BUCKET_FLOATS = 1 << 20
 """Floats in one all-reduce. This is fixed because it determines the order of sums."""
 
@@ -228,34 +230,47 @@ class TorchRanks:
 
     @_together
     def gather(self, columns: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """See Ranks."""
+        """See Ranks: each rank sends its lengths and its bytes, so a slow link is waited for twice at most."""
         payload = b"".join(np.ascontiguousarray(column).tobytes() for column in columns.values())
-        sizes = np.zeros((self.world, len(columns)), np.int64)
-        sizes[self.rank] = [len(column) for column in columns.values()]
-        sizes = self.sum(sizes)
-        itemsizes = np.array([column.dtype.itemsize for column in columns.values()], np.int64)
-        longest = int((sizes * itemsizes).sum(1).max()) if len(columns) else 0
-        mine = torch.zeros(max(1, longest), dtype=torch.uint8)
-        mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else 0
-        parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else None
-        dist.gather(mine, parts)
-        self._traffic.gather(mine.nbytes)
-        if parts is None:
+        sizes = torch.tensor([len(payload), *(len(column) for column in columns.values())])
+        mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
+        if self.rank:
+            self._traffic.gather(self.rank, sizes.nbytes + mine.nbytes)
+            for work in [dist.isend(part, 0) for part in (sizes, mine) if part.numel()]:
+                _done(work)
             return None
-        return [_columns(columns, sizes[rank], part.numpy().tobytes()) for rank, part in enumerate(parts)]
+        sizes_RC = self._received([torch.empty_like(sizes) for _ in range(1, self.world)])
+        bodies_R = self._received([torch.empty(int(sizes_C[0]), dtype=torch.uint8) for sizes_C in sizes_RC])
+        for rank, (sizes_C, body) in enumerate(zip(sizes_RC, bodies_R, strict=True), 1):
+            self._traffic.gather(rank, sizes_C.nbytes + body.nbytes)
+        parts = zip([sizes, *sizes_RC], [mine, *bodies_R], strict=True)
+        return [_columns(columns, sizes_C.numpy()[1:], body.numpy().tobytes()) for sizes_C, body in parts]
+
+    def _received(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Rank 0: a tensor of each other rank, whose sizes are known; an empty one is not sent."""
+        for work in [dist.irecv(part, rank) for rank, part in enumerate(parts, 1) if part.numel()]:
+            _done(work)
+        return parts
 
     @_together
     def broadcast(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """See Ranks."""
+        """See Ranks: one broadcast for a short message, two for a long one."""
         text = json.dumps(message).encode() if self.rank == 0 else b""
-        size = torch.tensor([len(text)])
-        dist.broadcast(size, 0)
-        body = (
-            torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(size), dtype=torch.uint8)
-        )
-        dist.broadcast(body, 0)
-        self._traffic.broadcast(size.nbytes + body.nbytes)
-        return documents.parse_object(body.numpy().tobytes(), "the message of rank 0")
+        first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
+        if self.rank == 0:
+            begins = len(text).to_bytes(SIZE_BYTES, "big") + text[: FIRST_BYTES - SIZE_BYTES]
+            first[: len(begins)] = torch.frombuffer(bytearray(begins), dtype=torch.uint8)
+        dist.broadcast(first, 0)
+        begins = first.numpy().tobytes()
+        size, upto = int.from_bytes(begins[:SIZE_BYTES], "big"), FIRST_BYTES - SIZE_BYTES
+        rest = torch.empty(max(0, size - upto), dtype=torch.uint8)
+        if rest.numel():
+            if self.rank == 0:
+                rest = torch.frombuffer(bytearray(text[upto:]), dtype=torch.uint8)
+            dist.broadcast(rest, 0)
+        self._traffic.broadcast(first.nbytes + rest.nbytes)
+        body = begins[SIZE_BYTES : SIZE_BYTES + size] + rest.numpy().tobytes()
+        return documents.parse_object(body, "the message of rank 0")
 
     @_together
     def meet(self) -> None:
@@ -263,7 +278,9 @@ class TorchRanks:
         self._num_met += 1
         self._store.set(_met(self._num_met, self.rank), "")
         self._store.wait([_met(self._num_met, rank) for rank in range(self.world)], timedelta(seconds=MEET_S))
-        self._store.delete_key(_met(self._num_met - 1, self.rank))  # every rank has read it
+        if self.rank == 0:  # it holds the store; every rank has left the meeting before
+            for rank in range(self.world):
+                self._store.delete_key(_met(self._num_met - 1, rank))
 
     def links(self) -> Links:
         """See Ranks."""
@@ -276,6 +293,11 @@ class TorchRanks:
     def close(self) -> None:
         """See Ranks."""
         dist.destroy_process_group()
+
+
+def _done(work: dist.Work | None) -> None:
+    assert work is not None, "this rank is in the group"
+    work.wait()
 
 
 def _met(number: int, rank: int) -> str:
@@ -313,9 +335,8 @@ def on_rank_0(ranks: Ranks, work: Callable[[], Result]) -> Result | None:
         return None
     with ThreadPoolExecutor(1) as thread:
         doing = thread.submit(work)
-        while not doing.done():
+        while not wait([doing], timeout=TELL_S).done:
             ranks.broadcast({"wait": True})
-            wait([doing], timeout=TELL_S)
         result = doing.result()
     ranks.broadcast({})
     return result
