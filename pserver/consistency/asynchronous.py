@@ -12,7 +12,7 @@ every event counts once in all of them.
 from collections.abc import Mapping, Sequence
 
 from pserver.config import MergeSection
-from pserver.consistency.policy import News, Peers, StepFigures
+from pserver.consistency.policy import News, Peers, StepFigures, StepsApart
 from pserver.consistency.sync import names
 from pserver.errors import InvalidShardCall
 
@@ -27,6 +27,8 @@ class ArrivalOrder:
         self._last_step = [-1] * num_ranks
         self._accepted: list[tuple[int, int]] = []
         self._closed: set[int] = set()
+        self._num_pushes = 0
+        self._others_read, self._missed, self._most_missed, self._behind = ([0] * num_ranks for _ in range(4))
 
     @property
     def num_applied(self) -> int:
@@ -46,7 +48,20 @@ class ArrivalOrder:
             )
         self._last_step[rank] = step
         self._accepted.append((step, rank))
+        self._measure(step, rank)
         return True
+
+    def _measure(self, step: int, rank: int) -> None:
+        """Note how far the others went since this rank read its rows, all of its own earlier steps being applied."""
+        missed = self._num_pushes - step - self._others_read[rank]
+        self._missed[rank] += missed
+        self._most_missed[rank] = max(self._most_missed[rank], missed)
+        self._behind[rank] = max(self._behind[rank], max(self._last_step) - step)
+
+    def apart(self) -> Sequence[StepsApart]:
+        """See StepOrder. The first pull counts as if it were at the beginning of the pass."""
+        ranks = zip(self._missed, self._last_step, self._most_missed, self._behind, strict=True)
+        return [StepsApart(missed / max(1, last + 1), most, behind) for missed, last, most, behind in ranks]
 
     def due(self) -> Sequence[tuple[int, int]]:
         """See StepOrder."""
@@ -54,6 +69,9 @@ class ArrivalOrder:
 
     def applied(self) -> None:
         """See StepOrder."""
+        self._num_pushes += len(self._accepted)
+        for step, rank in self._accepted:
+            self._others_read[rank] = self._num_pushes - step - 1
         self._accepted.clear()
         self._overdue = False
         self._num_applied += 1

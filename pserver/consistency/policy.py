@@ -49,6 +49,18 @@ class StepFigures:
     """0 on a rank that has run out of batches."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepsApart:
+    """How far a rank was from the others in a pass, in steps. For operators."""
+
+    mean: float = 0.0
+    """Steps of other ranks that were applied between a pull of this rank and its push, over its pushes."""
+    max: int = 0
+    """The most of them at one push."""
+    behind: int = 0
+    """The most steps by which another rank was ahead."""
+
+
 class StepOrder(Protocol):
     """The pushes of one open pass on one shard. Steps count from 0. Calls are made one at a time.
 
@@ -86,6 +98,10 @@ class StepOrder(Protocol):
 
     def missing(self) -> Sequence[int]:
         """The ranks that waiting ranks wait for."""
+        ...
+
+    def apart(self) -> Sequence[StepsApart]:
+        """By rank, up to now; empty where all ranks take each step together."""
         ...
 
     def close(self, rank: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pserver.consistency.policy import News, Peers, StepFigures
+from pserver.consistency.policy import News, Peers, StepFigures, StepsApart
 from pserver.errors import InvalidShardCall
 
 
@@ -67,6 +67,10 @@ class StepBarrier:
     def missing(self) -> Sequence[int]:
         """See StepOrder."""
         return [rank for rank in range(self._num_ranks) if rank not in self._arrived]
+
+    def apart(self) -> Sequence[StepsApart]:
+        """See StepOrder: they never are."""
+        return ()
 
     def close(self, rank: int) -> None:
         """See StepOrder."""

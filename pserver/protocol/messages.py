@@ -88,7 +88,7 @@ def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int], figu
 def figures_from(reply: pb.StatsReply) -> ShardFigures:
     """The traffic and waits of a shard."""
     found = documents.parse_object(reply.figures_json, "the figures of a shard")
-    return ShardFigures(found["links"], found["waited_s"])
+    return ShardFigures(found["links"], found["waited_s"], found["apart"])
 
 
 def stats_from(replies: Sequence[pb.StatsReply], table: str) -> TableStats:

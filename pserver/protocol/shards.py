@@ -100,6 +100,8 @@ class ShardFigures:
     """By trainer. `wait_s`: seconds that pushes were held until the call of this trainer, the last one."""
     waited_s: Sequence[Sequence[float]] = ()
     """[r][q]: seconds that pushes of rank r were held until the call of rank q, the last one."""
+    apart: Sequence[Mapping[str, float]] = ()
+    """By rank: pserver.consistency.policy.StepsApart of the last pass."""
 
 
 @dataclass(frozen=True, slots=True)

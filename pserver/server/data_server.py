@@ -139,9 +139,9 @@ class DataServer:
         self._thread.start()
 
     def figures(self) -> ShardFigures:
-        """From any thread: traffic and waits since the beginning."""
+        """From any thread: traffic and waits since the beginning, and how far ranks are apart."""
         links = links_of({f"trainer-{rank}": link for rank, link in enumerate(self.traffic)})
-        return ShardFigures(links, self.waited_s.round(6).tolist())
+        return ShardFigures(links, self.waited_s.round(6).tolist(), self._calls.apart())
 
     def wake(self) -> None:
         """From any thread: look again at what is held."""

@@ -5,7 +5,8 @@ and answers.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +165,11 @@ class StepCalls:
             return f"rank {names(self._early.missing())}"
         with self._turn:
             return self._ledger.missing()
+
+    def apart(self) -> Sequence[Mapping[str, float]]:
+        """See ShardFigures. From any thread."""
+        with self._turn:
+            return [asdict(rank) for rank in self._ledger.steps.apart()]
 
     def check_caller(self, generation: int, rank: int) -> None:
         """Raise for a caller of another generation, or with a rank that the job does not have."""

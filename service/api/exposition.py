@@ -104,6 +104,7 @@ class _JobCollector(Collector):
         yield from _counters(statuses)
         yield from _gauges(statuses)
         yield from _links(statuses)
+        yield _staleness(statuses)
         yield from _tables(statuses)
         yield _learning_delay(statuses)
         yield from _durability(statuses)
@@ -158,6 +159,19 @@ def _links(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
                     messages.add_metric([job, worker, peer, way], link.number(f"{way}_messages") or 0)
                 waits.add_metric([job, worker, peer], link.number("wait_s") or 0)
     yield from (carried, messages, waits)
+
+
+def _staleness(statuses: list[tuple[str, Status]]) -> Metric:
+    family = GaugeMetricFamily(
+        "millrace_staleness_steps",
+        "Steps between trainers that do not wait for each other, in the last pass",
+        labels=["job", "worker", "figure"],
+    )
+    for job, status in statuses:
+        for worker, apart in status.parts("staleness_steps").items():
+            for figure, value in apart.numbers().items():
+                family.add_metric([job, worker, figure], value)
+    return family
 
 
 def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:

@@ -138,6 +138,9 @@ class JobFigures(ResponseBody):
     and received, bytes by memory that both share, and seconds of waiting for the peer. {} in a single process."""
     straggler: Straggler | None
     """Null if no trainer was waited for much."""
+    staleness_steps: dict[str, dict[str, Number]]
+    """By trainer, in the last pass of mode "async" or "geo": steps of other trainers that were applied between a pull
+    and its push ("mean" and "max"), and the most steps by which another trainer was ahead ("behind"). {} in others."""
     overrides: dict[str, Any]
     """Settings changed while it ran, which override its spec."""
     exports: dict[str, Any]
@@ -184,6 +187,7 @@ def figures_of(status: Status) -> JobFigures:
             worker: {peer: link.numbers() for peer, link in peers.items()} for worker, peers in status.links().items()
         },
         straggler=_straggler(status.part("straggler")),
+        staleness_steps={worker: each.numbers() for worker, each in status.parts("staleness_steps").items()},
         overrides=finite(dict(status.part("overrides").raw)),
         exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
         alarms={alarm.value: text for alarm, text in alarms(status).items()},

@@ -136,6 +136,33 @@ def test_rows_are_as_the_last_close_left_them_until_a_step_is_applied(mode):
     assert one.order.num_applied > 0
 
 
+@pytest.mark.parametrize("mode", sorted(name for name, each in MODES.items() if each["mode"] != "sync"))
+@given(num_ranks=st.integers(1, 4), steps=st.integers(1, 6), seed=st.integers(0, 1 << 16))
+@settings(max_examples=40, deadline=None)
+def test_it_is_measured_how_many_steps_of_others_a_rank_did_not_see(mode, num_ranks, steps, seed):
+    draw, one = random.Random(seed), Pass(mode, num_ranks, steps)
+    missed: list[list[int]] = [[] for _ in range(num_ranks)]
+
+    def others(rank, groups):
+        return sum(key[1] != rank for group in groups for key in group)
+
+    while ready := one.ready():
+        rank = draw.choice(ready)
+        reads = [  # by rank: groups that were applied when it read its rows, with its own last push
+            max((i + 1 for i, group in enumerate(one.applied) if any(key[1] == r for key in group)), default=0)
+            for r in range(num_ranks)
+        ]
+        missed[rank].append(others(rank, one.applied[reads[rank] :]))
+        one.push(rank)
+    for found, expected in zip(one.order.apart(), missed, strict=True):
+        assert (found.mean, found.max) == (sum(expected) / steps, max(expected))
+        assert found.max <= (num_ranks - 1) * steps and found.behind <= steps
+
+
+def test_ranks_that_take_each_step_together_are_never_apart():
+    assert run("sync", 3, 4, seed=1).order.apart() == ()
+
+
 @EVERY
 def test_a_policy_has_the_name_by_which_it_is_chosen(mode):
     assert policy(mode).name == MODES[mode]["mode"]

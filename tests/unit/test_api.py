@@ -64,6 +64,7 @@ STATUS = {
         "part": "pipe",
         "text": "rank 1 is waited for 31% of the time (rank 0 waits 0.8 s a pass): its pipe is slow",
     },
+    "staleness_steps": {"trainer-0": {"mean": 1.25, "max": 3, "behind": 7}},
     "restarts": 2,
     "last_death": "shard-0 ended first: killed by SIGKILL",
     "generation": 3,
@@ -174,6 +175,7 @@ def test_a_job_tells_what_it_is_doing(get):
         "restored": "t1-0000000007-g2",
         "links": STATUS["links"],
         "straggler": STATUS["straggler"],
+        "staleness_steps": STATUS["staleness_steps"],
         "workers": {},
         "alarms": {},
     }

@@ -145,7 +145,7 @@ def test_tables_are_equal_in_any_order_and_differ_with_any_setting():
 def test_stats_of_shards_add_up_and_the_fullest_one_counts():
     one = TableStats(3, 100, 1, {1: 2, 4: 1}, dirty_rows=3, max_dirty_rows=9)
     two = TableStats(2, 50, 0, {4: 2}, dirty_rows=8, max_dirty_rows=10)
-    figures = ShardFigures({"trainer-0": {"sent_bytes": 5}}, [[0.5]])
+    figures = ShardFigures({"trainer-0": {"sent_bytes": 5}}, [[0.5]], [{"mean": 0.5, "max": 2, "behind": 3}])
     sent = [messages.with_stats({"a": stats}, {"silent": 7}, figures).SerializeToString() for stats in (one, two)]
     replies = [pb.StatsReply.FromString(each) for each in sent]
     assert [dict(reply.refused) for reply in replies] == [{"silent": 7}] * 2

@@ -1,4 +1,6 @@
-"""Rank 0: traffic of all processes, and how long ranks wait for each other. Figures for operators decide nothing.
+"""Rank 0: traffic of all processes, how long ranks wait for each other, and how far they are apart.
+
+These figures are for operators and decide nothing.
 
 Waits come from collectives (trainer.collectives.collective_waits) and from pushes that shards hold until the last rank
 has pushed (pserver.server.data_server). A rank waits at all shards at once, so of their figures the largest counts.
@@ -51,6 +53,7 @@ class RankFigures:
                 "recent_s": round(now.at_s - first.at_s, 3),
             },
             "straggler": straggler(first, now, recent),
+            "staleness_steps": _apart([each.apart for each in shards if each.apart]),
         }
 
 
@@ -58,6 +61,14 @@ def _with_waits(links: Links, waited_s: NDArray[np.float64]) -> dict[str, Any]:
     """The traffic of a trainer by peer; `waited_s` for each other trainer, which its own counters do not know."""
     waits = {f"trainer-{rank}": round(float(seconds), 6) for rank, seconds in enumerate(waited_s) if seconds}
     return {**links, **{peer: {**links.get(peer, {}), "wait_s": seconds} for peer, seconds in waits.items()}}
+
+
+def _apart(shards: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """How far each trainer was from the others in the last pass, in steps, at the shard where that was most."""
+    return {
+        f"trainer-{rank}": {name: round(max(each[name] for each in at_shards), 3) for name in at_shards[0]}
+        for rank, at_shards in enumerate(zip(*shards, strict=True))
+    }
 
 
 def _rounded(waited_s: F64) -> list[list[float]]:

@@ -59,6 +59,7 @@ def write_report(
         "links": status.get("links", {}),
         "waits": status.get("waits"),
         "straggler": status.get("straggler"),
+        "staleness_steps": status.get("staleness_steps", {}),
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }
