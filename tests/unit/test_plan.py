@@ -131,3 +131,19 @@ def test_a_gap_is_a_position_before_the_first_retained_one_even_if_never_read():
     there = [partition(0, 80, begin=50, start=0), partition(1, 80, begin=50, start=60)]
     assert gaps(there, {}, to_latest=False) == [RetentionGap("t/0", 0, 50)]
     assert gaps(there, {"t/0": 50, "t/1": 49}, to_latest=True) == [RetentionGap("t/1", 49, 80)]
+
+
+three_shares = st.lists(st.floats(0.001, 1.0), min_size=3, max_size=3).map(
+    lambda found: [x / sum(found) for x in found]
+)
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=3), three_shares)
+def test_ranks_have_parts_in_proportion_to_their_shares(ends, shares):
+    plan = cut(1, [partition(i, end) for i, end in enumerate(ends)], {}, 400, 3, learn=True, shares=shares)
+    sizes = [num_positions(rank) for rank in plan.segments]
+    assert plan.num_positions == sum(sizes) == min(sum(ends), 400)
+    assert all(abs(size - plan.num_positions * share) <= 1 for size, share in zip(sizes, shares, strict=True))
+    taken = [position for rank in plan.segments for s in rank for position in range(s.begin, s.end)]
+    equal = cut(1, [partition(i, end) for i, end in enumerate(ends)], {}, 400, 3, learn=True)
+    assert taken == [position for rank in equal.segments for s in rank for position in range(s.begin, s.end)]

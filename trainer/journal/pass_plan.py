@@ -4,13 +4,14 @@ A pass is trained exactly as planned, in the plan's order. Source and clock are 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
 
 from dataset.stream.source import Partition, Segment
 from trainer.journal.partitions import SkippedRange, open_ranges, place
+from trainer.journal.pass_parts import divide, part_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,12 @@ def cut(
     learn: bool,
     skips: Collection[SkippedRange] = (),
     caps: Mapping[str, int] = MappingProxyType({}),
+    shares: Sequence[float] = (),
 ) -> PassPlan:
     """The pass that begins at `positions`; without backlog it has no segments.
 
     It takes the next positions of each stream, up to `caps` (trainer.rank0.skew). They are divided among the ranks in
-    contiguous parts of equal length, the longer ones first, so that no rank waits for others.
+    contiguous parts, so that no rank waits for others: of equal length, or by `shares` (trainer.rank0.rank_speeds).
     """
     waiting = [
         [
@@ -132,25 +134,8 @@ def cut(
     taken = [
         segment for segments, count in zip(waiting, counts, strict=True) for segment in divide(segments, [count])[0]
     ]
-    size, remainder = divmod(sum(counts), num_ranks)
-    ranks = divide(taken, [size + (rank < remainder) for rank in range(num_ranks)])
+    ranks = divide(taken, part_sizes(sum(counts), num_ranks, shares))
     return PassPlan(number, tuple(map(tuple, ranks)), learn)
-
-
-def divide(segments: Sequence[Segment], sizes: Sequence[int]) -> list[list[Segment]]:
-    """The positions of `segments` in order, in parts of these sizes; a segment is split where a part ends inside it."""
-    left, parts = list(reversed(segments)), list[list[Segment]]()
-    for size in sizes:
-        part: list[Segment] = []
-        while size:
-            segment = left.pop()
-            middle = min(segment.end, segment.begin + size)
-            part.append(replace(segment, end=middle))
-            size -= middle - segment.begin
-            if middle < segment.end:
-                left.append(replace(segment, begin=middle))
-        parts.append(part)
-    return parts
 
 
 def num_positions(segments: Iterable[Segment]) -> int:

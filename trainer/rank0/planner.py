@@ -34,6 +34,7 @@ from trainer.journal.partitions import (
 from trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_drained
 from trainer.journal.records import GapOperation, PartitionsOperation
 from trainer.rank0.equal_shares import cut_equally
+from trainer.rank0.rank_speeds import RankSpeeds
 from trainer.rank0.skew import caps_by_period, caps_by_time, heads
 
 POLL_S = 0.05
@@ -142,6 +143,8 @@ class Planner:
         """True if the job is paused: then neither passes with events nor the end are planned; called by the thread."""
         self.paused = False
         """The last answer of `held`."""
+        self.speeds = RankSpeeds(num_ranks)
+        """Of the trainers in passes before, where they do not wait for each other."""
         if not in_order(self.known) and len(self.known) > 1:
             log.warning(
                 "this job began with an older release: each pass takes an equal share of every partition, "
@@ -315,7 +318,7 @@ class Planner:
         whole = (number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
         if not in_order(self.known):
             return cut_equally(*whole)
-        plan = cut(*whole, self._caps(partitions, positions) if max_events else {})
+        plan = cut(*whole, self._caps(partitions, positions) if max_events else {}, self.speeds.shares)
         if not self._source.bounded:
             left = heads(partitions, {**positions, **plan.positions()}, self.skips)
             self._at_end = frozenset(partition.stream_name for partition in partitions) - left.keys()

@@ -38,6 +38,9 @@ class StepClock:
         self._at: tuple[float, WaitsFor] | None = None
         self.unanswered: Callable[[], Sequence[int]] = tuple
         """Returns the numbers of the shards that have not answered yet."""
+        self.pass_s = 0.0
+        """How long the last pass took on this rank, without waits for other ranks at its end."""
+        self._pass_since_s = 0.0
 
     def begin(self, waits_for: WaitsFor) -> None:
         """A step begins."""
@@ -54,6 +57,14 @@ class StepClock:
         """The step has ended."""
         self._at = None
         self.goes_on(None)
+
+    def pass_begins(self) -> None:
+        """The first step of a pass begins."""
+        self._pass_since_s = self._now()
+
+    def pass_ends(self) -> None:
+        """The last step of this rank is applied."""
+        self.pass_s = self._now() - self._pass_since_s
 
     def stalled(self) -> dict[str, Any] | None:
         """The status of a stalled step; None if no step is stalled."""

@@ -23,7 +23,7 @@ from pserver.rows.digest import add
 from trainer.collectives.ranks import Ranks, gather_messages, on_rank_0
 from trainer.dense.strategy import DenseStrategy
 from trainer.features.training_batches import TrainingBatch
-from trainer.journal.pass_plan import PassPlan
+from trainer.journal.pass_plan import PassPlan, num_positions
 from trainer.journal.records import PassClose
 from trainer.rank0.operations import ClosingPass, RankUpdate
 from trainer.rank0.parts import RankZero
@@ -393,6 +393,7 @@ class PassCloser:
             "times": self._observer.take_times().message(),
             "links": {**self._ranks.links(), **self._shards.links()},
             "spent_s": self._progress.spent.seconds(),
+            "pass_s": self._progress.step.pass_s,
         }
         heard = gather_messages(self._ranks, message)
         if heard is not None:
@@ -402,6 +403,9 @@ class PassCloser:
                     "change registered buffers, but no parameters"
                 )
             self._heard = heard
+            if self._planner is not None and not self._policy.meets_in_steps:
+                counts = [num_positions(segments) for segments in plan.segments]
+                self._planner.speeds.trained(counts, [each["pass_s"] for each in heard])
             reading = merge_tallies(heard)
             if plan.num_positions:
                 self._bad.add(reading.num_judged, reading.rejected)

@@ -56,6 +56,7 @@ class Exchanges:
         """Begin a pass: pull the rows of its first step, and, to learn, of as many further ones as may be stale."""
         self._batches = batches
         self._asked.clear()
+        self._clock.pass_begins()
         for _ in range(1 + (self._staleness if learn else 0)):
             self._pull()
         return self._next()
@@ -96,6 +97,7 @@ class Exchanges:
         """End a pass: wait until the last push is applied."""
         while self._coming:
             self._next()
+        self._clock.pass_ends()
 
     def close(self) -> None:
         """Start no further call. One that runs has CLOSE_S to end."""

@@ -142,6 +142,7 @@ class GeoExchanges(Exchanges):
             return super().begin(announced_ahead(self._shards, batches, learn=False), learn=False)
         self._settings = self._settings_now()
         self._batches, self._num_exchanges = batches, 0
+        self._clock.pass_begins()
         self._copy, self._prepared = self._following_copy()
         if self._copy is not None and self._prepared is not None:
             self._copy.take(self._shards.pull(self._prepared, self._deadline()))

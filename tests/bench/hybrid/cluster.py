@@ -5,9 +5,10 @@ The object store for commits is on a fifth machine. Everything shares the cores 
 
 import gzip
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.bench.living import DATA, EXAMPLES
 from tests.machines import network
-from tests.machines.external_job import ExternalJob, object_store
+from tests.machines.external_job import ExternalJob, Output, object_store
 from tests.machines.network import Machine
 from trainer.metrics.auc import exact_auc
 from trainer.metrics.halves import FILE_NAME
@@ -44,6 +45,12 @@ class Cluster:
     """Both ways. Empty: as fast as can be."""
     delay_ms: float = 0.0
     """Of the link of the machine of every second trainer, both ways."""
+    alone: bool = False
+    """The last trainer has that machine for itself; all others are on the first one."""
+
+    def home(self, trainer: int) -> int:
+        """The number of a trainer's machine."""
+        return int(trainer == self.trainers - 1) if self.alone else trainer % 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +87,30 @@ class Measured:
 def measured(cluster: Cluster, steps: int, settings: Sequence[str]) -> Measured:
     """Train `steps` steps with all trainers."""
     samples = steps * BATCH * cluster.trainers
+    with running(cluster, samples, (f"passes.max_events={samples}", *settings)) as (job, launcher):
+        if launcher.end(RUN_S):
+            raise RuntimeError(launcher.said)
+        (predictions,) = (job.head.tmp / "store").rglob(FILE_NAME)
+        return _measured(job.report, steps, cluster, curve_of(predictions))
+
+
+@contextmanager
+def running(cluster: Cluster, samples: int, settings: Sequence[str]) -> Iterator[tuple[ExternalJob, Output]]:
+    """A job over so many samples, and its launcher; its workers are started."""
     with network.machines(5) as (*machines, disk), object_store(disk) as address:
         for machine in machines:
             fill(machine, samples)
         size = {"trainers": cluster.trainers, "shards": cluster.shards}
-        of_all = (f"passes.max_events={samples}", *settings)
-        with ExternalJob(machines[0], address("hybrid"), *of_all, **size) as job:
+        with ExternalJob(machines[0], address("hybrid"), *settings, **size) as job:
             token, launcher = job.token(), job.run()
             launcher.until("waits for", START_S)
             for number, machine in enumerate(machines):
                 machine.shape(rate=cluster.rate, delay_ms=cluster.delay_ms if number == DELAYED else 0.0)
             for number in range(cluster.trainers):
-                job.agent(machines[number % 2], "--role", "trainer", token=token)
+                job.agent(machines[cluster.home(number)], "--role", "trainer", token=token)
             for number in range(cluster.shards):
                 job.agent(machines[2 + number % 2], "--role", "shard", token=token)
-            if launcher.end(RUN_S):
-                raise RuntimeError(launcher.said)
-            (predictions,) = (machines[0].tmp / "store").rglob(FILE_NAME)
-            return _measured(job.report, steps, cluster, curve_of(predictions))
+            yield job, launcher
 
 
 def fill(machine: Machine, samples: int) -> None:
@@ -106,7 +119,7 @@ def fill(machine: Machine, samples: int) -> None:
         shutil.copy(file, machine.tmp)
     (machine.tmp / "data").mkdir()
     with gzip.open(EVENTS) as lines:
-        content = b"".join(islice(lines, samples))
+        content = b"".join(islice(cycle(lines), samples))
     (machine.tmp / "data" / EVENTS.name).write_bytes(gzip.compress(content, 1, mtime=0))
 
 
