@@ -133,6 +133,20 @@ class Ftrl(Section):
 Optimizer = Annotated[Sgd | Adagrad | Adam | Ftrl, Field(discriminator="kind")]
 
 
+class Initial(StrEnum):
+    """How the vector of a new row is drawn, by seed, table and key."""
+
+    UNIFORM = "uniform"
+    """In plus or minus `init_range`."""
+    NORMAL = "normal"
+    """With `init_range` as standard deviation."""
+    XAVIER = "xavier"
+    """Uniform in plus or minus sqrt(6 / (1 + dim)) (Glorot, Bengio 2010): a key is one input, its vector `dim`
+    outputs."""
+    ZEROS = "zeros"
+    """Zeros."""
+
+
 class CountEntry(Section):
     """Admit a key that was seen often enough."""
 
@@ -180,8 +194,10 @@ class SlotLife(Section):
     """Learning rate of the first-order weight."""
     bounds: Bounds | None = None
     """Limits of every weight."""
+    init: Initial | None = None
+    """How the vector of a new row is drawn."""
     init_range: NotNegative | None = None
-    """A new vector is uniform in plus or minus this."""
+    """Bound, or standard deviation, of a new vector."""
     admission: tuple[AdmissionEntry, ...] | None = None
     """Which keys may have a row; () admits all."""
     extend_at: NotNegative | None = None
@@ -201,8 +217,12 @@ class TableSection(Section):
     """Length of the vector; with 0 a row has only a first-order weight."""
     first_order: bool = True
     """Whether a row has a first-order weight before its vector."""
+    init: Initial = Initial.UNIFORM
+    """How the vector of a new row is drawn, as a function of seed, table and key: "uniform" in plus or minus
+    `init_range`; "normal" with `init_range` as standard deviation; "xavier": uniform in plus or minus
+    sqrt(6 / (1 + dim)); "zeros"."""
     init_range: NotNegative = 0.01
-    """A new vector is uniform in plus or minus this."""
+    """Bound of a uniform vector, or standard deviation of a normal one; "xavier" and "zeros" do not use it."""
     optimizer: Optimizer = Adagrad()
     """Optimizer of the rows."""
     first_order_optimizer: Optimizer | None = None
@@ -211,6 +231,9 @@ class TableSection(Section):
     """Limits of every weight."""
     grad_scale: Literal["mean", "show"] = "mean"
     """"mean": gradients of the step's mean loss; "show": times the step's batch size, divided by the key's shows."""
+    clip_norm: Positive | None = None
+    """Largest norm of the gradient of one row in a step, over its first-order weight and its vector, after
+    `grad_scale`. A longer gradient is scaled to it before the optimizer. Unset: none is."""
     nonclk_coeff: NotNegative = 0.1
     """Weight of a show without a click in the score."""
     click_coeff: NotNegative = 1.0

@@ -1,18 +1,20 @@
-"""Hot loops on rows: find, reserve, initialise, gather, record statistics.
+"""Hot loops on rows: find, reserve, gather, record statistics, scale gradients.
 
-Free functions on arrays, compiled without the GIL, each with a plain twin (`_reference`) that defines it. Optimizers
-are in pserver.rows.optimizers, the hash of rows in pserver.rows.digest, merging of ranks in
-pserver.rows.gradient_merge; pserver.tables.table decides what may run at the same time.
+Free functions on arrays, compiled without the GIL, each with a plain twin (`_reference`) that defines it. Initial
+values are in pserver.rows.initial_values, optimizers in pserver.rows.optimizers, the hash of rows in
+pserver.rows.digest, merging of ranks in pserver.rows.gradient_merge; pserver.tables.table decides what may run at the
+same time.
 
 Shapes: U unique keys of a batch, R rows of a table, I slots of the index (a power of two), W floats of a row in the
 slab (weights, then the optimizer's state), D weights of a row.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, MASK, mix, mix_reference
 from millrace.prefetch import AHEAD, prefetch, prefetch_row
 
 F32 = NDArray[np.float32]
@@ -150,27 +152,6 @@ def shift_of(index_I):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def initialise(slab_RW, keys_R, group_R, begin, end, first_order, num_weights, start_W, range_G, table_seed):  # type: ignore[no-untyped-def]
-    """Start rows begin .. end - 1: `start_W`, the vector drawn from (table_seed, key, element) in its group's range."""
-    width = slab_RW.shape[1]
-    for row in range(begin, end):
-        for w in range(width):
-            slab_RW[row, w] = start_W[w]
-        counter, init_range = mix(keys_R[row] ^ table_seed), range_G[group_R[row]]
-        for w in range(first_order, num_weights):
-            counter += np.uint64(GOLDEN)
-            unit = np.float32(mix(counter) >> np.uint64(40)) * np.float32(2.0**-24)
-            slab_RW[row, w] = (unit + unit - np.float32(1)) * init_range
-
-
-def initial_vector_reference(key: int, dim: int, init_range: float, table_seed: int) -> F32:
-    """A key's initial vector: the top 24 bits of splitmix64 from mix(key ^ table_seed), in plus or minus range."""
-    counter = mix_reference(key ^ table_seed)
-    units = [(mix_reference((counter + (i + 1) * GOLDEN) & MASK) >> 40) / 2**24 for i in range(dim)]
-    return (np.array(units, np.float32) * np.float32(2) - np.float32(1)) * np.float32(init_range)
-
-
-@njit(nogil=True, cache=True)
 def gather(slab_RW, rows_U, begin, end, out_UD):  # type: ignore[no-untyped-def]
     """Copy the weights of rows_U[begin:end] to `out_UD`."""
     slab, width, num_weights = slab_RW.reshape(-1), np.uint64(slab_RW.shape[1]), np.uint64(out_UD.shape[1])
@@ -267,3 +248,28 @@ def scale_by_show_reference(grads_UD: F32, show_U: F32, batch_samples: np.float3
     """The twin of `scale_by_show`."""
     factor_U = np.array([batch_samples / show if show > 0 else 1 for show in show_U], np.float32)
     return grads_UD * factor_U[:, None]
+
+
+@njit(nogil=True, cache=True)
+def clip_rows(grads_UD, begin, end, most, out_UD):  # type: ignore[no-untyped-def]
+    """Write gradients begin .. end - 1 to `out_UD`, each scaled to a norm of `most` if it is longer."""
+    for u in range(begin, end):
+        squares = 0.0
+        for d in range(grads_UD.shape[1]):
+            squares += np.float64(grads_UD[u, d]) * np.float64(grads_UD[u, d])
+        if squares <= most * most:
+            for d in range(grads_UD.shape[1]):
+                out_UD[u, d] = grads_UD[u, d]
+        else:
+            factor = most / math.sqrt(squares)
+            for d in range(grads_UD.shape[1]):
+                out_UD[u, d] = np.float32(np.float64(grads_UD[u, d]) * factor)
+
+
+def clip_rows_reference(grads_UD: F32, most: float) -> F32:
+    """The twin of `clip_rows` over all rows."""
+    clipped_UD = grads_UD.copy()
+    for u, grad_D in enumerate(grads_UD):
+        if (squares := sum(float(g) ** 2 for g in grad_D)) > most * most:
+            clipped_UD[u] = [float(g) * (most / math.sqrt(squares)) for g in grad_D]
+    return clipped_UD

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pserver.config import TableSection
 from pserver.protocol.shards import ABSENT_BITS
+from pserver.rows.initial_values import DRAWS, spread_of
 from pserver.rows.optimizers import RowOptimizer, extends, optimizer_of, parts_of
 from pserver.rows.slot_classes import SlotClasses, classes_of
 
@@ -29,8 +30,10 @@ class RowSettings:
     """D: floats of a row that a model reads."""
     start_W: F32
     """(W,) a new row, except for its vector."""
-    range_G: F32
-    """(65536,) by slot group: a new vector is uniform in plus or minus this."""
+    spread_G: F32
+    """(65536,) by slot group: the factor of a new vector's draws."""
+    draw_G: NDArray[np.int8]
+    """(65536,) by slot group: how a new vector is drawn, see pserver.rows.initial_values."""
     settings_C: F32
     """(C, 2, 6) settings of optimizers by class."""
     parts_W: NDArray[np.int8]
@@ -48,7 +51,8 @@ class RowSettings:
         classes = classes_of(section, groups)
         optimizers = tuple(optimizer_of(each) for each in classes.sections)
         num_weights = int(section.first_order) + section.dim
-        range_C = np.array([each.init_range for each in classes.sections], np.float32)
+        spread_C = np.array([spread_of(each) for each in classes.sections], np.float32)
+        draw_C = np.array([DRAWS[each.init] for each in classes.sections], np.int8)
         scores = (each.extend_at for each in classes.sections)
         extend_C = np.array([-np.inf if score is None else score for score in scores], np.float32)
         return cls(
@@ -57,7 +61,8 @@ class RowSettings:
             int(section.first_order),
             num_weights,
             np.concatenate([np.zeros(num_weights, np.float32), optimizer_of(section).start_state]),
-            range_C[classes.class_G],
+            spread_C[classes.class_G],
+            draw_C[classes.class_G],
             np.stack([each.settings for each in optimizers]),
             parts_of(section),
             extends(section),

@@ -23,6 +23,7 @@ from pserver.rows import kernels
 from pserver.rows.arrays import FreeNumbers, grown
 from pserver.rows.arrays import allocate as allocate
 from pserver.rows.arrays import frozen as frozen
+from pserver.rows.initial_values import initialise
 from pserver.rows.optimizers import ftrl_start
 from pserver.rows.row_format import HEAD
 from pserver.rows.row_settings import RowSettings
@@ -294,9 +295,8 @@ class RowArrays:
         """Write the initial floats of keys begin .. end - 1, including vectors."""
         own = self.settings
         first_order, num_weights = own.first_order, own.num_weights
-        kernels.initialise(
-            slab_RW, keys_R, group_R, begin, end, first_order, num_weights, own.start_W, own.range_G, self.seed
-        )
+        draws = own.start_W, own.spread_G, own.draw_G, self.seed
+        initialise(slab_RW, keys_R, group_R, begin, end, first_order, num_weights, *draws)
         if own.ftrl:
             ftrl_start(slab_RW, group_R, begin, end, first_order, num_weights, own.settings_C, own.class_G)
 

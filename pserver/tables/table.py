@@ -187,17 +187,26 @@ class ShardTable:
 
     def apply(self, rows_U: I32, push: Gradients, batch_samples: int, version: int) -> None:
         """Apply one step's merged records of unique rows; `version` is that of the pass's close."""
-        grads_UD = push.grads_UD
-        if self.section.grad_scale == "show":
-            scaled_UD = np.empty_like(grads_UD)
-            kernels.scale_by_show(grads_UD, push.show_U, np.float32(batch_samples), scaled_UD)
-            grads_UD = frozen(scaled_UD)
+        grads_UD = self._scaled(push, batch_samples)
         with self._rows.moving:
             self._rows.open_version = version
             group_R, learn = self._rows.columns["group"], self._rows.floats.learn
             self._life.bring(self._departures.statistics(), rows_U, version)
             self._halves.do(len(rows_U), lambda begin, end: learn(rows_U, grads_UD, group_R, begin, end))
             self._record(rows_U, push, version)
+
+    def _scaled(self, push: Gradients, batch_samples: int) -> F32:
+        """The gradients of merged records as the optimizer takes them."""
+        grads_UD, most = push.grads_UD, self.section.clip_norm
+        if self.section.grad_scale == "show":
+            scaled_UD = np.empty_like(grads_UD)
+            kernels.scale_by_show(grads_UD, push.show_U, np.float32(batch_samples), scaled_UD)
+            grads_UD = frozen(scaled_UD)
+        if most is None:
+            return grads_UD
+        long_UD, clipped_UD = frozen(grads_UD), np.empty_like(grads_UD)
+        self._halves.do(len(long_UD), lambda begin, end: kernels.clip_rows(long_UD, begin, end, most, clipped_UD))
+        return frozen(clipped_UD)
 
     def admit(self, keys_U: U64, group_U: U16, push: Gradients, version: int, since: int) -> None:
         """For a selective table: count one step's merged records of unique keys without rows.

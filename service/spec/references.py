@@ -124,6 +124,11 @@ def _check_geo(job: TrainerJob) -> None:
             raise SpecError(
                 'does not work with train.mode = "geo", whose trainers do not know all shows', f"{path}.grad_scale"
             )
+        if table.clip_norm is not None:
+            raise SpecError(
+                'does not work with train.mode = "geo", whose trainers push sums of several batches',
+                f"{path}.clip_norm",
+            )
         if table.extend_at is not None or any(slot.extend_at is not None for slot in table.slots.values()):
             raise SpecError(
                 'does not work with train.mode = "geo", whose trainers do not know which rows have a vector',

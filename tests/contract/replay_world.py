@@ -22,7 +22,7 @@ from dataset.spec.schema import Schema
 from millrace.errors import NotYet, Unwritable
 from millrace.failpoints import Failpoint
 from millrace.keys import key_of_reference
-from pserver.config import Adagrad, Bounds, CountEntry, SlotLife, TableSection
+from pserver.config import Adagrad, Bounds, CountEntry, Initial, SlotLife, TableSection
 from pserver.errors import StoreFailed
 from pserver.lifecycle import deletions
 from pserver.protocol.shards import Gradients, Keys, StepScale
@@ -72,7 +72,9 @@ TABLES = {
     ),
     "choosy": TableSection(
         dim=3,
+        init=Initial.NORMAL,
         init_range=0.25,
+        clip_norm=0.5,
         extend_at=0.4,
         delete_after_days=3,
         admission=(CountEntry(kind="count", n=3, exact=True, memory=1 << 20),),

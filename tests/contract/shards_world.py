@@ -16,7 +16,7 @@ from millrace.identity.authority import Authority, open_authority
 from millrace.identity.credentials import Credentials
 from millrace.identity.peers import PeerName, PeerRole
 from pserver.client.remote import RemoteShards
-from pserver.config import Adagrad, ShardProcess, TableSection, Wire
+from pserver.config import Adagrad, Initial, ShardProcess, TableSection, Wire
 from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
 from pserver.server.embedded import EmbeddedShards
 from pserver.server.shard_server import ShardServer
@@ -24,7 +24,7 @@ from pserver.server.shard_server import ShardServer
 SECRET, SEED = "a secret", 7
 TABLES = {
     "default": TableSection(dim=4, init_range=0.5, optimizer=Adagrad(per="element")),
-    "other": TableSection(dim=3, first_order=False, grad_scale="show"),
+    "other": TableSection(dim=3, first_order=False, grad_scale="show", init=Initial.NORMAL, clip_norm=1.5),
 }
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.rows.kernels import initial_vector_reference
+from pserver.rows.initial_values import DRAWS, initial_vector_reference, spread_of
+from pserver.rows.kernels import clip_rows_reference
 from pserver.rows.optimizers import extends, ftrl_start, optimizer_of, parts_of
 from pserver.rows.slot_classes import classes_of
 
@@ -51,7 +52,7 @@ class PlainTable:
         """The floats of a new row with its vector."""
         own, optimizer = self.own(group), optimizer_of(self.section)
         first = int(own.first_order)
-        vector = initial_vector_reference(key, own.dim, own.init_range, self.seed)
+        vector = initial_vector_reference(key, own.dim, spread_of(own), self.seed, DRAWS[own.init])
         floats_W = np.concatenate([np.zeros(first, F), vector, optimizer.start_state])
         if optimizer.ftrl:
             settings, no_class = optimizer_of(own).settings[None], np.zeros(1, np.uint8)
@@ -72,6 +73,8 @@ class PlainTable:
     def learn(self, key, group, grad_D, show, click, version):
         row, own = self.rows.setdefault(key, self.new(key, group)), self.own(group)
         optimizer, before_W = optimizer_of(own), row.floats_W.copy()
+        if own.clip_norm is not None:
+            grad_D = clip_rows_reference(grad_D[None], own.clip_norm)[0]
         optimizer.reference(row.floats_W, grad_D, int(own.first_order), optimizer.settings)
         if not row.whole:
             absent_W = parts_of(self.section) != 0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.keys import GOLDEN, MASK, mix_reference
+from millrace.keys import MASK
 from pserver.protocol.shards import ABSENT_BITS
 from pserver.rows import kernels
 from pserver.rows.table_rows import frozen
@@ -50,35 +50,6 @@ def test_an_index_made_anew_finds_every_row(batch):
     rows = np.empty(len(batch), np.int32)
     kernels.find(index, np.array(batch, np.uint64), keys, rows)
     assert rows.tolist() == list(range(len(batch)))
-
-
-@given(st.lists(KEYS, min_size=1, max_size=9), st.integers(0, 1), st.integers(0, 20), st.integers(0, MASK))
-def test_initial_values_are_the_stated_function_of_key_element_and_seed(batch, first_order, dim, seed):
-    keys, weights = np.array(batch, np.uint64), first_order + dim
-    start = np.concatenate([np.zeros(weights, np.float32), np.array([5, 6], np.float32)])
-    slab = np.full((len(batch), weights + 2), np.nan, np.float32)
-    groups, ranges = np.zeros(len(batch), np.uint16), np.full(1, 0.01, np.float32)
-    kernels.initialise(slab, keys, groups, 0, len(batch), first_order, weights, start, ranges, np.uint64(seed))
-    for key, row in zip(batch, slab, strict=True):
-        assert row[:first_order].tolist() == [0] * first_order
-        expected = kernels.initial_vector_reference(key, dim, 0.01, seed)
-        assert row[first_order:weights].tolist() == expected.tolist()
-        assert row[weights:].tolist() == [5, 6]
-
-
-def test_initial_values_never_change():
-    """Golden: a stored model's unseen keys must read the same in every later version."""
-    vector = kernels.initial_vector_reference(mix_reference(GOLDEN), 3, 1.0, 42)
-    assert [float(x).hex() for x in vector] == GOLDEN_VECTOR
-
-
-def test_initial_values_spread_evenly():
-    keys = np.random.default_rng(1).integers(0, 2**63, 4000).astype(np.uint64)
-    slab = np.empty((4000, 8), np.float32)
-    groups, ranges = np.zeros(4000, np.uint16), np.ones(1, np.float32)
-    kernels.initialise(slab, keys, groups, 0, 4000, 0, 8, np.zeros(8, np.float32), ranges, np.uint64(3))
-    assert abs(slab.mean()) < 0.01 and abs(slab.var() - 1 / 3) < 0.01
-    assert abs(np.corrcoef(slab.T) - np.eye(8)).max() < 0.07
 
 
 @given(st.lists(st.integers(0, 9), unique=True), st.integers(0, 5), st.integers(0, 99))
@@ -130,6 +101,20 @@ def test_gradients_are_scaled_by_shows(shows, dim, seed):
     assert (out == kernels.scale_by_show_reference(grads, show_U, np.float32(64))).all()
 
 
+NORMS = st.floats(2.0**-20, 2.0**20, width=32)
+
+
+@given(st.integers(0, 8), st.integers(1, 9), st.integers(0, 99), st.sampled_from([1e-30, 1.0, 1e37]), NORMS)
+def test_gradients_of_rows_are_clipped_to_a_norm(num_rows, dim, seed, size, most):
+    grads = frozen(drawn(seed, num_rows, dim) * np.float32(size))
+    out = np.empty_like(grads)
+    kernels.clip_rows(grads, 0, num_rows, most, out)
+    assert (out == kernels.clip_rows_reference(grads, most)).all()
+    before, after = (np.linalg.norm(each.astype(np.float64), axis=1) for each in (grads, out))
+    assert np.allclose(after, np.minimum(before, most), rtol=1e-6, atol=0)
+    assert (out[before <= most] == grads[before <= most]).all()
+
+
 @pytest.mark.parametrize("num_bits", [17, 20])
 def test_keys_of_one_shard_still_spread_over_the_index(num_bits):
     """The lowest bits choose the shard; were they to choose the slot too, a shard's index would be full of runs."""
@@ -137,6 +122,3 @@ def test_keys_of_one_shard_still_spread_over_the_index(num_bits):
     keys = np.unique(keys) & ~np.uint64(4095)  # all of bucket 0
     slots = keys >> np.uint64(64 - num_bits)
     assert len(np.unique(slots)) > 0.3 * (1 << num_bits) * (1 - 2**-0.5)
-
-
-GOLDEN_VECTOR = ["0x1.29a1600000000p-1", "-0x1.ca84e80000000p-1", "-0x1.d15cf00000000p-2"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, SlotLife, TableSection
+from pserver.config import Adagrad, Adam, Bounds, Ftrl, Initial, Sgd, SlotLife, TableSection
 from pserver.errors import OutOfMemory
 from pserver.lifecycle import deletions
 from pserver.protocol.shards import Gradients
@@ -39,6 +39,10 @@ LATER = PLAIN.model_copy(update={"extend_at": 0.5})
 ITEMS_LATER = PLAIN.model_copy(
     update={"slots": {"items": SlotLife(extend_at=0.4, decay=0.5), "rare": SlotLife(extend_at=0.0)}}
 )
+CLIPPED = PLAIN.model_copy(
+    update={"init": Initial.NORMAL, "clip_norm": 1.5, "slots": {"items": SlotLife(init=Initial.XAVIER)}}
+)
+SECTIONS = {"plain": PLAIN, "later": LATER, "items-later": ITEMS_LATER, "clipped": CLIPPED}
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +239,7 @@ ACTS = st.lists(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("section", [PLAIN, LATER, ITEMS_LATER], ids=["plain", "later", "items-later"])
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ACTS)
 def test_any_history_ends_with_the_rows_of_the_plain_rules(section, acts):
