@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from pserver.config import DENSE_SLICES
 from pserver.errors import InvalidShardCall
 from pserver.rows.table_rows import I32
-from pserver.server.shard import ResolvedBatch
+from pserver.server.pushes import ResolvedBatch
 
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What a rank says about a step."""
+    """The batches of a rank in a step."""
 
     learnt: ResolvedBatch | None
     wanted: ResolvedBatch | None

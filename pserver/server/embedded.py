@@ -17,7 +17,8 @@ from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitP
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
 from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.shard import Push, ResolvedBatch, Shard
+from pserver.server.pushes import Push, ResolvedBatch
+from pserver.server.shard import Shard
 
 
 class EmbeddedShards:

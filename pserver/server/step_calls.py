@@ -23,7 +23,8 @@ from pserver.protocol.wire import wires_of
 from pserver.rows.arrays import Empty
 from pserver.server.early_rows import EarlyRows
 from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.shard import NONE_SENT, Push, ResolvedBatch, Shard, as_one_step
+from pserver.server.pushes import NONE_SENT, Push, ResolvedBatch, as_one_step
+from pserver.server.shard import Shard
 
 MAX_BATCHES_AHEAD = 2048
 """Most batches that a rank may have announced and not used; one more is refused."""

@@ -9,7 +9,7 @@ from pserver.config import DENSE_SLICES
 from pserver.errors import InvalidShardCall
 from pserver.protocol.shards import Keys
 from pserver.server.early_rows import EarlyRows
-from pserver.server.shard import ResolvedBatch
+from pserver.server.pushes import ResolvedBatch
 
 ROWS = st.lists(st.integers(0, 12), max_size=8, unique=True)
 

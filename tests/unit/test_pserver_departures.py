@@ -14,7 +14,8 @@ from pserver.rows import row_cache
 from pserver.rows.kernels import EMPTY
 from pserver.rows.row_cache import CacheBound
 from pserver.rows.table_rows import frozen
-from pserver.server.shard import Push, Shard
+from pserver.server.pushes import Push
+from pserver.server.shard import Shard
 from pserver.store.memory_store import MemoryRowStore
 from pserver.tables.sweeping import run
 from pserver.tables.table import ShardTable

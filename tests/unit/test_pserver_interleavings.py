@@ -13,7 +13,8 @@ from pserver.lifecycle.aging import TableAging
 from pserver.protocol.shards import Gradients, Keys
 from pserver.rows import row_cache
 from pserver.rows.row_cache import CacheBound
-from pserver.server.shard import Push, Shard
+from pserver.server.pushes import Push
+from pserver.server.shard import Shard
 from pserver.store.memory_store import MemoryRowStore
 from pserver.tables.sweeping import run
 from pserver.tables.table_overview import TableOverview

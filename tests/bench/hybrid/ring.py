@@ -25,7 +25,8 @@ from dataset.spec.schema import Schema
 from millrace.address import format_address, parse_address
 from millrace.deadline import Deadline
 from pserver.protocol.shards import Gradients, Keys, StepScale
-from pserver.server.shard import Push, Shard
+from pserver.server.pushes import Push
+from pserver.server.shard import Shard
 from service.spec.job import load_job
 from tests.bench.hybrid.cluster import BATCH, RUN_S, START_S, Cluster, Measured, curve_of, fill
 from tests.machines import network
