@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 
+from millrace.config import parse_value
 from tests.bench.w1 import BLOCK, ArrayReader, job
 from tests.fakes.rendezvous import RendezvousHere
 from trainer.config import WorkerConfig
@@ -48,10 +50,14 @@ def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
             process.wait()
 
 
-def train(npz: Path, hidden: int, num_shards: int, steps: int, staleness: int) -> dict:
-    """Samples a second, and where they ended."""
+def train(npz: Path, hidden: int, num_shards: int, steps: int, staleness: int, settings: Sequence[str] = ()) -> dict:
+    """Samples a second, and where they ended. `settings`: KEY=VALUE of the spec, as on the command line."""
     spec = job(hidden, Path(), steps)
     spec["train"]["staleness"] = staleness
+    for setting in settings:
+        path, _, text = setting.partition("=")
+        *parents, last = path.split(".")
+        reduce(lambda node, name: node.setdefault(name, {}), parents, spec)[last] = parse_value(text)
     with tempfile.TemporaryDirectory() as name, shards(num_shards, spec, Path(name)) as where:
         folder = Path(name)
         config = WorkerConfig(
@@ -95,5 +101,6 @@ if __name__ == "__main__":
     arguments.add_argument("--shards", type=int, default=0)
     arguments.add_argument("--steps", type=int, default=175)
     arguments.add_argument("--staleness", type=int, default=0)
+    arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     given = arguments.parse_args()
-    print(json.dumps(train(given.npz, given.hidden, given.shards, given.steps, given.staleness)))
+    print(json.dumps(train(given.npz, given.hidden, given.shards, given.steps, given.staleness, given.set)))
