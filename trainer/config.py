@@ -20,7 +20,7 @@ from millrace.timeline import TracePart
 from pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
 from trainer.dense_config import RENAMED_TO_DENSE, DenseSection
 
-NEWEST_DEFAULTS = 2
+NEWEST_DEFAULTS = 3
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
 
 
@@ -66,9 +66,26 @@ class ModelSection(Section):
         return self
 
 
+MAX_LOSS_SCALE = 2.0**100
+"""Largest scale of the loss."""
 MAX_STALENESS = 8
 """Most steps by which rows may lag behind. One hides an exchange that takes as long as the computation of a step; more
 only even out exchanges of uneven length. Each costs memory, and accuracy."""
+
+
+class LossScaleSection(Section):
+    """The scale of the loss with `amp = "float16"`, as of torch.amp.GradScaler."""
+
+    initial: Annotated[float, Field(ge=1, le=MAX_LOSS_SCALE)] = 65536.0
+    """Scale at the start."""
+    growth: Annotated[float, Field(gt=1, le=65536)] = 2.0
+    """Factor of the scale"""
+    growth_every: PositiveCount = 2000
+    """after so many steps without overflow, one after the other."""
+    decrease: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Factor of the scale, which is never below 1,"""
+    decrease_every: PositiveCount = 1
+    """after so many overflows, one after the other."""
 
 
 class TrainSection(Section):
@@ -98,6 +115,12 @@ class TrainSection(Section):
     """Samples in one step of one trainer; the samples of one event stay together."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
     """Type of the model's arithmetic; float16 only on GPUs, with loss scaling."""
+    amp_white: tuple[str, ...] = ()
+    """Further operations in that type, by their names in torch.nn.functional or torch: "layer_norm"."""
+    amp_black: tuple[str, ...] = ()
+    """Operations that stay in float32: "linear". Each list costs some microseconds for each operation of the model."""
+    loss_scale: LossScaleSection = LossScaleSection()
+    """Scale of the loss with float16."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": GPUs if there are any."""
     threads: int | None = Field(default=None, ge=1, le=1024)
@@ -141,6 +164,10 @@ class TrainSection(Section):
                 f'merge.pushes = {self.merge.pushes} is for mode = "async"; in mode = "{self.mode}" no push waits for '
                 "so many others: remove it"
             )
+        if (self.amp_white or self.amp_black) and self.amp == "off":
+            raise ValueError('amp_white and amp_black are for amp = "bfloat16" or "float16"; remove them')
+        if twice := sorted({*self.amp_white} & {*self.amp_black}):
+            raise ValueError(f"{twice[0]!r} is in amp_white and in amp_black; remove it from one")
         if self.learn_until is not None and not self.learn:
             raise ValueError("learn_until says when learning ends, and learn = false that it never begins; remove one")
         return self
@@ -178,6 +205,10 @@ class MetricsSection(Section):
     """Most values of a slice with their own metrics; the rest is measured together as "other"."""
     halves: bool = True
     """On bounded sources: also measure the first and the last half of the samples, in training order."""
+    progressive: Literal["inference", "training"] = "inference"
+    """Mode of the model in which a sample is predicted and measured before it is learnt. "inference": without dropout,
+    BatchNorm by its running statistics, as a server predicts. A model with such layers makes one more forward pass
+    without gradients for it; others make none. "training": by the forward pass of the step, which costs nothing."""
     infer_first: bool = False
     """Also predict all samples of a pass with the model at the beginning of the pass, as Paddle's online trainer does.
     This costs one more forward pass. Its metrics are reported as `infer_first`."""

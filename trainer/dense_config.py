@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from millrace.config import Section
 from millrace.renamed_keys import Renamed, RenamedKey
 from pserver.config import Beta, NotNegative, Positive
+from trainer.rate_schedules import Constant, Schedule
 
 RENAMED_TO_DENSE: Renamed = {
     "train.dense": RenamedKey("dense.strategy", {"allreduce": "all_reduce"}),
@@ -45,7 +46,59 @@ class DenseAdam(Section):
     epsilon: Positive = 1e-8
     """Added to the root."""
     weight_decay: NotNegative = 0.0
-    """Decoupled weight decay (AdamW)."""
+    """Weight decay: its product with the weights is added to the gradient."""
+    decoupled: bool = False
+    """Whether weight decay does not pass through the moments, as with "adamw"; so it was in jobs begun before set 3 of
+    the defaults."""
+
+
+class DenseAdamW(Section):
+    """torch.optim.AdamW."""
+
+    kind: Literal["adamw"]
+    """AdamW (Loshchilov, Hutter 2019): Adam with decoupled weight decay."""
+    lr: Positive = 0.001
+    """Learning rate."""
+    beta1: Beta = 0.9
+    """Decay of the first moment."""
+    beta2: Beta = 0.999
+    """Decay of the second moment."""
+    epsilon: Positive = 1e-8
+    """Added to the root."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay."""
+
+
+class DenseLamb(Section):
+    """LAMB (You et al. 2020): Adam whose step has the norm of the weights, for each parameter."""
+
+    kind: Literal["lamb"]
+    """LAMB."""
+    lr: Positive = 0.001
+    """Learning rate: length of a step as a share of the norm of the weights."""
+    beta1: Beta = 0.9
+    """Decay of the first moment."""
+    beta2: Beta = 0.999
+    """Decay of the second moment."""
+    epsilon: Positive = 1e-6
+    """Added to the root."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay, before the step is scaled."""
+
+
+class DenseLars(Section):
+    """LARS (You, Gitman, Ginsburg 2017): SGD whose rate follows the norms of weights and gradient, by parameter."""
+
+    kind: Literal["lars"]
+    """LARS."""
+    lr: Positive = 1.0
+    """Learning rate, times the local rate of each parameter."""
+    momentum: Beta = 0.9
+    """Momentum of the scaled steps."""
+    weight_decay: NotNegative = 0.0005
+    """Weight decay: its product with the weights is added to the gradient."""
+    trust: Positive = 0.001
+    """Length of a step as a share of the norm of the weights."""
 
 
 class DenseAdagrad(Section):
@@ -61,7 +114,9 @@ class DenseAdagrad(Section):
     """Added to the root."""
 
 
-DenseOptimizer = Annotated[DenseSgd | DenseAdam | DenseAdagrad, Field(discriminator="kind")]
+DenseOptimizer = Annotated[
+    DenseSgd | DenseAdam | DenseAdamW | DenseAdagrad | DenseLamb | DenseLars, Field(discriminator="kind")
+]
 
 
 NOT_BUILT = ("local_sgd", "sharded")
@@ -84,6 +139,9 @@ class DenseSection(Section):
     """Number of steps whose dense gradients are averaged for one dense update."""
     optimizer: DenseOptimizer = DenseAdam()
     """Optimizer of the dense parameters."""
+    schedule: Schedule = Constant()
+    """How the optimizer's learning rate changes with the number of samples or versions: "constant", "warmup_linear",
+    "warmup_cosine", "exponential", "piecewise", "inverse_sqrt"."""
     clip_norm: Positive | None = None
     """Largest norm of the dense gradient."""
     slice_floats: int | None = Field(default=None, ge=1000, le=1 << 30)
@@ -94,6 +152,10 @@ class DenseSection(Section):
     """With slice_floats: order of the messages. "sparse_first": as the next forward pass needs them, so the rows of the
     batch, then the parameters from the first layer to the last. "fifo": as the backward pass is done with them, so the
     other way round."""
+    buffers: Literal["rank0", "sync_bn"] = "rank0"
+    """Buffers of the model, such as the statistics of BatchNorm. "rank0": every trainer has its own within a pass, and
+    takes those of trainer 0 at its end. "sync_bn": BatchNorm has the statistics of all trainers' batches, as if one
+    trainer had them all; each layer costs two small messages a step. Other buffers are as with "rank0"."""
 
     def _not_on_shards(self) -> str:
         """The settings that need all dense gradients in one place, in words; empty without them."""
@@ -102,7 +164,11 @@ class DenseSection(Section):
             "accumulate above 1": self.accumulate > 1,
             "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
             "optimizer.momentum": isinstance(optimizer, DenseSgd) and optimizer.momentum > 0,
-            "optimizer.weight_decay": isinstance(optimizer, DenseAdam) and optimizer.weight_decay > 0,
+            "optimizer.weight_decay": isinstance(optimizer, DenseAdam | DenseAdamW) and optimizer.weight_decay > 0,
+            f'optimizer.kind = "{optimizer.kind}", which needs all of a parameter': isinstance(
+                optimizer, DenseLamb | DenseLars
+            ),
+            "schedule, since rates of rows change with `millrace set` only": not isinstance(self.schedule, Constant),
         }
         return ", ".join(name for name, there in found.items() if there)
 

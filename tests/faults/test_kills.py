@@ -95,10 +95,37 @@ def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settin
     assert report(disturbed.store) == report(undisturbed.store)
 
 
-def calm_and_killed(tmp_path, place, settings):
+SCHEDULED = (
+    "dense.schedule={kind='warmup_cosine', warmup=200, total=1000, final=0.1}",
+    "tables.default={dim=4, init='normal', clip_norm=0.01}",
+    "model.settings={hidden=[8], dropout=0.2}",
+)
+OPTIMIZERS = {
+    "adamw": "{kind='adamw', lr=0.01, weight_decay=0.1}",
+    "momentum": "{kind='sgd', lr=0.1, momentum=0.9}",
+    "lamb": "{kind='lamb', lr=0.02}",
+    "lars": "{kind='lars', lr=5.0}",
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "kind", [*list(OPTIMIZERS)[:1], *(pytest.param(k, marks=pytest.mark.slow) for k in list(OPTIMIZERS)[1:])]
+)
+def test_ten_deaths_change_no_optimizer_schedule_or_clipped_row(tmp_path, kind):
+    settings = (*SCHEDULED, f"dense.optimizer={OPTIMIZERS[kind]}")
+    places = in_order(2, 2)
+    planned = [places[number * len(places) // 10] for number in range(10)]
+    (undisturbed, calm), (disturbed, deaths) = calm_and_killed(tmp_path, (2, 2), settings, planned)
+    assert deaths.closes == calm.closes
+    assert report(disturbed.store) == report(undisturbed.store)
+
+
+def calm_and_killed(tmp_path, place, settings, planned=None):
     """Run a job undisturbed, and once with the deaths for its place; each job with its deaths."""
     write_job(tmp_path, num_lines=500)
-    said, planned = [], DEATHS_IN_LONG_PASSES[place]
+    said, planned = [], planned or DEATHS_IN_LONG_PASSES[place]
     undisturbed, disturbed = (job_at(tmp_path, store, *place, *settings) for store in ("calm", "killed"))
     calm = Deaths(undisturbed.store, iter([]))
     assert run(undisturbed, calm, said_by(said)).code == 0, said

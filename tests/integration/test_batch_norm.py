@@ -48,7 +48,7 @@ def write_normal_job(folder):
     return job
 
 
-def trained(job, store, trainers, deaths):
+def trained(job, store, trainers, deaths, *settings):
     """How it ended: every close by version, and the dense part of the last commit."""
     loaded = load_job(
         job,
@@ -59,6 +59,7 @@ def trained(job, store, trainers, deaths):
             f"passes.max_events={PASS_EVENTS}",
             "train.threads=1",
             "train.batch_size=8",
+            *settings,
         ],
     )
     planned, said = Deaths(loaded.store, iter(deaths)), []
@@ -71,13 +72,14 @@ def trained(job, store, trainers, deaths):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("buffers", ["rank0", "sync_bn"])
 @pytest.mark.parametrize("trainers", [2, 3])
-def test_trainers_share_running_statistics_and_replay_to_the_bit(tmp_path, trainers):
-    job = write_normal_job(tmp_path)
-    closes, dense = trained(job, "calm", trainers, [])
+def test_trainers_share_running_statistics_and_replay_to_the_bit(tmp_path, trainers, buffers):
+    job, how = write_normal_job(tmp_path), f"dense.buffers={buffers}"
+    closes, dense = trained(job, "calm", trainers, [], how)
     assert len(closes) == NUM_PASSES
     assert all(np.isfinite(array).all() for array in dense.values())
     assert dense["model.net.0.num_batches_tracked"] > NUM_PASSES
-    again, same = trained(job, "killed", trainers, DIES)
+    again, same = trained(job, "killed", trainers, DIES, how)
     assert again == closes
     assert dense.keys() == same.keys() and all(np.array_equal(dense[name], same[name]) for name in dense)

@@ -6,7 +6,8 @@ from torch import nn
 
 from tests.unit.test_dense import Centred
 from trainer.collectives.ranks import SingleRank
-from trainer.dense.buffers import Buffers, BuffersDiffer, batch_norm_for
+from trainer.dense.batch_norms import OwnBatchNorms
+from trainer.dense.buffers import Buffers, BuffersDiffer
 
 
 class TwoRanks(SingleRank):
@@ -103,7 +104,7 @@ def test_a_batch_of_one_sample_uses_the_running_statistics_and_does_not_change_t
     before = model[1].running_mean.clone()
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         model(torch.ones(1, 3))
-    with batch_norm_for(model, 1):
+    with OwnBatchNorms(model).forward(1):
         said = model(torch.ones(1, 3))
     assert model.training and all(module.training for module in model.modules())
     assert torch.equal(model[1].running_mean, before)
@@ -113,6 +114,6 @@ def test_a_batch_of_one_sample_uses_the_running_statistics_and_does_not_change_t
 def test_two_samples_are_normalised_by_their_own_statistics():
     model, same = stepped(normal(), 1), stepped(normal(), 1)
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(5))
-    with batch_norm_for(model, 2):
+    with OwnBatchNorms(model).forward(2):
         said = model(x)
     assert torch.equal(said, same(x)) and torch.equal(model[1].running_var, same[1].running_var)

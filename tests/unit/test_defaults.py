@@ -18,7 +18,12 @@ from trainer.spec import changes, defaults
 from trainer.spec.defaults import FIRST, fill_defaults, frozen
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-of-defaults-1"
-MOVED = {"TrainSection.batch_size": (1024, 64), "DenseAdam.lr": (0.001, 0.003)}
+MOVED = {
+    "TrainSection.batch_size": (1024, 64),
+    "DenseAdam.lr": (0.001, 0.003),
+    "DenseAdam.decoupled": (True, False),
+    "MetricsSection.progressive": ("training", "inference"),
+}
 """Defaults that the newest set has otherwise than the first, by class and key: the old value and the new one."""
 LEFT_OUT = ("predict", "cluster")
 """Sections of the service's own: requests are no part of a store's state, and the launcher writes out the cluster."""
@@ -132,6 +137,17 @@ def test_a_written_key_holds_in_every_set(newer):
     for number in (FIRST, NEWEST_DEFAULTS):
         keys = keys_of(fill_defaults(spec, unset=number))
         assert (keys["train.batch_size"], keys["tables.default.dim"]) == (1024, 16)
+
+
+def test_a_store_of_set_2_goes_on_with_what_it_measures_and_how_its_weights_decay():
+    decays = raw(dense={"optimizer": {"kind": "adam", "weight_decay": 0.1}})
+    for number, mode, decoupled in ((FIRST, "training", True), (2, "training", True), (3, "inference", False)):
+        full = fill_defaults(decays, unset=number)
+        assert full["metrics"]["progressive"] == mode and full["dense"]["optimizer"]["decoupled"] is decoupled
+        assert full["dense"]["optimizer"]["lr"] == (0.001 if number == FIRST else 0.003)
+        logged = json.loads(json.dumps(full))
+        del logged["metrics"]["progressive"], logged["dense"]["optimizer"]["decoupled"]
+        assert fill_defaults(logged) == full, "a log of its time has every other key"
 
 
 def test_an_invalid_spec_is_unchanged():

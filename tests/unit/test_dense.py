@@ -11,7 +11,7 @@ from trainer.collectives.ranks import SingleRank
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
 from trainer.dense.flat_parameters import ALIGN_FLOATS, FlatParameters
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
+from trainer.dense_config import DenseAdagrad, DenseAdam, DenseAdamW, DenseSection, DenseSgd
 
 
 def model():
@@ -22,6 +22,11 @@ def model():
 PLAIN = {
     "sgd": (DenseSgd(kind="sgd", lr=0.1, momentum=0.5), lambda p: torch.optim.SGD(p, 0.1, momentum=0.5)),
     "adam": (DenseAdam(lr=0.1), lambda p: torch.optim.Adam(p, 0.1)),
+    "adamw": (
+        DenseAdamW(kind="adamw", lr=0.1, weight_decay=0.2),
+        lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.2),
+    ),
+    "l2": (DenseAdam(lr=0.1, weight_decay=0.2), lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.2)),
     "adagrad": (DenseAdagrad(kind="adagrad", lr=0.1), lambda p: torch.optim.Adagrad(p, 0.1)),
 }
 
@@ -50,7 +55,15 @@ CLASSES = {
     "sgd": (DenseSgd(kind="sgd", lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
     "momentum": PLAIN["sgd"],
     "adam": (
-        DenseAdam(lr=0.1, beta2=0.99, weight_decay=0.1),
+        DenseAdam(lr=0.1, weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1, foreach=False, fused=True),
+    ),
+    "adamw": (
+        DenseAdamW(kind="adamw", lr=0.1, beta2=0.99, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, 0.1, betas=(0.9, 0.99), weight_decay=0.1, foreach=False, fused=True),
+    ),
+    "decoupled": (
+        DenseAdam(lr=0.1, beta2=0.99, weight_decay=0.1, decoupled=True),
         lambda p: torch.optim.AdamW(p, 0.1, betas=(0.9, 0.99), weight_decay=0.1, foreach=False, fused=True),
     ),
     "adagrad": (

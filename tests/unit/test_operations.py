@@ -199,6 +199,15 @@ def test_a_learning_rate_of_the_dense_part_is_sent_to_every_rank(world):
     assert world.close() == RankUpdate(0.25, True) and world.shards.operated == []
 
 
+def test_a_schedule_is_sent_to_every_rank_and_again_after_a_restart(world):
+    schedule = {"kind": "exponential", "counts": "samples", "factor": 0.5, "every": 100}
+    world.operator.ask({"op": "set", "id": "a", "keys": {"dense.schedule": schedule}})
+    assert world.close() == RankUpdate(None, True, schedule)
+    assert world.close() == RankUpdate(None, False)
+    with pytest.raises(SpecError, match="dense.schedule.factor: Input should be less than or equal to 1"):
+        world.operator.ask({"op": "set", "id": "b", "keys": {"dense.schedule": {**schedule, "factor": 2}}})
+
+
 @pytest.mark.parametrize(
     ("wish", "why"),
     [
@@ -272,7 +281,7 @@ def test_an_id_requested_by_many_threads_is_logged_once(world):
 
 def test_after_a_crash_waiting_operations_act_at_the_first_new_close(world):
     world.operator.ask(SET)
-    assert world.restarted() == RankUpdate(world.job.dense.optimizer.lr, False)
+    assert world.restarted() == RankUpdate(world.job.dense.optimizer.lr, False, {"kind": "constant"})
     assert world.operator.ask(SET) == {"id": "a", "version": None} and world.operator.wants_pass()
     world.close()
     assert world.shards.operated[0][0] == 1 and len(world.logged()) == 2

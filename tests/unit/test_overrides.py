@@ -20,6 +20,9 @@ def job(*overrides):
     return validate(TrainerJob, load_toml(NEWS, overrides), only_known=True)
 
 
+SCHEDULE = {"kind": "warmup_cosine", "counts": "samples", "warmup": 5, "total": 50, "final": 0.1}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "read"),
     [
@@ -32,6 +35,7 @@ def job(*overrides):
         ("tables.default.slots.user.lr", 0.4, lambda job: job.tables["default"].slots["user"].lr),
         ("tables.default.slots.user.decay", 0.9, lambda job: job.tables["default"].slots["user"].decay),
         ("dense.optimizer.lr", 0.01, lambda job: job.dense.optimizer.lr),
+        ("dense.schedule", SCHEDULE, lambda job: job.dense.schedule.model_dump(mode="json")),
     ],
 )
 def test_an_override_is_in_force_and_all_else_is_unchanged(key, value, read):
@@ -137,6 +141,13 @@ def test_a_changed_key_of_the_job_file_wins_and_other_overrides_remain():
     new = changed_file(admission=[{"kind": "probability", "p": 0.5}])
     assert "tables.default.admission.0.n" not in remaining(SET, SPEC, new)
     assert remaining(SET, SPEC, {**SPEC, "commit": {"keep": 5}}) == SET
+
+
+def test_an_override_of_a_schedule_ends_where_the_job_file_changes_a_number_of_it():
+    before, overrides = {**SPEC, "dense": {"schedule": SCHEDULE}}, {"dense.schedule": {**SCHEDULE, "total": 90}}
+    after = {**SPEC, "dense": {"schedule": {**SCHEDULE, "warmup": 6}}}
+    assert remaining(overrides, before, {**before, "commit": {"keep": 5}}) == overrides
+    assert remaining(overrides, before, after) == {} == remaining(overrides, before, SPEC)
 
 
 def test_an_override_of_a_learning_rate_ends_with_its_optimizer():

@@ -202,6 +202,21 @@ MISTAKES = {
     '"sgd", whose differences add up',
     'train={mode="geo",k_steps=4} ; dense={strategy="shards",optimizer={kind="sgd"}}': "tables.default.optimizer.kind: "
     'is "adagrad"; train.mode = "geo" needs "sgd", whose differences add up',
+    'train={mode="geo",k_steps=4} ; dense={strategy="shards",optimizer={kind="sgd"}} ; '
+    'tables.default={optimizer={kind="sgd"},clip_norm=1.0}': "tables.default.clip_norm: does not work with train.mode "
+    '= "geo", whose trainers push sums of several batches',
+    'train.mode=async ; dense={strategy="shards",buffers="sync_bn"}': 'dense.buffers: "sync_bn" does not work with '
+    'train.mode = "async", as trainers would meet in every step; use "rank0"',
+    'dense={strategy="shards",optimizer={kind="lamb"}}': 'dense: strategy = "shards" does not work with optimizer.kind '
+    '= "lamb", which needs all of a parameter',
+    'dense={strategy="shards",schedule={kind="inverse_sqrt",warmup=9}}': 'dense: strategy = "shards" does not work '
+    "with schedule, since rates of rows change with `millrace set` only",
+    'dense.schedule={kind="warmup_linear",warmup=9,total=9}': "dense.schedule: total = 9 is not above warmup = 9: no "
+    "count is left to fall",
+    'train.amp_black=["linear"]': 'train: amp_white and amp_black are for amp = "bfloat16" or "float16"; remove them',
+    "tables.default.init=glorot": "tables.default.init: Input should be 'uniform', 'normal', 'xavier' or 'zeros' (got "
+    "'glorot')",
+    "tables.default.clip_norm=0": "tables.default.clip_norm: Input should be greater than 0",
     "train.merge.pushes=2": 'train: merge.pushes = 2 is for mode = "async"; in mode = "sync" no push waits for so many '
     "others: remove it",
     'train={mode="async",dense="shards",merge={pushes=0}}': "train.merge.pushes: Input should be greater than or equal "

@@ -14,10 +14,11 @@ from pserver.server.embedded import EmbeddedShards
 from trainer.collectives.ranks import SingleRank
 from trainer.config import TaskSection, TrainSection
 from trainer.dense.all_reduce import AllReduceDense
+from trainer.dense_config import DenseSection
 from trainer.features.deduplication import tables_of
 from trainer.features.pooling import KernelPooling
 from trainer.features.training_batches import BatchMaker, targets
-from trainer.train.step import LossScale, Stepper
+from trainer.train.step import Stepper
 
 SCHEMA = Schema.of(
     [
@@ -131,7 +132,7 @@ WEIGHTLESS = {"masked": {"bought": (0, 0, 0)}, "zeros": {"weight": (0, 0, 0)}, "
 def test_a_step_without_weight_is_not_learnt_and_its_keys_are_still_counted(how, amp):
     model = WithOwnLoss()
     train = TrainSection(amp=amp)
-    dense = AllReduceDense(model, train, SingleRank())
+    dense = AllReduceDense(model, DenseSection(), SingleRank())
     dense.clear()
     *_, (gradients, finite) = step(samples(**WEIGHTLESS[how]), [BUY], model=model, train=train)
     assert finite and not gradients["default"].grads_UD.any() and not dense.gradient.any()
@@ -169,25 +170,35 @@ def test_a_model_may_add_losses_of_its_own_and_name_tensors_to_measure():
     assert np.allclose(own.tensors["inner"], inner_B, atol=1e-6)
 
 
+def test_samples_are_measured_in_inference_mode_before_the_step_learns_from_them():
+    class Dropping(Sums):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.drop = nn.BatchNorm1d(1), nn.Dropout(0.5)
+
+        def forward(self, inputs):
+            outputs = super().forward(inputs)
+            return {"ctr": self.drop(self.norm(outputs["ctr"][:, None]))[:, 0]}
+
+    torch.manual_seed(3)
+    model = Dropping()
+    own = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"), measures_apart=True)
+    batch, rows, _, _ = step(samples(), [CTR])
+    before, state = model.norm.running_mean.clone(), torch.get_rng_state()
+    measured = own.measured(batch, rows, {"ctr": 3.5})
+    assert torch.equal(before, model.norm.running_mean) and torch.equal(state, torch.get_rng_state())
+    assert model.training and model.drop.training
+    logit_B = (rows["default"].sum(1) + 0.5) / np.sqrt(1 + model.norm.eps)
+    assert np.allclose(measured.prediction_B["ctr"], 1 / (1 + np.exp(-logit_B)), atol=1e-6)
+    learnt = own.forward(batch, rows, {"ctr": 3.5})
+    assert not np.allclose(learnt.prediction_B["ctr"], measured.prediction_B["ctr"])
+    plain = Stepper(model, SCHEMA, [CTR], TrainSection(), KernelPooling(1), torch.device("cpu"))
+    assert plain.measured(batch, rows, {"ctr": 3.5}) is None
+
+
 def test_half_precision_keeps_predictions_near():
     exact, rough = (step(samples(), [CTR], train=TrainSection(amp=amp))[2] for amp in ("off", "bfloat16"))
     assert np.allclose(exact.prediction_B["ctr"], rough.prediction_B["ctr"], atol=0.02)
-
-
-def test_a_loss_scale_halves_at_an_overflow_and_doubles_after_many_good_steps():
-    scale = LossScale(on=True)
-    start = scale.value
-    scale.settle(finite=False)
-    assert scale.value == start / 2
-    for _ in range(LossScale.GROW_AFTER):
-        scale.settle(finite=True)
-    assert scale.value == start
-    for _ in range(100):
-        scale.settle(finite=False)
-    assert scale.value == 1
-    off = LossScale(on=False)
-    off.settle(finite=False)
-    assert off.value == 1
 
 
 def test_targets_without_weight_or_mask_are_the_labels():

@@ -35,7 +35,7 @@ class AllReduceDense:
         self._summed: Callable[[], None] = lambda: None
         self._loss_scale = 1.0
         has_any = self._grad.numel() > 0
-        self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer) if has_any else None
+        self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments) if has_any else None
         self.buffers = Buffers(model, ranks)
 
     def set_lr(self, lr: float) -> None:

@@ -4,12 +4,10 @@ Each trainer updates its own buffers in its forward passes. At the close of a pa
 of all trainers, so every trainer saves, hashes and predicts with the same ones.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from millrace.errors import MillraceError
 from trainer.collectives.ranks import Ranks
@@ -69,24 +67,3 @@ class Buffers:
 def _bytes_of(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, on the CPU, as a flat uint8 tensor."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def batch_norm_for(model: nn.Module, num_samples: int) -> AbstractContextManager[None]:
-    """A context in which BatchNorm accepts a batch of `num_samples`; torch raises for one sample, without variance.
-
-    A batch of one sample is normalised by the running statistics, as at inference, and does not change them.
-    """
-    return evaluating(m for m in model.modules() if num_samples == 1 and isinstance(m, _BatchNorm))
-
-
-@contextmanager
-def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context with these modules, but not their children, in evaluation mode."""
-    training = [module for module in modules if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

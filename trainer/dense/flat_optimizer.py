@@ -1,23 +1,42 @@
-"""Optimizers of the dense parameters: torch's functions and state, without torch's classes.
+"""Optimizers of the dense parameters: torch's functions and state, without torch's classes; LARS and LAMB are ours.
 
 Torch's classes load torch's compiler, which takes about as long as loading torch itself, at each start of a trainer.
 The same functions with the same arguments give the same bits; tests check this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
 import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
+from trainer.dense.layerwise import lamb, lars
+from trainer.dense_config import (
+    DenseAdagrad,
+    DenseAdam,
+    DenseAdamW,
+    DenseLamb,
+    DenseLars,
+    DenseOptimizer,
+    DenseSgd,
+)
 
-STATE = {DenseSgd: {"momentum_buffer"}, DenseAdam: {"step", "exp_avg", "exp_avg_sq"}, DenseAdagrad: {"step", "sum"}}
-"""Names of the state after the first step, as in torch's classes. SGD without momentum has no state."""
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+STATE = {
+    DenseSgd: {"momentum_buffer"},
+    DenseAdam: MOMENTS,
+    DenseAdamW: MOMENTS,
+    DenseLamb: MOMENTS,
+    DenseLars: {"velocity"},
+    DenseAdagrad: {"step", "sum"},
+}
+"""Names of the state after the first step, as in torch's classes. SGD without momentum has no state. Optimizers with
+the same names continue each other's state."""
 
 Step = Callable[[Tensor, Tensor, dict[str, Tensor], float], None]
 """(weights, gradient, state, learning rate): changes weights and state in place; creates the state if it is empty."""
@@ -26,8 +45,11 @@ Step = Callable[[Tensor, Tensor, dict[str, Tensor], float], None]
 class FlatOptimizer:
     """The optimizer of one flat buffer of weights."""
 
-    def __init__(self, flat: Tensor, config: DenseOptimizer) -> None:
-        self._flat, self.lr, self._learn = flat.detach(), config.lr, _learning(config)
+    def __init__(self, flat: Tensor, config: DenseOptimizer, segments: Sequence[tuple[int, int]] = ()) -> None:
+        """`segments`: begin and end of each parameter, for LARS and LAMB."""
+        whole = bool(segments) or not isinstance(config, DenseLamb | DenseLars)
+        assert whole, "LARS and LAMB need whole parameters, not slices of the buffer"
+        self._flat, self.lr, self._learn = flat.detach(), config.lr, _learning(config, segments)
         self.state: dict[str, Tensor] = {}
         """By the names in STATE."""
         if isinstance(config, DenseAdagrad):
@@ -39,12 +61,18 @@ class FlatOptimizer:
         self._learn(self._flat, gradient, self.state, self.lr)
 
 
-def _learning(config: DenseOptimizer) -> Step:
+def _learning(config: DenseOptimizer, segments: Sequence[tuple[int, int]]) -> Step:
     match config:
         case DenseSgd():
             return partial(_sgd, config)
-        case DenseAdam():
-            return partial(_adamw, config)
+        case DenseAdam() | DenseAdamW():
+            coupled = isinstance(config, DenseAdam) and config.weight_decay > 0 and not config.decoupled
+            learn: Callable[..., None] = adam if coupled else adamw
+            return partial(_adam, learn, config)
+        case DenseLamb():
+            return partial(lamb, config, segments)
+        case DenseLars():
+            return partial(lars, config, segments)
         case DenseAdagrad():
             return partial(_adagrad, config)
         case _:
@@ -69,12 +97,19 @@ def _sgd(config: DenseSgd, flat: Tensor, gradient: Tensor, state: dict[str, Tens
         state["momentum_buffer"] = buffers[0]
 
 
-def _adamw(config: DenseAdam, flat: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
-    """As torch.optim.AdamW, fused."""
+def _adam(
+    learn: Callable[..., None],
+    config: DenseAdam | DenseAdamW,
+    flat: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    lr: float,
+) -> None:
+    """As torch.optim.Adam or AdamW, fused. `learn`: torch's function."""
     if not state:
         state["step"] = torch.zeros((), device=flat.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
-    adamw(
+    learn(
         [flat],
         [gradient],
         [state["exp_avg"]],

@@ -37,6 +37,8 @@ class FlatParameters:
         self.weights = torch.zeros(total, device=device)
         self.gradient = torch.zeros(total, device=device)
         """Backward adds to it."""
+        self.segments = [(begin, begin + each.numel()) for begin, each in zip(begins, parameters, strict=True)]
+        """Begin and end of each parameter."""
         for parameter, begin in zip(parameters, begins, strict=True):
             view = self.weights[begin : begin + parameter.numel()].view_as(parameter)
             view.copy_(parameter.data)

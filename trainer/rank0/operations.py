@@ -150,6 +150,8 @@ class RankUpdate(NamedTuple):
     """The new learning rate of the dense part; None: unchanged."""
     acted: bool
     """True if there were operations."""
+    schedule: dict[str, Any] | None = None
+    """The new schedule of that rate, as JSON-able data; None: unchanged."""
 
 
 class OperationRunner:
@@ -220,7 +222,7 @@ class OperationRunner:
         settings = self._set(overrides)
         if settings:
             self._shards.operate(version, settings, Deadline.after(self._close_s))
-        return RankUpdate(self._now.dense.optimizer.lr, bool(settings))
+        return RankUpdate(self._now.dense.optimizer.lr, bool(settings), self._schedule())
 
     def state(self) -> dict[str, Any]:
         """The state for a commit, as JSON-able data."""
@@ -361,7 +363,7 @@ class OperationRunner:
             self._remember(version, ordered)
         self._replaying = self._chronicle.replaying
         self.resizes |= again is None and self._is_resized_by(ordered)
-        lr = self._now.dense.optimizer.lr
+        lr, schedule = self._now.dense.optimizer.lr, self._schedule()
         if operations := [operation for each in ordered for operation in self._of_tables(each)]:
             self._shards.operate(version, operations, Deadline.after(self._close_s))  # 2
         if again is not None:
@@ -372,8 +374,11 @@ class OperationRunner:
                 decider.acted(version, each, again is not None)
         if ordered:
             failpoint(Failpoint.OPERATED)
-        dense_lr = self._now.dense.optimizer.lr
-        return RankUpdate(None if dense_lr == lr else dense_lr, bool(ordered))
+        dense_lr, now = self._now.dense.optimizer.lr, self._schedule()
+        return RankUpdate(None if dense_lr == lr else dense_lr, bool(ordered), None if now == schedule else now)
+
+    def _schedule(self) -> dict[str, Any]:
+        return self._now.dense.schedule.model_dump(mode="json")
 
     def _is_resized_by(self, ordered: Sequence[ActingOperation]) -> bool:
         """Whether the operations of a close, taken together, change the numbers of workers of this generation."""

@@ -54,6 +54,7 @@ HOT = (
     *(f"tables.*.slots.*.{key}" for key in ("lr", "first_order_lr", *_LIFE)),
     *(f"tables.*.admission.#.{key}" for key in ("n", "p", "score")),
     "dense.optimizer.lr",
+    "dense.schedule",
 )
 """Keys that may be set while the job runs; "*" is any name, "#" a number from 0."""
 
@@ -214,7 +215,7 @@ def remaining(overrides: Overrides, old: Mapping[str, Any], new: Mapping[str, An
 
 def _touches(changed: str, key: str) -> bool:
     """True if an override of `key` ends when the job file changes `changed_keys`."""
-    return _below(key, (changed,)) or changed == f"{key.rpartition('.')[0]}.kind"
+    return _below(key, (changed,)) or _below(changed, (key,)) or changed == f"{key.rpartition('.')[0]}.kind"
 
 
 def _below(key: str, sections: tuple[str, ...]) -> bool:

@@ -1,9 +1,9 @@
 """Defaults of the job spec, in numbered sets: a store continues with the set that it began with.
 
 A logged spec has every key, and the number of its set. Specs logged before sets had numbers left defaults out; they use
-set 1. `defaults_1.json` is that set, frozen, by class of the spec's models and key. A later key is in no frozen set; it
-takes the default of its class. To change a default: freeze the newest set as the file of its number, raise
-NEWEST_DEFAULTS, and change the class. Imports no torch.
+set 1. `defaults_<n>.json` is set n, frozen, by class of the spec's models and key. A later key is in no frozen set and
+takes the default of its class, unless older stores need another one. To change a default: freeze the newest set as the
+file of its number, raise NEWEST_DEFAULTS, and change the class. Imports no torch.
 """
 
 import json

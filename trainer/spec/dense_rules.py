@@ -18,6 +18,11 @@ def check_dense_rules(job: TrainerJob) -> None:
             'train.mode = "geo" exchanges the dense parameters with rows, at most every train.k_steps steps: remove it',
             "dense.slice_floats",
         )
+    if mode != "sync" and job.dense.buffers == "sync_bn":
+        raise SpecError(
+            f'"sync_bn" does not work with train.mode = "{mode}", as trainers would meet in every step; use "rank0"',
+            "dense.buffers",
+        )
     if strategy == "shards" and job.train.staleness:
         raise SpecError(
             '"shards" does not work with train.staleness, since dense parameters are never stale', "dense.strategy"

@@ -19,7 +19,16 @@ from pserver.config import (
     Sgd,
     TableSection,
 )
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSection, DenseSgd
+from trainer.dense_config import (
+    DenseAdagrad,
+    DenseAdam,
+    DenseAdamW,
+    DenseLamb,
+    DenseLars,
+    DenseOptimizer,
+    DenseSection,
+    DenseSgd,
+)
 
 
 def tables_on_shards(tables: Mapping[str, TableSection], dense: DenseSection) -> dict[str, TableSection]:
@@ -43,9 +52,12 @@ def _of_rows(optimizer: DenseOptimizer) -> Optimizer:
     match optimizer:
         case DenseSgd():
             return Sgd(kind="sgd", lr=optimizer.lr)
-        case DenseAdam(lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon):
+        case DenseAdam() | DenseAdamW():
+            lr, beta1, beta2, epsilon = optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.epsilon
             return Adam(kind="adam", lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon)
         case DenseAdagrad(lr=lr, initial=initial, epsilon=epsilon):
             return Adagrad(per="element", lr=lr, initial=initial, epsilon=epsilon)
+        case DenseLamb() | DenseLars():
+            raise AssertionError("the section refuses it on shards")
         case _:
             assert_never(optimizer)

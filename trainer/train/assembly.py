@@ -1,6 +1,5 @@
 """Builds one trainer from its configuration: the composition root of a trainer process."""
 
-import ctypes
 import logging
 import math
 import shutil
@@ -49,6 +48,7 @@ from trainer.checkpoint.object_commits import ObjectCommits
 from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
 from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
+from trainer.dense.batch_norms import batch_norms
 from trainer.dense.strategy import DenseStrategy, dense_strategy
 from trainer.exports.coordinator import ExportCoordinator
 from trainer.exports.pointers import newest_timeline
@@ -58,6 +58,7 @@ from trainer.features.pooling import pooling_for
 from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.fence.head_contact import watched
 from trainer.journal.log import Log
+from trainer.models.inference_mode import depends_on_mode
 from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
 from trainer.rank0.object_head import ObjectHead
@@ -74,9 +75,11 @@ from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
 from trainer.train.fingerprint import fingerprint
 from trainer.train.first_pass import read_first
+from trainer.train.freed_memory import keep_freed_memory
 from trainer.train.geo_exchanges import GeoExchanges, settings_in_force
 from trainer.train.infer_first import InferFirst
 from trainer.train.kernel_choice import KernelSchedule, agreed_schedule
+from trainer.train.learning_rate import LearningRate
 from trainer.train.loop import TrainLoop
 from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
 from trainer.train.observer import Observer
@@ -142,22 +145,19 @@ def open_trainer(
         kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
         reading = read_first(ranks, beginning, maker, loader)
         rank0 = held.enter_context(_leading(config, job, schema, shards, beginning))
-        pooling = pooling_for(device, torch.get_num_threads())
-        stepper = Stepper(model, schema, job.tasks, job.train, pooling, device, default_rows, kernels)
+        rate = LearningRate(dense, job.dense)
+        stepper = _stepper(job, schema, model, ranks, device, default_rows, kernels)
         observer = _observer(config, job, schema, beginning, bounded=source.bounded)
         joint = (ranks, policy, shards, loader)
+        closing_parts = (*joint, dense, rate, observer, progress, rank0)
         closer = PassCloser(
-            *joint,
-            dense,
-            observer,
-            progress,
-            rank0,
+            *closing_parts,
             BadFraction(job.pipe.max_bad_fraction),
             dead_letters,
             schema,
             *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
         )
-        holders = StateHolders(dense, observer, closer, progress, stepper.scale)
+        holders = StateHolders(dense, observer, closer, progress, stepper.scale, rate)
         restore(ranks, beginning, shards, holders, config.cache, standby)
         keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels, identity)
         parts = TrainerParts(
@@ -171,6 +171,7 @@ def open_trainer(
             observer,
             closer,
             progress,
+            rate,
             rank0,
             *held.enter_context(keeping),
             infer_first=_infer_first(job, shards, stepper, observer, progress, dense),
@@ -214,6 +215,22 @@ def _exchanges(
     groups = {slot.name: slot.group for slot in schema.sparse}
     settings = partial(settings_in_force, ranks, rank0, groups)
     return closing(GeoExchanges(shards, job.train.k_steps, ranks.world, dense.slices, settings, *last))
+
+
+def _stepper(
+    job: TrainerJob,
+    schema: Schema,
+    model: nn.Module,
+    ranks: Ranks,
+    device: torch.device,
+    default_rows: DefaultRows,
+    kernels: KernelSchedule,
+) -> Stepper:
+    pooling = pooling_for(device, torch.get_num_threads())
+    apart = job.metrics.progressive == "inference" and depends_on_mode(model)
+    norms = batch_norms(job.dense.buffers, model, ranks)
+    given = model, schema, job.tasks, job.train, pooling, device, default_rows, kernels
+    return Stepper(*given, norms=norms, measures_apart=apart)
 
 
 def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:
@@ -500,18 +517,6 @@ def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
         torch.cuda.set_device(device)
     elif train.amp == "float16":
         raise SpecError('"float16" is for GPUs; use "bfloat16" or "off" on a CPU', "train.amp")
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep freed memory for the next step, so that its pages are not faulted in again.
-
-    Without this, several MB are returned to the system and requested again in each step. glibc only: in its malloc.h
-    M_TRIM_THRESHOLD is -1 and M_MMAP_THRESHOLD is -3, of which the largest allowed value is 32 MiB.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-1, 1 << 30)
-        mallopt(-3, 32 << 20)
 
 
 def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, identity: Identity | None) -> Ranks:

@@ -30,6 +30,7 @@ from trainer.rank0.parts import RankZero
 from trainer.status.freshness import Freshness
 from trainer.status.progress import PassReading, TrainerProgress
 from trainer.status.rank_figures import RankFigures
+from trainer.train.learning_rate import LearningRate
 from trainer.train.observer import SECONDS_PER_DAY, Observer, figures_of
 
 MAX_NAMED = 8
@@ -126,6 +127,7 @@ class PassCloser:
         shards: Shards,
         loader: Loader[TrainingBatch],
         dense: DenseStrategy,
+        rate: LearningRate,
         observer: Observer,
         progress: TrainerProgress,
         chief: RankZero | None,
@@ -138,6 +140,7 @@ class PassCloser:
     ) -> None:
         """`live_from_s`: see Freshness."""
         self._ranks, self._policy, self._shards, self._loader, self._dense = ranks, policy, shards, loader, dense
+        self._rate = rate
         self._observer, self._progress, self._max_day_jump = observer, progress, max_day_jump
         self._planner = None if chief is None else chief.planner
         self._operator = None if chief is None else chief.operator
@@ -209,6 +212,7 @@ class PassCloser:
         """Lines of the status; an empty pass updates only those that it may change."""
         self._said |= {
             "day": self._day,
+            "dense_lr": self._rate.value,
             "tables": {
                 name: {
                     "rows": stats.num_rows,
@@ -307,8 +311,7 @@ class PassCloser:
         said = self._ranks.broadcast(None if word is None else {**word._asdict(), "commit": commit})
         commit = bool(said.pop("commit"))
         heard = RankUpdate(**said)
-        if heard.dense_lr is not None:
-            self._dense.set_lr(heard.dense_lr)
+        self._rate.set(heard.dense_lr, heard.schedule)
         if self._operator is not None:
             self._day = self._operator.day
         return commit
@@ -388,7 +391,7 @@ class PassCloser:
             "rejected": tally.rejected,
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
             "signals": self._observer.take_signals(),
-            "dense": self._dense.digest(),
+            "dense": self._rate.digest(self._dense.digest()),
             "times_s": self._observer.take_times_s(),
             "times": self._observer.take_times().message(),
             "links": {**self._ranks.links(), **self._shards.links()},

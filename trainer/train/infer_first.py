@@ -10,7 +10,6 @@ metrics.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 from dataset.samples.batch import F32, Ragged
 from millrace.deadline import Deadline
@@ -20,21 +19,7 @@ from trainer.features.training_batches import NO_SLICES, TrainingBatch, prepared
 from trainer.status.step_clock import StepClock, WaitsFor
 from trainer.train.observer import Observer
 from trainer.train.step import Stepper
-
-
-class StepFacts(Protocol):
-    """Facts about a step that all ranks know before it begins."""
-
-    @property
-    def weight(self) -> Mapping[str, float]:
-        """Weight of the step's samples over all ranks, by task."""
-        ...
-
-    @property
-    def more(self) -> bool:
-        """Whether any rank has a batch."""
-        ...
-
+from trainer.train.step_facts import StepFacts
 
 log = logging.getLogger(__name__)
 

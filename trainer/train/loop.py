@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from trainer.status.time_spent import LoopPart
 from trainer.train.exchanges import StepInput
 from trainer.train.first_pass import read_ahead
 from trainer.train.infer_first import announced_ahead
+from trainer.train.step_facts import StepFacts
 from trainer.train.trainer_parts import TrainerParts
 
 IDLE_WAIT_S = 0.2
@@ -42,17 +42,6 @@ log = logging.getLogger(__name__)
 
 class NonFinite(MillraceError):
     """A loss or gradient is not finite, and `on_nonfinite` is "fail"."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """Facts about a step that all ranks know before it begins."""
-
-    weight: dict[str, float]
-    """Weight of the step's samples over all ranks, by task."""
-    num_samples: int
-    more: bool
-    """Whether any rank has a batch."""
 
 
 class TrainLoop:
@@ -252,6 +241,7 @@ class TrainLoop:
         clock.at(WaitsFor.PIPE)
         batches = self._batches(plan)
         parts.stepper.open_pass(plan.number)
+        parts.rate.open_pass(plan.number)
         torch.manual_seed(derive(self._seed, "pass", plan.number, parts.ranks.rank))
         at, step = parts.exchanges.begin(batches, learn=plan.learn), 0
         common = self._agree(at.batch)
@@ -284,7 +274,7 @@ class TrainLoop:
         self._settle()
         return learnt
 
-    def _agree(self, batch: TrainingBatch | None) -> _Common:
+    def _agree(self, batch: TrainingBatch | None) -> StepFacts:
         """The figures of the next step. The same message carries the next plan as soon as rank 0 has it."""
         parts, tasks = self._parts, self._parts.tasks
         parts.progress.step.begin(WaitsFor.TRAINERS)
@@ -297,29 +287,33 @@ class TrainLoop:
         if news is not None:
             self._handle_news(news)
         weight = {task.name: figures.weights[i] for i, task in enumerate(tasks)}
-        return _Common(weight, figures.num_samples, more=figures.num_batches > 0)
+        return StepFacts(weight, figures.num_samples, figures.num_batches)
 
-    def _learn(self, step: int, at: StepInput, common: _Common) -> StepInput:
+    def _learn(self, step: int, at: StepInput, common: StepFacts) -> StepInput:
         """One step: predict, measure, learn. Returns the next one."""
         parts, clock, batch = self._parts, self._parts.progress.step, at.batch
         parts.exchanges.ask_early(step, batch)
         clock.at(WaitsFor.MODEL)
+        parts.rate.step(common.num_samples)
+        parts.stepper.open_step(all_have=common.num_batches == parts.ranks.world)
         parts.dense.clear()
+        parts.dense.buffers.save()
         gradients: dict[str, Gradients] | None = None
         finite = True
-        if batch is not None:
+        if batch is None:
+            parts.stepper.follow(common.weight)
+        else:
             with span(Span.FORWARD):
                 parts.dense.take(at.rows)
-                parts.dense.buffers.save()
+                measured = parts.stepper.measured(batch, at.rows, common.weight)
                 forward = parts.stepper.forward(batch, at.rows, common.weight)
-                parts.observer.observe(batch, forward, step)
+                parts.observer.observe(batch, measured or forward, step)
             with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
                 gradients, finite = parts.stepper.backward(batch, forward)
         clock.at(WaitsFor.TRAINERS)
         loss_scale = parts.stepper.scale.value
         if not self._all_finite(step, finite):
-            if batch is not None:
-                parts.dense.buffers.restore()
+            parts.dense.buffers.restore()
             return parts.exchanges.push(step, batch, None, common.num_samples)
         if batch is not None or parts.dense.communicates(step):
             parts.dense.after_backward(step, loss_scale)
@@ -332,7 +326,7 @@ class TrainLoop:
             parts.dense.step()
         return following
 
-    def _predict(self, step: int, at: StepInput, common: _Common) -> StepInput:
+    def _predict(self, step: int, at: StepInput, common: StepFacts) -> StepInput:
         """One step of a pass that is only predicted. Returns the next one."""
         parts = self._parts
         if at.batch is not None:

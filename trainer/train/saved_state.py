@@ -23,8 +23,9 @@ from trainer.dense.strategy import DenseStrategy
 from trainer.metrics.meter import MeterState
 from trainer.status.progress import TrainerProgress
 from trainer.train.close import PassCloser
+from trainer.train.learning_rate import LearningRate
+from trainer.train.mixed_precision import LossScale
 from trainer.train.observer import Observer
-from trainer.train.step import LossScale
 
 DENSE, ARRAYS = "dense.safetensors", "metrics.safetensors"
 
@@ -65,6 +66,7 @@ class StateHolders:
     closer: PassCloser
     progress: TrainerProgress
     scale: LossScale
+    rate: LearningRate
 
     def capture(self, log_from: int, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedState:
         """Copies of the present state, on rank 0 between passes. `facts` join the state; `tensors`: consolidated."""
@@ -76,6 +78,7 @@ class StateHolders:
             "closer": self.closer.state(),
             "meter": dict(meter.facts),
             "loss_scale": self.scale.state(),
+            "learning_rate": self.rate.state(),
             **facts,
         }
         dense = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
@@ -97,3 +100,4 @@ class StateHolders:
         self.closer.load_state(state["closer"], slots)
         self.progress.load_saved(state["progress"])
         self.scale.load_state(state["loss_scale"])
+        self.rate.load_state(state.get("learning_rate", {"samples": self.progress.num_samples}))

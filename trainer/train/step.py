@@ -16,7 +16,7 @@ from dataset.samples.batch import F32
 from dataset.spec.schema import Schema
 from pserver.protocol.shards import Gradients
 from trainer.config import TaskSection, TrainSection
-from trainer.dense.buffers import batch_norm_for, evaluating
+from trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
 from trainer.features.default_rows import DefaultRows, Readers
 from trainer.features.model_inputs import inputs_of
 from trainer.features.pooling import Pooling
@@ -24,6 +24,7 @@ from trainer.features.training_batches import TrainingBatch
 from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
 from trainer.train.kernel_choice import KernelSchedule
+from trainer.train.mixed_precision import LossScale, Precision
 
 
 @dataclass(slots=True)
@@ -44,35 +45,6 @@ class ForwardResult:
     """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
 
 
-class LossScale:
-    """Loss scaling for float16 (Micikevicius et al. 2018): doubled after 2,000 good steps, halved at an overflow."""
-
-    GROW_AFTER = 2000
-
-    def __init__(self, on: bool) -> None:
-        self.on = on
-        self.value = 65536.0 if on else 1.0
-        self._good = 0
-
-    def settle(self, finite: bool) -> None:
-        """Adjust the scale after a step."""
-        if not self.on:
-            return
-        self._good = self._good + 1 if finite else 0
-        if not finite:
-            self.value = max(1.0, self.value / 2)
-        elif self._good == self.GROW_AFTER:
-            self.value, self._good = self.value * 2, 0
-
-    def state(self) -> list[float]:
-        """The state that a commit holds."""
-        return [self.value, self._good]
-
-    def load_state(self, state: Sequence[float]) -> None:
-        """The inverse of `state`."""
-        self.value, self._good = float(state[0]), int(state[1])
-
-
 class Stepper:
     """Runs batches through the model."""
 
@@ -86,17 +58,30 @@ class Stepper:
         device: torch.device,
         default_rows: DefaultRows | None = None,
         kernels: KernelSchedule | None = None,
+        *,
+        norms: BatchNorms | None = None,
+        measures_apart: bool = False,
     ) -> None:
+        """`measures_apart`: whether samples are measured in a forward pass of their own, in inference mode."""
         self._kernels = kernels or KernelSchedule()
         self._model, self._schema, self._tasks = model, schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)
         self._pooling, self._device = pooling, device
-        self._amp = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[train.amp]
-        self.scale = LossScale(train.amp == "float16")
+        self._norms, self._measures_apart = norms or OwnBatchNorms(model), measures_apart
+        self._precision = Precision(train, device)
+        self.scale = LossScale(train.amp == "float16", train.loss_scale)
 
     def open_pass(self, number: int) -> None:
         """Have the model follow the table of kernels of this pass."""
         self._kernels.use(self._model, number)
+
+    def open_step(self, *, all_have: bool) -> None:
+        """Begin a step, on every rank; `all_have`: whether each has a batch."""
+        self._norms.open_step(all_have=all_have)
+
+    def follow(self, global_weight: Mapping[str, float]) -> None:
+        """On a rank without a batch: take part in what the model of other ranks does together."""
+        self._norms.follow(backward=any(global_weight.values()))
 
     def forward(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
@@ -105,8 +90,7 @@ class Stepper:
         rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
         inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
-        cast = torch.autocast(self._device.type, dtype=self._amp or torch.bfloat16, enabled=self._amp is not None)
-        with cast, batch_norm_for(self._model, len(batch.samples)):
+        with self._precision.forward(), self._norms.forward(len(batch.samples)):
             given = check_outputs(self._model(inputs), [task.name for task in self._tasks], len(batch.samples))
         outputs: dict[str, Tensor] = dict(given)
         loss = torch.zeros((), device=self._device)
@@ -140,6 +124,12 @@ class Stepper:
         with torch.no_grad(), evaluating(self._model.modules()):
             return self.forward(batch, rows, global_weight)
 
+    def measured(
+        self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
+    ) -> ForwardResult | None:
+        """The predictions to measure, before `forward`; None if they are those of `forward`."""
+        return self.predict(batch, rows, global_weight) if self._measures_apart else None
+
     def _own_losses(
         self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: TrainingBatch, global_weight: Mapping[str, float]
     ) -> Tensor | float:
@@ -157,7 +147,8 @@ class Stepper:
         In a step without weight all gradients are 0 on every rank; shows and clicks still count.
         """
         if forward.has_weight:
-            (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
+            with self._norms.backward():
+                (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
         finite = bool(torch.isfinite(forward.loss))
         gradients: dict[str, Gradients] = {}
         for look in batch.lookups:

@@ -16,6 +16,7 @@ from trainer.status.progress import TrainerProgress
 from trainer.train.close import PassCloser
 from trainer.train.exchanges import Exchanges
 from trainer.train.infer_first import InferFirst
+from trainer.train.learning_rate import LearningRate
 from trainer.train.model_feed import ModelFeed
 from trainer.train.observer import Observer
 from trainer.train.step import Stepper
@@ -38,6 +39,7 @@ class TrainerParts:
     observer: Observer
     closer: PassCloser
     progress: TrainerProgress
+    rate: LearningRate
     rank0: RankZero | None
     """Only on rank 0, like the four below; None on the other ranks."""
     committer: Committer | None

@@ -1,0 +1,108 @@
+"""The learning rate is a pure function of what was learnt: it continues to the bit, and may be set while a job runs."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.collectives.ranks import SingleRank
+from trainer.dense.all_reduce import AllReduceDense
+from trainer.dense_config import DenseSection
+from trainer.train.learning_rate import LearningRate
+
+COSINE = {"kind": "warmup_cosine", "warmup": 100, "total": 1000}
+BY_VERSION = {"kind": "exponential", "factor": 0.5, "every": 2, "counts": "versions"}
+
+
+class Recorder:
+    """The part of a strategy that a rate needs."""
+
+    def __init__(self):
+        self.rates = []
+
+    def set_lr(self, lr):
+        self.rates.append(lr)
+
+
+def rate(schedule=None, lr=0.5):
+    dense = Recorder()
+    section = {"optimizer": {"kind": "sgd", "lr": lr}} | ({} if schedule is None else {"schedule": schedule})
+    return LearningRate(dense, DenseSection.model_validate(section)), dense
+
+
+def test_a_constant_rate_sets_nothing_and_leaves_digests_alone():
+    plain, dense = rate()
+    plain.open_pass(1)
+    plain.step(64)
+    assert dense.rates == [] and plain.digest("abc") == "abc" and plain.value == 0.5
+
+
+def test_a_schedule_counts_the_samples_before_a_step():
+    counted, dense = rate(COSINE)
+    counted.open_pass(1)
+    for _ in range(3):
+        counted.step(50)
+    assert dense.rates[:2] == [0.0, 0.25] and dense.rates[2] == 0.5
+    assert counted.value < 0.5
+
+
+def test_a_schedule_counts_the_versions_before_a_pass():
+    counted, dense = rate(BY_VERSION)
+    for version in range(1, 6):
+        counted.open_pass(version)
+        counted.step(9)
+    assert dense.rates == [0.5, 0.5, 0.25, 0.25, 0.125]
+
+
+def test_the_count_of_a_commit_continues_the_rates_to_the_bit():
+    whole, every = rate(COSINE)
+    for _ in range(20):
+        whole.step(37)
+    first, begun = rate(COSINE)
+    for _ in range(9):
+        first.step(37)
+    second, ended = rate(COSINE)
+    second.load_state(first.state())
+    for _ in range(11):
+        second.step(37)
+    assert begun.rates + ended.rates == every.rates
+    assert second.digest("abc") == whole.digest("abc") != first.digest("abc") != "abc"
+
+
+def test_rate_and_schedule_are_set_while_samples_are_counted():
+    counted, dense = rate()
+    counted.step(500)
+    counted.set(0.25, None)
+    counted.set(None, {"kind": "piecewise", "at": [400, 600], "shares": [1.0, 0.5, 0.25]})
+    counted.step(100)
+    counted.step(100)
+    assert dense.rates == [0.25, 0.125, 0.125, 0.0625]
+    counted.set(None, {"kind": "constant"})
+    assert dense.rates[-1] == 0.25 == counted.value
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "lamb", "lars", "adagrad"])
+def test_a_scheduled_optimizer_continues_from_a_commit_to_the_bit(kind):
+    section = DenseSection.model_validate({"optimizer": {"kind": kind, "lr": 0.1}, "schedule": COSINE})
+
+    def trainer():
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        part = AllReduceDense(net, section, SingleRank())
+        return net, part, LearningRate(part, section)
+
+    def learn(net, part, counted, steps):
+        for step in steps:
+            counted.step(40)
+            part.clear()
+            net(torch.randn(5, 3, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            part.after_backward(step, 1.0)
+            part.wait()
+            part.step()
+
+    whole, first, second = trainer(), trainer(), trainer()
+    learn(*whole, range(12))
+    learn(*first, range(7))
+    second[1].load({name: value.clone() for name, value in first[1].consolidate().items()})
+    second[2].load_state(first[2].state())
+    learn(*second, range(7, 12))
+    assert second[1].digest() == whole[1].digest() != first[1].digest()

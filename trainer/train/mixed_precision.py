@@ -1,0 +1,98 @@
+"""Mixed precision: the types in which operations of the model compute, and the scale of the loss for float16."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from millrace.errors import SpecError
+from trainer.config import MAX_LOSS_SCALE, LossScaleSection, TrainSection
+
+LOWER = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""By `train.amp`: the lower type; None: all is float32."""
+
+
+class Precision:
+    """The types of operations, by `train.amp`, `amp_white` and `amp_black`; others are torch's choice."""
+
+    def __init__(self, train: TrainSection, device: torch.device) -> None:
+        """Raises SpecError for an operation that torch does not have."""
+        self._lower, self._device = LOWER[train.amp], device
+        lower = self._lower or torch.float32
+        white = {name: lower for name in _known(train.amp_white, "train.amp_white")}
+        self._types = white | {name: torch.float32 for name in _known(train.amp_black, "train.amp_black")}
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """A context for the forward pass."""
+        with torch.autocast(self._device.type, self._lower or torch.bfloat16, enabled=self._lower is not None):
+            if not self._types:
+                yield
+                return
+            with OperationTypes(self._types, self._device):
+                yield
+
+
+class OperationTypes(TorchFunctionMode):
+    """A context in which operations of these names compute in a given type. It costs some microseconds a call."""
+
+    def __init__(self, types: Mapping[str, torch.dtype], device: torch.device) -> None:
+        super().__init__()
+        self._types, self._device = types, device
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Called by torch for each operation."""
+        kwargs = kwargs or {}
+        wanted = self._types.get(getattr(func, "__name__", "").strip("_"))
+        if wanted is None:
+            return func(*args, **kwargs)
+        with torch.autocast(self._device.type, enabled=False):
+            return func(*(_cast(each, wanted) for each in args), **{k: _cast(v, wanted) for k, v in kwargs.items()})
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors in `dtype`, also in lists and tuples; all else unchanged."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    return type(value)(_cast(each, dtype) for each in value) if type(value) in (list, tuple) else value
+
+
+def _known(names: Iterable[str], key: str) -> Iterable[str]:
+    for name in names:
+        if not (hasattr(functional, name) or hasattr(torch, name)):
+            raise SpecError(f'torch has no operation "{name}"; give names as of torch.nn.functional or torch', key)
+    return names
+
+
+class LossScale:
+    """Loss scaling for float16 (Micikevicius et al. 2018): raised after many good steps, lowered after overflows."""
+
+    def __init__(self, on: bool, section: LossScaleSection = LossScaleSection()) -> None:  # noqa: B008  # frozen
+        self.on, self._section = on, section
+        self.value = section.initial if on else 1.0
+        self._good = self._bad = 0
+
+    def settle(self, finite: bool) -> None:
+        """Adjust the scale after a step."""
+        if not self.on:
+            return
+        own = self._section
+        self._good, self._bad = (self._good + 1, 0) if finite else (0, self._bad + 1)
+        if self._bad == own.decrease_every:
+            self.value, self._bad = max(1.0, self.value * own.decrease), 0
+        elif self._good == own.growth_every:
+            self.value, self._good = min(MAX_LOSS_SCALE, self.value * own.growth), 0
+
+    def state(self) -> list[float]:
+        """The state that a commit holds."""
+        return [self.value, self._good, self._bad]
+
+    def load_state(self, state: Sequence[float]) -> None:
+        """The inverse of `state`; older commits do not have the last number."""
+        self.value, self._good, self._bad = float(state[0]), int(state[1]), int(state[2]) if len(state) > 2 else 0
