@@ -1,7 +1,8 @@
 """The gain in speed of each mode of consistency: `python -m tests.bench.mode_rates`, as Markdown.
 
-W1 as text through `cat`, by 2 trainers over 2 shards as `millrace run` starts them, in each mode in turn. A rate is
-over all passes but the first, closes included; a ratio compares two runs of one round with each other.
+W1 as text through `cat`, by `--trainers` over 2 shards as `millrace run` starts them, in each mode in turn. A rate is
+over all passes but the first, closes included; a ratio compares two runs of one round with each other. Where the time
+of rank 0 went is said on stderr.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from tests.bench.w1 import BLOCK, ROOT, job, make
 SGD = {"dense": "shards", "dense_optimizer": {"kind": "sgd", "lr": 0.05}}
 MODES: Mapping[str, Mapping[str, Any]] = {
     "`sync`, dense by all-reduce": {},
+    "`sync`, `staleness = 1`": {"staleness": 1},
     "`sync`, dense on shards": {"dense": "shards"},
     "`async`": {"mode": "async", "dense": "shards"},
     "`async`, `merge.pushes = 2`": {"mode": "async", "dense": "shards", "merge": {"pushes": 2}},
@@ -31,7 +33,7 @@ PASS_EVENTS = 4 * BLOCK
 POLL_S = 0.01
 
 
-def rate(texts: Path, hidden: int, settings: Mapping[str, Any]) -> float:
+def rate(texts: Path, hidden: int, trainers: int, settings: Mapping[str, Any]) -> float:
     """Samples a second of one run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -41,7 +43,7 @@ def rate(texts: Path, hidden: int, settings: Mapping[str, Any]) -> float:
         spec["train"] = {"batch_size": 1024, "threads": 1, "matmul": "mkl", **settings}
         if settings.get("dense_optimizer"):
             spec["tables"]["default"]["optimizer"] = {"kind": "sgd", "lr": 1.0}
-        spec["cluster"] = {"trainers": 2, "shards": 2}
+        spec["cluster"] = {"trainers": trainers, "shards": 2}
         spec["commit"] = {"every": "1h"}
         given = [word for key, value in spec.items() for word in ("--set", f"{key}={toml(value)}")]
         (folder / "job.toml").write_text("")
@@ -51,6 +53,8 @@ def rate(texts: Path, hidden: int, settings: Mapping[str, Any]) -> float:
             closes = closes_of(folder / "store" / "log", process)
         if process.returncode or len(closes) < 3:
             raise RuntimeError((folder / "output").read_text()[-2000:])
+        spent = json.loads((folder / "store" / "report.json").read_text())["time_s"]
+        print(f"{settings}: {spent}", file=sys.stderr, flush=True)
         return (len(closes) - 1) * PASS_EVENTS / (closes[-1] - closes[0])
 
 
@@ -78,6 +82,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--mode", choices=MODES, nargs="*", default=list(MODES))
+    arguments.add_argument("--trainers", type=int, default=2)
     arguments.add_argument("--hidden", type=int, default=64)
     arguments.add_argument("--rows", type=int, default=40 * PASS_EVENTS // 4)
     given = arguments.parse_args()
@@ -85,7 +90,7 @@ def main() -> None:
         folder = make(Path(name), given.rows, text_parts=2).parent
         rounds = []
         for _ in range(given.rounds):
-            rounds.append([rate(folder, given.hidden, MODES[each]) for each in given.mode])
+            rounds.append([rate(folder, given.hidden, given.trainers, MODES[each]) for each in given.mode])
             print(f"{[round(found) for found in rounds[-1]]}", file=sys.stderr, flush=True)
     print("| mode | samples a second | of the first |\n|---|---|---|")
     for number, mode in enumerate(given.mode):

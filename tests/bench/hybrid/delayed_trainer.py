@@ -18,7 +18,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "async": (ON_SERVERS, 'train.mode="async"'),
     "geo, k_steps 10": (ON_SERVERS, 'train.mode="geo"', "train.k_steps=10"),
 }
-FIRST = 3
+FIRST = 4
 """Passes that a rate leaves out: the first ones, in which the shares of the trainers settle."""
 
 
