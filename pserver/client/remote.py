@@ -27,7 +27,7 @@ from millrace.timeline import Span, recorded, span
 from millrace.traffic import Links, links_of
 from pserver.client.connection import ShardConnection
 from pserver.client.data_plane import Call, DataPlane, Greeting
-from pserver.config import TableSection, Wire
+from pserver.config import DENSE_SLICES, TableSection, Wire
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, messages
@@ -49,6 +49,8 @@ MAX_ANNOUNCING = 32
 """Most announcements to all shards without a reply; `prepare` waits until there are fewer."""
 MAX_OPEN_PARTS = 32
 """Most parts of an exchange on their way to all shards; the next one leaves when there are fewer."""
+MAX_SLICES = 1 << 40
+"""More slices than there are."""
 NO_RETRY = Backoff(())
 FIRST_BATCH = 1 << 32
 """Numbers of batches begin here. `look` uses lower ones, since a pull makes a shard forget all lower numbers."""
@@ -67,6 +69,19 @@ class AnnouncedBatch:
     num_keys: Mapping[str, int]
     calls: Sequence[Call]
     """The announcement to each shard, which must end before the batch is used."""
+
+
+@dataclass(slots=True)
+class _LateSlices:
+    """The dense slices of the last exchange that are still on their way."""
+
+    calls: Sequence[Call]
+    batch: AnnouncedBatch
+    rows: Mapping[str, F32]
+
+    def first_of(self, call: Call) -> int:
+        """The first slice that a call brings."""
+        return int(self.batch.routed[DENSE_SLICES][call.shard].position_P[call.request.part.begin])
 
 
 class RemoteShards:
@@ -103,10 +118,13 @@ class RemoteShards:
         ]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
+        self._late: _LateSlices | None = None
         self._early_calls: Sequence[Call] = ()
         """Those of the step in progress."""
         self._messages: Sequence[tuple[int, Part]] = [(shard, WHOLE) for shard in range(len(addresses))]
         """(shard, part) of each message of an exchange, in the order in which they leave."""
+        self._slices_later = False
+        """Whether `exchange` returns before all slices are here."""
         self._num_announced = 0
         self._num_looks = 0
         self._pass_number = 0
@@ -213,7 +231,20 @@ class RemoteShards:
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
         """See Shards."""
         counts = [len(routed.position_P) for routed in self._placement.route(slices)]
-        self._messages = list(Split(counts, slices_each, rows_first))
+        self._messages, self._slices_later = list(Split(counts, slices_each, rows_first)), rows_first
+
+    def await_slices(self, num_slices: int) -> None:
+        """See Shards."""
+        late = self._late
+        if late is None:
+            return
+        wanted = [call for call in late.calls if late.first_of(call) < num_slices]
+        late.calls = [call for call in late.calls if late.first_of(call) >= num_slices]
+        if not late.calls:
+            self._late = None
+        self._waiting = wanted
+        for call in self._steps.wait(wanted):
+            self._put(late.rows, late.batch, call, {})
 
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> AnnouncedBatch:
         """See Shards."""
@@ -270,11 +301,17 @@ class RemoteShards:
         deadline: Deadline,
     ) -> dict[str, F32] | None:
         """See Shards."""
+        self.await_slices(MAX_SLICES)
         learnt = None if batch is None else self._ready(batch)
         wanted = None if following is None else self._ready(following)
         with span(Span.PUSH):
             calls = self._push(step, learnt, gradients or {}, wanted, scale, deadline)
-        return self._rows(calls, wanted)
+        if wanted is None or not self._slices_later:
+            return self._rows(calls, wanted)
+        rows = self._rows([call for call in calls if not call.request.part.number], wanted)
+        late = [call for call in calls if call.request.part.number]
+        self._late = _LateSlices(late, wanted, rows) if late and rows is not None else None
+        return rows
 
     def _push(
         self,

@@ -154,6 +154,13 @@ class Shards(Protocol):
         """
         ...
 
+    def await_slices(self, num_slices: int) -> None:
+        """Return once so many of the dense slices that the last `exchange` returned are here, the first ones.
+
+        They may come after all other rows where exchanges are split, rows first; the array is filled meanwhile.
+        """
+        ...
+
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> Prepared:
         """Make a batch's keys ready. With `learn` = False the batch is only predicted and changes nothing."""
         ...

@@ -61,6 +61,9 @@ class EmbeddedShards:
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:
         """See Shards: there are no messages."""
 
+    def await_slices(self, num_slices: int) -> None:
+        """See Shards: all are here."""
+
     def prepare(self, tables: Mapping[str, Keys], *, learn: bool) -> ResolvedBatch:
         """See Shards."""
         return self._shard.resolve(tables, learn=learn)

@@ -3,6 +3,7 @@
 Three ranks, of which some have no batch in some steps; each rank is a thread. Slices are on two real shards.
 """
 
+import copy
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,9 +101,10 @@ def train(job, ranks, strategy, net, steps=range(STEPS), batches=batch, number=1
     shards.close_pass(0, w.soon())
 
 
-def wide():
-    """A model of seven slices."""
+def wide(*, in_calls=True):
+    """A model of seven slices: five of the first layer, and two with the last one. See trainer.models.contract."""
     draw, net = torch.Generator().manual_seed(5), nn.Sequential(nn.Linear(3, 1280), nn.Tanh(), nn.Linear(1280, 1))
+    net.parameters_in_calls = in_calls
     for parameter in net.parameters():
         parameter.data = torch.randn(parameter.shape, generator=draw)
     return net
@@ -367,10 +369,14 @@ def test_no_bit_depends_on_the_messages_in_which_slices_travel(world, mode, prio
     if mode == "async" and world > 1:
         pytest.skip("the order of arrival decides about bits")
     found = set()
-    for slices_each in (None, 1, 3):
+    for slices_each, in_calls in ((None, True), (1, True), (1, False), (3, True)):
         more = {} if slices_each is None else {"slice_floats": slices_each * SLICE_FLOATS, "priority": priority}
         with job("shards", world, mode=mode, **more) as at:
-            found |= set(at.on_ranks(lambda ranks: trained(at, ranks, net=wide())[0].digest())[0])  # noqa: B023
+
+            def act(ranks):
+                return trained(at, ranks, net=wide(in_calls=in_calls))[0].digest()  # noqa: B023
+
+            found |= set(at.on_ranks(act)[0])
     assert len(found) == 1
 
 
@@ -384,6 +390,37 @@ def test_slices_travel_in_messages_of_the_size_that_is_set():
         trained(at, SingleRank(), range(1), net=wide())
         sent["whole"] = messages(at.shards[0])
     assert sent["fifo"] == sent["sparse_first"] == sent["whole"] + 4, "of 4 and 3 slices, each with 2 at most"
+
+
+class Waits:
+    """Shards that note for how many slices somebody waits."""
+
+    def __init__(self, shards):
+        self._shards, self.noted = shards, []
+
+    def __getattr__(self, name):
+        return getattr(self._shards, name)
+
+    def await_slices(self, num_slices):
+        self.noted.append(num_slices)
+        self._shards.await_slices(num_slices)
+
+
+@pytest.mark.parametrize(("in_calls", "noted"), [(True, [5, 7]), (False, [7])])
+def test_a_layer_waits_for_its_own_parameters_where_the_model_allows_it(in_calls, noted):
+    with job("shards", slice_floats=SLICE_FLOATS) as at:
+        at.shards = [Waits(at.shards[0])]
+        trained(at, SingleRank(), range(1), net=wide(in_calls=in_calls))
+        assert at.shards[0].noted == [*noted, 7], "in the step, and for all at the end of the pass"
+
+
+def test_a_copy_of_a_model_whose_layers_wait_is_a_plain_model():
+    with job("shards", slice_floats=SLICE_FLOATS) as at:
+        at.shards = [Waits(at.shards[0])]
+        net = wide()
+        at.strategy(SingleRank(), net)
+        found = copy.deepcopy(net)(torch.ones(2, 3))
+        assert torch.equal(found, wide()(torch.ones(2, 3))) and at.shards[0].noted == []
 
 
 def test_slices_begin_at_the_weights_of_another_strategy():

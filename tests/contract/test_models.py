@@ -1,6 +1,7 @@
 """What every model promises, whoever wrote it: see trainer.models.contract."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from millrace.errors import SpecError
 from trainer.config import ModelSection
+from trainer.dense.shard_slices import in_order
 from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from trainer.models.outputs import check_outputs
 from trainer.models.registry import MODELS, load_model
@@ -170,6 +172,31 @@ def test_first_order_weights_are_heard_where_a_table_has_them(build):
         for slot in (*shape.pooled, *shape.sequences):
             if slot.first_order:
                 assert leaves[slot.name].grad[..., 0].abs().sum() > 0, (case, slot.name)
+
+
+def arrive(parameter, value, _module, _inputs):
+    parameter.data.copy_(value)
+
+
+def test_a_model_that_says_so_uses_parameters_only_in_calls_of_the_modules_that_hold_them(build):
+    for case, shape in cases(build).items():
+        model, late = build(shape), build(shape)
+        if not in_order(model):
+            return
+        for module in late.modules():
+            for parameter in module.parameters(recurse=False):
+                value = parameter.detach().clone()
+                parameter.data.fill_(float("nan"))
+                module.register_forward_pre_hook(partial(arrive, parameter, value))
+        inputs, _ = random_inputs(shape)
+        with torch.no_grad():
+            wanted, found = model(inputs), late(inputs)
+        assert all(torch.equal(found[task], wanted[task]) for task in shape.tasks), case
+
+
+@pytest.mark.parametrize("name", ["deep_crossing", "dcn"])
+def test_these_models_say_so(name, tmp_path):
+    assert in_order(load_model(ModelSection(name=name), PLAIN, tmp_path))
 
 
 def test_one_seed_gives_one_model_and_one_answer(build):

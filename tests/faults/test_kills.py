@@ -71,6 +71,8 @@ STALE = ("train.staleness=2", LONG_PASSES)
 """Pushes of three steps are under way in most of a pass."""
 SLICED = ('dense.strategy="shards"', LONG_PASSES)
 """Shards hold the dense parameters, too."""
+IN_PARTS = (*SLICED, "dense.slice_floats=1000", "train.early_rows=true")
+"""And slices travel in messages of their own, and rows early."""
 DEATHS_IN_LONG_PASSES = {
     (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
     (2, 2): [
@@ -86,8 +88,13 @@ DEATHS_IN_LONG_PASSES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("place", "settings"),
-    [((1, 0), STALE), ((2, 2), STALE), ((2, 2), SLICED)],
-    ids=["embedded, stale rows", "2 trainers x 2 shards, stale rows", "2 trainers x 2 shards, dense on shards"],
+    [((1, 0), STALE), ((2, 2), STALE), ((2, 2), SLICED), ((2, 2), IN_PARTS)],
+    ids=[
+        "embedded, stale rows",
+        "2 trainers x 2 shards, stale rows",
+        "2 trainers x 2 shards, dense on shards",
+        "2 trainers x 2 shards, in parts",
+    ],
 )
 def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settings):
     (undisturbed, calm), (disturbed, deaths) = calm_and_killed(tmp_path, place, settings)

@@ -62,6 +62,19 @@ def test_trainers_with_the_dense_parameters_on_shards_end_with_the_same_bits_on_
 
 
 @pytest.mark.long
+def test_no_bit_depends_on_how_slices_and_rows_travel(job):
+    wanted = run(job, 2, 2, "in-one-message", SLICED)
+    ways = (
+        ("dense.slice_floats=1000",),
+        ("dense.slice_floats=1000", 'dense.priority="fifo"'),
+        ("train.early_rows=true",),
+    )
+    for number, settings in enumerate(ways):
+        found = run(job, 2, 2, f"otherwise-{number}", SLICED, *settings)
+        assert found["digest"] == wanted["digest"] and found["metrics"] == wanted["metrics"]
+
+
+@pytest.mark.long
 def test_a_job_changes_the_place_of_its_dense_parameters_and_goes_on(job, tmp_path):
     moving = write_job(tmp_path, num_parts=1)
     seen = []

@@ -39,11 +39,16 @@ class FlatParameters:
         """Backward adds to it."""
         self.segments = [(begin, begin + each.numel()) for begin, each in zip(begins, parameters, strict=True)]
         """Begin and end of each parameter."""
+        self._ends = {id(each): begin + each.numel() for each, begin in zip(parameters, begins, strict=True)}
         for parameter, begin in zip(parameters, begins, strict=True):
             view = self.weights[begin : begin + parameter.numel()].view_as(parameter)
             view.copy_(parameter.data)
             parameter.data = view
             parameter.grad = self.gradient[begin : begin + parameter.numel()].view_as(parameter)
+
+    def end_of(self, parameter: nn.Parameter) -> int:
+        """One past the last float of a parameter in the buffers."""
+        return self._ends[id(parameter)]
 
     def clear(self) -> None:
         """Set the gradient to 0."""

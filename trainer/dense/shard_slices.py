@@ -6,7 +6,7 @@ merge and learn; trainers hold no optimizer. Commits hold the initial weights be
 Shapes: S slices, F floats of a slice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -36,6 +36,28 @@ def keys_of(num_slices: int) -> NDArray[np.uint64]:
     return np.arange(num_slices, dtype=np.uint64) * np.uint64(APART)
 
 
+def in_order(model: nn.Module) -> bool:
+    """Whether a model says that it uses parameters only in calls of the modules that hold them."""
+    return bool(getattr(model, "parameters_in_calls", False))
+
+
+class _BeforeCall:
+    """Called before a module is: takes the parameters up to its own. A copy of the module does nothing of the kind."""
+
+    def __init__(self, take_to: Callable[[int], None], end: int) -> None:
+        self._take_to, self._end = take_to, end
+
+    def __call__(self, _module: nn.Module, _inputs: object) -> None:
+        self._take_to(self._end)
+
+    def __deepcopy__(self, _memo: object) -> "_BeforeCall":
+        return _BeforeCall(_ignore, 0)
+
+
+def _ignore(_end: int) -> None:
+    pass
+
+
 class ShardDense:
     """See module docstring, and DenseStrategy."""
 
@@ -60,12 +82,17 @@ class ShardDense:
         self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)
         self.buffers = Buffers(model, ranks)
+        self._coming: F32 | None = None
+        self._num_taken, self._by_layer = 0, False
         if config.slice_floats is not None and num_slices:
             shards.split(
                 self._keys,
                 max(1, config.slice_floats // SLICE_FLOATS),
                 rows_first=config.priority == "sparse_first",
             )
+            self._by_layer = config.priority == "sparse_first" and not more and in_order(model)
+        if self._by_layer:
+            self._wait_by_layer(model)
 
     def set_lr(self, lr: float) -> None:
         """See DenseStrategy: an operation on tables sets it on the shards."""
@@ -76,13 +103,36 @@ class ShardDense:
         return {DENSE_SLICES: self._keys} if len(self._keys.keys_U) else {}
 
     def take(self, rows: Mapping[str, F32]) -> None:
-        """See DenseStrategy."""
+        """See DenseStrategy. Where each layer waits for its own parameters, later ones may come during the forward
+        pass."""
         if (rows_SF := rows.get(DENSE_SLICES)) is not None:
-            moved = torch.from_numpy(rows_SF).reshape(-1).to(self._initial.device)
-            torch.add(self._initial, moved, out=self._flat.weights)
+            self._coming, self._num_taken = rows_SF, 0
+            if not self._by_layer:
+                self._take_to(len(self._initial))
+
+    def _take_to(self, end: int) -> None:
+        """Use the slices with the first `end` floats."""
+        if self._coming is None or end <= self._num_taken:
+            return
+        stop = -(-end // SLICE_FLOATS)
+        self._shards.await_slices(stop)
+        begin, ends = self._num_taken, stop * SLICE_FLOATS
+        moved = torch.from_numpy(self._coming[begin // SLICE_FLOATS : stop]).reshape(-1).to(self._initial.device)
+        torch.add(self._initial[begin:ends], moved, out=self._flat.weights[begin:ends])
+        self._num_taken = ends
+        if ends == len(self._initial):
+            self._coming = None
+
+    def _wait_by_layer(self, model: nn.Module) -> None:
+        """Before each layer is called, wait for its parameters and those before it."""
+        for module in model.modules():
+            ends = [self._flat.end_of(each) for each in module.parameters(recurse=False) if each.requires_grad]
+            if ends:
+                module.register_forward_pre_hook(_BeforeCall(self._take_to, max(ends)))
 
     def push(self) -> dict[str, Gradients]:
         """See DenseStrategy."""
+        self._take_to(len(self._initial))  # of layers that were not called
         if not len(self._keys.keys_U):
             return {}
         grads_SF = self._flat.gradient.cpu().numpy().reshape(-1, SLICE_FLOATS)
@@ -115,6 +165,7 @@ class ShardDense:
         """See DenseStrategy: reads the slices once more, since the last push of a rank asks for no rows."""
         if self.slices:
             self.take(self._shards.look(self.slices, Deadline.after(self._step_s)))
+            self._take_to(len(self._initial))
 
     def tensors(self) -> dict[str, Tensor]:
         """See DenseStrategy: weights, buffers, and the initial weights."""

@@ -8,6 +8,9 @@ A module may declare `Settings`, a `millrace.config.Section`: the settings in th
 instance of it; otherwise they are a dictionary. It may define `losses(outputs, inputs) -> Mapping[str, Tensor]`:
 further losses of each sample, (B,) each, which are added to the tasks' losses with the sample's weight.
 
+It may declare `parameters_in_calls = True`: then each parameter is used only while the module that holds it is called,
+so a layer's parameters may arrive when the forward pass has begun (`dense.slice_floats`).
+
 Shapes: B samples, F pooled sparse slots, D length of a vector, L longest sequence, C dense values of a sample.
 """
 

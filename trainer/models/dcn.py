@@ -30,6 +30,7 @@ class Dcn(nn.Module):
     """See module docstring."""
 
     Settings = DcnSettings
+    parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: DcnSettings) -> None:
         super().__init__()

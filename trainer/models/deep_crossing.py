@@ -30,6 +30,7 @@ class DeepCrossing(nn.Module):
     """See module docstring."""
 
     Settings = DeepCrossingSettings
+    parameters_in_calls = True
 
     def __init__(self, shape: Shape, settings: DeepCrossingSettings) -> None:
         super().__init__()

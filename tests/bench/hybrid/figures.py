@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from tests.bench.hybrid.__main__ import FIGURE_8, FIGURE_10, PARTS
+from tests.bench.hybrid.__main__ import FIGURE_8, FIGURE_10, MORE, PARTS
 from tests.bench.hybrid.results import RESULTS, Results
 from tests.bench.hybrid.setups import RING
 from tests.bench.hybrid.tables import NAMES, PAPER_SLICES, saved, seconds_of, tables
@@ -54,7 +54,7 @@ def _slices_plot(results: Results) -> Figure:
     whole = results.median(FIGURE_10[0], "both_ms")
     ours = {
         int(setup.strategy[-1]): median / whole
-        for setup in FIGURE_10[1:]
+        for setup in (*FIGURE_10[1:], MORE[-1])
         if "fifo" not in setup.strategy and whole and (median := results.median(setup, "both_ms"))
     }
     axes.plot([10**n for n in sorted(ours)], [ours[n] for n in sorted(ours)], "o-", label="ours")
@@ -70,7 +70,7 @@ def _workers_plot(results: Results) -> Figure:
     """Figure 8: the time that hybrid saves for DCN, by workers."""
     figure = Figure(figsize=(5, 3), layout="constrained")
     axes = figure.subplots()
-    every = [*FIGURE_8, *PARTS["figure-8-all"], *PARTS["figure-7"]]
+    every = [*FIGURE_8, *MORE, *PARTS["figure-7"]]
     for strategy in ("servers, async", "servers", RING):
         found = {
             setup.trainers: value

@@ -12,6 +12,8 @@ HIDDEN = (1024, 1024, 1024)
 class WideDeep(nn.Module):
     """13 -> 1024 -> 1024 -> 1024, and one linear map over that and the embeddings: 2.11 M parameters."""
 
+    parameters_in_calls = True
+
     def __init__(self, shape: Shape, _settings: dict[str, object]) -> None:
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks

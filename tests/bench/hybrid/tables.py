@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from tests.bench.hybrid.__main__ import FIGURE_10, PARTS
+from tests.bench.hybrid.__main__ import FIGURE_10, MORE, PARTS
 from tests.bench.hybrid.cluster import BATCH, Measured
 from tests.bench.hybrid.results import Results
 from tests.bench.hybrid.setups import MODELS, RING, STRATEGIES, Setup, dense_traffic_mb
@@ -33,10 +33,16 @@ HEAD = (
 
 def tables(results: Results) -> str:
     """All tables, as Markdown."""
-    planned = [setup for part, setups in PARTS.items() if part != "figure-10" for setup in setups]
+    planned = [
+        setup
+        for part, setups in PARTS.items()
+        if part != "figure-10"
+        for setup in setups
+        if setup.model != "deep_crossing_7"
+    ]
     order = list(MODELS)
     every = sorted(planned, key=lambda setup: (order.index(setup.model), setup.trainers, setup.rate != "1gbit"))
-    counts = [results.num_of(setup) for setup in (*planned, *FIGURE_10) if results.num_of(setup)]
+    counts = [results.num_of(setup) for setup in (*planned, *FIGURE_10, MORE[-1]) if results.num_of(setup)]
     rounds = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     made = f"Medians of {rounds} runs each on {', '.join(results.machines())}. Times in ms a step."
     parts = (lines(results, every), slice_lines(results), curve_lines(results))
@@ -84,7 +90,7 @@ def slice_lines(results: Results) -> Iterator[str]:
     """Figure 10 as a table: a step as a part of that with one message."""
     whole = results.median(FIGURE_10[0], "both_ms")
     yield from ("| floats in a message | computing | exchange | both | of one message | the paper |", "|" + "---|" * 6)
-    for setup in FIGURE_10:
+    for setup in (*FIGURE_10, MORE[-1]):
         if results.num_of(setup) and whole:
             rounds = [a.both_ms / b.both_ms for a, b in zip(results.of(setup), results.of(FIGURE_10[0]), strict=False)]
             ours = statistics.median(rounds) if rounds else float("nan")
