@@ -136,7 +136,12 @@ class DenseSection(Section):
     """Place of the dense parameters. "all_reduce": on every trainer; gradients are summed over trainers. "shards": on
     the shards, as rows; trainers push gradients and pull the parameters with the rows of each batch."""
     accumulate: int = Field(default=1, ge=1, le=1024)
-    """Number of steps whose dense gradients are averaged for one dense update."""
+    """Number of batches of each trainer that are learnt from in one step (gradient merge). A trainer pulls the rows of
+    all of them at once, and runs the model on one after another; gradients of rows and dense parameters are summed over
+    them and over trainers, and applied once. The last step of a pass may have fewer."""
+    average: bool = True
+    """Whether a step learns from the mean over all its samples. False: from that times the number of its batches on
+    each trainer, as if the means of the batches were added."""
     optimizer: DenseOptimizer = DenseAdam()
     """Optimizer of the dense parameters."""
     schedule: Schedule = Constant()
@@ -161,7 +166,6 @@ class DenseSection(Section):
         """The settings that need all dense gradients in one place, in words; empty without them."""
         optimizer = self.optimizer
         found = {
-            "accumulate above 1": self.accumulate > 1,
             "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
             "optimizer.momentum": isinstance(optimizer, DenseSgd) and optimizer.momentum > 0,
             "optimizer.weight_decay": isinstance(optimizer, DenseAdam | DenseAdamW) and optimizer.weight_decay > 0,
@@ -174,6 +178,13 @@ class DenseSection(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "DenseSection":
+        if not self.average and self.accumulate == 1:
+            raise ValueError("average = false is for accumulate above 1")
+        if self.buffers == "sync_bn" and self.accumulate > 1:
+            raise ValueError(
+                'buffers = "sync_bn" does not work with accumulate above 1, whose batches trainers do not compute in '
+                "step"
+            )
         if self.strategy == "shards" and (trouble := self._not_on_shards()):
             raise ValueError(f'strategy = "shards" does not work with {trouble}')
         if self.strategy != "shards" and self.slice_floats is not None:

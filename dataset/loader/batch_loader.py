@@ -16,7 +16,7 @@ from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from dataset.samples.batch import Samples, cut_batches
+from dataset.samples.batch import Samples, cut_batches, merge_batches
 from dataset.samples.slot_counters import SlotCounters
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
@@ -147,9 +147,15 @@ class Loader(Generic[T]):
     """
 
     def __init__(
-        self, reader: PassReader, make: Callable[[int, Samples], T], batch_size: int, max_batches: int
+        self,
+        reader: PassReader,
+        make: Callable[[int, Samples], T],
+        batch_size: int,
+        max_batches: int,
+        num_merged: int = 1,
     ) -> None:
-        self._reader, self._make, self._batch_size = reader, make, batch_size
+        """`num_merged`: number of batches that are put together before `make`; `max_batches` counts what it makes."""
+        self._reader, self._make, self._batch_size, self._num_merged = reader, make, batch_size, num_merged
         self._submitted: Queue[tuple[int, Sequence[Segment]]] = Queue(MAX_SUBMITTED)
         self._order: Queue[int] = Queue(2 * MAX_SUBMITTED)
         self._stopping = threading.Event()
@@ -220,7 +226,8 @@ class Loader(Generic[T]):
             while True:
                 pass_number = self._take(self._order)
                 ends: list[_End] = []
-                for samples in cut_batches(self._blocks(ends), self._batch_size):
+                batches = cut_batches(self._blocks(ends), self._batch_size)
+                for samples in merge_batches(batches, self._num_merged):
                     self._put(self._make(pass_number, samples))
                     self._cutting.ahead()
                 self._put(ends[0])

@@ -5,6 +5,7 @@ Shapes: B samples, N signs of one slot.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,20 @@ def cut_batches(blocks: Iterator[Samples], batch_size: int) -> Iterator[Samples]
             num_held += len(block) - begin
     if num_held:
         yield Samples.concat(held)
+
+
+def merge_batches(batches: Iterator[Samples], num_merged: int) -> Iterator[Samples]:
+    """Put `num_merged` batches together; the last ones may be fewer. `batch_ends` finds them again."""
+    while merged := list(islice(batches, num_merged)):
+        yield Samples.concat(merged)
+
+
+def batch_ends(event_B: I64, batch_size: int) -> tuple[int, ...]:
+    """One past the last sample of each batch that `cut_batches` would make of these samples."""
+    ends: list[int] = []
+    while not ends or ends[-1] < len(event_B):
+        ends.append(min(_boundary(event_B, (ends[-1] if ends else 0) + batch_size), len(event_B)))
+    return tuple(ends)
 
 
 def _boundary(event_B: I64, at: int) -> int:

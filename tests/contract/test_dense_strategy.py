@@ -281,8 +281,8 @@ def test_the_scale_of_the_loss_is_taken_out(name):
 
 @EVERY
 def test_a_pass_leaves_nothing_for_the_next_one(name):
-    net, more = model(), {"accumulate": 4} if name == "all_reduce" else {}
-    with job(name, **more) as at:
+    net = model()
+    with job(name) as at:
         strategy = at.strategy(SingleRank(), net)
         train(at, SingleRank(), strategy, net, range(3), lambda rank, step: torch.ones(2, 3))
         digest = strategy.digest()

@@ -73,6 +73,7 @@ SLICED = ('dense.strategy="shards"', LONG_PASSES)
 """Shards hold the dense parameters, too."""
 IN_PARTS = (*SLICED, "dense.slice_floats=1000", "train.early_rows=true")
 """And slices travel in messages of their own, and rows early."""
+MERGED = ("dense.accumulate=2", "dense.average=false", LONG_PASSES)
 DEATHS_IN_LONG_PASSES = {
     (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
     (2, 2): [
@@ -88,12 +89,13 @@ DEATHS_IN_LONG_PASSES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("place", "settings"),
-    [((1, 0), STALE), ((2, 2), STALE), ((2, 2), SLICED), ((2, 2), IN_PARTS)],
+    [((1, 0), STALE), ((2, 2), STALE), ((2, 2), SLICED), ((2, 2), IN_PARTS), ((2, 2), MERGED)],
     ids=[
         "embedded, stale rows",
         "2 trainers x 2 shards, stale rows",
         "2 trainers x 2 shards, dense on shards",
         "2 trainers x 2 shards, in parts",
+        "2 trainers x 2 shards, merged batches",
     ],
 )
 def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settings):

@@ -25,6 +25,7 @@ from trainer.features.default_rows import DefaultRows, default_rows_of, sum_chos
 from trainer.features.pooling import KernelPooling, TorchPooling
 from trainer.features.training_batches import BatchMaker
 from trainer.spec.slot_rules import check_slot_rules
+from trainer.train.row_sums import RowSums
 from trainer.train.step import Stepper
 
 CPU = torch.device("cpu")
@@ -81,8 +82,10 @@ class Trainer:
             forward = (self.stepper.forward if learn else self.stepper.predict)(batch, rows, weight)
             said.append(forward.prediction_B["y"])
             if learn:
-                gradients, finite = self.stepper.backward(batch, forward)
-                assert finite
+                sums = RowSums.of(batch)
+                self.stepper.backward(batch, forward, sums)
+                gradients = self.stepper.gradients(batch, sums)
+                assert sums.finite
                 self.dense.after_backward(0, self.stepper.scale.value)
                 self.dense.wait()
                 self.dense.step()

@@ -120,24 +120,6 @@ def test_every_parameter_begins_at_a_multiple_of_64_bytes():
     assert all((p.data_ptr() - base) % (4 * ALIGN_FLOATS) == 0 for p in flat.parameters())
 
 
-def test_accumulated_steps_learn_once_from_the_mean_and_a_flush_applies_the_rest():
-    section = DenseSection(accumulate=3, optimizer=DenseSgd(kind="sgd", lr=1.0))
-    flat = nn.Linear(1, 1, bias=False)
-    start = flat.weight.item()
-    part = AllReduceDense(flat, section, SingleRank())
-    for x in (1.0, 2.0, 6.0, 4.0):
-        part.clear()
-        flat(torch.tensor([[x]])).sum().backward()
-        part.after_backward(0, 1.0)
-        part.wait()
-        part.step()
-    assert flat.weight.item() == pytest.approx(start - 3.0)
-    part.flush()
-    assert flat.weight.item() == pytest.approx(start - 3.0 - 4.0)
-    part.flush()
-    assert flat.weight.item() == pytest.approx(start - 7.0)
-
-
 def test_the_gradient_is_clipped_to_its_largest_norm():
     section = DenseSection(clip_norm=0.5, optimizer=DenseSgd(kind="sgd", lr=1.0))
     flat = nn.Linear(2, 1, bias=False)

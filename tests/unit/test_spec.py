@@ -232,8 +232,11 @@ MISTAKES = {
     "that, too, or remove it",
     'train={mode="geo",k_steps=4} ; dense={strategy="shards",slice_floats=10000}': "dense.slice_floats: train.mode = "
     '"geo" exchanges the dense parameters with rows, at most every train.k_steps steps: remove it',
-    'dense={strategy="shards",clip_norm=1.0,accumulate=2}': 'dense: strategy = "shards" does not work with accumulate '
-    "above 1, clip_norm, which needs the gradients of all slices",
+    'dense={strategy="shards",clip_norm=1.0}': 'dense: strategy = "shards" does not work with clip_norm, which needs '
+    "the gradients of all slices",
+    "dense.average=false": "dense: average = false is for accumulate above 1",
+    'dense={buffers="sync_bn",accumulate=2}': 'dense: buffers = "sync_bn" does not work with accumulate above 1, whose '
+    "batches trainers do not compute in step",
     "train.staleness=1 ; dense.strategy=shards": 'dense.strategy: "shards" does not work with train.staleness, since '
     "dense parameters are never stale",
     'dense={strategy="shards",optimizer={kind="sgd",momentum=0.5}}': 'dense: strategy = "shards" does not work with '

@@ -18,6 +18,7 @@ from trainer.dense_config import DenseSection
 from trainer.features.deduplication import tables_of
 from trainer.features.pooling import KernelPooling
 from trainer.features.training_batches import BatchMaker, targets
+from trainer.train.row_sums import RowSums
 from trainer.train.step import Stepper
 
 SCHEMA = Schema.of(
@@ -71,7 +72,9 @@ def step(batch_samples, tasks, model=None, weight_slot="weight", extra_weight=0.
     stepper = Stepper(model or Sums(), SCHEMA, tasks, train or TrainSection(), KernelPooling(1), torch.device("cpu"))
     weights = {task.name: float(batch.weight_B[task.name].sum()) + extra_weight for task in tasks}
     forward = stepper.forward(batch, rows, weights)
-    return batch, rows, forward, stepper.backward(batch, forward)
+    sums = RowSums.of(batch)
+    stepper.backward(batch, forward, sums)
+    return batch, rows, forward, (stepper.gradients(batch, sums), sums.finite)
 
 
 def test_the_loss_is_the_weighted_mean_over_the_samples_of_all_ranks():

@@ -30,8 +30,7 @@ class AllReduceDense:
         """
         self._flat = FlatParameters(model, more)
         self._grad = self._flat.gradient
-        self._sum = torch.zeros_like(self._grad) if config.accumulate > 1 else self._grad
-        self._config, self._ranks, self._num_summed = config, ranks, 0
+        self._config, self._ranks = config, ranks
         self._summed: Callable[[], None] = lambda: None
         self._loss_scale = 1.0
         has_any = self._grad.numel() > 0
@@ -85,28 +84,16 @@ class AllReduceDense:
         return self._flat.finite(self._ranks.world)
 
     def step(self) -> None:
-        """See DenseStrategy. The optimizer runs at every `accumulate`-th step."""
+        """See DenseStrategy."""
         if self._optimizer is None:
             return
-        self._num_summed += 1
-        if self._sum is not self._grad:
-            self._sum.add_(self._grad)
-        if self._num_summed == self._config.accumulate:
-            self.flush()
+        if self._config.clip_norm is not None:
+            norm = torch.linalg.vector_norm(self._grad)
+            self._grad.mul_(torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0))
+        self._optimizer.step(self._grad)
 
     def flush(self) -> None:
-        """See DenseStrategy: applies the gradients summed so far."""
-        if self._optimizer is None or self._num_summed == 0:
-            return
-        if self._num_summed > 1:
-            self._sum.div_(self._num_summed)
-        if self._config.clip_norm is not None:
-            norm = torch.linalg.vector_norm(self._sum)
-            self._sum.mul_(torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0))
-        self._optimizer.step(self._sum)
-        if self._sum is not self._grad:
-            self._sum.zero_()
-        self._num_summed = 0
+        """See DenseStrategy: every step is complete."""
 
     def tensors(self) -> dict[str, Tensor]:
         """See DenseStrategy: weights, buffers and optimizer state."""

@@ -78,6 +78,8 @@ class TableLookup:
     """Shows of each key: its number of occurrences, unless the spec names a slot."""
     click_U: F32
     """Clicks of each key."""
+    is_part: bool = False
+    """Whether this is a micro-batch: it has the keys of the whole step, and no `order_N` and `start_U1`."""
 
 
 class Deduplicator:

@@ -199,6 +199,23 @@ def sum_pooled(grad_CD, order_N, start_U1, cell_N, scale_N, begin, end, grads_UD
     return check == np.float32(0)
 
 
+@njit(nogil=True, cache=True)
+def add_cells(grad_CD, inverse_N, cell_N, scale_N, grads_UD):  # type: ignore[no-untyped-def]
+    """Add the gradients of occurrences to those of their keys, in order; cell n is occurrence n if `cell_N` is empty.
+
+    False if a sum is not finite."""
+    width, single = grad_CD.shape[1], len(cell_N) == 0
+    check = np.float32(0)
+    for n in range(len(inverse_N)):
+        u = inverse_N[n]
+        c = n if single else cell_N[n]
+        scale = np.float32(1) if single else scale_N[n]
+        for d in range(width):
+            grads_UD[u, d] += scale * grad_CD[c, d]
+            check += grads_UD[u, d] * np.float32(0)
+    return check == np.float32(0)
+
+
 def sum_pooled_reference(grad_CD: F32, occurrences: list[list[int]], cell_N: I32, scale_N: F32) -> F32:
     """(U, D) gradients of the keys."""
     grads_UD = np.zeros((len(occurrences), grad_CD.shape[1]), np.float32)

@@ -17,6 +17,9 @@ from dataset.samples.batch import F32
 from trainer.features import lookup_kernels
 from trainer.features.deduplication import TableLookup
 
+NO_CELLS, NO_SCALES = np.empty(0, np.int32), np.empty(0, np.float32)
+"""Of a lookup whose occurrence n has cell n."""
+
 
 class Pooling(Protocol):
     """Rows to cells and back, on one device."""
@@ -27,6 +30,10 @@ class Pooling(Protocol):
 
     def gradients(self, look: TableLookup, leaf: Tensor) -> tuple[F32, bool]:
         """(U, D) gradients summed by key, and whether all are finite."""
+        ...
+
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
+        """Add those of a micro-batch to (U, D) sums, in the order of occurrences. Returns whether all are finite."""
         ...
 
 
@@ -72,6 +79,15 @@ class KernelPooling:
             )
         return grads_UD, all(finite)
 
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
+        """See Pooling."""
+        if leaf.grad is None:
+            return True
+        cell_N = NO_CELLS if look.cell_N is None else look.cell_N
+        scale_N = NO_SCALES if look.scale_N is None else look.scale_N
+        grad_CD = leaf.grad.contiguous().numpy()
+        return bool(lookup_kernels.add_cells(grad_CD, look.inverse_N, cell_N, scale_N, sums_UD))
+
     def _ranges(self, total: int, work: Callable[[int, int], bool]) -> list[bool]:
         if self._num_threads == 1 or total < 4096:
             return [work(0, total)]
@@ -109,6 +125,12 @@ class TorchPooling:
                 by_occurrence = by_occurrence * torch.from_numpy(look.scale_N).to(self._device)[:, None]
             grads.index_add_(0, torch.from_numpy(look.inverse_N).to(self._device), by_occurrence)
         return grads.cpu().numpy(), bool(torch.isfinite(grads).all())
+
+    def add_gradients(self, look: TableLookup, leaf: Tensor, sums_UD: F32) -> bool:
+        """See Pooling. Each micro-batch is summed on the device first."""
+        grads_UD, _ = self.gradients(look, leaf)
+        sums_UD += grads_UD
+        return bool(np.isfinite(sums_UD).all())
 
 
 def pooling_for(device: torch.device, num_threads: int) -> Pooling:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dataset.samples.batch import F32, Samples
+from dataset.samples.batch import F32, Samples, batch_ends
 from millrace.timeline import Span, span
 from pserver.protocol.shards import Keys, Prepared, Shards
 from trainer.config import TaskSection
@@ -31,6 +31,8 @@ class TrainingBatch:
     """By task; 0 where the weight is 0."""
     weight_B: Mapping[str, F32]
     """By task: the sample's weight, 0 where masked."""
+    ends: tuple[int, ...]
+    """One past the last sample of each micro-batch; see trainer.features.micro_batches."""
 
 
 def prepared(
@@ -77,16 +79,17 @@ class BatchMaker:
         prepares: bool = True,
         slices: Mapping[str, Keys] = NO_SLICES,
         waits: bool = False,
+        micro_batch: int | None = None,
     ) -> None:
         """`prepares`: announce the keys to the shards; if not, the loop does so (trainer.train.infer_first and
         geo_exchanges). `slices`: keys of the dense part, which batches to learn from read, too (DenseStrategy).
-        `waits`: announce nothing before `begin`."""
+        `waits`: announce nothing before `begin`. `micro_batch`: samples of a micro-batch; None: a batch has one."""
         self._prepares, self._slices = prepares, slices
         self._begun = threading.Event()
         if not waits:
             self._begun.set()
         self._deduplicators = [Deduplicator(table) for table in tables]
-        self._tasks, self._weight_slot, self._shards = tasks, weight_slot, shards
+        self._tasks, self._weight_slot, self._shards, self._micro_batch = tasks, weight_slot, shards, micro_batch
         self._learn: dict[int, bool] = {}
 
     def expect(self, pass_number: int, learn: bool) -> None:
@@ -101,7 +104,9 @@ class BatchMaker:
         """A batch of samples of a pass."""
         with span(Span.LOOKUP):
             lookups = tuple(each.lookup(samples) for each in self._deduplicators)
-        batch = TrainingBatch(samples, lookups, NOT_YET, *targets(samples, self._tasks, self._weight_slot))
+        ends = (len(samples),) if self._micro_batch is None else batch_ends(samples.event_B, self._micro_batch)
+        label_B, weight_B = targets(samples, self._tasks, self._weight_slot)
+        batch = TrainingBatch(samples, lookups, NOT_YET, label_B, weight_B, ends)
         if not self._prepares:
             return batch
         self._begun.wait()

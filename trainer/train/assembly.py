@@ -73,7 +73,7 @@ from trainer.status.step_clock import STALL_SHARE
 from trainer.train.close import PassCloser
 from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
-from trainer.train.fingerprint import fingerprint
+from trainer.train.fingerprint import comparable, fingerprint, merged_rows
 from trainer.train.first_pass import read_first
 from trainer.train.freed_memory import keep_freed_memory
 from trainer.train.geo_exchanges import GeoExchanges, settings_in_force
@@ -140,7 +140,7 @@ def open_trainer(
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
         dense = dense_strategy(model, job.dense, ranks, shards, default_rows.parameters, step_s=job.train.step_deadline)
         maker = _maker(job, schema, shards, dense)
-        loader = held.enter_context(_loading(reader, maker, job.train))
+        loader = held.enter_context(_loading(reader, maker, job))
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
         kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
         reading = read_first(ranks, beginning, maker, loader)
@@ -175,6 +175,7 @@ def open_trainer(
             rank0,
             *held.enter_context(keeping),
             infer_first=_infer_first(job, shards, stepper, observer, progress, dense),
+            average=job.dense.average,
         )
         maker.begin()  # with the settings in force
         loop = TrainLoop(parts, job.seed, reading)
@@ -189,9 +190,10 @@ def _leading(
 
 
 @contextmanager
-def _loading(reader: PassReader, maker: BatchMaker, train: TrainSection) -> Iterator[Loader[TrainingBatch]]:
+def _loading(reader: PassReader, maker: BatchMaker, job: TrainerJob) -> Iterator[Loader[TrainingBatch]]:
     """Batches, read ahead. At the end none waits for rows any more."""
-    loader = Loader(reader, maker.make, train.batch_size, train.prefetch_batches)
+    sizes = job.train.batch_size, job.train.prefetch_batches, job.dense.accumulate
+    loader = Loader(reader, maker.make, *sizes)
     try:
         yield loader
     finally:
@@ -351,6 +353,7 @@ def _keeping(
     identity: Identity | None,
 ) -> Iterator[tuple[Committer | None, ExportCoordinator | None, ModelFeed | None]]:
     """Apply settings and waiting operations on every rank; on rank 0, except in a rerun: commits, exports, the feed."""
+    arithmetic = {**arithmetic, **merged_rows(job.dense)}
     with ExitStack() as held:
         exporting, committer, feed = None, None, None
         if rank0 is not None and rank0.beginning.joblog is not None:
@@ -462,7 +465,7 @@ def _capture(
 
 def changed_arithmetic(commit: Commit | None, now: Mapping[str, str]) -> list[str]:
     """Differences between the arithmetic of `commit` and the present one, in words; sums may depend on them."""
-    then: Mapping[str, str] = now if commit is None else commit.manifest["fingerprint"] or now
+    then: Mapping[str, str] = now if commit is None else comparable(commit, now)
     changed = [f"{name} was {then.get(name)}, is {now.get(name)}" for name in now if then.get(name) != now[name]]
     if changed:
         log.warning("from now on sums may be rounded differently: %s", "; ".join(changed))
@@ -560,7 +563,9 @@ def _maker(job: TrainerJob, schema: Schema, shards: Shards, dense: DenseStrategy
     and in mode "geo" for several batches at once."""
     tables = tables_of(schema, job.tables, job.tasks[0].label)
     prepares = not job.metrics.infer_first and job.train.k_steps is None
-    return BatchMaker(tables, job.tasks, job.sample.weight, shards, prepares=prepares, slices=dense.slices, waits=True)
+    micro_batch = job.train.batch_size if job.dense.accumulate > 1 else None
+    slots = tables, job.tasks, job.sample.weight
+    return BatchMaker(*slots, shards, prepares=prepares, slices=dense.slices, waits=True, micro_batch=micro_batch)
 
 
 def _infer_first(

@@ -15,6 +15,7 @@ from dataset.samples.batch import F32, Ragged
 from millrace.deadline import Deadline
 from pserver.protocol.shards import Keys, Shards
 from trainer.config import MetricsSection
+from trainer.features.micro_batches import micro_batches
 from trainer.features.training_batches import NO_SLICES, TrainingBatch, prepared
 from trainer.status.step_clock import StepClock, WaitsFor
 from trainer.train.observer import Observer
@@ -88,7 +89,8 @@ class InferFirst:
                 self._clock.at(WaitsFor.SHARDS)
                 rows: Mapping[str, F32] = self._shards.pull(batch.prepared, Deadline.after(self._step_s))
                 self._clock.at(WaitsFor.MODEL)
-                self._observer.infer(batch, self._stepper.predict(batch, rows, common.weight), step)
+                for each in micro_batches(batch):
+                    self._observer.infer(each, self._stepper.predict(each, rows, common.weight), step)
                 self._clock.at(WaitsFor.PIPE)
                 batch = next(coming, None)
             step += 1

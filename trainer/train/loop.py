@@ -9,15 +9,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.seeds import derive
 from millrace.timeline import Span, recorded, span, stepped
-from pserver.consistency.policy import StepFigures
 from pserver.protocol.shards import Gradients
+from trainer.features.micro_batches import micro_batches
 from trainer.features.training_batches import TrainingBatch
 from trainer.journal.pass_plan import PassPlan
 from trainer.rank0.planner import StreamEnded
@@ -26,7 +25,9 @@ from trainer.status.time_spent import LoopPart
 from trainer.train.exchanges import StepInput
 from trainer.train.first_pass import read_ahead
 from trainer.train.infer_first import announced_ahead
+from trainer.train.learn_batch import learn_batch
 from trainer.train.step_facts import StepFacts
+from trainer.train.step_weights import own_figures, step_weights
 from trainer.train.trainer_parts import TrainerParts
 
 IDLE_WAIT_S = 0.2
@@ -278,15 +279,12 @@ class TrainLoop:
         """The figures of the next step. The same message carries the next plan as soon as rank 0 has it."""
         parts, tasks = self._parts, self._parts.tasks
         parts.progress.step.begin(WaitsFor.TRAINERS)
-        mine = StepFigures([0.0] * len(tasks), num_samples=0, num_batches=0)
-        if batch is not None:
-            weights = [float(batch.weight_B[task.name].sum(dtype=np.float64)) for task in tasks]
-            mine = StepFigures(weights, len(batch.samples), num_batches=1)
+        mine = own_figures(batch, tasks, average=parts.average)
         with span(Span.WAIT):
             figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
         if news is not None:
             self._handle_news(news)
-        weight = {task.name: figures.weights[i] for i, task in enumerate(tasks)}
+        weight = step_weights(figures, tasks, average=parts.average)
         return StepFacts(weight, figures.num_samples, figures.num_batches)
 
     def _learn(self, step: int, at: StepInput, common: StepFacts) -> StepInput:
@@ -303,13 +301,7 @@ class TrainLoop:
         if batch is None:
             parts.stepper.follow(common.weight)
         else:
-            with span(Span.FORWARD):
-                parts.dense.take(at.rows)
-                measured = parts.stepper.measured(batch, at.rows, common.weight)
-                forward = parts.stepper.forward(batch, at.rows, common.weight)
-                parts.observer.observe(batch, measured or forward, step)
-            with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
-                gradients, finite = parts.stepper.backward(batch, forward)
+            gradients, finite = learn_batch(parts, batch, at.rows, step, common.weight)
         clock.at(WaitsFor.TRAINERS)
         loss_scale = parts.stepper.scale.value
         if not self._all_finite(step, finite):
@@ -329,12 +321,12 @@ class TrainLoop:
     def _predict(self, step: int, at: StepInput, common: StepFacts) -> StepInput:
         """One step of a pass that is only predicted. Returns the next one."""
         parts = self._parts
-        if at.batch is not None:
-            parts.progress.step.at(WaitsFor.MODEL)
+        parts.progress.step.at(WaitsFor.MODEL)
+        for each in () if at.batch is None else micro_batches(at.batch):
             with span(Span.FORWARD):
-                forward = parts.stepper.predict(at.batch, at.rows, common.weight)
-                parts.observer.observe(at.batch, forward, step)
-                parts.observer.infer(at.batch, forward, step)
+                forward = parts.stepper.predict(each, at.rows, common.weight)
+                parts.observer.observe(each, forward, step)
+                parts.observer.infer(each, forward, step)
         return parts.exchanges.follow()
 
     @recorded(Span.WAIT)

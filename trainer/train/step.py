@@ -25,6 +25,7 @@ from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
 from trainer.train.kernel_choice import KernelSchedule
 from trainer.train.mixed_precision import LossScale, Precision
+from trainer.train.row_sums import RowSums
 
 
 @dataclass(slots=True)
@@ -141,21 +142,17 @@ class Stepper:
         weight = torch.from_numpy(batch.weight_B[first]).to(self._device) / global_weight[first]
         return torch.stack([(value.float() * weight).sum() for value in losses(outputs, inputs).values()]).sum()
 
-    def backward(self, batch: TrainingBatch, forward: ForwardResult) -> tuple[dict[str, Gradients], bool]:
-        """Gradients by table, and whether the loss and these gradients are finite. Autograd adds the dense gradients.
+    def backward(self, batch: TrainingBatch, forward: ForwardResult, sums: RowSums) -> None:
+        """Add the gradients of a micro-batch to `sums`. Autograd adds the dense gradients.
 
         In a step without weight all gradients are 0 on every rank; shows and clicks still count.
         """
         if forward.has_weight:
             with self._norms.backward():
                 (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
-        finite = bool(torch.isfinite(forward.loss))
-        gradients: dict[str, Gradients] = {}
-        for look in batch.lookups:
-            grads_UD, all_finite = self._pooling.gradients(look, forward.leaves[look.table.name])
-            self._default_rows.learn(look.table.name, grads_UD, forward.readers)
-            if self.scale.on:
-                grads_UD /= np.float32(self.scale.value)
-            finite = finite and all_finite
-            gradients[look.table.name] = Gradients(grads_UD, look.show_U, look.click_U)
-        return gradients, finite
+        sums.finite, sums.readers = sums.finite and bool(torch.isfinite(forward.loss)), forward.readers
+        sums.add(batch, forward.leaves, self._pooling)
+
+    def gradients(self, batch: TrainingBatch, sums: RowSums) -> dict[str, Gradients]:
+        """Gradients by table of a batch, from the sums over its micro-batches. Default rows get theirs."""
+        return sums.gradients(batch, self._default_rows, self.scale.value)

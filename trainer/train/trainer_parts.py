@@ -50,3 +50,5 @@ class TrainerParts:
     """None in a rerun."""
     infer_first: InferFirst | None = None
     """Only where each pass is predicted before it is learnt from."""
+    average: bool = True
+    """`dense.average`."""

@@ -1,0 +1,43 @@
+"""A job whose arithmetic changed since its commit is told as forked; one whose job file changed is not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.unit.test_defaults import RAW
+from trainer.dense_config import DenseSection
+from trainer.train.assembly import changed_arithmetic
+from trainer.train.fingerprint import fingerprint, merged_rows
+
+HERE = fingerprint(torch.device("cpu"))
+MERGES = DenseSection(accumulate=4)
+
+
+def commit(made_with, **train):
+    return SimpleNamespace(manifest={"fingerprint": made_with}, state={"spec": {**RAW, "train": train}})
+
+
+@pytest.mark.parametrize(
+    ("made", "now"),
+    [
+        (commit(HERE), DenseSection()),
+        (commit(HERE), MERGES),  # only the job file has changed
+        (commit(HERE | merged_rows(MERGES), accumulate=4), MERGES),
+        (commit(HERE | merged_rows(MERGES), accumulate=4), DenseSection()),
+        (commit({}), MERGES),  # an import
+        (None, MERGES),
+    ],
+)
+def test_a_changed_job_file_is_no_change_of_arithmetic(made, now):
+    assert changed_arithmetic(made, HERE | merged_rows(now)) == []
+
+
+def test_a_commit_from_before_rows_were_merged_is_told():
+    (told,) = changed_arithmetic(commit(HERE, accumulate=4), HERE | merged_rows(MERGES))
+    assert told == "accumulate was None, is rows and dense"
+
+
+def test_another_library_is_told():
+    (told,) = changed_arithmetic(commit(HERE | {"torch": "1"}), HERE)
+    assert told == f"torch was 1, is {HERE['torch']}"
