@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from millrace.config import Section
+from millrace.config import PositiveSize, Section
 from millrace.renamed_keys import Renamed, RenamedKey
 from pserver.config import Beta, NotNegative, Positive
 from trainer.rate_schedules import Constant, Schedule
@@ -119,14 +119,18 @@ DenseOptimizer = Annotated[
 ]
 
 
-NOT_BUILT = ("local_sgd", "sharded")
-"""Strategies that are planned."""
+NOT_BUILT = {
+    **dict.fromkeys(("local_sgd", "sharded"), '"all_reduce" and "shards"'),
+    **dict.fromkeys(("powersgd", "dgc"), '"none", "fp16" and "bf16"'),
+}
+"""Strategies and compressions that are planned, and those that there are."""
+MAX_BUCKET_BYTES, BUCKET_STEP_BYTES = 4 << 20, 64
 
 
-def _built(strategy: object) -> object:
-    if strategy in NOT_BUILT:
-        raise ValueError(f'"{strategy}" is not built yet; there are "all_reduce" and "shards"')
-    return strategy
+def _built(choice: object) -> object:
+    if isinstance(choice, str) and choice in NOT_BUILT:
+        raise ValueError(f'"{choice}" is not built yet; there are {NOT_BUILT[choice]}')
+    return choice
 
 
 class DenseSection(Section):
@@ -161,11 +165,22 @@ class DenseSection(Section):
     """Buffers of the model, such as the statistics of BatchNorm. "rank0": every trainer has its own within a pass, and
     takes those of trainer 0 at its end. "sync_bn": BatchNorm has the statistics of all trainers' batches, as if one
     trainer had them all; each layer costs two small messages a step. Other buffers are as with "rank0"."""
+    bucket_bytes: PositiveSize = MAX_BUCKET_BYTES
+    """Size of the parts in which gradients are summed over trainers, at most 4MiB, a multiple of 64. With three
+    trainers or more it changes how sums are rounded."""
+    overlap: bool = False
+    """Whether gradients are summed over trainers while the backward pass still computes others, with the same result.
+    A step that is skipped has then sent its gradients for nothing."""
+    compression: Annotated[Literal["none", "fp16", "bf16"], BeforeValidator(_built)] = "none"
+    """Rounds gradients to 16 bits before they are summed over trainers, which halves their bytes. Each trainer adds
+    what rounding left to its gradients of the next step."""
 
     def _not_on_shards(self) -> str:
         """The settings that need all dense gradients in one place, in words; empty without them."""
         optimizer = self.optimizer
         found = {
+            "overlap": self.overlap,
+            "compression": self.compression != "none",
             "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
             "optimizer.momentum": isinstance(optimizer, DenseSgd) and optimizer.momentum > 0,
             "optimizer.weight_decay": isinstance(optimizer, DenseAdam | DenseAdamW) and optimizer.weight_decay > 0,
@@ -185,6 +200,12 @@ class DenseSection(Section):
                 'buffers = "sync_bn" does not work with accumulate above 1, whose batches trainers do not compute in '
                 "step"
             )
+        if self.buffers == "sync_bn" and self.overlap:
+            raise ValueError(
+                'buffers = "sync_bn" does not work with overlap, as trainers meet in both during the backward pass'
+            )
+        if self.bucket_bytes > MAX_BUCKET_BYTES or self.bucket_bytes % BUCKET_STEP_BYTES:
+            raise ValueError(f"bucket_bytes must be a multiple of {BUCKET_STEP_BYTES}, and at most 4MiB")
         if self.strategy == "shards" and (trouble := self._not_on_shards()):
             raise ValueError(f'strategy = "shards" does not work with {trouble}')
         if self.strategy != "shards" and self.slice_floats is not None:

@@ -74,6 +74,7 @@ SLICED = ('dense.strategy="shards"', LONG_PASSES)
 IN_PARTS = (*SLICED, "dense.slice_floats=1000", "train.early_rows=true")
 """And slices travel in messages of their own, and rows early."""
 MERGED = ("dense.accumulate=2", "dense.average=false", LONG_PASSES)
+COMPRESSED = ("dense.compression=bf16", "dense.overlap=true", "dense.bucket_bytes=256B", LONG_PASSES)
 DEATHS_IN_LONG_PASSES = {
     (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
     (2, 2): [
@@ -89,13 +90,14 @@ DEATHS_IN_LONG_PASSES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("place", "settings"),
-    [((1, 0), STALE), ((2, 2), STALE), ((2, 2), SLICED), ((2, 2), IN_PARTS), ((2, 2), MERGED)],
+    [((1, 0), STALE), *(((2, 2), each) for each in (STALE, SLICED, IN_PARTS, MERGED, COMPRESSED))],
     ids=[
         "embedded, stale rows",
         "2 trainers x 2 shards, stale rows",
         "2 trainers x 2 shards, dense on shards",
         "2 trainers x 2 shards, in parts",
         "2 trainers x 2 shards, merged batches",
+        "2 trainers x 2 shards, compressed gradients beside the backward pass",
     ],
 )
 def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settings):

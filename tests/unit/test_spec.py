@@ -234,9 +234,17 @@ MISTAKES = {
     '"geo" exchanges the dense parameters with rows, at most every train.k_steps steps: remove it',
     'dense={strategy="shards",clip_norm=1.0}': 'dense: strategy = "shards" does not work with clip_norm, which needs '
     "the gradients of all slices",
+    'dense={strategy="shards",overlap=true,compression="fp16"}': 'dense: strategy = "shards" does not work with '
+    "overlap, compression",
+    "dense.bucket_bytes=100B": "dense: bucket_bytes must be a multiple of 64, and at most 4MiB",
+    "dense.bucket_bytes=5MiB": "dense: bucket_bytes must be a multiple of 64, and at most 4MiB",
+    "dense.compression=dgc": 'dense.compression: "dgc" is not built yet; there are "none", "fp16" and "bf16" '
+    "(got 'dgc')",
     "dense.average=false": "dense: average = false is for accumulate above 1",
     'dense={buffers="sync_bn",accumulate=2}': 'dense: buffers = "sync_bn" does not work with accumulate above 1, whose '
     "batches trainers do not compute in step",
+    'dense={buffers="sync_bn",overlap=true}': 'dense: buffers = "sync_bn" does not work with overlap, as trainers meet '
+    "in both during the backward pass",
     "train.staleness=1 ; dense.strategy=shards": 'dense.strategy: "shards" does not work with train.staleness, since '
     "dense parameters are never stale",
     'dense={strategy="shards",optimizer={kind="sgd",momentum=0.5}}': 'dense: strategy = "shards" does not work with '

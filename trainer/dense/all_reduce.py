@@ -4,7 +4,7 @@ DistributedDataParallel is not used because it changes its buckets after the fir
 a restart.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from millrace.timeline import Span, recorded
 from pserver.protocol.shards import F32, Gradients, Keys
 from trainer.collectives.ranks import Ranks
+from trainer.dense.bucket_sums import BucketSums
 from trainer.dense.buffers import Buffers
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
 from trainer.dense.flat_parameters import FlatParameters, digest_of
@@ -31,8 +32,7 @@ class AllReduceDense:
         self._flat = FlatParameters(model, more)
         self._grad = self._flat.gradient
         self._config, self._ranks = config, ranks
-        self._summed: Callable[[], None] = lambda: None
-        self._loss_scale = 1.0
+        self._sums = BucketSums(self._grad, model, more or {}, ranks, config)
         has_any = self._grad.numel() > 0
         self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments) if has_any else None
         self.buffers = Buffers(model, ranks)
@@ -61,7 +61,12 @@ class AllReduceDense:
 
     def clear(self) -> None:
         """See DenseStrategy."""
+        self._sums.clear()
         self._flat.clear()
+
+    def fills(self, loss_scale: float) -> None:
+        """See DenseStrategy."""
+        self._sums.fills(loss_scale)
 
     def communicates(self, step: int) -> bool:
         """See DenseStrategy: every step does, unless there are no dense parameters."""
@@ -69,19 +74,17 @@ class AllReduceDense:
 
     def after_backward(self, step: int, loss_scale: float) -> None:
         """See DenseStrategy: begins to sum the gradient over ranks, in fixed buckets."""
-        if self._grad.numel():
-            self._summed, self._loss_scale = self._ranks.all_reduce(self._grad), loss_scale
+        self._sums.begin(loss_scale)
 
     @recorded(Span.REDUCE)
     def wait(self) -> None:
         """See DenseStrategy: for the sums."""
-        self._summed()
-        if self._loss_scale != 1:
-            self._grad.div_(self._loss_scale)
+        self._sums.wait()
+        self._sums.result()
 
     def finite(self) -> bool:
-        """See DenseStrategy."""
-        return self._flat.finite(self._ranks.world)
+        """See DenseStrategy: collective with overlap."""
+        return self._sums.finite() if self._sums.checks else self._flat.finite(self._ranks.world)
 
     def step(self) -> None:
         """See DenseStrategy."""
@@ -93,7 +96,10 @@ class AllReduceDense:
         self._optimizer.step(self._grad)
 
     def flush(self) -> None:
-        """See DenseStrategy: every step is complete."""
+        """See DenseStrategy: every step is complete, but for the sums of one that was skipped."""
+        self._sums.wait()
+        if self._sums.residuals is not None:
+            self._sums.residuals.close_pass()
 
     def tensors(self) -> dict[str, Tensor]:
         """See DenseStrategy: weights, buffers and optimizer state."""
@@ -104,8 +110,8 @@ class AllReduceDense:
         return found
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: every rank holds everything, so no collective is needed."""
-        return self.tensors()
+        """See DenseStrategy: every rank holds everything, but for the residuals of the others."""
+        return self.tensors() | ({} if self._sums.residuals is None else self._sums.residuals.consolidate())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """See DenseStrategy."""
@@ -114,7 +120,10 @@ class AllReduceDense:
         state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if self._optimizer is not None and state.keys() == STATE[type(self._config.optimizer)]:
             self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
+        if self._sums.residuals is not None:
+            self._sums.residuals.load(tensors)
 
     def digest(self) -> str:
-        """See DenseStrategy: over all tensors."""
-        return digest_of(self.tensors())
+        """See DenseStrategy: over all tensors, and the residuals of all ranks."""
+        digest = digest_of(self.tensors())
+        return digest if self._sums.residuals is None else self._sums.residuals.digest(digest)

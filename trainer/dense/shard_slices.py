@@ -142,6 +142,9 @@ class ShardDense:
         """See DenseStrategy."""
         self._flat.clear()
 
+    def fills(self, loss_scale: float) -> None:
+        """See DenseStrategy: nothing is sent before the end of the backward pass."""
+
     def communicates(self, step: int) -> bool:
         """See DenseStrategy: trainers exchange nothing with each other."""
         return False

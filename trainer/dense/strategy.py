@@ -24,9 +24,9 @@ from trainer.dense_config import DenseSection
 class DenseStrategy(Protocol):
     """The dense part of one rank: a model's own parameters, others that learn with them, and how they do.
 
-    A step: `clear`; backward fills the gradients; `finite`. If that is so on all ranks: `after_backward` begins what
-    they do together, `wait` waits for its end, and `step` learns. Rows are exchanged with shards meanwhile. The end of
-    a pass: `flush`.
+    A step: `clear`; `fills`; backward fills the gradients; `finite`. If that is so on all ranks: `after_backward`
+    begins what they do together, `wait` waits for its end, and `step` learns. Rows are exchanged with shards meanwhile.
+    The end of a pass: `flush`.
     """
 
     buffers: Buffers
@@ -51,6 +51,14 @@ class DenseStrategy(Protocol):
 
     def clear(self) -> None:
         """Set the gradients of the step to 0."""
+        ...
+
+    def fills(self, loss_scale: float) -> None:
+        """The next backward pass completes the gradients of the step, times `loss_scale`. Only on a rank with a batch.
+
+        From here on a strategy may exchange what is complete. Where it does, `finite` is collective, and called on
+        every rank; the sums of a step that is skipped are dropped.
+        """
         ...
 
     def communicates(self, step: int) -> bool:

@@ -21,12 +21,14 @@ def learn_batch(
     """
     parts.dense.take(rows)
     sums = RowSums.of(batch)
-    for each in micro_batches(batch):
+    for number, each in enumerate(micro_batches(batch), 1):
         with span(Span.FORWARD):
             measured = parts.stepper.measured(each, rows, global_weight)
             forward = parts.stepper.forward(each, rows, global_weight)
             parts.observer.observe(each, measured or forward, step)
         with parts.progress.spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
+            if number == len(batch.ends):
+                parts.dense.fills(parts.stepper.scale.value)
             parts.stepper.backward(each, forward, sums)
     with parts.progress.spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
         return parts.stepper.gradients(batch, sums), sums.finite

@@ -333,7 +333,7 @@ class TrainLoop:
     def _all_finite(self, step: int, finite: bool) -> bool:
         """Whether the step may be applied, agreed on by all ranks. Raises NonFinite with `on_nonfinite = "fail"`."""
         parts = self._parts
-        good = finite and parts.dense.finite()
+        good = parts.dense.finite() and finite
         num_bad = parts.policy.num_bad(parts.ranks, good)
         parts.stepper.scale.settle(num_bad == 0)
         if not num_bad:

@@ -1,0 +1,128 @@
+"""Sums of the dense gradients over ranks, in fixed buckets of the flat buffer.
+
+With `overlap` a bucket is summed as soon as backward has filled it, beside the rest of the backward pass. Layers are
+filled from the last to the first, so buckets are begun in that order: the same on all ranks, whatever order gradients
+become ready in. Buckets with parameters that backward does not fill, such as learnt default rows, come last.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pserver.config import MAX_FLOAT32
+from trainer.collectives.ranks import Ranks
+from trainer.dense.residuals import Residuals
+from trainer.dense_config import DenseSection
+
+FLOAT_BYTES = 4
+
+
+class BucketSums:
+    """See module docstring. A step: `fills`, backward, `finite`, then `begin` and `wait`, or the step is skipped."""
+
+    def __init__(
+        self,
+        gradient: Tensor,
+        model: nn.Module,
+        more: Mapping[str, nn.Parameter],
+        ranks: Ranks,
+        config: DenseSection,
+    ) -> None:
+        """`gradient`: the flat one, of which those of all parameters are views."""
+        self._gradient, self._ranks, self._overlap = gradient, ranks, config.overlap and gradient.numel() > 0
+        size, total = config.bucket_bytes // FLOAT_BYTES, gradient.numel()
+        self._bounds = [(begin, min(begin + size, total)) for begin in range(0, total, size)]
+        self.residuals = None if config.compression == "none" else Residuals(gradient, ranks, config.compression)
+        parameters = [each for each in model.parameters() if each.requires_grad]
+        self._of = {each: self._buckets_of(each, size) for each in parameters}
+        unfilled = {bucket for each in more.values() for bucket in self._buckets_of(each, size)}
+        filled = [bucket for bucket in range(len(self._bounds)) if bucket not in unfilled]
+        self._order = [*reversed(filled), *sorted(unfilled)]
+        self._num_parameters = [0] * len(self._bounds)
+        for buckets in self._of.values():
+            for bucket in buckets:
+                self._num_parameters[bucket] += 1
+        for bucket in unfilled:
+            self._num_parameters[bucket] += 1
+        self.checks = self._overlap or self.residuals is not None
+        """Whether `finite` is to be asked of these sums, as they change the gradient before it is summed."""
+        self._missing: list[int] | None = None
+        self._num_rounded = self._num_begun = 0
+        self._finite, self._loss_scale = True, 1.0
+        self._sums: list[Callable[[], None]] = []
+        if self._overlap:
+            for each in parameters:
+                each.register_post_accumulate_grad_hook(self._filled)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _buckets_of(parameter: nn.Parameter, size: int) -> Sequence[int]:
+        begin = parameter.storage_offset()
+        return range(begin // size, (begin + max(1, parameter.numel()) - 1) // size + 1)
+
+    def clear(self) -> None:
+        """Begin a step. Sums of a skipped step may still be under way."""
+        self.wait()
+        self._num_rounded = self._num_begun = 0
+        self._finite, self._loss_scale, self._missing = True, 1.0, None
+
+    def fills(self, loss_scale: float) -> None:
+        """The next backward pass completes the gradient, times `loss_scale`."""
+        self._loss_scale, self._missing = loss_scale, list(self._num_parameters)
+
+    def _filled(self, parameter: Tensor) -> None:
+        """Backward has filled the gradient of a parameter."""
+        if self._missing is None:
+            return
+        for bucket in self._of[parameter]:  # type: ignore[index]
+            self._missing[bucket] -= 1
+        while self._num_begun < len(self._order) and not self._missing[self._order[self._num_begun]]:
+            self._begin_next()
+
+    def finite(self) -> bool:
+        """Whether the gradient can be summed over ranks. With `overlap` collective: begins the rest of the sums."""
+        while self._num_rounded < len(self._order):
+            self._round_next()
+        while self._overlap and self._num_begun < len(self._order):
+            self._begin_next()
+        return self._finite
+
+    def begin(self, loss_scale: float) -> None:
+        """Begin the sums that are not begun."""
+        self._loss_scale = loss_scale
+        while self._num_begun < len(self._order):
+            self._begin_next()
+
+    def wait(self) -> None:
+        """Wait for all sums that were begun."""
+        sums, self._sums = self._sums, []
+        for each in sums:
+            each()
+
+    def result(self) -> None:
+        """The step counts, after `wait`: the gradient is the sum over ranks."""
+        if self.residuals is not None:
+            self.residuals.keep()
+        elif self._loss_scale != 1:
+            self._gradient.div_(self._loss_scale)
+
+    def _round_next(self) -> None:
+        """Round a bucket where gradients are compressed, and look for numbers that cannot be summed."""
+        begin, end = self._bounds[self._order[self._num_rounded]]
+        self._num_rounded += 1
+        if not self.checks:
+            return
+        sent, largest = self._gradient[begin:end], MAX_FLOAT32
+        if self.residuals is not None:
+            sent, largest = self.residuals.round(begin, end, self._loss_scale), self.residuals.largest
+        low, high = torch.aminmax(sent)  # NaN if there is one
+        most = largest / self._ranks.world
+        self._finite = self._finite and -most <= float(low) and float(high) <= most
+
+    def _begin_next(self) -> None:
+        if self._num_rounded == self._num_begun:
+            self._round_next()
+        begin, end = self._bounds[self._order[self._num_begun]]
+        self._num_begun += 1
+        sent = self._gradient if self.residuals is None else self.residuals.sent
+        self._sums.append(self._ranks.all_reduce(sent[begin:end]))
