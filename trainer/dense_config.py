@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from millrace.config import PositiveSize, Section
+from millrace.config import Count, PositiveCount, PositiveSize, Section
 from millrace.renamed_keys import Renamed, RenamedKey
 from pserver.config import Beta, NotNegative, Positive
 from trainer.rate_schedules import Constant, Schedule
@@ -119,11 +119,10 @@ DenseOptimizer = Annotated[
 ]
 
 
-NOT_BUILT = {
-    **dict.fromkeys(("local_sgd", "sharded"), '"all_reduce" and "shards"'),
-    **dict.fromkeys(("powersgd", "dgc"), '"none", "fp16" and "bf16"'),
-}
-"""Strategies and compressions that are planned, and those that there are."""
+MAX_ADAPTIVE = 16
+"""Most steps between two averages that adapt to the loss."""
+NOT_BUILT = dict.fromkeys(("powersgd", "dgc"), '"none", "fp16" and "bf16"')
+"""Compressions that are planned, and those that there are."""
 MAX_BUCKET_BYTES, BUCKET_STEP_BYTES = 4 << 20, 64
 
 
@@ -136,9 +135,21 @@ def _built(choice: object) -> object:
 class DenseSection(Section):
     """How the dense parameters learn."""
 
-    strategy: Annotated[Literal["all_reduce", "shards"], BeforeValidator(_built)] = "all_reduce"
-    """Place of the dense parameters. "all_reduce": on every trainer; gradients are summed over trainers. "shards": on
-    the shards, as rows; trainers push gradients and pull the parameters with the rows of each batch."""
+    strategy: Literal["all_reduce", "local_sgd", "sharded", "shards"] = "all_reduce"
+    """Place of the dense parameters. "all_reduce": on every trainer; gradients are summed over trainers. "local_sgd":
+    on every trainer, which learns by itself; trainers average every k_steps steps and before each close. "sharded": as
+    "all_reduce", and the optimizer's state is divided over trainers. "shards": on the shards, as rows; trainers push
+    gradients and pull the parameters with the rows of each batch."""
+    k_steps: int | None = Field(default=None, ge=1, le=1000)
+    """With strategy = "local_sgd", which needs it: number of steps between two averages."""
+    begin: Count = 0
+    """With strategy = "local_sgd": number of steps at the beginning in which gradients are summed over trainers."""
+    adaptive: bool = False
+    """With strategy = "local_sgd": k_steps is the first interval. Later ones, at most 16 steps, shrink with the loss:
+    ceil(k_steps * sqrt(loss / first loss * first learning rate / learning rate))."""
+    group: PositiveCount | None = None
+    """With strategy = "sharded": number of neighbouring trainers over which the state is divided; every such group has
+    all of it. If it does not divide the number of trainers, the next lower number that does. Default: all trainers."""
     accumulate: int = Field(default=1, ge=1, le=1024)
     """Number of batches of each trainer that are learnt from in one step (gradient merge). A trainer pulls the rows of
     all of them at once, and runs the model on one after another; gradients of rows and dense parameters are summed over
@@ -188,6 +199,34 @@ class DenseSection(Section):
                 optimizer, DenseLamb | DenseLars
             ),
             "schedule, since rates of rows change with `millrace set` only": not isinstance(self.schedule, Constant),
+        }
+        return ", ".join(name for name, there in found.items() if there)
+
+    @model_validator(mode="after")
+    def _belongs(self) -> "DenseSection":
+        """Each setting of one strategy is there with that strategy only."""
+        if self.strategy == "local_sgd" and self.k_steps is None:
+            raise ValueError('strategy = "local_sgd" needs k_steps, the number of steps between two averages')
+        if self.adaptive and self.k_steps is not None and self.k_steps > MAX_ADAPTIVE:
+            raise ValueError(f"k_steps is {self.k_steps}; with adaptive at most {MAX_ADAPTIVE}")
+        given = {"k_steps": self.k_steps, "begin": self.begin, "adaptive": self.adaptive, "group": self.group}
+        for name, value in given.items():
+            strategy = "sharded" if name == "group" else "local_sgd"
+            if value and self.strategy != strategy:
+                raise ValueError(f'{name} is for strategy = "{strategy}", not for "{self.strategy}": remove one')
+        if self.strategy in ("local_sgd", "sharded") and (trouble := self._not_with_parts()):
+            raise ValueError(f'strategy = "{self.strategy}" does not work with {trouble}')
+        return self
+
+    def _not_with_parts(self) -> str:
+        """The settings that "local_sgd" or "sharded" does not have, in words; empty without them."""
+        whole = isinstance(self.optimizer, DenseLamb | DenseLars)
+        found = {
+            "overlap": self.overlap,
+            "compression": self.compression != "none",
+            "bucket_bytes, which is for all_reduce": self.bucket_bytes != MAX_BUCKET_BYTES,
+            f'optimizer.kind = "{self.optimizer.kind}", which needs whole parameters': whole
+            and self.strategy == "sharded",
         }
         return ", ".join(name for name, there in found.items() if there)
 

@@ -38,11 +38,13 @@ def model(seed=3):
     return net
 
 
-OPTIMIZER = {"all_reduce": DenseSgd(kind="sgd", lr=0.1, momentum=0.5), "shards": DenseAdam(lr=0.1)}
+OPTIMIZER = {"all_reduce": DenseSgd(kind="sgd", lr=0.1, momentum=0.5)}
+SETTINGS = {"local_sgd": {"k_steps": 2}}
 
 
 def section(name, **more):
-    return DenseSection(strategy=name, **({"optimizer": OPTIMIZER[name]} | more))
+    given = {"optimizer": OPTIMIZER.get(name, DenseAdam(lr=0.1))} | SETTINGS.get(name, {})
+    return DenseSection(strategy=name, **(given | more))
 
 
 @dataclass
@@ -87,10 +89,14 @@ def train(job, ranks, strategy, net, steps=range(STEPS), batches=batch, number=1
         num_samples = sum(len(each) for r in range(ranks.world) if (each := batches(r, step)) is not None)
         strategy.take(rows)
         strategy.clear()
+        share = loss = 0.0
         if step in mine:
-            (net(mine[step]).square().sum() / max(num_samples, 1)).backward()
+            mean = net(mine[step]).square().sum() / max(num_samples, 1)
+            mean.backward()
+            share, loss = len(mine[step]) / num_samples, mean.item()
+        strategy.note(share, loss)
         assert strategy.finite()
-        if step in mine or strategy.communicates(step):
+        if strategy.communicates(step) or step in mine:
             strategy.after_backward(step, 1.0)
             strategy.wait()
         strategy.step()
@@ -145,9 +151,15 @@ def test_every_rank_makes_the_same_collectives_in_the_same_order(name):
         with job(name, 3) as at:
 
             def act(ranks):
-                strategy, _ = trained(at, ranks)
+                net, answers = model(), []
+                strategy = at.strategy(ranks, net)
+                ask, strategy.communicates = (
+                    strategy.communicates,
+                    lambda step: answers.append(ask(step)) or answers[-1],
+                )
+                train(at, ranks, strategy, net)
                 strategy.consolidate()
-                return [strategy.communicates(step) for step in range(STEPS)]
+                return answers
 
             answers, ranks = at.on_ranks(act)
         made = [each.made for each in ranks]
@@ -269,6 +281,7 @@ def test_the_scale_of_the_loss_is_taken_out(name):
             strategy = at.strategy(SingleRank(), net)
             strategy.clear()
             (net(torch.ones(2, 3)).square().sum() * scale).backward()
+            strategy.note(1.0, 0.5)
             strategy.after_backward(0, scale)
             strategy.wait()
             pushed = {key: push.grads_UD.copy() for key, push in strategy.push().items()}

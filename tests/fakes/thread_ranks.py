@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 MEET_S = 20.0
 """A rank that waits so long for the others fails: they make other collectives, or fewer."""
@@ -58,6 +59,21 @@ class ThreadRanks:
             total = total + other
         flat.copy_(total)
         return lambda: None
+
+    def reduce_scatter(self, flat, size):
+        brought = self._meet(f"reduce_scatter {tuple(flat.shape)} {size}", flat.detach().clone())
+        groups = [sum(brought[first + 1 : first + size], brought[first]) for first in range(0, self.world, size)]
+        flat.fill_(float("nan"))
+        self._own(flat, size).copy_(self._own(sum(groups[1:], groups[0]), size))
+        return lambda: None
+
+    def all_gather(self, flat, size):
+        brought = self._meet(f"all_gather {tuple(flat.shape)} {size}", self._own(flat, size).clone())
+        first = self.rank - self.rank % size
+        flat.copy_(torch.cat(brought[first : first + size]))
+
+    def _own(self, flat, size):
+        return flat.view(size, -1)[self.rank % size]
 
     def copy_from_rank_0(self, flat):
         flat.copy_(self._meet(f"copy {tuple(flat.shape)}", flat.detach().clone())[0])

@@ -186,7 +186,7 @@ def counted(closes):
 def shows(job, live):
     """Shows and clicks of every row in the newest commit, by slot and sign: how often events were learnt."""
     schema, commit = Schema.of(job.spec.slots), Commits(job.store).whole()[-1]
-    tables = tables_on_shards(job.spec.tables, job.spec.train)
+    tables = tables_on_shards(job.spec.tables, job.spec.dense)
     shards = EmbeddedShards(tables, job.spec.seed, live=live, groups={slot.name: slot.group for slot in schema.sparse})
     try:
         shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))

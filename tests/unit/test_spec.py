@@ -181,10 +181,21 @@ MISTAKES = {
     'in every step; set dense.strategy = "shards"',
     "train={mode='geo',k_steps=4}": 'dense.strategy: "all_reduce" does not work with train.mode = "geo", as trainers '
     'would meet in every step; set dense.strategy = "shards"',
-    "dense.strategy=local_sgd": 'dense.strategy: "local_sgd" is not built yet; there are "all_reduce" and "shards" '
-    "(got 'local_sgd')",
-    "dense.strategy=allreduce": "dense.strategy: Input should be 'all_reduce' or 'shards' (got 'allreduce')",
-    "train.dense=all": "train.dense: Input should be 'all_reduce' or 'shards' (got 'all')",
+    "dense.strategy=local_sgd": 'dense: strategy = "local_sgd" needs k_steps, the number of steps between two averages',
+    "dense={strategy='local_sgd',k_steps=17,adaptive=true}": "dense: k_steps is 17; with adaptive at most 16",
+    "dense.k_steps=4": 'dense: k_steps is for strategy = "local_sgd", not for "all_reduce": remove one',
+    "dense={strategy='sharded',begin=4}": 'dense: begin is for strategy = "local_sgd", not for "sharded": remove one',
+    "dense.group=2": 'dense: group is for strategy = "sharded", not for "all_reduce": remove one',
+    "dense={strategy='sharded',overlap=true}": 'dense: strategy = "sharded" does not work with overlap',
+    "dense={strategy='local_sgd',k_steps=2,compression='fp16'}": 'dense: strategy = "local_sgd" does not work with '
+    "compression",
+    "dense={strategy='sharded',optimizer={kind='lamb'}}": 'dense: strategy = "sharded" does not work with '
+    'optimizer.kind = "lamb", which needs whole parameters',
+    "train.mode=async ; dense.strategy=sharded": 'dense.strategy: "sharded" does not work with train.mode = "async", '
+    'as trainers would meet in every step; set dense.strategy = "shards"',
+    "dense.strategy=allreduce": "dense.strategy: Input should be 'all_reduce', 'local_sgd', 'sharded' or 'shards' "
+    "(got 'allreduce')",
+    "train.dense=all": "train.dense: Input should be 'all_reduce', 'local_sgd', 'sharded' or 'shards' (got 'all')",
     "train.dense_optimizer.lr=0.1": "train.dense_optimizer: is the old name of dense.optimizer, which is given, too: "
     "remove train.dense_optimizer",
     "train.clip_norm=0 ; dense.clip_norm=1": "train.clip_norm: is the old name of dense.clip_norm, which is given, "

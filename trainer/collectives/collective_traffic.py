@@ -4,6 +4,7 @@ Neither gloo nor NCCL counts its bytes, so they follow from the size of each ten
 
     all-reduce   ring: each rank sends about 2 (W-1)/W B to rank - 1, and receives as many from rank + 1
     all-gather   ring: each rank sends (W-1) B to rank + 1, and receives as many from rank - 1
+    all-to-all   each rank sends B/W to each other rank
     broadcast    binomial tree from rank 0: B over each edge
     gather       each rank sends its own B to rank 0
 
@@ -11,7 +12,7 @@ NCCL's ring all-reduce, which trainer.collectives.ranks pins, sends as many. tes
 these figures with those of a network link.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from millrace.traffic import LinkTraffic
 
@@ -25,20 +26,39 @@ class CollectiveTraffic:
         """By peer. Waits are for all of them, so they are not here."""
 
     def _peer(self, rank: int) -> LinkTraffic:
-        return self.peers[f"trainer-{rank % self._world}"]
+        return self.peers[f"trainer-{rank}"]
 
-    def all_reduce(self, num_bytes: int) -> None:
-        """Count one all-reduce; tensors of fewer than W elements are counted as if they could be split."""
-        if self._world > 1:
-            moved = 2 * (self._world - 1) * num_bytes // self._world
-            self._peer(self._rank - 1).sent(moved)
-            self._peer(self._rank + 1).received(moved)
+    def _neighbours(self, members: Sequence[int]) -> tuple[LinkTraffic, LinkTraffic]:
+        """The links to the members before and after this one, in a ring."""
+        at = members.index(self._rank)
+        return self._peer(members[at - 1]), self._peer(members[(at + 1) % len(members)])
 
-    def all_gather(self, num_bytes: int) -> None:
+    def all_reduce(self, num_bytes: int, among: Sequence[int] | None = None) -> None:
+        """Count one all-reduce `among` some ranks, by default all of them.
+
+        Tensors of fewer than W elements are counted as if they could be split.
+        """
+        members = among or range(self._world)
+        if len(members) > 1:
+            before, after = self._neighbours(members)
+            moved = 2 * (len(members) - 1) * num_bytes // len(members)
+            before.sent(moved)
+            after.received(moved)
+
+    def all_gather(self, num_bytes: int, among: Sequence[int] | None = None) -> None:
         """Count one all-gather, to which each rank brings `num_bytes`."""
-        if self._world > 1:
-            self._peer(self._rank + 1).sent((self._world - 1) * num_bytes)
-            self._peer(self._rank - 1).received((self._world - 1) * num_bytes)
+        members = among or range(self._world)
+        if len(members) > 1:
+            before, after = self._neighbours(members)
+            after.sent((len(members) - 1) * num_bytes)
+            before.received((len(members) - 1) * num_bytes)
+
+    def all_to_all(self, num_bytes: int, among: Sequence[int]) -> None:
+        """Count one all-to-all, to which each rank brings `num_bytes`."""
+        for member in among:
+            if member != self._rank:
+                self._peer(member).sent(num_bytes // len(among))
+                self._peer(member).received(num_bytes // len(among))
 
     def broadcast(self, num_bytes: int) -> None:
         """Count one broadcast by rank 0."""

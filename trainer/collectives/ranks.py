@@ -25,6 +25,7 @@ from millrace.errors import Unavailable
 from millrace.traffic import Links, links_of
 from trainer.collectives.collective_traffic import CollectiveTraffic
 from trainer.collectives.collective_waits import ALL_REDUCE, KINDS, CollectiveWaits
+from trainer.collectives.rank_slices import BUCKET_FLOATS, RankSlices
 
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
@@ -35,8 +36,6 @@ MEET_S = 86_400.0
 """Longest time that a trainer waits at the end of a pass for the slowest one, whose steps have their own deadlines."""
 FIRST_BYTES, SIZE_BYTES = 1024, 8
 """Length of the first part of a broadcast, and of the message's size in it: most messages fit."""
-BUCKET_FLOATS = 1 << 20
-"""Floats in one all-reduce. This is fixed because it determines the order of sums."""
 
 
 class Ranks(Protocol):
@@ -58,6 +57,17 @@ class Ranks(Protocol):
 
         Nothing may use the tensor until then.
         """
+        ...
+
+    def reduce_scatter(self, flat: Tensor, size: int) -> Callable[[], None]:
+        """Begin to sum a flat float tensor over ranks, in a fixed order, in groups of `size` neighbours.
+
+        The result waits. The tensor has `size` equal slices; slice rank % size then holds the sum, others anything.
+        """
+        ...
+
+    def all_gather(self, flat: Tensor, size: int) -> None:
+        """Fill the `size` equal slices of a flat tensor, each from the rank of this rank's group that owns it."""
         ...
 
     def copy_from_rank_0(self, flat: Tensor) -> None:
@@ -106,6 +116,13 @@ class SingleRank:
     def all_reduce(self, flat: Tensor) -> Callable[[], None]:
         """See Ranks."""
         return lambda: None
+
+    def reduce_scatter(self, flat: Tensor, size: int) -> Callable[[], None]:
+        """See Ranks."""
+        return lambda: None
+
+    def all_gather(self, flat: Tensor, size: int) -> None:
+        """See Ranks."""
 
     def copy_from_rank_0(self, flat: Tensor) -> None:
         """See Ranks."""
@@ -183,6 +200,9 @@ class TorchRanks:
             )
         self.rank, self.world = rank, world
         self._store, self._num_met = store, 0
+        self._wait_s = wait_s
+        self._slices: dict[int, RankSlices] = {}
+        """By the size of groups."""
         self._traffic, self.waits = CollectiveTraffic(rank, world), CollectiveWaits(world)
 
     @_together
@@ -213,6 +233,28 @@ class TorchRanks:
             work = [dist.all_reduce(bucket, async_op=True) for bucket in torch.split(flat, BUCKET_FLOATS)]
         self._traffic.all_reduce(flat.nbytes)
         return lambda: self._finish(work, ALL_REDUCE)
+
+    def reduce_scatter(self, flat: Tensor, size: int) -> Callable[[], None]:
+        """See Ranks. Its time counts as that of all_reduce, whose place it takes in a step."""
+        with _joined(self.rank):
+            work, rest = self._sliced(size).reduce_scatter(flat)
+
+        def finish() -> None:
+            self._finish(work, ALL_REDUCE)
+            with _joined(self.rank):
+                rest()
+
+        return finish
+
+    def all_gather(self, flat: Tensor, size: int) -> None:
+        """See Ranks."""
+        with _joined(self.rank):
+            self._sliced(size).all_gather(flat)
+
+    def _sliced(self, size: int) -> RankSlices:
+        if size not in self._slices:
+            self._slices[size] = RankSlices(self.rank, self.world, size, self._traffic, self._wait_s)
+        return self._slices[size]
 
     def _finish(self, work: Sequence[dist.Work], kind: str) -> None:
         since_s = time.perf_counter()

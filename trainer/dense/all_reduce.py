@@ -10,32 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from millrace.timeline import Span, recorded
-from pserver.protocol.shards import F32, Gradients, Keys
 from trainer.collectives.ranks import Ranks
 from trainer.dense.bucket_sums import BucketSums
-from trainer.dense.buffers import Buffers
+from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
-from trainer.dense.flat_parameters import FlatParameters, digest_of
+from trainer.dense.flat_parameters import digest_of
 from trainer.dense_config import DenseSection
 
 
-class AllReduceDense:
+class AllReduceDense(FlatDense):
     """See module docstring, and DenseStrategy."""
 
     def __init__(
         self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
     ) -> None:
-        """`more`: parameters by name that learn with the model's and are not part of its module.
-
-        Raises SpecError for a name that the module also has.
-        """
-        self._flat = FlatParameters(model, more)
-        self._grad = self._flat.gradient
-        self._config, self._ranks = config, ranks
+        """See FlatDense."""
+        super().__init__(model, config, ranks, more)
         self._sums = BucketSums(self._grad, model, more or {}, ranks, config)
         has_any = self._grad.numel() > 0
         self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments) if has_any else None
-        self.buffers = Buffers(model, ranks)
 
     def set_lr(self, lr: float) -> None:
         """See DenseStrategy."""
@@ -47,22 +40,10 @@ class AllReduceDense:
         """The flat gradient of the step. Backward adds to it."""
         return self._grad
 
-    @property
-    def slices(self) -> Mapping[str, Keys]:
-        """See DenseStrategy: nothing of it is on the shards."""
-        return {}
-
-    def take(self, rows: Mapping[str, F32]) -> None:
-        """See DenseStrategy."""
-
-    def push(self) -> dict[str, Gradients]:
-        """See DenseStrategy."""
-        return {}
-
     def clear(self) -> None:
         """See DenseStrategy."""
         self._sums.clear()
-        self._flat.clear()
+        super().clear()
 
     def fills(self, loss_scale: float) -> None:
         """See DenseStrategy."""
@@ -91,8 +72,7 @@ class AllReduceDense:
         if self._optimizer is None:
             return
         if self._config.clip_norm is not None:
-            norm = torch.linalg.vector_norm(self._grad)
-            self._grad.mul_(torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0))
+            clip(self._grad, torch.linalg.vector_norm(self._grad), self._config.clip_norm)
         self._optimizer.step(self._grad)
 
     def flush(self) -> None:
@@ -106,7 +86,7 @@ class AllReduceDense:
         found = self._flat.tensors()
         if self._optimizer is not None:
             for name, value in sorted(self._optimizer.state.items()):
-                found[f"optimizer.{name}"] = torch.as_tensor(value)
+                found[PREFIX + name] = torch.as_tensor(value)
         return found
 
     def consolidate(self) -> dict[str, Tensor]:
@@ -116,8 +96,7 @@ class AllReduceDense:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """See DenseStrategy."""
         self._flat.load(tensors)
-        prefix, device = "optimizer.", self._grad.device
-        state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        state, device = state_in(tensors), self._grad.device
         if self._optimizer is not None and state.keys() == STATE[type(self._config.optimizer)]:
             self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
         if self._sums.residuals is not None:

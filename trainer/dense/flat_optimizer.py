@@ -42,6 +42,11 @@ Step = Callable[[Tensor, Tensor, dict[str, Tensor], float], None]
 """(weights, gradient, state, learning rate): changes weights and state in place; creates the state if it is empty."""
 
 
+def state_names(config: DenseOptimizer) -> set[str]:
+    """Names of the state after the first step."""
+    return set() if isinstance(config, DenseSgd) and not config.momentum else STATE[type(config)]
+
+
 class FlatOptimizer:
     """The optimizer of one flat buffer of weights."""
 

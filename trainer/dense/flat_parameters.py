@@ -33,6 +33,8 @@ class FlatParameters:
         for parameter in parameters:
             begins.append(total)
             total += -(-parameter.numel() // ALIGN_FLOATS) * ALIGN_FLOATS
+        self.length = total
+        """Floats that parameters use; the rest of the buffers is 0."""
         total = -(-total // multiple) * multiple
         self.weights = torch.zeros(total, device=device)
         self.gradient = torch.zeros(total, device=device)
@@ -57,8 +59,8 @@ class FlatParameters:
         else:  # torch would wake a second thread for this, and wait
             self.gradient.numpy().fill(0)
 
-    def finite(self, world: int) -> bool:
-        """Whether the gradient has finite numbers only, and so small ones that sums over `world` ranks are finite."""
+    def finite(self, world: float) -> bool:
+        """Whether the gradient has finite numbers only, and so small ones that `world` times as much is finite."""
         if not self.gradient.numel():
             return True
         most = MAX_FLOAT32 / world

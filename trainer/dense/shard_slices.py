@@ -145,6 +145,9 @@ class ShardDense:
     def fills(self, loss_scale: float) -> None:
         """See DenseStrategy: nothing is sent before the end of the backward pass."""
 
+    def note(self, share: float, loss: float) -> None:
+        """See DenseStrategy: the gradient is divided by the samples of all ranks already."""
+
     def communicates(self, step: int) -> bool:
         """See DenseStrategy: trainers exchange nothing with each other."""
         return False

@@ -17,7 +17,9 @@ from pserver.protocol.shards import F32, Gradients, Keys, Shards
 from trainer.collectives.ranks import Ranks
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.buffers import Buffers
+from trainer.dense.local_sgd import LocalSgdDense
 from trainer.dense.shard_slices import ShardDense
+from trainer.dense.sharded import ShardedDense
 from trainer.dense_config import DenseSection
 
 
@@ -58,6 +60,13 @@ class DenseStrategy(Protocol):
 
         From here on a strategy may exchange what is complete. Where it does, `finite` is collective, and called on
         every rank; the sums of a step that is skipped are dropped.
+        """
+        ...
+
+    def note(self, share: float, loss: float) -> None:
+        """This rank's part of the samples of the step, 0 to 1, and of its loss; before `finite`, on every rank.
+
+        The parts of all ranks sum to 1, and to the mean loss of the step.
         """
         ...
 
@@ -115,18 +124,19 @@ class DenseStrategy(Protocol):
 Build = Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None, Shards, float], DenseStrategy]
 
 
-def _all_reduce(
-    model: nn.Module,
-    config: DenseSection,
-    ranks: Ranks,
-    more: Mapping[str, nn.Parameter] | None,
-    _shards: Shards,
-    _step_s: float,
-) -> AllReduceDense:
-    return AllReduceDense(model, config, ranks, more)
+def _on_trainers(
+    strategy: Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None], DenseStrategy],
+) -> Build:
+    """A strategy that needs no shards."""
+    return lambda model, config, ranks, more, _shards, _step_s: strategy(model, config, ranks, more)
 
 
-STRATEGIES: Mapping[str, Build] = {"all_reduce": _all_reduce, "shards": ShardDense}
+STRATEGIES: Mapping[str, Build] = {
+    "all_reduce": _on_trainers(AllReduceDense),
+    "local_sgd": _on_trainers(LocalSgdDense),
+    "sharded": _on_trainers(ShardedDense),
+    "shards": ShardDense,
+}
 """By the name that `dense.strategy` has for them."""
 
 

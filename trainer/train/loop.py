@@ -304,6 +304,8 @@ class TrainLoop:
             gradients, finite = learn_batch(parts, batch, at.rows, step, common.weight)
         clock.at(WaitsFor.TRAINERS)
         loss_scale = parts.stepper.scale.value
+        share = 0.0 if batch is None else len(batch.samples) / max(1, common.num_samples)
+        parts.dense.note(share, parts.stepper.take_loss())
         if not self._all_finite(step, finite):
             parts.dense.buffers.restore()
             return parts.exchanges.push(step, batch, None, common.num_samples)

@@ -71,6 +71,7 @@ class Stepper:
         self._norms, self._measures_apart = norms or OwnBatchNorms(model), measures_apart
         self._precision = Precision(train, device)
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
+        self._loss = 0.0
 
     def open_pass(self, number: int) -> None:
         """Have the model follow the table of kernels of this pass."""
@@ -131,6 +132,11 @@ class Stepper:
         """The predictions to measure, before `forward`; None if they are those of `forward`."""
         return self.predict(batch, rows, global_weight) if self._measures_apart else None
 
+    def take_loss(self) -> float:
+        """This rank's part of the loss of the batches learnt from since the last call."""
+        loss, self._loss = self._loss, 0.0
+        return loss
+
     def _own_losses(
         self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: TrainingBatch, global_weight: Mapping[str, float]
     ) -> Tensor | float:
@@ -147,6 +153,7 @@ class Stepper:
 
         In a step without weight all gradients are 0 on every rank; shows and clicks still count.
         """
+        self._loss += float(forward.loss.detach())
         if forward.has_weight:
             with self._norms.backward():
                 (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,137 @@
+"""Every dense strategy on processes joined by gloo: the same bits at every run, and what it promises in the unit tests.
+
+One process a rank makes all strategies, one after another. Batches are uneven; in some steps a rank has none.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakes.rendezvous import RendezvousHere
+
+pytestmark = pytest.mark.long
+
+SETTINGS = {
+    "all_reduce": {},
+    "local_sgd": {"strategy": "local_sgd", "k_steps": 3},
+    "post_local": {"strategy": "local_sgd", "k_steps": 3, "begin": 4},
+    "adaptive": {"strategy": "local_sgd", "k_steps": 3, "adaptive": True},
+    "every_step": {"strategy": "local_sgd", "k_steps": 1},
+    "sharded": {"strategy": "sharded"},
+    "hybrid": {"strategy": "sharded", "group": 2},
+    "clipped": {"clip_norm": 0.1},
+    "sharded_clipped": {"strategy": "sharded", "clip_norm": 0.1},
+}
+SCRIPT = """
+import json, sys
+import numpy as np, torch
+from torch import nn
+from millrace.launcher_contact import LauncherContact
+from millrace.rpc.rendezvous import RendezvousClient
+from trainer.collectives.rank_store import meet_trainers
+from trainer.collectives.ranks import TorchRanks
+from trainer.dense.flat_parameters import digest_of
+from trainer.dense.strategy import dense_strategy
+from trainer.dense_config import DenseSection
+
+rank, world, contact, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
+torch.set_num_threads(1)
+store = meet_trainers(RendezvousClient(LauncherContact(**contact)), rank, world, {}, "lo", 60.0)
+ranks = TorchRanks(rank, world, store, "lo", torch.device("cpu"), 60.0) if store else None
+if ranks is None:
+    from trainer.collectives.ranks import SingleRank
+    ranks = SingleRank()
+
+def batch(rank, step):
+    if step > 6 + rank:
+        return None
+    return torch.randn(2 + rank, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+
+def sent():
+    return sum(link["sent_bytes"] for link in ranks.links().values())
+
+def learnt(section, saved=None):
+    net = nn.Linear(64, 768, bias=False)  # 12 * 4,096 parameters: slices need no padding
+    net.weight.data = torch.randn(net.weight.shape, generator=torch.Generator().manual_seed(3)) * 0.1
+    strategy = dense_strategy(net, section, ranks, None, step_s=10.0)
+    if saved is not None:
+        strategy.load(saved)
+    for step in range(9):
+        num = sum(len(each) for r in range(world) if (each := batch(r, step)) is not None)
+        mine, share, loss = batch(rank, step), 0.0, 0.0
+        strategy.clear()
+        if num == 0:
+            break
+        if mine is not None:
+            mean = net(mine).tanh().square().sum() / num
+            mean.backward()
+            share, loss = len(mine) / num, mean.item()
+        strategy.note(share, loss)
+        assert strategy.finite()
+        if mine is not None or strategy.communicates(step):
+            strategy.after_backward(step, 1.0)
+        strategy.wait()
+        strategy.step()
+    in_steps = sent()
+    strategy.flush()
+    whole = {name: value.clone() for name, value in strategy.consolidate().items()}
+    state = sum(value.nbytes for name, value in strategy.tensors().items() if name.startswith("optimizer.exp"))
+    return strategy.digest(), whole, state, in_steps
+
+said = {}
+for name, given in settings.items():
+    section, before = DenseSection(**given), sent()
+    digest, whole, state, in_steps = learnt(section)
+    said[name] = {"digest": digest, "state_bytes": state, "sent": in_steps - before}
+    if rank == 0:
+        weights = whole["model.weight"]
+        said[name]["weights"], said[name]["bits"] = weights.view(-1)[::7].tolist(), digest_of({"weights": weights})
+        said[name]["commit"] = {key: list(value.shape) for key, value in whole.items()}
+print("said " + json.dumps(said), flush=True)
+ranks.close()
+"""
+
+
+def run(world, folder):
+    """What each rank says."""
+    folder.mkdir()
+    with RendezvousHere(folder, *(f"trainer-{rank}" for rank in range(world))) as rendezvous:
+        given = json.dumps(SETTINGS)
+        contacts = [rendezvous.contact(f"trainer-{rank}").model_dump_json() for rank in range(world)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, str(rank), str(world), contact, given], stdout=subprocess.PIPE, text=True
+            )
+            for rank, contact in enumerate(contacts)
+        ]
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * world
+    return [json.loads(next(line for line in text.splitlines() if line.startswith("said "))[5:]) for text in outputs]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_strategies_keep_their_promises_on_processes(world, tmp_path):
+    first, again = run(world, tmp_path / "first"), run(world, tmp_path / "again")
+    assert first == again, "the same bits, and as many bytes, at every run"
+    for name in SETTINGS:
+        assert len({said[name]["digest"] for said in first}) == 1, name
+    chief = first[0]
+    for name, oracle in (("sharded", "all_reduce"), ("hybrid", "all_reduce"), ("sharded_clipped", "clipped")):
+        assert chief[name]["weights"] == pytest.approx(chief[oracle]["weights"], abs=1e-6)
+        assert chief[name]["commit"] == chief[oracle]["commit"]
+    if world <= 2:  # the sum of two numbers has one order
+        assert chief["sharded"]["bits"] == chief["all_reduce"]["bits"]
+    whole, part = (sum(said[name]["state_bytes"] for said in first) for name in ("all_reduce", "sharded"))
+    assert whole == world * part
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_strategy_sends_in_steps_what_it_promises(world, tmp_path):
+    said = run(world, tmp_path / "run")
+    sent = {name: sum(each[name]["sent"] for each in said) for name in SETTINGS}
+    num_steps = min(6 + world, 9)
+    assert sent["sharded"] == pytest.approx(sent["all_reduce"], rel=0.01)
+    assert sent["every_step"] == pytest.approx(3 * sent["all_reduce"], rel=0.01), "weights and two moments"
+    assert sent["local_sgd"] == pytest.approx(sent["every_step"] * (num_steps // 3) / num_steps, rel=0.01)

@@ -1,0 +1,30 @@
+"""Each dense strategy goes on with another number of trainers in the middle of a stream, and can be trained again."""
+
+import pytest
+
+from tests.integration.stream_job import millrace
+from tests.integration.test_resizing import SETTINGS, job, resized, worlds
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+
+__all__ = ["job"]  # a fixture
+
+STRATEGIES = {
+    "local_sgd": "dense={strategy='local_sgd', k_steps=3, begin=4}",
+    "sharded": "dense={strategy='sharded', group=2}",
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_learnt_after_a_resize_is_the_same_when_trained_again(job, strategy):  # noqa: F811
+    settings = (STRATEGIES[strategy], "commit.keep=1000", "cluster.trainers=2")
+    running = resized(job, strategy, settings, [("--trainers", "3")])
+    assert [world for world, _ in worlds(running.store)] == [2, 3]
+    history = JobHistory.of(read(running.store / "log"))
+    before = max(number for number, plan in history.plans.items() if len(plan.content.segments) == 2)
+    again = millrace(
+        job, *SETTINGS, *settings, store=str(running.store), command="rerun", options=("--from", str(before))
+    )
+    assert again.code == 0, again.output

@@ -1,0 +1,69 @@
+"""The parts of a dense strategy whose parameters are on every trainer, in one flat buffer; nothing is on the shards."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pserver.protocol.shards import F32, Gradients, Keys
+from trainer.collectives.ranks import Ranks
+from trainer.dense.buffers import Buffers
+from trainer.dense.flat_parameters import FlatParameters
+from trainer.dense_config import DenseSection
+
+PREFIX = "optimizer."
+"""Before the names of an optimizer's state in commits."""
+
+
+class FlatDense:
+    """See module docstring, and DenseStrategy."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: DenseSection,
+        ranks: Ranks,
+        more: Mapping[str, nn.Parameter] | None = None,
+        multiple: int = 1,
+    ) -> None:
+        """`more`: parameters by name that learn with the model's and are not part of its module. The buffer's length
+        is a multiple of `multiple`.
+
+        Raises SpecError for a name that the module also has.
+        """
+        self._flat = FlatParameters(model, more, multiple)
+        self._grad = self._flat.gradient
+        self._config, self._ranks = config, ranks
+        self.buffers = Buffers(model, ranks)
+
+    @property
+    def slices(self) -> Mapping[str, Keys]:
+        """See DenseStrategy: nothing of it is on the shards."""
+        return {}
+
+    def take(self, rows: Mapping[str, F32]) -> None:
+        """See DenseStrategy."""
+
+    def push(self) -> dict[str, Gradients]:
+        """See DenseStrategy."""
+        return {}
+
+    def clear(self) -> None:
+        """See DenseStrategy."""
+        self._flat.clear()
+
+    def fills(self, loss_scale: float) -> None:
+        """See DenseStrategy: nothing is exchanged before the end of the backward pass."""
+
+    def note(self, share: float, loss: float) -> None:
+        """See DenseStrategy: the gradient is divided by the samples of all ranks already."""
+
+
+def clip(gradient: Tensor, norm: Tensor, most: float) -> None:
+    """Scale a gradient of the norm `norm` to `most` if it is longer."""
+    gradient.mul_(torch.clamp(most / (norm + 1e-6), max=1.0))
+
+
+def state_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The optimizer's state in the tensors of a commit."""
+    return {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}

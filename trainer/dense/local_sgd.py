@@ -1,0 +1,177 @@
+"""The dense strategy "local_sgd": each rank learns by itself; ranks average every k steps and before each close.
+
+A rank learns from the mean gradient of its own samples. An average weighs ranks by their shares of the samples since
+the last one, so with k = 1 and sgd it is a step of all-reduce, however uneven the batches are. The optimizer's state is
+averaged, too. A rank without a batch does not learn in that step.
+
+Sources: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; post-local SGD (`begin`): Lin et al., Don't
+Use Large Mini-Batches, Use Local SGD, ICLR 2020; momentum is averaged as by Yu, Jin, Yang, ICML 2019. When ranks
+average is trainer.dense.averaging_schedule's decision.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from millrace.timeline import Span, recorded
+from trainer.collectives.ranks import Ranks
+from trainer.dense.averaging_schedule import AveragingSchedule
+from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
+from trainer.dense.flat_optimizer import FlatOptimizer, state_names
+from trainer.dense.flat_parameters import digest_of
+from trainer.dense_config import DenseSection
+
+SCHEDULE = "local_sgd.schedule"
+"""Name of the schedule's state in commits."""
+STEP = "step"
+"""The optimizer's count of steps: no tensor of the buffer's shape."""
+
+
+class LocalSgdDense(FlatDense):
+    """See module docstring, and DenseStrategy."""
+
+    def __init__(
+        self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+    ) -> None:
+        """See FlatDense."""
+        super().__init__(model, config, ranks, more)
+        assert config.k_steps is not None, "checked with the spec"
+        self._schedule = AveragingSchedule(config.k_steps, config.begin, adaptive=config.adaptive)
+        self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments)
+        self._averaged = sorted(state_names(config.optimizer) - {STEP})
+        """Names of the optimizer's state of the buffer's shape."""
+        self._noted = (0.0, 0.0)
+        self._share = self._loss = 0.0
+        """Sums of what was noted since the last average."""
+        self._wait: Callable[[], None] = lambda: None
+        self._brought, self._loss_scale = torch.zeros(0), 1.0
+        self._anchor, self._steps_before = self._flat.weights.clone(), 0.0
+        """The weights of the last average, and the optimizer's count of steps then."""
+
+    def set_lr(self, lr: float) -> None:
+        """See DenseStrategy."""
+        self._optimizer.lr = lr
+
+    def note(self, share: float, loss: float) -> None:
+        """See DenseStrategy."""
+        self._noted = share, loss
+
+    def communicates(self, step: int) -> bool:
+        """See DenseStrategy: steps before `begin` do, and those that end with an average."""
+        if self._ranks.world == 1 or not self._grad.numel():
+            return False
+        return not self._schedule.local or self._schedule.due
+
+    def finite(self) -> bool:
+        """See DenseStrategy. The gradient of the rank's own mean is finite, too."""
+        share, _ = self._noted
+        return self._flat.finite(self._ranks.world / (share or 1.0))
+
+    def after_backward(self, step: int, loss_scale: float) -> None:
+        """See DenseStrategy. A rank learns before it averages."""
+        self._loss_scale = loss_scale
+        if not self._grad.numel():
+            return
+        if not self._schedule.local:
+            self._wait = self._ranks.all_reduce(self._grad)
+            return
+        share, loss = self._noted
+        if share:
+            self._learn(share * loss_scale)
+        self._share, self._loss = self._share + share, self._loss + loss
+        if self._schedule.due and self._ranks.world > 1:
+            self._begin_average(self._schedule.since + 1)
+
+    @recorded(Span.REDUCE)
+    def wait(self) -> None:
+        """See DenseStrategy."""
+        self._wait()
+        self._wait = lambda: None
+
+    def step(self) -> None:
+        """See DenseStrategy."""
+        if not self._grad.numel():
+            return
+        local, due = self._schedule.local, self._schedule.due
+        self._schedule.learnt()
+        if not local:
+            self._learn(self._loss_scale)
+            self._settle()
+        elif due:
+            self._end_average()
+
+    def flush(self) -> None:
+        """See DenseStrategy: averages what was learnt since the last average."""
+        if self._schedule.since:
+            if self._ranks.world > 1:
+                self._begin_average(self._schedule.since)
+            self.wait()
+            self._end_average()
+
+    def _learn(self, scale: float) -> None:
+        """Learn from the gradient divided by `scale`."""
+        if scale != 1:
+            self._grad.div_(scale)
+        if self._config.clip_norm is not None:
+            clip(self._grad, torch.linalg.vector_norm(self._grad), self._config.clip_norm)
+        self._optimizer.step(self._grad)
+
+    def _begin_average(self, num_steps: int) -> None:
+        """Begin to sum over ranks what each learnt in so many steps, by its weight; and their weights and losses."""
+        weight, none, state = self._share / num_steps, torch.zeros_like(self._grad), self._optimizer.state
+        found = [self._flat.weights - self._anchor, *(state.get(name, none) for name in self._averaged)]
+        figures = torch.tensor([weight, self._loss / num_steps], device=self._grad.device)
+        self._brought = torch.cat([*(each.mul(weight) for each in found), figures])
+        self._wait = self._ranks.all_reduce(self._brought)
+
+    def _end_average(self) -> None:
+        """Use the sums. A rank that is alone has its own state already."""
+        loss = self._loss / self._schedule.since
+        if self._ranks.world > 1:
+            sums, (weight, loss) = self._brought[:-2], self._brought[-2:].tolist()
+            if weight:  # any rank had samples
+                self._use(*sums.view(-1, len(self._grad)))
+        self._brought, self._share, self._loss = torch.zeros(0), 0.0, 0.0
+        self._schedule.averaged(loss, self._optimizer.lr)
+        self._settle()
+
+    def _use(self, moved: Tensor, *averages: Tensor) -> None:
+        """Use the average of what ranks learnt, and of their optimizers' state."""
+        state = self._optimizer.state
+        self._flat.weights.copy_(self._anchor.add_(moved))
+        state |= {name: value.clone() for name, value in zip(self._averaged, averages, strict=True)}
+        if STEP in state_names(self._config.optimizer):
+            count = state.setdefault(STEP, torch.zeros((), device=moved.device))
+            count.fill_(self._steps_before + self._schedule.since)
+
+    def _settle(self) -> None:
+        """All ranks hold the same."""
+        self._anchor.copy_(self._flat.weights)
+        self._steps_before = float(self._optimizer.state.get(STEP, 0.0))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See DenseStrategy: weights, buffers, optimizer state and the schedule's state."""
+        found = self._flat.tensors()
+        if self._grad.numel():
+            found |= {PREFIX + name: value for name, value in sorted(self._optimizer.state.items())}
+            found[SCHEDULE] = torch.tensor(self._schedule.state(), dtype=torch.float64)
+        return found
+
+    def consolidate(self) -> dict[str, Tensor]:
+        """See DenseStrategy: between passes every rank holds everything."""
+        return self.tensors()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """See DenseStrategy. After another strategy the count of steps begins at 0."""
+        self._flat.load(tensors)
+        state = state_in(tensors)
+        if self._grad.numel() and state.keys() == state_names(self._config.optimizer):
+            self._optimizer.state = {name: value.to(self._grad.device).clone() for name, value in state.items()}
+        if SCHEDULE in tensors:
+            self._schedule.load_state(tensors[SCHEDULE].tolist())
+        self._settle()
+
+    def digest(self) -> str:
+        """See DenseStrategy: over all tensors."""
+        return digest_of(self.tensors())
