@@ -1,0 +1,51 @@
+"""The pages for those who come from another system show lines that a job file may have."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from service.spec.job import load_job
+
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "deploy" / "examples" / "criteo" / "job.toml"
+PAGES = ("ddp", "horovod", "tf-distribute")
+PROMISED = {
+    "ddp": ("no_sync", "torch.manual_seed", "rank == 0", "sorted again by index", "torchrun"),
+    "horovod": ("backward_passes_per_step", "per-rank seeds", "hvd.rank() == 0", "hvd.allgather", "horovodrun"),
+    "tf-distribute": (
+        *("MirroredStrategy", "CentralStorageStrategy", "MultiWorkerMirroredStrategy", "ParameterServerStrategy"),
+        *("evaluator task", "gather of predictions", "tf.random.set_seed", "logs of the chief"),
+    ),
+}
+"""Words of the first column of each page that the issue names."""
+
+
+def rows(page):
+    """The cells of each row of a page's table."""
+    text = (ROOT / "docs" / "coming-from" / f"{page}.md").read_text()
+    found = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r" \| ", line.strip("| "))] for line in found][1:]
+
+
+def settings(cell):
+    """The lines of a job file in a cell, as `--set` takes them."""
+    return [line.replace(" = ", "=", 1) for line in re.findall(r"`([^`]+ = [^`]+)`", cell)]
+
+
+LINES = sorted({tuple(found) for page in PAGES for _, cell, *_ in rows(page) if (found := settings(cell))})
+
+
+@pytest.mark.parametrize("lines", LINES, ids=" and ".join)
+def test_a_line_of_a_page_is_one_of_a_job_file(lines, tmp_path):
+    more = {"cluster.shards=1"} if any(line.startswith("train.mode") for line in lines) else set()
+    job = load_job(JOB, [*lines, *sorted(more), f"store.path={tmp_path / 'store'}"])
+    assert job.spec.name == "criteo"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_what_a_user_looks_for(page):
+    first = " ".join(cell for cell, *_ in rows(page))
+    assert [words for words in PROMISED[page] if words not in first] == []
+    assert all(len(row) in (2, 3) for row in rows(page))
+    assert all(cell == "none" or settings(cell) or cell == "the same line" for _, cell, *_ in rows(page))
