@@ -1,0 +1,155 @@
+"""Strategies of the dense part over slow links: `python -m tests.bench.hybrid.dense_strategies`, as Markdown.
+
+The examples criteo and news, one pass over their data. Four test machines have a trainer and a shard each, and a link
+of `--rate`; the object store for commits is on a fifth machine. Rounds go through all strategies in turn. A rate is a
+median over rounds, with the lowest and the highest ratio to the first strategy of the same round; the AUC is that of
+the second half, each sample predicted before it is learnt. All processes share the cores of one machine. Needs root and
+iproute2. `--also NAME SETTINGS` adds a strategy: `--also k2 'dense.strategy="local_sgd" dense.k_steps=2'`.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from millrace.errors import SpecError
+from service.spec.job import load_job
+from tests.bench.living import EXAMPLES
+from tests.bench.modes import FILES
+from tests.machines import network
+from tests.machines.external_job import ExternalJob, object_store
+from tests.machines.network import Machine
+
+START_S, RUN_S = 120.0, 3600.0
+BATCH = {"criteo": 64, "news": 256}
+"""Samples of a step of one trainer."""
+STRATEGIES: dict[str, str] = {
+    "`all_reduce`": "",
+    "`overlap`": "dense.overlap=true",
+    "`accumulate = 4`": "dense.accumulate=4",
+    "`compression = fp16`": 'dense.compression="fp16"',
+    "`compression = bf16`": 'dense.compression="bf16"',
+    "`local_sgd`, `k_steps = 4`": 'dense.strategy="local_sgd" dense.k_steps=4',
+    "`local_sgd`, `k_steps = 16`": 'dense.strategy="local_sgd" dense.k_steps=16',
+    "`local_sgd`, `k_steps = 16`, `begin = 40`": 'dense.strategy="local_sgd" dense.k_steps=16 dense.begin=40',
+    "`local_sgd`, `k_steps = 8`, `adaptive`": 'dense.strategy="local_sgd" dense.k_steps=8 dense.adaptive=true',
+    "`sharded`": 'dense.strategy="sharded"',
+    "`sharded`, `group = 2`": 'dense.strategy="sharded" dense.group=2',
+    "`shards`": 'dense.strategy="shards"',
+}
+"""Settings by strategy; the first one is what the others are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run. Bytes are those sent for a full batch of every trainer: with accumulate = k, a k-th of a step."""
+
+    rate: float
+    """Samples a second, closes included."""
+    dense_bytes: float
+    """From trainers to trainers: the dense part, and what a step agrees on."""
+    all_bytes: float
+    auc: float
+
+    def __str__(self) -> str:
+        return f"{self.rate:,.0f} samples/s; {self.dense_bytes:,.0f} of {self.all_bytes:,.0f} B; AUC {self.auc:.4f}"
+
+
+def measured(example: str, trainers: int, rate: str, settings: Sequence[str]) -> Measured:
+    """Train an example once over its data, on as many machines as trainers."""
+    with network.machines(trainers + 1) as (*machines, disk), object_store(disk) as address:
+        for machine in machines:
+            _fill(machine, example)
+        common = (f"train.batch_size={BATCH[example]}", "train.threads=1", "train.matmul=mkl", "commit.every='1h'")
+        given = (*common, *settings)
+        with ExternalJob(machines[0], address(example), *given, trainers=trainers, shards=trainers) as job:
+            token, launcher = job.token(), job.run()
+            launcher.until("waits for", START_S)
+            for machine in machines:
+                machine.shape(rate=rate)
+            for role, machine in ((role, machine) for role in ("trainer", "shard") for machine in machines):
+                job.agent(machine, "--role", role, token=token)
+            if launcher.end(RUN_S):
+                raise RuntimeError(launcher.said)
+            return _measured(job.report, BATCH[example] * trainers)
+
+
+def _fill(machine: Machine, example: str) -> None:
+    """Give a machine the example and its events."""
+    for name in ("job.toml", "generator.py"):
+        shutil.copy(EXAMPLES / example / name, machine.tmp)
+    (machine.tmp / "data").mkdir()
+    shutil.copy(FILES[example][1], machine.tmp / "data")
+
+
+def _measured(report: Mapping[str, Any], step_samples: int) -> Measured:
+    samples = report["samples"]
+    seconds = sum(spent for part, spent in report["time_s"].items() if part != "commit")
+    sent = [(a, b, link["sent_bytes"]) for a, peers in report["links"].items() for b, link in peers.items()]
+    dense = sum(found for a, b, found in sent if a.startswith("trainer") and b.startswith("trainer"))
+    every = sum(found for _, _, found in sent)
+    (task,) = report["halves"]["last"].values()
+    return Measured(
+        samples / seconds, dense / samples * step_samples, every / samples * step_samples, float(task["auc"])
+    )
+
+
+def known(example: str, strategies: Mapping[str, str]) -> dict[str, str]:
+    """The strategies that the job file has; those that it does not have are named."""
+    found = {}
+    for name, settings in strategies.items():
+        try:
+            load_job(EXAMPLES / example / "job.toml", [*settings.split(), "store.path=never-made"])
+        except SpecError as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+        else:
+            found[name] = settings
+    return found
+
+
+def lines(example: str, found: Mapping[str, Sequence[Measured]]) -> str:
+    """Lines of Markdown."""
+    first, *_ = found.values()
+    rows = []
+    for name, runs in found.items():
+        ratios = [run.rate / base.rate for run, base in zip(runs, first, strict=True)]
+        rate, dense, every = (
+            statistics.median(getattr(run, each) for run in runs) for each in ("rate", "dense_bytes", "all_bytes")
+        )
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        aucs = sorted({f"{run.auc:.4f}" for run in runs})
+        traffic = f"{dense / 1000:,.0f} | {every / 1000:,.0f}"
+        rows.append(f"| {example}, {name} | {rate:,.0f} | {spread} | {traffic} | {', '.join(aucs)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Print a table."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--example", choices=FILES, nargs="*", default=list(FILES))
+    arguments.add_argument("--strategy", choices=STRATEGIES, nargs="*", default=list(STRATEGIES))
+    arguments.add_argument("--also", action="append", nargs=2, default=[], metavar=("NAME", "SETTINGS"))
+    arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in every job")
+    arguments.add_argument("--trainers", type=int, default=4)
+    arguments.add_argument("--rate", default="100mbit", help="of each machine's link, both ways")
+    arguments.add_argument("--rounds", type=int, default=1)
+    given = arguments.parse_args()
+    print(f"{given.trainers} trainers and shards, links of {given.rate}.\n")
+    print(
+        "| | samples a second | of the first | dense, KB a batch | all, KB a batch | AUC |\n|---|---|---|---|---|---|"
+    )
+    for example in given.example:
+        strategies = known(example, {name: STRATEGIES[name] for name in given.strategy} | dict(given.also))
+        found: dict[str, list[Measured]] = {name: [] for name in strategies}
+        for name, settings in chain.from_iterable([strategies.items()] * given.rounds):
+            found[name].append(measured(example, given.trainers, given.rate, [*given.set, *settings.split()]))
+            print(f"<!-- {example}, {name}: {found[name][-1]} -->", file=sys.stderr, flush=True)
+        print(lines(example, found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
