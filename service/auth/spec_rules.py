@@ -80,6 +80,8 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("ModelSection", "name"): TextKind.MODEL,
     ("ModelSection", "class_path"): TextKind.MODEL,
     ("ModelSection", "settings"): TextKind.MODEL_SETTINGS,
+    ("TrainSection", "amp_white"): TextKind.NAME,
+    ("TrainSection", "amp_black"): TextKind.NAME,
     ("MetricsSection", "gauc_by"): TextKind.NAME,
     ("MetricsSection", "slices"): TextKind.NAME,
     ("StoreSection", "path"): TextKind.FOLDER,
