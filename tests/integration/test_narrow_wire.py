@@ -12,6 +12,8 @@ from tests.integration.stream_job import SPEC, millrace, write_job
 pytestmark = pytest.mark.long
 
 NARROW = "cluster.wire=bfloat16"
+SLOW_PIPE = 'pipe.command=["sh", "-c", "sleep 1; cat"]'
+"""Each pass takes a second at least: no job ends before it is killed."""
 LEARNT = SPEC.replace(
     "dim = 4\n", 'dim = 4\ndefault_row = "learnt"\nadmission = [{ kind = "count", n = 3, exact = true }]\n'
 )
@@ -44,7 +46,7 @@ def test_the_bits_are_others_than_those_of_float32_and_the_model_is_as_good(job,
 
 
 def test_a_killed_shard_changes_nothing(job, embedded):
-    running = RunningJob(job, job.parent / "killed", NARROW, "cluster.shards=2", "commit.every_passes=1")
+    running = RunningJob(job, job.parent / "killed", NARROW, SLOW_PIPE, "cluster.shards=2", "commit.every_passes=1")
     try:
         running.until_said("training")
         os.kill(running.workers()["shard-1"], signal.SIGKILL)
