@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from itertools import groupby
+from statistics import median
 
 import pytest
 
@@ -84,13 +85,13 @@ def test_the_spans_of_a_step_fill_it(traced):
         steps = [span for span in mine if span["name"] == "step"]
         assert [span["args"]["step"] for span in steps] == [*range(len(steps))] and len(steps) > 6
         thread = [span for span in mine if span["tid"] == steps[0]["tid"] and span["name"] != "step"]
-        inner = [
-            (span["ts"], span["ts"] + span["dur"])
-            for span in thread
-            if any(step["ts"] <= span["ts"] <= step["ts"] + step["dur"] for step in steps)
-        ]
-        filled = sum(max(0.0, end - max(begin, before)) for begin, end, before in with_ends_before(inner))
-        assert 0.9 * sum(step["dur"] for step in steps) < filled <= 1.001 * sum(step["dur"] for step in steps)
+        shares = []
+        for step in steps:
+            end = step["ts"] + step["dur"]
+            inner = [(span["ts"], span["ts"] + span["dur"]) for span in thread if step["ts"] <= span["ts"] <= end]
+            filled = sum(max(0.0, end - max(begin, before)) for begin, end, before in with_ends_before(inner))
+            shares.append(filled / step["dur"])
+        assert 0.9 < median(shares) and max(shares) <= 1.001  # a busy machine may halt a step between two spans
 
 
 def with_ends_before(spans):

@@ -53,6 +53,7 @@ class AllReduceDense(FlatDense):
         """See DenseStrategy: every step does, unless there are no dense parameters."""
         return self._grad.numel() > 0
 
+    @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
         """See DenseStrategy: begins to sum the gradient over ranks, in fixed buckets."""
         self._sums.begin(loss_scale)

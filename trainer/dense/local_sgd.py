@@ -68,6 +68,7 @@ class LocalSgdDense(FlatDense):
         share, _ = self._noted
         return self._flat.finite(self._ranks.world / (share or 1.0))
 
+    @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
         """See DenseStrategy. A rank learns before it averages."""
         self._loss_scale = loss_scale

@@ -67,6 +67,7 @@ class ShardedDense(FlatDense):
         """See DenseStrategy."""
         return self._flat.finite(self._ranks.world)
 
+    @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
         """See DenseStrategy: begins to sum the gradient's slices."""
         if self._grad.numel():
