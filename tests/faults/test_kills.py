@@ -90,12 +90,11 @@ DEATHS_IN_LONG_PASSES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("place", "settings"),
-    [((1, 0), STALE), *(((2, 2), each) for each in (STALE, SLICED, IN_PARTS, MERGED, COMPRESSED))],
+    [((1, 0), STALE), *(((2, 2), each) for each in (STALE, IN_PARTS, MERGED, COMPRESSED))],
     ids=[
         "embedded, stale rows",
         "2 trainers x 2 shards, stale rows",
-        "2 trainers x 2 shards, dense on shards",
-        "2 trainers x 2 shards, in parts",
+        "2 trainers x 2 shards, dense on shards, in parts",
         "2 trainers x 2 shards, merged batches",
         "2 trainers x 2 shards, compressed gradients beside the backward pass",
     ],

@@ -25,15 +25,9 @@ def assert_learnt_once(job, calm, folder):
     assert shown == shows(calm, folder / "rows-calm") and len(shown) > 300
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(ASYNC, marks=pytest.mark.long, id="async"),
-        pytest.param(HALF_ASYNC, marks=pytest.mark.slow, id="half-async"),
-        pytest.param(GEO, marks=pytest.mark.slow, id="geo"),
-    ],
-)
+@pytest.mark.parametrize("settings", [ASYNC, HALF_ASYNC, GEO], ids=["async", "half-async", "geo"])
 def test_resizes_of_shards_and_trainers_mid_stream_lose_and_repeat_no_event(tmp_path, settings):
     file = written(tmp_path, NUM_LINES)
     calm, resized = (

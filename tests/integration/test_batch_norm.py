@@ -71,9 +71,15 @@ def trained(job, store, trainers, deaths, *settings):
     return planned.closes, load_file(last.folder / "dense.safetensors")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("buffers", ["rank0", "sync_bn"])
-@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize(
+    ("trainers", "buffers"),
+    [
+        pytest.param(2, "rank0", marks=pytest.mark.long),
+        pytest.param(3, "sync_bn", marks=pytest.mark.long),
+        pytest.param(3, "rank0", marks=pytest.mark.slow),
+        pytest.param(2, "sync_bn", marks=pytest.mark.slow),
+    ],
+)
 def test_trainers_share_running_statistics_and_replay_to_the_bit(tmp_path, trainers, buffers):
     job, how = write_normal_job(tmp_path), f"dense.buffers={buffers}"
     closes, dense = trained(job, "calm", trainers, [], how)

@@ -15,9 +15,11 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("sharded", marks=pytest.mark.long), pytest.param("local_sgd", marks=pytest.mark.slow)],
+)
 def test_what_is_learnt_after_a_resize_is_the_same_when_trained_again(job, strategy):  # noqa: F811
     settings = (STRATEGIES[strategy], "commit.keep=1000", "cluster.trainers=2")
     running = resized(job, strategy, settings, [("--trainers", "3")])
