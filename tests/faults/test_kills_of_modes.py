@@ -1,0 +1,36 @@
+"""`millrace faults` with rows that lag behind, and with rows in half the bytes: ten deaths, drawn by a seed."""
+
+import pytest
+
+from service.faults.rounds import FaultRuns
+from service.monitor.shows import PlainShow
+from tests.integration.stream_job import write_job
+
+NUM_DEATHS, MAX_ROUNDS = 10, 10
+PLACE = ("cluster.trainers=2", "cluster.shards=2", "train.threads=1", "train.batch_size=8", "passes.max_events=32")
+NARROW = "cluster.wire=bfloat16"
+SETTINGS = {
+    "half the bytes": (NARROW,),
+    "stale rows": ("train.staleness=2",),
+    "stale rows in half the bytes": ("train.staleness=1", NARROW),
+    "async, half the bytes": ("train.mode=async", "dense.strategy=shards", NARROW),
+}
+BOTH = "stale rows in half the bytes"
+SEEDS = [pytest.param(name, seed, marks=pytest.mark.slow) for name in SETTINGS for seed in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("name", "seed"), [pytest.param(BOTH, 0, marks=pytest.mark.long), *SEEDS])
+def test_ten_deaths_change_nothing(tmp_path, name, seed):
+    said: list[str] = []
+    job = write_job(tmp_path, num_lines=600)
+    runs = FaultRuns(job, [*PLACE, *SETTINGS[name]], None, seed, lambda worker, text: said.append(f"{worker}: {text}"))
+    runs.undisturbed()
+    num_died = 0
+    for number in range(1, MAX_ROUNDS + 1):
+        found = runs.disturbed(number, PlainShow())
+        assert found.identical, (found.wrong, found.unasked, said[-30:])
+        num_died += len(found.died)
+        if num_died >= NUM_DEATHS:
+            return
+    raise AssertionError(f"only {num_died} workers died in {MAX_ROUNDS} rounds")
