@@ -3,6 +3,7 @@
 `trainer.spec.dense_rules` checks it against the other sections.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -132,6 +133,10 @@ def _built(choice: object) -> object:
     return choice
 
 
+def _there(found: Mapping[str, bool]) -> str:
+    return ", ".join(name for name, there in found.items() if there)
+
+
 class DenseSection(Section):
     """How the dense parameters learn."""
 
@@ -200,7 +205,7 @@ class DenseSection(Section):
             ),
             "schedule, since rates of rows change with `millrace set` only": not isinstance(self.schedule, Constant),
         }
-        return ", ".join(name for name, there in found.items() if there)
+        return _there(found)
 
     @model_validator(mode="after")
     def _belongs(self) -> "DenseSection":
@@ -228,7 +233,7 @@ class DenseSection(Section):
             f'optimizer.kind = "{self.optimizer.kind}", which needs whole parameters': whole
             and self.strategy == "sharded",
         }
-        return ", ".join(name for name, there in found.items() if there)
+        return _there(found)
 
     @model_validator(mode="after")
     def _fits(self) -> "DenseSection":

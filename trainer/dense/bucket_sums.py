@@ -7,15 +7,13 @@ become ready in. Buckets with parameters that backward does not fill, such as le
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from pserver.config import MAX_FLOAT32
 from trainer.collectives.ranks import Ranks
+from trainer.dense.flat_parameters import within
 from trainer.dense.residuals import Residuals
 from trainer.dense_config import DenseSection
-
-FLOAT_BYTES = 4
 
 
 class BucketSums:
@@ -31,7 +29,7 @@ class BucketSums:
     ) -> None:
         """`gradient`: the flat one, of which those of all parameters are views."""
         self._gradient, self._ranks, self._overlap = gradient, ranks, config.overlap and gradient.numel() > 0
-        size, total = config.bucket_bytes // FLOAT_BYTES, gradient.numel()
+        size, total = config.bucket_bytes // gradient.element_size(), gradient.numel()
         self._bounds = [(begin, min(begin + size, total)) for begin in range(0, total, size)]
         self.residuals = None if config.compression == "none" else Residuals(gradient, ranks, config.compression)
         parameters = [each for each in model.parameters() if each.requires_grad]
@@ -115,9 +113,7 @@ class BucketSums:
         sent, largest = self._gradient[begin:end], MAX_FLOAT32
         if self.residuals is not None:
             sent, largest = self.residuals.round(begin, end, self._loss_scale), self.residuals.largest
-        low, high = torch.aminmax(sent)  # NaN if there is one
-        most = largest / self._ranks.world
-        self._finite = self._finite and -most <= float(low) and float(high) <= most
+        self._finite = self._finite and within(sent, largest / self._ranks.world)
 
     def _begin_next(self) -> None:
         if self._num_rounded == self._num_begun:

@@ -26,14 +26,16 @@ from trainer.dense_config import (
     DenseSgd,
 )
 
-MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+STEP = "step"
+"""The optimizer's count of steps: no tensor of the buffer's shape."""
+MOMENTS = {STEP, "exp_avg", "exp_avg_sq"}
 STATE = {
     DenseSgd: {"momentum_buffer"},
     DenseAdam: MOMENTS,
     DenseAdamW: MOMENTS,
     DenseLamb: MOMENTS,
     DenseLars: {"velocity"},
-    DenseAdagrad: {"step", "sum"},
+    DenseAdagrad: {STEP, "sum"},
 }
 """Names of the state after the first step, as in torch's classes. SGD without momentum has no state. Optimizers with
 the same names continue each other's state."""
@@ -45,6 +47,11 @@ Step = Callable[[Tensor, Tensor, dict[str, Tensor], float], None]
 def state_names(config: DenseOptimizer) -> set[str]:
     """Names of the state after the first step."""
     return set() if isinstance(config, DenseSgd) and not config.momentum else STATE[type(config)]
+
+
+def vector_names(config: DenseOptimizer) -> list[str]:
+    """Names of the state that has the buffer's shape, in order."""
+    return sorted(state_names(config) - {STEP})
 
 
 class FlatOptimizer:

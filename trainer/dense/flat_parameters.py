@@ -61,11 +61,7 @@ class FlatParameters:
 
     def finite(self, world: float) -> bool:
         """Whether the gradient has finite numbers only, and so small ones that `world` times as much is finite."""
-        if not self.gradient.numel():
-            return True
-        most = MAX_FLOAT32 / world
-        low, high = torch.aminmax(self.gradient)  # NaN if there is one
-        return -most <= float(low) and float(high) <= most
+        return not self.gradient.numel() or within(self.gradient, MAX_FLOAT32 / world)
 
     def _held(self) -> Mapping[str, Tensor]:
         """Weights and buffers. They are read anew each time: a model may replace the tensor of a buffer."""
@@ -90,6 +86,12 @@ class FlatParameters:
             )
         for name, value in own.items():
             value.detach().copy_(saved[name])
+
+
+def within(values: Tensor, most: float) -> bool:
+    """Whether all values, at least one, are finite numbers and at most `most` in size."""
+    low, high = torch.aminmax(values)  # NaN if there is one
+    return -most <= float(low) and float(high) <= most
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -18,14 +18,12 @@ from millrace.timeline import Span, recorded
 from trainer.collectives.ranks import Ranks
 from trainer.dense.averaging_schedule import AveragingSchedule
 from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from trainer.dense.flat_optimizer import FlatOptimizer, state_names
+from trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
 from trainer.dense.flat_parameters import digest_of
 from trainer.dense_config import DenseSection
 
 SCHEDULE = "local_sgd.schedule"
 """Name of the schedule's state in commits."""
-STEP = "step"
-"""The optimizer's count of steps: no tensor of the buffer's shape."""
 
 
 class LocalSgdDense(FlatDense):
@@ -39,7 +37,7 @@ class LocalSgdDense(FlatDense):
         assert config.k_steps is not None, "checked with the spec"
         self._schedule = AveragingSchedule(config.k_steps, config.begin, adaptive=config.adaptive)
         self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments)
-        self._averaged = sorted(state_names(config.optimizer) - {STEP})
+        self._averaged = vector_names(config.optimizer)
         """Names of the optimizer's state of the buffer's shape."""
         self._noted = (0.0, 0.0)
         self._share = self._loss = 0.0

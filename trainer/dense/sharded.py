@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from millrace.timeline import Span, recorded
 from trainer.collectives.ranks import Ranks
 from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from trainer.dense.flat_optimizer import FlatOptimizer, state_names
+from trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
 from trainer.dense.flat_parameters import digest_of
 from trainer.dense_config import DenseSection
 
 HASHED_FLOATS = 4096
 """Floats of a part of the state that is hashed by itself, so that a digest does not depend on the number of ranks."""
-STEP = "step"
-"""The optimizer's count of steps, which every rank has."""
 
 
 def group_size(world: int, wanted: int | None) -> int:
@@ -50,7 +48,7 @@ class ShardedDense(FlatDense):
         """Floats of this rank's slice before the padding."""
         self._own_grad = self._grad[self._own]
         self._optimizer = FlatOptimizer(self._flat.weights[self._own], config.optimizer)
-        self._names = sorted(state_names(config.optimizer) - {STEP})
+        self._names = vector_names(config.optimizer)
         """Names of the optimizer's state in slices."""
         self._begun: Callable[[], None] | None = None
         self._loss_scale, self._state_digest = 1.0, self._fresh_digest()
