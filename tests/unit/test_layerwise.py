@@ -53,6 +53,7 @@ class PlainLars:
 PLAIN = {"lamb": PlainLamb, "lars": PlainLars}
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
 @pytest.mark.parametrize("kind", BOTH)
 @settings(deadline=None, max_examples=30)
 @given(
@@ -60,27 +61,28 @@ PLAIN = {"lamb": PlainLamb, "lars": PlainLars}
     seed=st.integers(0, 99),
     zeros=st.sets(st.integers(0, 3)),
 )
-def test_each_parameter_learns_as_in_the_paper(kind, lengths, seed, zeros):
-    """Parameters of zeros, and gradients of zeros, have no norm to scale by."""
+def test_each_parameter_learns_as_in_the_paper(kind, dtype, bound, lengths, seed, zeros):
+    """Parameters of zeros, and gradients of zeros, have no norm to scale by. What is left in float32 is rounding: the
+    same code in float64 meets the plain twin to 1e-12."""
     random, segments, total = np.random.default_rng(seed), [], 0
     for length in lengths:
         segments.append((total, total + length))
         total += -(-length // 16) * 16
-    flat = torch.zeros(total)
+    flat = torch.zeros(total, dtype=dtype)
     for number, (begin, end) in enumerate(segments):
-        flat[begin:end] = torch.from_numpy(random.normal(size=end - begin) * (number not in zeros)).float()
+        flat[begin:end] = torch.from_numpy(random.normal(size=end - begin) * (number not in zeros)).to(dtype)
     plain = [PLAIN[kind](flat[begin:end].numpy()) for begin, end in segments]
     optimizer = FlatOptimizer(flat, BOTH[kind], segments)
     for step in range(4):
-        gradient = torch.zeros(total)
+        gradient = torch.zeros(total, dtype=dtype)
         for begin, end in segments:
-            gradient[begin:end] = torch.from_numpy(random.normal(size=end - begin) * (step != 2)).float()
+            gradient[begin:end] = torch.from_numpy(random.normal(size=end - begin) * (step != 2)).to(dtype)
         optimizer.step(gradient)
         for (begin, end), theirs in zip(segments, plain, strict=True):
             theirs.step(gradient[begin:end].numpy().astype(np.float64))
     assert optimizer.state.keys() == STATE[type(BOTH[kind])]
     for (begin, end), theirs in zip(segments, plain, strict=True):
-        assert np.allclose(flat[begin:end].numpy(), theirs.w, rtol=1e-5, atol=1e-6)
+        assert np.allclose(flat[begin:end].numpy(), theirs.w, rtol=bound, atol=bound / 10)
     used = torch.zeros(total, dtype=torch.bool)
     for begin, end in segments:
         used[begin:end] = True
