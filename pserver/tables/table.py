@@ -419,7 +419,8 @@ class ShardTable:
         return self._overview.digest()
 
     def stats(self) -> TableStats:
-        """Counts; memory is that of numbered rows and of the index."""
+        """Counts; memory is that of numbered rows and of the index. Once not sweeping, all deleted rows are gone."""
+        sweeping = self.sweeping  # asked first: another thread may remove the last deleted rows meanwhile
         return TableStats(
             self.num_rows,
             self._rows.num_bytes,
@@ -427,6 +428,6 @@ class ShardTable:
             self.rows_by_group,
             dirty_rows=self.num_dirty,
             max_dirty_rows=self._rows.max_dirty,
-            sweeping=self.sweeping,
+            sweeping=sweeping,
             unadmitted=self._unadmitted,
         )
