@@ -38,6 +38,7 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench
 
 soak: $(READY)
+	$(PYTEST) -m "not long and not kafka and not slow" --hypothesis-profile soak --timeout 3600
 	$(BIN)/pytest tests -m slow --timeout 3600
 	$(BIN)/python -m tests.bench --only long-commits memory-curve
 

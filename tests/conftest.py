@@ -11,8 +11,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from tests.kafka.cluster import Cluster
 
-# The same examples at every run; no limit on time, since a kernel compiles at its first call.
-settings.register_profile("millrace", deadline=None, derandomize=True)
+# The same examples at every run; no limit on time, since a kernel compiles at its first call. `make soak` tries more.
+settings.register_profile("millrace", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("soak", deadline=None, max_examples=400, print_blob=True)
 settings.load_profile("millrace")
 
 

@@ -78,9 +78,12 @@ def learnt_by_torch(batches, dims=1, **more):
     return net.state_dict()
 
 
-@pytest.mark.parametrize("dims", [1, 2])
-@pytest.mark.parametrize("sizes", [[7], [5, 3], [4, 0, 1], [0, 6, 2, 3]], ids=str)
-@pytest.mark.parametrize("more", [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "more"),
+    [(1, {}), (2, {}), (1, {"momentum": None}), (2, {"affine": False}), (1, {"track_running_stats": False})],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", [[7], [5, 3], [0, 6, 2, 3]], ids=str)
 def test_ranks_with_parts_of_a_batch_learn_as_torch_does_from_all_of_it(dims, sizes, more):
     batches = [samples(sizes, dims, step) for step in range(3)]
     expected = learnt_by_torch(batches, dims, **more)
@@ -93,7 +96,7 @@ def test_ranks_with_parts_of_a_batch_learn_as_torch_does_from_all_of_it(dims, si
         assert all(torch.equal(state[name], value) for name, value in found[0].items()), "no broadcast is needed"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(lambda sizes: sum(sizes) > 1), max_size=3))
 def test_any_division_of_batches_gives_the_same_model(divisions):
     batches = [samples(sizes, step=step) for step, sizes in enumerate(divisions)]
