@@ -1,5 +1,6 @@
 """The commands for a job's log and commits, and rewind, skip and rerun. The work is done in the other modules."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
 from service.client import job_actions
 from service.cluster.store import check_run, stopped
 from service.history import commit_list as work
+from service.history import paired_test
 from service.history import rewind as steering
 from service.history.commit_request import make_commit
 from service.history.log_text import print_log
@@ -148,3 +150,20 @@ def rerun(
 ) -> None:
     """Train the job's log again in another store, and compare the digests of every pass; exit code 1 if one differs."""
     raise typer.Exit(rerun_job(load_run(job, overrides), start, choose_show(), keep=keep))
+
+
+@past.command()
+def compare(
+    first: SpecFile,
+    second: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The spec of the other job.", show_default=False)],
+    after: Annotated[int, typer.Option("--after", min=0, help="Leave out the first parts, this many.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare how well two jobs predicted the same events, with a paired test over passes; reads their logs only."""
+    ours, theirs = (load_run(job, []).store / "log" for job in (first, second))
+    found = paired_test.compare_jobs(ours, theirs, after)
+    if as_json:
+        print(json.dumps(found.message(), indent=2))
+    else:
+        for line in paired_test.format_comparison(found):
+            print_printable(line)

@@ -94,7 +94,10 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         Claim(generation=2, timeline="t1", facts={"host": "h"}, sealed={"a.log": 3}, closed=4),
         PassPlan(1, ((Segment("t/0", 0, 0, 5),),), last=True),
         records.Void(number=1, reason="r"),
-        records.PassClose(number=1, day=0, events=1, samples=2, rejected={}, digests={"dense": "d"}, window={"a": 1.5}),
+        records.PassClose(
+            number=1, day=0, events=1, samples=2, rejected={}, digests={"dense": "d"},
+            window={"a": 1.5}, of_pass={"a": 2.5},
+        ),  # fmt: skip
         records.SpecOperation(spec={"seed": 3}),
         records.RestoreOperation(commit=None, passed_over={"a": "b"}),
         PartitionsOperation(
@@ -129,7 +132,7 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         '"identity":""}]],"learn":true,"last":true}',
         '{"n":1,"kind":"void","number":1,"reason":"r"}',
         '{"n":1,"kind":"close","number":1,"day":0,"events":1,"samples":2,"rejected":{},"digests":{"dense":"d"},'
-        '"event_time_s":null,"window":{"a":1.5}}',
+        '"event_time_s":null,"window":{"a":1.5},"of_pass":{"a":2.5}}',
         '{"n":1,"kind":"operation","op":"spec","spec":{"seed":3}}',
         '{"n":1,"kind":"operation","op":"restore","commit":null,"passed_over":{"a":"b"}}',
         '{"n":1,"kind":"operation","op":"partitions","partitions":[{"name":"t/0","number":0,"start":0,"end":null,'

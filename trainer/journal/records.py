@@ -72,6 +72,8 @@ class PassClose:
     """Highest event time of all passes so far, unix seconds."""
     window: Mapping[str, Any] = field(default_factory=dict)
     """Metrics of the window, by task."""
+    of_pass: Mapping[str, Any] = field(default_factory=dict)
+    """Metrics of the pass, by task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -300,6 +300,7 @@ class PassCloser:
             digests=self._policy.promised({**digests, **measured}),
             event_time_s=self._latest_s,
             window=figures_of(metrics.get("window", {})),
+            of_pass=figures_of(metrics.get("pass", {})),
         )
         word = self._operator.close(closing, close)
         if word.acted:
