@@ -98,6 +98,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("PredictionRequest", "output"): TextKind.FOLDER,
     ("PredictionRequest", "version"): TextKind.VERSION,
     ("PredictionRequest", "columns"): TextKind.NAME,
+    ("PredictionRequest", "shuffle"): TextKind.NAME,
     ("PredictionRequest", "outputs"): TextKind.NAME,
     ("PredictionRequest", "spec"): TextKind.SPEC,
     ("PredictionRequest", "base"): TextKind.BASE,

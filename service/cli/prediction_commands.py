@@ -20,6 +20,7 @@ from service.cli.arguments import Json, Overrides
 from service.cli.targets import Token, Url, remote_name, service_at
 from service.client import job_actions
 from service.monitor.lines import count, labelled
+from service.predict import slot_worth
 from service.predict.prediction import predict
 from service.predict.summary import summary_of_prediction
 from service.spec.job import LoadedJob, load_job
@@ -131,19 +132,31 @@ def evaluate(
     shards: Shards = None,
     share: Share = None,
     wire: WireOf = Wire.FLOAT32,
+    shuffle: Annotated[
+        list[str],
+        typer.Option("--shuffle", metavar="SLOT", help="Give the model other samples' values; again for more."),
+    ] = [],  # noqa: B006
+    worth: Annotated[
+        bool, typer.Option("--worth", help="Shuffle each slot in turn, and print what the metrics lose by it.")
+    ] = False,
     overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Measure one version on a holdout, and print the metrics only."""
-    with tempfile.TemporaryDirectory(prefix="millrace-evaluate-") as folder:
-        output = Path(folder) / "predictions"
-        request = {
-            "input": input_of(input_, topic),
-            "output": str(output),
-            **_common(version, export, trainers, shards, share, wire),
-        }
-        manifest = _run(_job_of(job, spec, overrides), request)
-        found = PredictionOutput(output).metrics()
+    loaded = _job_of(job, spec, overrides)
+    request = {"input": input_of(input_, topic), **_common(version, export, trainers, shards, share, wire)}
+
+    def measure(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        with tempfile.TemporaryDirectory(prefix="millrace-evaluate-") as folder:
+            output = Path(folder) / "predictions"
+            manifest = _run(loaded, {**request, "output": str(output), "shuffle": names})
+            return manifest, PredictionOutput(output).metrics() or {}
+
+    manifest, found = measure(shuffle)
+    if worth:
+        losses = slot_worth.measure(loaded.spec.slots, shuffle, found, lambda names: measure(names)[1])
+        print(json.dumps(losses, indent=2)) if as_json else print(*slot_worth.format_losses(losses), sep="\n")
+        return
     if as_json:
         print(json.dumps({"version": manifest["version"], "metrics": found}, indent=2))
         return

@@ -59,6 +59,9 @@ class PredictionRequest(Section):
     slot's name (its vector), or the path of a module in the model. Default: the predictions."""
     metrics: bool = True
     """Whether to compute metrics where events have labels."""
+    shuffle: tuple[str, ...] = Field(default=(), max_length=1_000)
+    """Sparse and dense slots whose values the model gets from other samples, drawn among some thousand neighbours: what
+    the metrics lose is what these slots are worth."""
     trainers: int = Field(default=1, ge=1, le=64)
     """Processes that predict. The output does not depend on their number."""
     shards: int | None = Field(default=None, ge=0, le=64)
@@ -107,6 +110,8 @@ class PredictionRequest(Section):
         without = {"output", "trainers", "shards", "share", "spec", "base"}
         if self.wire is Wire.FLOAT32:  # requests of older versions had no such key
             without.add("wire")
+        if not self.shuffle:  # nor this one
+            without.add("shuffle")
         return self.model_dump(mode="json", exclude=without)
 
 

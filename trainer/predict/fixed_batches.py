@@ -49,9 +49,12 @@ class FixedBatches:
         self._deduplicators = [Deduplicator(table) for table in tables]
         self._batch_size = batch_size
 
-    def block(self, samples: Samples) -> Block:
-        """Cut samples into batches, also in the middle of an event, and pad the last one."""
-        return Block(samples, tuple(self._batches(samples)))
+    def block(self, samples: Samples, seen: Samples | None = None) -> Block:
+        """Cut samples into batches, also in the middle of an event, and pad the last one.
+
+        `seen`: what the model gets of them; unset: the same.
+        """
+        return Block(samples, tuple(self._batches(samples if seen is None else seen)))
 
     def _batches(self, samples: Samples) -> Iterator[FixedBatch]:
         for begin in range(0, len(samples), self._batch_size):

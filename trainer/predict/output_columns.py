@@ -22,6 +22,7 @@ from millrace.errors import SpecError
 from millrace.validation import nearest
 from trainer.config import TaskSection, TrainerJob
 from trainer.predict.config import TIMES, PredictionRequest
+from trainer.predict.slot_shuffle import check_shuffled
 
 PREDICTION, LABEL, WEIGHT = "prediction.", "label.", ".weight"
 META_ARROW = {"float": pa.float32(), "uint64": pa.uint64(), "int64": pa.int64(), "string": pa.string()}
@@ -42,11 +43,12 @@ class OutputColumns:
 
     @classmethod
     def of(cls, request: PredictionRequest, job: TrainerJob, schema: Schema) -> "OutputColumns":
-        """The columns of a request. Raises SpecError for a column that the job does not have."""
+        """The columns of a request. Raises SpecError for a slot that the job does not have."""
         known = [*schema.by_name, TIMES]
         for number, name in enumerate(request.columns):
             if name not in known:
                 raise SpecError(f"the job has no slot {name!r}; {nearest(name, known)}", f"columns.{number}")
+        check_shuffled(schema, request.shuffle)
         outputs = request.outputs or tuple(task.name for task in job.tasks)
         traced = job.pipe.protocol is Protocol.ARROW
         columns = cls(schema, job.tasks, tuple(dict.fromkeys(request.columns)), tuple(dict.fromkeys(outputs)), traced)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from dataset.spec.schema import Schema
 from dataset.stream.source import Segment
 from millrace.config import validate
 from millrace.deadline import Deadline
+from millrace.seeds import derive
 from pserver.client.remote import RemoteShards
 from pserver.protocol.shards import Prepared, Shards
 from pserver.server.embedded import EmbeddedShards
@@ -40,6 +42,7 @@ from trainer.predict.output_columns import OutputColumns, SampleNumbers
 from trainer.predict.output_files import DEAD_LETTERS, PredictionOutput, writing_part
 from trainer.predict.prediction_plan import PredictionPlan, open_input
 from trainer.predict.predictor import BatchOutputs, Predictor
+from trainer.predict.slot_shuffle import shuffled
 from trainer.train.assembly import set_up_torch
 from trainer.train.observer import first_ids
 
@@ -120,10 +123,16 @@ def opened(config: PredictWorker) -> Iterator[WorkerParts]:
         kept = job.pipe.dead_letters.model_copy(update={"keep_passes": KEPT_LETTERS})
         letters = DeadLetters(config.output / DEAD_LETTERS, 0, kept)
         cut = BLOCK_BATCHES * request.batch_size
-        loader = Loader(open_reader(config, job, schema, letters), lambda _, s: batches.block(s), cut, BLOCKS_AHEAD)
+        block = partial(_block, batches, request.shuffle, job.seed)
+        loader = Loader(open_reader(config, job, schema, letters), block, cut, BLOCKS_AHEAD)
         held.callback(lambda: loader.close(Deadline.after(CLOSE_S)))
         pace = CpuLimit(config.cores)
         yield WorkerParts(job, schema, shards, predictor, loader, columns, output, letters, pace, nothing)
+
+
+def _block(batches: FixedBatches, shuffle: Sequence[str], seed: int, number: int, samples: Samples) -> Block:
+    """A block of segment `number`."""
+    return batches.block(samples, shuffled(samples, shuffle, derive(seed, number)))
 
 
 def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shards:

@@ -1,0 +1,49 @@
+"""Gives samples the values of other samples in some slots: what the metrics then lose is what those slots are worth.
+
+Shapes: B samples, N signs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.samples.batch import Ragged, Samples
+from dataset.spec.config import SlotKind
+from dataset.spec.schema import Schema
+from millrace.errors import SpecError
+from millrace.seeds import derive
+from millrace.validation import nearest
+
+
+def check_shuffled(schema: Schema, names: Sequence[str]) -> None:
+    """Raise SpecError unless each name is that of a sparse or dense slot."""
+    known = [slot.name for slot in schema.slots if slot.kind is not SlotKind.META]
+    for name in names:
+        if name not in known:
+            raise SpecError(f"{name!r} is no slot that the model gets; {nearest(name, known)}", "shuffle")
+
+
+def shuffled(samples: Samples, names: Sequence[str], seed: int) -> Samples:
+    """The samples, with the values of each slot of `names` among them moved to others.
+
+    A function of its arguments alone. Each slot has a permutation of its own, so slots also lose what links them.
+    """
+    if not names:
+        return samples
+    sparse, dense = dict(samples.sparse), dict(samples.dense)
+    for name in names:
+        order_B = np.random.default_rng(derive(seed, "shuffle", name)).permutation(len(samples))
+        if name in dense:
+            dense[name] = dense[name][order_B]
+        else:
+            sparse[name] = take(sparse[name], order_B)
+    return Samples(sparse, dense, samples.meta, samples.event_B, samples.time_s_B)
+
+
+def take(column: Ragged, order_B: NDArray[np.int64]) -> Ragged:
+    """The signs of the samples `order_B`, in that order."""
+    length_B = np.diff(column.offset_B1)[order_B]
+    offset_B1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_B)])
+    place_N = np.arange(offset_B1[-1]) + np.repeat(column.offset_B1[:-1][order_B] - offset_B1[:-1], length_B)
+    return Ragged(column.values_N[place_N], offset_B1, None if column.weights_N is None else column.weights_N[place_N])
