@@ -16,6 +16,7 @@ from trainer.config import TaskSection, TrainSection
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense_config import DenseSection
 from trainer.features.deduplication import tables_of
+from trainer.features.model_inputs import FirstSigns
 from trainer.features.pooling import KernelPooling
 from trainer.features.training_batches import BatchMaker, targets
 from trainer.train.row_sums import RowSums
@@ -171,6 +172,38 @@ def test_a_model_may_add_losses_of_its_own_and_name_tensors_to_measure():
     inner_B = rows["default"].sum(1) + 0.5
     assert own.loss.item() == pytest.approx(plain.loss.item() + (inner_B**2).mean(), rel=1e-5)
     assert np.allclose(own.tensors["inner"], inner_B, atol=1e-6)
+
+
+class WithTargets(Sums):
+    """A loss that reads labels and signs, with an inner output."""
+
+    for_losses = ("inner",)
+
+    def losses(self, outputs, inputs, targets):
+        self.seen = targets
+        return {"wrong": outputs["inner"].square() * targets.label_B["ctr"]}
+
+    def measures(self, outputs, inputs, targets):
+        assert not torch.is_grad_enabled()
+        return {"of_clicked": outputs["inner"][targets.label_B["ctr"] > 0]}
+
+
+def test_losses_and_measures_of_a_model_may_read_labels_and_signs():
+    model = WithTargets()
+    batch, rows, own, _ = step(samples(), [CTR], model=model)
+    plain = step(samples(), [CTR])[2]
+    inner_B = rows["default"].sum(1) + 0.5
+    assert own.loss.item() == pytest.approx(plain.loss.item() + inner_B[0] ** 2 / 3.5, rel=1e-5)
+    assert own.tensors["of_clicked"] == pytest.approx(inner_B[:1], abs=1e-6)
+    assert "inner" not in own.tensors and "inner" in plain.tensors
+    assert model.seen.sign_B["a"].tolist() == [0, 1, 2]
+    assert model.seen.weight_B["ctr"].tolist() == [1, 2, 0.5]
+
+
+def test_the_first_sign_of_a_sample_has_the_bits_of_the_sign():
+    column = Ragged(np.array([7, 8, (1 << 64) - 5], np.uint64), np.array([0, 0, 2, 3]))
+    signs = FirstSigns({"a": column}, torch.device("cpu"))
+    assert signs["a"].tolist() == [-1, 7, -5] and list(signs) == ["a"] and len(signs) == 1
 
 
 def test_samples_are_measured_in_inference_mode_before_the_step_learns_from_them():

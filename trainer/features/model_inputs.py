@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataset.samples.batch import Samples
+from dataset.samples.batch import Ragged, Samples
 from dataset.spec.schema import Schema
 from trainer.features.deduplication import TableLookup
-from trainer.models.contract import Inputs, SequenceInput
+from trainer.features.training_batches import TrainingBatch
+from trainer.models.contract import Inputs, SequenceInput, Targets
 
 
 def inputs_of(
@@ -44,6 +45,36 @@ def inputs_of(
     dense = [torch.from_numpy(writable(samples.dense[slot.name])) for slot in schema.dense]
     dense_BC = torch.cat(dense, 1).to(device) if dense else torch.zeros((num_samples, 0), device=device)
     return Inputs(vectors, vectors_BFD, first_order_BF, sequences, dense_BC)
+
+
+def targets_of(batch: TrainingBatch, device: torch.device) -> Targets:
+    """Labels, weights and signs of a batch, for the losses of a model's own."""
+
+    def moved(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(values_B).to(device) for name, values_B in values.items()}
+
+    return Targets(moved(batch.label_B), moved(batch.weight_B), FirstSigns(batch.samples.sparse, device))
+
+
+class FirstSigns(Mapping[str, Tensor]):
+    """(B,) the bits of each sample's first sign by sparse slot, made when a model asks."""
+
+    def __init__(self, columns: Mapping[str, Ragged], device: torch.device) -> None:
+        self._columns, self._device = columns, device
+
+    def __getitem__(self, name: str) -> Tensor:
+        column = self._columns[name]
+        begin_B, end_B = column.offset_B1[:-1], column.offset_B1[1:]
+        sign_B = np.full(len(begin_B), -1, np.int64)
+        there_B = begin_B < end_B
+        sign_B[there_B] = column.values_N[begin_B[there_B]].view(np.int64)
+        return torch.from_numpy(sign_B).to(self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 class SlotVectors(Mapping[str, Tensor]):

@@ -6,7 +6,10 @@ other names. It holds only dense parameters: rows of embedding tables are inputs
 
 A module may declare `Settings`, a `millrace.config.Section`: the settings in the spec are then checked and passed as an
 instance of it; otherwise they are a dictionary. It may define `losses(outputs, inputs) -> Mapping[str, Tensor]`:
-further losses of each sample, (B,) each, which are added to the tasks' losses with the sample's weight.
+further losses of each sample, (B,) each, which are added to the tasks' losses with the sample's weight. If it takes a
+third argument, that is the batch's `Targets`. It may define `measures(outputs, inputs, targets)`: tensors of any shape
+by name, measured and not learnt, as other outputs are. It may declare `for_losses = ("name",)`: outputs that only these
+two read, and which are not measured.
 
 It may declare `parameters_in_calls = True`: then each parameter is used only while the module that holds it is called,
 so a layer's parameters may arrive when the forward pass has begun (`dense.slice_floats`).
@@ -63,6 +66,18 @@ class SequenceInput:
     first_order_BL: "Tensor"
     mask_BL: "Tensor"
     """bool: True where there is an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Facts of a batch for a model's `losses` and `measures`, beside its inputs. A prediction has none of them."""
+
+    label_B: "Mapping[str, Tensor]"
+    """By task; 0 where the weight is 0."""
+    weight_B: "Mapping[str, Tensor]"
+    """By task: the sample's weight, 0 where masked."""
+    sign_B: "Mapping[str, Tensor]"
+    """By sparse slot: the bits of a sample's first sign as int64, -1 where it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from trainer.features.default_rows import DefaultRows, Readers
 from trainer.features.model_inputs import inputs_of
 from trainer.features.pooling import Pooling
 from trainer.features.training_batches import TrainingBatch
-from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
 from trainer.train.kernel_choice import KernelSchedule
 from trainer.train.mixed_precision import LossScale, Precision
+from trainer.train.own_losses import OwnLosses
 from trainer.train.row_sums import RowSums
 
 
@@ -68,6 +68,7 @@ class Stepper:
         self._model, self._schema, self._tasks = model, schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)
         self._pooling, self._device = pooling, device
+        self._own_losses = OwnLosses(model, tasks, device)
         self._norms, self._measures_apart = norms or OwnBatchNorms(model), measures_apart
         self._precision = Precision(train, device)
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
@@ -112,9 +113,10 @@ class Stepper:
                 loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
             sample_loss = sample_loss + loss_B.detach() * task.weight
             prediction_B[task.name] = prediction.cpu().numpy()
-        loss = loss + self._own_losses(outputs, inputs, batch, global_weight)
+        own_loss, measured = self._own_losses.of(outputs, inputs, batch, global_weight)
+        loss = loss + own_loss
         has_weight = any(global_weight[task.name] for task in self._tasks)
-        named = {name: value.detach().float().cpu().numpy() for name, value in outputs.items()}
+        named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
         return ForwardResult(
             prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers, has_weight
         )
@@ -136,17 +138,6 @@ class Stepper:
         """This rank's part of the loss of the batches learnt from since the last call."""
         loss, self._loss = self._loss, 0.0
         return loss
-
-    def _own_losses(
-        self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: TrainingBatch, global_weight: Mapping[str, float]
-    ) -> Tensor | float:
-        """The losses that the model's own `losses` adds, weighted as the first task."""
-        losses = getattr(self._model, "losses", None)
-        first = self._tasks[0].name
-        if losses is None or not global_weight[first]:
-            return 0.0
-        weight = torch.from_numpy(batch.weight_B[first]).to(self._device) / global_weight[first]
-        return torch.stack([(value.float() * weight).sum() for value in losses(outputs, inputs).values()]).sum()
 
     def backward(self, batch: TrainingBatch, forward: ForwardResult, sums: RowSums) -> None:
         """Add the gradients of a micro-batch to `sums`. Autograd adds the dense gradients.
