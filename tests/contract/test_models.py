@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from millrace.errors import SpecError
+from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
 from trainer.config import ModelSection
 from trainer.dense.shard_slices import in_order
 from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
@@ -63,7 +64,8 @@ def build(request, folder):
     def built(shape, **settings):
         torch.manual_seed(3)
         key = "class" if ":" in name else "name"
-        return load_model(ModelSection.model_validate({key: name, "settings": settings}), shape, folder)
+        given = fitting(name, shape) | settings
+        return load_model(ModelSection.model_validate({key: name, "settings": given}), shape, folder)
 
     built.name = name
     return built
@@ -80,6 +82,10 @@ SHAPES = {
     "no dense slot": replace(PLAIN, dense=()),
     "one slot": replace(PLAIN, pooled=slots("s", 1), dense=()),
     "with sequences": replace(PLAIN, sequences=slots("q", 2, max_len=L)),
+    "a sequence and two tasks": replace(PLAIN, sequences=slots("q", 1, max_len=L), tasks=("ctr", "cvr")),
+    "a sequence without weights": Shape(
+        slots("s", 2, first_order=False), slots("q", 1, first_order=False, max_len=L), (), ("ctr",)
+    ),
     "sequences alone": replace(PLAIN, pooled=(), dense=(), sequences=slots("q", 1, max_len=L)),
     "no first-order weights": replace(PLAIN, pooled=slots("s", 3, first_order=False)),
     "some first-order weights": replace(PLAIN, pooled=slots("s", 2) + slots("t", 1, first_order=False)),
@@ -89,9 +95,16 @@ SHAPES = {
     "one slot of weights among vectors": replace(PLAIN, pooled=slots("s", 2) + slots("t", 1, dim=0)),
 }
 REFUSED = {
-    "lr": {"no first-order weights", "some first-order weights"},
-    "fm": set(SHAPES) - {"plain", "several tasks", "no dense slot", "one slot", "with sequences", "sequences alone"},
-    **dict.fromkeys(("wide_deep", "deep_crossing", "dcn", "dcn_v2", "mine:Tower"), set()),
+    "lr": {"no first-order weights", "some first-order weights", "a sequence without weights"},
+    "fm": set(SHAPES)
+    - {"plain", "several tasks", "no dense slot", "one slot", "sequences alone"}
+    - {"with sequences", "a sequence and two tasks"},
+    **dict.fromkeys(("wide_deep", "deep_crossing", "dcn", "dcn_v2", "finalmlp", "mmoe", "mine:Tower"), set()),
+    **dict.fromkeys(
+        NEEDS_SEQUENCE, set(SHAPES) - {"with sequences", "a sequence and two tasks", "a sequence without weights"}
+    ),
+    "two_tower": {"one slot", "sequences alone", "a table of weights alone", "dense values alone"},
+    "esmm": set(SHAPES) - {"a sequence and two tasks"},
     **dict.fromkeys(
         ("deepfm", "dlrm"),
         {
@@ -122,7 +135,8 @@ def random_inputs(shape, num_samples=B, seed=0):
         mask_BL[0], mask_BL[1] = True, False
         leaves[slot.name] = leaf(num_samples, L, slot.dim + 1)
         rows = leaves[slot.name] * mask_BL.unsqueeze(2)
-        sequences[slot.name] = SequenceInput(rows[:, :, 1:], rows[:, :, 0], mask_BL)
+        first_order_BL = rows[:, :, 0] if slot.first_order else torch.zeros(num_samples, L)
+        sequences[slot.name] = SequenceInput(rows[:, :, 1:], first_order_BL, mask_BL)
     dense_BC = torch.randn((num_samples, shape.dense_size), generator=generator)
     first_order_BF = torch.stack(first, 1) if first else torch.zeros(num_samples, 0)
     return Inputs(vectors, stack if same else None, first_order_BF, sequences, dense_BC), leaves
@@ -142,7 +156,7 @@ def test_there_is_one_finite_logit_for_each_sample_and_task(build):
 
 def test_a_shape_it_cannot_work_with_is_refused_when_it_is_built(build):
     for case in REFUSED[build.name]:
-        with pytest.raises(SpecError, match="slot|dim|sparse"):
+        with pytest.raises(SpecError, match="slot|dim|sparse|tasks"):
             build(SHAPES[case])
 
 
@@ -194,13 +208,14 @@ def test_a_model_that_says_so_uses_parameters_only_in_calls_of_the_modules_that_
         assert all(torch.equal(found[task], wanted[task]) for task in shape.tasks), case
 
 
-@pytest.mark.parametrize("name", ["deep_crossing", "dcn"])
+@pytest.mark.parametrize("name", ["deep_crossing", "dcn", "din", "sasrec", "mmoe", "esmm", "finalmlp", "two_tower"])
 def test_these_models_say_so(name, tmp_path):
-    assert in_order(load_model(ModelSection(name=name), PLAIN, tmp_path))
+    shape = SHAPES["a sequence and two tasks"]
+    assert in_order(load_model(ModelSection(name=name, settings=fitting(name, shape)), shape, tmp_path))
 
 
 def test_one_seed_gives_one_model_and_one_answer(build):
-    shape = SHAPES["with sequences"]
+    shape = SHAPES["a sequence and two tasks"]
     inputs, _ = random_inputs(shape)
     one, two = build(shape), build(shape)
     assert torch.equal(one(inputs)["ctr"], two(inputs)["ctr"])
@@ -208,7 +223,7 @@ def test_one_seed_gives_one_model_and_one_answer(build):
 
 
 def test_a_sample_is_predicted_by_itself(build):
-    shape = SHAPES["with sequences"]
+    shape = SHAPES["a sequence and two tasks"]
     model = build(shape)
     inputs, _ = random_inputs(shape)
     part = Inputs(
@@ -227,19 +242,25 @@ def test_a_sample_is_predicted_by_itself(build):
 def test_it_learns_a_small_problem(build):
     """Signs of one slot decide; rows learn with the model, as the embedding's do."""
     shape = replace(PLAIN, tasks=("ctr", "cvr"))
+    sequences = {}
+    if build.name in NEEDS_SEQUENCE:
+        shape = replace(shape, sequences=slots("q", 1, max_len=L))
+        sequences["q0"] = SequenceInput(torch.zeros(256, L, 4), torch.zeros(256, L), torch.zeros(256, L).bool())
     model = build(shape)
     torch.manual_seed(5)
     tables = nn.Parameter(0.1 * torch.randn(3, 7, 5))
     signs_BF = torch.randint(0, 7, (256, 3))
     dense_BC = torch.randn(256, 3)
     target = {"ctr": (signs_BF[:, 1] < 3).float(), "cvr": (signs_BF[:, 0] > 4).float()}
+    if build.name == "esmm":
+        target["cvr"] = target["ctr"] * target["cvr"]
     optimizer = torch.optim.Adam([*model.parameters(), tables], lr=0.03)
     first = last = 0.0
     for _ in range(60):
         cells_BFD = torch.stack([tables[f, signs_BF[:, f]] for f in range(3)], 1)
         vectors_BFD = cells_BFD[:, :, 1:]
         vectors = {f"s{f}": vectors_BFD[:, f] for f in range(3)}
-        outputs = model(Inputs(vectors, vectors_BFD, cells_BFD[:, :, 0], {}, dense_BC))
+        outputs = model(Inputs(vectors, vectors_BFD, cells_BFD[:, :, 0], sequences, dense_BC))
         loss = sum(nn.functional.binary_cross_entropy_with_logits(outputs[t], target[t]) for t in target)
         optimizer.zero_grad()
         loss.backward()
@@ -250,15 +271,17 @@ def test_it_learns_a_small_problem(build):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lr", "fm")])
 def test_settings_change_the_model(name):
+    shape = SHAPES["a sequence and two tasks"]
+
     def built(**settings):
         torch.manual_seed(1)
-        shape = SHAPES["several tasks"]
-        return load_model(ModelSection(name=name, settings=settings), shape, Path("."))
+        return load_model(ModelSection(name=name, settings=fitting(name, shape) | settings), shape, Path("."))
 
-    plain, wide, towers = built(), built(hidden=[7, 5, 3]), built(towers=[6])
-    assert len({sum(p.numel() for p in model.parameters()) for model in (plain, wide, towers)}) == 3
+    with_towers = [{"towers": [6]}] if "towers" in MODELS[name].settings.model_fields else []
+    models = [built(**settings) for settings in ({}, {"hidden": [7, 5, 3]}, *with_towers)]
+    assert len({sum(p.numel() for p in model.parameters()) for model in models}) == len(models)
     linear = built(hidden=[])
-    inputs, _ = random_inputs(SHAPES["several tasks"])
+    inputs, _ = random_inputs(shape)
     assert linear(inputs)["cvr"].shape == (B,)
     dropping = built(dropout=0.5)
     torch.manual_seed(1)

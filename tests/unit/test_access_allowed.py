@@ -18,7 +18,9 @@ from service.auth.spec_rules import SpecRules, TextKind, check_spec, declares_te
 from service.auth.spec_sizes import check_size
 from service.spec.job import Job, LoadedJob, job_of
 from tests.integration.stream_job import SPEC
-from trainer.models.registry import MODELS
+from trainer.config import ModelSection
+from trainer.models.contract import Shape, SlotShape
+from trainer.models.registry import MODELS, check_section
 
 FILES = {"kind": "files", "paths": ["events/*.jsonl"]}
 KAFKA = {"kind": "kafka", "topics": ["news"], "options": {"bootstrap_servers": "broker:9092"}}
@@ -250,10 +252,18 @@ def test_every_key_that_can_hold_text_is_known_for_what_it_holds():
     assert [f"{owner.__name__}.{name}" for owner, name in texts if held(owner, name) is None] == []
 
 
-def test_settings_of_our_own_models_hold_no_text():
-    for entry in MODELS.values():
+def test_settings_of_our_own_models_hold_no_text_but_names_of_slots_that_are_there():
+    sequence = SlotShape("q", 4, True, 3)
+    shape = Shape((SlotShape("s", 4, True),), (sequence,), (("d", 2),), ("ctr", "ctcvr"))
+    for name, entry in MODELS.items():
         for owner in sections_of(entry.settings, []):
-            assert [name for name in owner.model_fields if declares_text(owner, name)] == []
+            texts = [key for key in owner.model_fields if declares_text(owner, key)]
+            assert not texts or owner is entry.settings
+            for key in texts:
+                given = {"target": "s", "item": ["s"], "sequence": "q", key: "../secret"}
+                settings = {each: value for each, value in given.items() if each in owner.model_fields}
+                with pytest.raises(SpecError, match=f"^model.settings.{key}: '../secret' is no"):
+                    check_section(ModelSection(name=name, settings=settings), shape)
 
 
 def test_a_key_that_nobody_has_told_of_is_refused_once_it_is_set(place):

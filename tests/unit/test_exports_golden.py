@@ -21,6 +21,7 @@ from millrace.keys import key_of_reference, sign_of_text
 from pserver.config import TableSection
 from pserver.protocol.shards import Gradients, Keys, StepScale
 from pserver.server.embedded import EmbeddedShards
+from tests.fakes.model_settings import fitting
 from trainer.config import ExportSection, ModelSection, TaskSection
 from trainer.exports import golden
 from trainer.exports.model_document import describe
@@ -79,7 +80,8 @@ class World:
         self.rng = np.random.default_rng(5)
         self._learn(tables)
         shape = shape_of(SCHEMA, tables, [task.name for task in TASKS])
-        self.model = load_model(ModelSection(name=model), shape, folder)
+        settings = fitting(model, shape)
+        self.model = load_model(ModelSection(name=model, settings=settings), shape, folder)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(0.2 * torch.randn(parameter.shape))

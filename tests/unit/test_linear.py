@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from tests.fakes.model_settings import fitting
 from trainer.config import ModelSection
 from trainer.models import linear as linear_module
 from trainer.models.contract import Inputs, Shape, SlotShape
@@ -164,7 +165,7 @@ SHAPE = Shape(
 @pytest.mark.parametrize("name", MODELS)
 def test_every_product_with_weights_of_our_models_follows_the_table(name, monkeypatch):
     """No layer multiplies past the table, and every size that is used is declared, so that it is measured."""
-    model = load_model(ModelSection(name=name), SHAPE, Path("."))
+    model = load_model(ModelSection(name=name, settings=fitting(name, SHAPE)), SHAPE, Path("."))
     used, original = set(), functional.linear
 
     def noted(x, weight, bias=None):
@@ -181,7 +182,7 @@ def test_every_product_with_weights_of_our_models_follows_the_table(name, monkey
 @pytest.mark.parametrize("name", MODELS)
 def test_our_models_predict_and_learn_alike_with_both_kernels(name):
     torch.manual_seed(3)
-    model = load_model(ModelSection(name=name), SHAPE, Path("."))
+    model = load_model(ModelSection(name=name, settings=fitting(name, SHAPE)), SHAPE, Path("."))
     other = copy.deepcopy(model)
     use_table(other, dict.fromkeys(sizes_of(other), ONEDNN))
     for each in (model, other):

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from millrace.config import validate
 from millrace.errors import SpecError
+from tests.fakes.model_settings import fitting
 from trainer.config import ModelSection
 from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from trainer.models.layers import mean_over_sequence, pairwise_sum, sequence_vector
@@ -18,6 +20,7 @@ from trainer.models.registry import MODELS, check_section, load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape((SlotShape("s", 4, True),), (), (("d", 2),), ("ctr",))
+WHOLE = Shape((SlotShape("s", 4, True),), (SlotShape("q", 4, True, 3),), (("d", 2),), ("ctr", "ctcvr"))
 
 
 def section(**values):
@@ -46,9 +49,10 @@ def test_a_spec_is_checked_without_torch():
 
 def test_every_model_takes_the_settings_that_are_checked():
     for name, entry in MODELS.items():
-        model = load_model(section(name=name), SHAPE, Path("."))
+        given = section(name=name, settings=fitting(name, WHOLE))
+        model = load_model(given, WHOLE, Path("."))
         assert type(model).Settings is entry.settings
-        check_section(section(name=name), SHAPE)
+        check_section(given, WHOLE)
 
 
 def test_the_error_for_an_unknown_name_names_the_nearest():
@@ -64,6 +68,40 @@ def test_a_wrong_setting_is_named():
         check_section(section(name="deepfm", settings={"hidden": [64, 0]}), SHAPE)
     with pytest.raises(SpecError, match="model.settings.hidden: unknown key"):
         check_section(section(name="lr", settings={"hidden": [64]}), SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "din"}, "model.settings.target: din needs the slot of the item that is judged"),
+        ({"name": "din", "target": "nope"}, "target: 'nope' is not a sparse slot with pooling; there are: 's'"),
+        ({"name": "din", "target": "s", "sequence": "s"}, "sequence: 's' is not a slot with pooling = \"none\""),
+        ({"name": "sasrec", "target": "s", "attention_heads": 3}, "attention_heads: 3 does not divide 4"),
+        ({"name": "two_tower"}, "model.settings.item: two_tower needs the slots of the item"),
+        ({"name": "two_tower", "item": ["d", "s"]}, "item: 'd' is not a sparse slot with pooling"),
+        ({"name": "two_tower", "item": ["s", "x"]}, "item: 'x' is no sparse or dense slot; there are: s, q, d"),
+        ({"name": "two_tower", "item": ["s", "q", "d"]}, "slots: two_tower needs slots of the user"),
+        ({"name": "finalmlp", "first_context": "x"}, "first_context: 'x' is no sparse or dense slot"),
+        ({"name": "finalmlp", "gates": False, "first_context": "s"}, "first_context: it is of no use"),
+        ({"name": "finalmlp", "bilinear_heads": 3}, "bilinear_heads: 3 does not divide 64"),
+    ],
+)
+def test_settings_that_name_slots_say_what_is_wrong(settings, words):
+    given = {key: value for key, value in settings.items() if key != "name"}
+    with pytest.raises(SpecError) as caught:
+        check_section(section(name=settings["name"], settings=given), WHOLE)
+    assert words in str(caught.value)
+
+
+def test_esmm_needs_two_tasks():
+    with pytest.raises(SpecError, match="model.name: esmm needs two tasks"):
+        check_section(section(name="esmm"), SHAPE)
+
+
+def test_sasrec_asks_which_of_several_sequences():
+    two = Shape(WHOLE.pooled, (*WHOLE.sequences, SlotShape("r", 4, True, 3)), (), ("ctr",))
+    with pytest.raises(SpecError, match="sequence: sasrec reads one sequence: name it, as 'q', 'r' are there"):
+        check_section(section(name="sasrec", settings={"target": "s"}), two)
 
 
 def test_slots_that_do_not_fit_are_named():
@@ -86,6 +124,10 @@ ODD_SHAPES = {
     "two lengths": Shape((SlotShape("a", 8, True), SlotShape("b", 16, True)), (), (), ("ctr",)),
     "no first order": Shape((SlotShape("a", 8, False),), (SlotShape("b", 8, True, 3),), (), ("ctr", "cvr")),
     "a sequence alone": Shape((), (SlotShape("b", 8, True, 3),), (), ("ctr",)),
+    "a sequence of another length": Shape(
+        (SlotShape("a", 8, True),), (SlotShape("b", 4, True, 3),), (), ("ctr", "ctcvr")
+    ),
+    "a sequence without vectors": Shape((SlotShape("a", 8, True),), (SlotShape("b", 0, True, 3),), (), ("ctr",)),
 }
 
 
@@ -96,12 +138,13 @@ def test_the_check_and_the_class_refuse_the_same_shapes(name, odd):
     module, _, model = entry.target.partition(":")
 
     def build():
-        return getattr(importlib.import_module(module), model)(shape, entry.settings())
+        settings = validate(entry.settings, fitting(name, shape))
+        return getattr(importlib.import_module(module), model)(shape, settings)
 
     try:
-        check_section(section(name=name), shape)
+        check_section(section(name=name, settings=fitting(name, shape)), shape)
     except SpecError as error:
-        assert name in str(error) and (error.path in ("model.name", "slots"))
+        assert name in str(error) and (error.path in ("model.name", "slots") or error.path.startswith("model.settings"))
         with pytest.raises(SpecError):
             build()
     else:

@@ -55,6 +55,29 @@ class StackedInput:
         return parts
 
 
+class ChosenInput:
+    """Some of the inputs concatenated: pooled vectors, means of sequences, dense values, in the order of the spec."""
+
+    def __init__(self, whole: Shape, part: Shape) -> None:
+        """`part`: the slots, of those of `whole`."""
+        self._pooled = [slot.name for slot in part.pooled if slot.dim]
+        self._sequences = [slot.name for slot in part.sequences if slot.dim]
+        chosen, begin = {name for name, _ in part.dense}, 0
+        self._dense: list[tuple[int, int]] = []
+        for name, size in whole.dense:
+            if name in chosen:
+                self._dense.append((begin, begin + size))
+            begin += size
+        self.width = sum(slot.dim for slot in part.pooled + part.sequences) + part.dense_size
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """(B, W)."""
+        parts = [inputs.vectors[name] for name in self._pooled]
+        parts += [sequence_vector(inputs.sequences[name]) for name in self._sequences]
+        parts += [inputs.dense_BC[:, begin:end] for begin, end in self._dense]
+        return _side_by_side(parts)
+
+
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
 

@@ -70,3 +70,12 @@ def first_order(shape: Shape, model: str) -> None:
             "set first_order = true",
             "model.name",
         )
+
+
+def two_tasks(shape: Shape, model: str) -> None:
+    """Require two tasks: the click, then the click with a conversion."""
+    if len(shape.tasks) != 2:  # noqa: PLR2004
+        raise SpecError(
+            f"{model} needs two tasks, the click and then the click with a conversion; there are {len(shape.tasks)}",
+            "model.name",
+        )

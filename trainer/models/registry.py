@@ -8,7 +8,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.config import Section, validate
 from millrace.errors import SpecError
 from trainer.config import ModelSection
-from trainer.models import needs, settings
+from trainer.models import needs, settings, slot_settings
 from trainer.models.class_check import split_class
 from trainer.models.needs import Need
 
@@ -36,6 +36,8 @@ class RegisteredModel:
     settings: type[Section]
     needs: tuple[Need, ...]
     """Its requirements on the slots."""
+    finds: Callable[["Shape", Any], object] | None = None
+    """Finds the slots that its settings name; raises SpecError."""
 
 
 VECTORS, VALUES = needs.vectors_of_one_length, needs.some_values
@@ -52,6 +54,18 @@ MODELS: Mapping[str, RegisteredModel] = {
     "dcn": RegisteredModel("trainer.models.dcn:Dcn", settings.DcnSettings, (VALUES,)),
     "dcn_v2": RegisteredModel("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings, (VALUES,)),
     "dlrm": RegisteredModel("trainer.models.dlrm:Dlrm", settings.DlrmSettings, (VECTORS,)),
+    "finalmlp": RegisteredModel(
+        "trainer.models.finalmlp:FinalMlp", settings.FinalMlpSettings, (VALUES,), slot_settings.context_shapes
+    ),
+    "din": RegisteredModel("trainer.models.din:Din", settings.DinSettings, (VALUES,), slot_settings.din_slots),
+    "sasrec": RegisteredModel(
+        "trainer.models.sasrec:Sasrec", settings.SasrecSettings, (VALUES,), slot_settings.sasrec_slots
+    ),
+    "two_tower": RegisteredModel(
+        "trainer.models.two_tower:TwoTower", settings.TwoTowerSettings, (VALUES,), slot_settings.tower_shapes
+    ),
+    "mmoe": RegisteredModel("trainer.models.mmoe:Mmoe", settings.MmoeSettings, (VALUES,)),
+    "esmm": RegisteredModel("trainer.models.esmm:Esmm", settings.EsmmSettings, (VALUES, needs.two_tasks)),
 }
 
 
@@ -64,9 +78,11 @@ def check_section(section: ModelSection, shape: "Shape") -> None:
         split_class(section.class_path or "")
         return
     entry = _entry(section.name)
-    _checked(entry.settings, section.settings)
+    given = _checked(entry.settings, section.settings)
     for need in entry.needs:
         need(shape, section.name)
+    if entry.finds is not None:
+        entry.finds(shape, given)
 
 
 def load_model(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":

@@ -1,0 +1,113 @@
+"""Models of sequences and of retrieval in whole jobs: the pipe emits the sequence, an export serves it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from millrace.failpoints import Failpoint
+from tests.integration.stream_job import millrace
+from tests.integration.trainer_here import closes, killed, run
+
+SPEC = """
+name = "zoo"
+seed = 3
+
+[sources.lines]
+kind = "files"
+paths = ["part-*.txt"]
+
+[pipe]
+command = ["cat"]
+
+[[slots]]
+name = "user"
+
+[[slots]]
+name = "article"
+share = "articles"
+
+[[slots]]
+name = "recent"
+share = "articles"
+pooling = "none"
+max_len = 8
+keep = "tail"
+
+[[slots]]
+name = "click"
+kind = "meta"
+
+[[tasks]]
+name = "ctr"
+label = "click"
+
+[tables.default]
+dim = 8
+init_range = 0.3
+optimizer = { kind = "adagrad", lr = 0.1 }
+
+[model]
+MODEL
+
+[train]
+batch_size = 64
+
+[dense]
+optimizer = { kind = "adam", lr = 0.01 }
+
+[passes]
+max_events = 2000
+
+[exports.serving]
+on_late = "wait"
+
+[store]
+path = "store"
+"""
+DIN = 'name = "din"\nsettings = { target = "article", sequence = "recent" }'
+DEEPFM = 'name = "deepfm"'
+TOWERS = (
+    'name = "two_tower"\nsettings = { item = "article", hidden = [16], frequency_buckets = 256, recall_at = [1, 10] }'
+)
+
+
+def write_stream(folder, model, num_lines=24_000):
+    """A click: the article is among the last ten of the user. Histories of any length, none included."""
+    rng = np.random.default_rng(4)
+    with (folder / "part-0.txt").open("w") as text:
+        for _ in range(num_lines):
+            recent = rng.integers(60, size=rng.integers(0, 11))
+            article = rng.choice(recent) if len(recent) and rng.random() < 0.5 else rng.integers(60)
+            signs = " ".join(map(str, [len(recent), *recent]))
+            text.write(f"1 {rng.integers(40)} 1 {article} {signs} 1 {int(article in recent[-8:])}\n")
+    job = folder / "job.toml"
+    job.write_text(SPEC.replace("MODEL", model))
+    return job
+
+
+@pytest.mark.long
+def test_din_learns_in_a_job_what_deepfm_cannot_and_its_export_is_served(tmp_path):
+    job = write_stream(tmp_path, DIN)
+    ended = millrace(job, "train.threads=1")
+    assert ended.code == 0, ended.output
+    (manifest,) = (tmp_path / "store").glob("exports/**/manifest.json")
+    told = json.loads(manifest.read_text())
+    assert told["onnx"]["ok"] and told["golden"]["max_difference"] < 1e-5, told
+    plain = run(write_stream(tmp_path, DEEPFM), tmp_path / "plain", "exports={}", "train.threads=1")
+    assert ended.report["halves"]["last"]["ctr"]["auc"] > 0.95
+    assert plain.metrics["pass"]["ctr"]["auc"] < 0.9
+
+
+@pytest.mark.long
+def test_the_counters_of_two_towers_come_back_after_a_kill(tmp_path):
+    job, calm, store = write_stream(tmp_path, TOWERS, 4000), tmp_path / "calm", tmp_path / "killed"
+    settings = ("passes.max_events=500", "exports={}")
+    wanted = run(job, calm, *settings)
+    store.mkdir()
+    killed(job, store, *settings, generation=1, point=Failpoint.CLOSED, hit=5)
+    ended = run(job, store, *settings, generation=2)
+    assert ended.digest == wanted.digest and closes(store) == closes(calm)
+    tensors = ended.metrics["tensors"]["life"]
+    assert {"recall_at_1", "recall_at_10", "loss"} <= set(tensors) and "item_vector" not in tensors
+    assert 0 < tensors["recall_at_1"]["mean"] < tensors["recall_at_10"]["mean"] < 1

@@ -1,0 +1,128 @@
+"""Two perceptrons, one for the user and one for the item, which meet in the product of two vectors alone.
+
+Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations" (RecSys 2019): beside the
+loss of the first task, each positive sample is to find its item among those of the batch (softmax). An item is among
+them as often as it comes in the stream, so the logarithm of its share is taken from its score. The paper estimates the
+share by the steps between two occurrences; here it is a count that decays, in hashed counters. They are buffers of the
+model, so commits hold them and a replay repeats them. Beyond the paper, first-order weights are added to the logit.
+
+Shapes: as in trainer.models.layers; P positive samples, V length of the vectors of users and items.
+"""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from trainer.models.contract import Inputs, Shape, Targets
+from trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task
+from trainer.models.linear import Linear
+from trainer.models.settings import TwoTowerSettings
+from trainer.models.slot_settings import tower_shapes
+
+MIXERS = (-7046029254386353131, -4658895280553007687)
+"""Odd numbers of 64 bits. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014)."""
+
+
+class Tower(nn.Module):
+    """The vector of a user or an item, of length 1."""
+
+    def __init__(self, whole: Shape, part: Shape, settings: TwoTowerSettings) -> None:
+        super().__init__()
+        self._inputs = ChosenInput(whole, part)
+        deep = Mlp(self._inputs.width, settings.hidden, settings.dropout)
+        self.net = nn.Sequential(deep, Linear(deep.width, settings.dim))
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """(B, V)."""
+        return functional.normalize(self.net(self._inputs(inputs)), dim=1)
+
+
+class ItemFrequency(nn.Module):
+    """The share of each item in the stream: hashed counters, in which older samples weigh less."""
+
+    def __init__(self, num_buckets: int, memory: int) -> None:
+        super().__init__()
+        self._num_buckets, self._memory = num_buckets, memory
+        self.register_buffer("count_K", torch.zeros(num_buckets))
+
+    def buckets_of(self, sign_B: Tensor) -> Tensor:
+        """(B,) the counters of items: a hash of all bits of their signs."""
+        for mixer in MIXERS:
+            sign_B = (sign_B ^ (sign_B >> 31)) * mixer
+        return (sign_B ^ (sign_B >> 31)) % self._num_buckets
+
+    def log_share(self, sign_B: Tensor, *, learn: bool) -> Tensor:
+        """(B,) the logarithm of the share of these items, with this batch counted; `learn`: keep the count."""
+        bucket_B = self.buckets_of(sign_B)
+        count_K, num_samples = self.get_buffer("count_K"), len(sign_B)
+        kept = max(0.0, 1 - num_samples / self._memory)
+        new_K = count_K * kept + torch.bincount(bucket_B, minlength=self._num_buckets)
+        if learn:
+            count_K.copy_(new_K)
+        return torch.log(new_K[bucket_B] / new_K.sum())
+
+
+class TwoTower(nn.Module):
+    """See module docstring."""
+
+    Settings = TwoTowerSettings
+    parameters_in_calls = True
+    for_losses = ("user_vector", "item_vector")
+
+    def __init__(self, shape: Shape, settings: TwoTowerSettings) -> None:
+        super().__init__()
+        user, item = tower_shapes(shape, settings)
+        self._settings, self._tasks, self._item = settings, shape.tasks, settings.item[0]
+        self.user, self.item = Tower(shape, user, settings), Tower(shape, item, settings)
+        self.factor_T = nn.Parameter(torch.ones(len(shape.tasks)))
+        self.bias_T = nn.Parameter(torch.zeros(len(shape.tasks)))
+        self.first_order = FirstOrder(shape)
+        corrected = settings.softmax and settings.correct_frequency
+        self.frequency = ItemFrequency(settings.frequency_buckets, settings.frequency_memory) if corrected else None
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Logits by task, and the vectors for `losses`."""
+        user_BV, item_BV = self.user(inputs), self.item(inputs)
+        product_B1 = (user_BV * item_BV).sum(1, keepdim=True) / self._settings.temperature
+        logits_BT = self.first_order(inputs, product_B1 * self.factor_T + self.bias_T)
+        return by_task(logits_BT, self._tasks) | {"user_vector": user_BV, "item_vector": item_BV}
+
+    def losses(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
+        """The in-batch softmax of each positive sample of the first task (equations 2 to 5); 0 for the others."""
+        if not self._settings.softmax:
+            return {}
+        sign_B = targets.sign_B[self._item]
+        scores_BB = self._scores(outputs)
+        if self.frequency is not None:
+            scores_BB = scores_BB - self.frequency.log_share(sign_B, learn=torch.is_grad_enabled())
+        lost_B = functional.cross_entropy(
+            _without_twins(scores_BB, sign_B), torch.arange(len(sign_B), device=sign_B.device), reduction="none"
+        )
+        positive_B = targets.label_B[self._tasks[0]] > 0
+        return {"in_batch_softmax": torch.where(positive_B, lost_B, 0.0) * self._settings.softmax}
+
+    def measures(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
+        """By name "recall_at_<k>", (P,): whether the item of a positive sample is among the k best of the batch."""
+        sign_B, positive_B = targets.sign_B[self._item], targets.label_B[self._tasks[0]] > 0
+        scores_BB = _without_twins(self._scores(outputs), sign_B)
+        better_BB = (scores_BB > scores_BB.diagonal().unsqueeze(1)) & _first_of_each(sign_B)
+        rank_P = better_BB.sum(1)[positive_B]
+        return {f"recall_at_{k}": (rank_P < k).float() for k in self._settings.recall_at}
+
+    def _scores(self, outputs: dict[str, Tensor]) -> Tensor:
+        """(B, B): row b has the scores of the user of sample b with the items of all samples."""
+        user_BV, item_BV = outputs["user_vector"].float(), outputs["item_vector"].float()
+        return user_BV @ item_BV.t() / self._settings.temperature
+
+
+def _without_twins(scores_BB: Tensor, sign_B: Tensor) -> Tensor:
+    """The scores without those of other samples that have the row's own item: they are no wrong answers."""
+    same_BB = sign_B.unsqueeze(1) == sign_B
+    same_BB.fill_diagonal_(False)
+    return scores_BB.masked_fill(same_BB, torch.finfo(scores_BB.dtype).min)
+
+
+def _first_of_each(sign_B: Tensor) -> Tensor:
+    """(B,) whether a sample is the first one of its item: one sample of each item is a candidate."""
+    before_BB = (sign_B.unsqueeze(1) == sign_B).tril(-1)
+    return ~before_BB.any(1)
