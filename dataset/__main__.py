@@ -121,6 +121,7 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
     """Read `limit` events; print `show` samples and the figures. Raises BadInput if every event is rejected."""
     schema = Schema.of(stream.slots)
     schema.check_sample(stream.sample)
+    schema = schema.emitted
     # A bad event is shown and does not end the run; no dead letters are written.
     pipe = stream.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
     deadline = Deadline.after(OPEN_S)

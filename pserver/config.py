@@ -336,6 +336,8 @@ class ShardProcess(Section):
     """Number of trainers of the job."""
     tables: dict[TableName, TableSection]
     """The tables of the job."""
+    histories: dict[TableName, PositiveCount] = {}
+    """The tables that hold histories in place of weights, with the most signs of a key."""
     groups: dict[str, SlotGroup] = {}
     """Slot group of each sparse slot, by name."""
     seed: Seed

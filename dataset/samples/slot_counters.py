@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import U64, Samples
+from dataset.samples.batch import U64, Ragged, Samples
 from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema
 from millrace.kernel_cache import njit
@@ -107,10 +107,24 @@ class SlotCounters:
         """Count samples in the form that the model gets."""
         self.sums_SK[:, SlotSum.SAMPLES] += len(samples)
         for name, column in samples.sparse.items():
-            index = self._index[name]
-            self.sums_SK[index, SlotSum.EMPTY] += int(np.count_nonzero(column.offset_B1[1:] == column.offset_B1[:-1]))
-            self.sums_SK[index, SlotSum.VALUES] += len(column.values_N)
-            observe_signs(np.ascontiguousarray(column.values_N), self.registers_SR[index])
+            self._observe_signs(self._index[name], column)
+
+    def observe_filled(self, slot: str, column: Ragged) -> None:
+        """Count a sparse slot that was filled after the other slots of its samples were counted."""
+        self.sums_SK[self._index[slot], SlotSum.SAMPLES] += len(column.offset_B1) - 1
+        self._observe_signs(self._index[slot], column)
+
+    def _observe_signs(self, index: int, column: Ragged) -> None:
+        self.sums_SK[index, SlotSum.EMPTY] += int(np.count_nonzero(column.offset_B1[1:] == column.offset_B1[:-1]))
+        self.sums_SK[index, SlotSum.VALUES] += len(column.values_N)
+        observe_signs(np.ascontiguousarray(column.values_N), self.registers_SR[index])
+
+    def widened(self, schema: Schema) -> "SlotCounters":
+        """The same counts among those of a schema with more slots, which have none."""
+        wide = SlotCounters(schema)
+        rows = [wide._index[slot.name] for slot in self._schema.slots]
+        wide.sums_SK[rows], wide.registers_SR[rows] = self.sums_SK, self.registers_SR
+        return wide
 
     def add(self, slot: str, what: SlotSum, count: int) -> None:
         """Add to one sum of a slot."""

@@ -14,6 +14,8 @@ from millrace.secrets import Options
 
 MAX_LEN = 1 << 20
 """Upper limit of `max_len`, in signs per sample."""
+MAX_HISTORY = 1_000
+"""Upper limit of `history.last`, in signs of one key: 8 bytes each in memory, commits and messages."""
 MAX_DENSE = 1 << 24
 """Upper limit of a dense slot's size, in floats: 64 MiB per sample."""
 MAX_SIMULATED_EVENTS = 100_000_000_000
@@ -254,6 +256,25 @@ class SlotEntry(Section):
         return [name for pattern in ((self.name,) if self.name else self.names) for name in expand(pattern)]
 
 
+class HistorySection(Section):
+    """A slot that the job fills itself: the last signs of another slot among earlier samples with the same key.
+
+    The pipe does not emit such a slot. A sample sees the samples of earlier events, in the order of the log, and none
+    of its own event. A sample without a key has an empty history."""
+
+    key: str
+    """Sparse slot whose first sign is the key, for example "user"."""
+    of: str
+    """Sparse slot whose signs are remembered, for example "article"."""
+    last: int = Field(ge=1, le=MAX_HISTORY)
+    """Number of signs that are remembered for each key; the oldest is dropped for a new one."""
+    when: str | None = None
+    """Meta slot, for example "click": samples in which it is 0 or missing are not remembered. Unset: all are."""
+    delete_after_days: int | None = Field(default=None, ge=0, le=1_000_000)
+    """Histories without a new sign for more days are deleted at a day's tick. Unset: they are kept, so that memory
+    grows with the number of keys."""
+
+
 class SparseSlot(SlotEntry):
     """Signs (feature ids): 0..n per sample."""
 
@@ -275,11 +296,26 @@ class SparseSlot(SlotEntry):
     """Which end of the signs is kept."""
     weighted: bool = False
     """Whether signs carry weights (arrow protocol: column "<slot>.weight")."""
+    history: HistorySection | None = None
+    """Set: the job fills this slot with what it remembers of earlier samples; see HistorySection. Its table, `values`
+    and, unless set, `share` are those of the slot `of`, and max_len is `last`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_long_as_its_history(cls, raw: Any) -> Any:
+        """A history has its own bound."""
+        if isinstance(raw, dict) and isinstance(raw.get("history"), dict) and raw.get("max_len") is None:
+            return {**raw, "max_len": raw["history"].get("last")}
+        return raw
 
     @model_validator(mode="after")
     def _sequence(self) -> "SparseSlot":
         if self.pooling == "none" and self.max_len is None:
             raise ValueError('pooling = "none" needs max_len')
+        if self.history is not None and self.max_len != self.history.last:
+            raise ValueError(f"max_len = {self.max_len} is not history.last = {self.history.last}; leave max_len out")
+        if self.history is not None and (self.weighted or self.padding is not None or self.keep != "head"):
+            raise ValueError("a history has no weighted, padding or keep: set them for the slot that it remembers")
         return self
 
 

@@ -54,14 +54,19 @@ class Schema:
         names: set[str] = set()
         groups: dict[str, int] = {}
         tables: dict[str, str] = {}
+        shares = {name: entry.share for entry in entries if isinstance(entry, SparseSlot) for name in entry.expanded()}
         for number, entry in enumerate(entries):
             for name in entry.expanded():
                 if name in names:
                     raise SpecError(f"slot {name!r} is declared twice", f"slots.{number}")
                 names.add(name)
                 if isinstance(entry, SparseSlot):
-                    share = f"share:{entry.share}" if entry.share else f"slot:{name}"
+                    rows_of = name if entry.history is None or entry.share else entry.history.of
+                    share = f"share:{shares[rows_of]}" if shares.get(rows_of) else f"slot:{rows_of}"
                     if tables.setdefault(share, entry.table) != entry.table:
+                        if entry.history is not None and not entry.share:
+                            message = f"a history has the rows of slot {rows_of!r}: give both the same table"
+                            raise SpecError(message, f"slots.{number}.table")
                         raise SpecError(f"slots of share group {entry.share!r} are in two tables", f"slots.{number}")
                     group = groups.setdefault(share, len(groups))
                     slots.append(Slot(name, SlotKind.SPARSE, entry, group))
@@ -89,6 +94,16 @@ class Schema:
     def meta(self) -> tuple[Slot, ...]:
         """Meta slots, in order."""
         return tuple(slot for slot in self.slots if slot.kind is SlotKind.META)
+
+    @cached_property
+    def emitted(self) -> "Schema":
+        """The slots that the pipe emits: all but histories, in order; group numbers are those of the whole schema."""
+        return Schema(tuple(slot for slot in self.slots if slot not in self.histories))
+
+    @cached_property
+    def histories(self) -> tuple[Slot, ...]:
+        """Sparse slots that the job fills from earlier samples, in order."""
+        return tuple(slot for slot in self.sparse if slot.sparse.history is not None)
 
     def check_sample(self, sample: SampleSection) -> None:
         """Raise SpecError if the sample section names a slot of the wrong kind."""

@@ -42,11 +42,11 @@ class StreamSpec(SlotsSpec):
 
 
 def read_slots(path: Path) -> tuple[Schema, bool]:
-    """The slots of the spec at `path`, and whether other columns are dropped (pipe.extra). Raises SpecError."""
+    """The slots that the pipe of the spec at `path` emits, and whether other columns are dropped (pipe.extra). Raises SpecError."""
     raw = load_toml(path)
     pipe = raw.get("pipe")
     drop = isinstance(pipe, dict) and pipe.get("extra") == "drop"
-    return Schema.of(validate(SlotsSpec, raw, only_known=True).slots), drop
+    return Schema.of(validate(SlotsSpec, raw, only_known=True).slots).emitted, drop
 
 
 def read_stream(path: Path, overrides: Sequence[str] = ()) -> StreamSpec:

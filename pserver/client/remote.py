@@ -30,8 +30,9 @@ from pserver.client.data_plane import Call, DataPlane, Greeting
 from pserver.config import DENSE_SLICES, TableSection, Wire
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol import frames, messages
+from pserver.protocol import frames, history_messages, messages
 from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
+from pserver.protocol.histories import Answers, Questions
 from pserver.protocol.parts import WHOLE, Part, Split
 from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
@@ -87,7 +88,7 @@ class _LateSlices:
 class RemoteShards:
     """Implements pserver.protocol.shards.Shards with processes.
 
-    One thread calls `prepare`, one writes and settles snapshots, one makes the other calls.
+    One thread calls `prepare`, one `recall`, one writes and settles snapshots, one makes the other calls.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class RemoteShards:
         ]
         self._pool = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="calls")
         self._writers = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="commit")
+        self._recalls = ThreadPoolExecutor(max(len(addresses) - 1, 1), thread_name_prefix="recall")
         self._late: _LateSlices | None = None
         self._early_calls: Sequence[Call] = ()
         """Those of the step in progress."""
@@ -396,6 +398,17 @@ class RemoteShards:
                 raise InvalidShardCall(f"a shard sent {found} rows of {name!r} for {len(position_P)} keys")
             put_rows(parts[name], position_P, rows_UD)
 
+    def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
+        """See Shards."""
+        of_shards, places = history_messages.route(questions, self._placement)
+
+        def ask(shard: int) -> Answers:
+            request = history_messages.request_of(self._caller, pass_number, of_shards[shard])
+            reply = self._connections[shard].call("Recall", request, pb.RecallReply, deadline)
+            return history_messages.answers_from(reply)
+
+        return history_messages.gathered(self._each(ask, self._recalls), places)
+
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""
         request = pb.ClosePassRequest(caller=self._caller, pass_number=self._pass_number, day=day)
@@ -496,7 +509,7 @@ class RemoteShards:
 
     def close(self) -> None:
         """See Shards."""
-        for pool in (self._pool, self._writers):
+        for pool in (self._pool, self._writers, self._recalls):
             pool.shutdown(wait=False, cancel_futures=True)
         for plane in (self._announcements, self._steps):
             plane.close()

@@ -76,6 +76,58 @@ class PassRequest(_message.Message):
     pass_number: int
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ...) -> None: ...
 
+class RecallRequest(_message.Message):
+    __slots__ = ("caller", "pass_number", "questions")
+    class QuestionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: HistoryQuestions
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[HistoryQuestions, _Mapping]] = ...) -> None: ...
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    pass_number: int
+    questions: _containers.MessageMap[str, HistoryQuestions]
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., questions: _Optional[_Mapping[str, HistoryQuestions]] = ...) -> None: ...
+
+class HistoryQuestions(_message.Message):
+    __slots__ = ("group", "keys", "events", "lengths", "signs")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    keys: bytes
+    events: bytes
+    lengths: bytes
+    signs: bytes
+    def __init__(self, group: _Optional[int] = ..., keys: _Optional[bytes] = ..., events: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., signs: _Optional[bytes] = ...) -> None: ...
+
+class RecallReply(_message.Message):
+    __slots__ = ("answers",)
+    class AnswersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: HistoryAnswers
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[HistoryAnswers, _Mapping]] = ...) -> None: ...
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.MessageMap[str, HistoryAnswers]
+    def __init__(self, answers: _Optional[_Mapping[str, HistoryAnswers]] = ...) -> None: ...
+
+class HistoryAnswers(_message.Message):
+    __slots__ = ("lengths", "signs")
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
+    lengths: bytes
+    signs: bytes
+    def __init__(self, lengths: _Optional[bytes] = ..., signs: _Optional[bytes] = ...) -> None: ...
+
 class ClosePassRequest(_message.Message):
     __slots__ = ("caller", "pass_number", "day")
     CALLER_FIELD_NUMBER: _ClassVar[int]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
 from millrace.traffic import Links
+from pserver.protocol.histories import Answers, Questions
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.store.row_store import StoredFile
 
@@ -145,6 +146,15 @@ class Shards(Protocol):
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close."""
+        ...
+
+    def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
+        """Every rank, once in each pass that is open, from any one thread: what the samples of its part ask of the
+        tables of histories, and add to them.
+
+        Returns the histories, by table, once all ranks have asked: as of the last closed pass, and the questions of
+        this pass before, by rank. A job without such tables does not call it. A repeat adds nothing.
+        """
         ...
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:

@@ -141,6 +141,10 @@ class Slab:
         """See RowFloats."""
         self._settings.learn(self.slab_RW, rows_U, grads_UD, group_R, begin, end)
 
+    def put(self, rows_U: I32, rows_UD: F32) -> None:
+        """Write the weights of rows, bit for bit; within `moving`."""
+        self.slab_RW.view(np.uint32)[rows_U, : rows_UD.shape[1]] = rows_UD.view(np.uint32)
+
     def join(self, rows_U: I32, columns: dict[str, NDArray[Any]], nonclk: np.float32, clk: np.float32) -> None:
         """See RowFloats. Does nothing: rows start with their vectors."""
 

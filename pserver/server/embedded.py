@@ -13,18 +13,20 @@ from pserver.config import PartStore, TableSection, Wire
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 from pserver.errors import InvalidShardCall
+from pserver.protocol.histories import Answers, Questions
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
 from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.pushes import Push, ResolvedBatch
 from pserver.server.shard import Shard
+from pserver.tables.pass_histories import NO_HISTORIES
 
 
 class EmbeddedShards:
     """Implements pserver.protocol.shards.Shards for a job with one trainer.
 
-    One thread calls `prepare`, one writes and settles snapshots, one makes the other calls.
+    One thread calls `prepare`, one `recall`, one writes and settles snapshots, one makes the other calls.
     """
 
     def __init__(
@@ -39,13 +41,15 @@ class EmbeddedShards:
         parts: PartStore | None = None,
         feed_at: TlsEndpoint | None = None,
         wire: Wire = Wire.FLOAT32,
+        histories: Mapping[str, int] = NO_HISTORIES,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
         `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to; `feed_at`:
         where the live feed is served, if not at loopback; `wire`: how rows and gradients would travel: they are
-        rounded alike."""
+        rounded alike; `histories`: the tables that hold histories, with the most signs of a key."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
-        self._shard = Shard(tables, seed, pool=self._pool, live=live, groups=groups, generation=generation, parts=parts)
+        where = {"live": live, "groups": groups, "generation": generation, "parts": parts}
+        self._shard = Shard(tables, seed, pool=self._pool, histories=histories, **where)  # type: ignore[arg-type]
         self._feed_at, self._wires = feed_at, wires_of(tables, wire)
         self._ledger = PassState(1, policy or Sync())
         self._close_digest = ""
@@ -117,6 +121,13 @@ class EmbeddedShards:
     def unanswered(self) -> Sequence[int]:
         """See Shards: an embedded shard always answers."""
         return ()
+
+    def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
+        """See Shards."""
+        self._ledger.check_open(pass_number, 0)
+        histories = self._shard.histories
+        histories.ask(0, questions, 1)
+        return histories.answers(0) or {}
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""

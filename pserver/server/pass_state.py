@@ -78,7 +78,7 @@ class PassState:
 
     def push(self, pass_number: int, step: int, rank: int, part: int = 0) -> CallVerdict:
         """A rank pushes a part of a step. After ACT: apply the pushes of `order(part).due`, then call its `applied`."""
-        self._check(pass_number, rank)
+        self.check_open(pass_number, rank)
         order = self.order(part)
         if not order.push(step, rank):
             return CallVerdict.REPEAT
@@ -88,7 +88,7 @@ class PassState:
         """A rank asks to close a pass. After ACT: close it, then call `closed`."""
         if not self.is_open and pass_number == self.pass_number:
             return CallVerdict.REPEAT
-        self._check(pass_number, rank)
+        self.check_open(pass_number, rank)
         for order in self._orders():
             order.close(rank)
         self.closing[rank] = day
@@ -188,7 +188,8 @@ class PassState:
             return sorted({rank for order in self._orders() for rank in order.missing()})
         return [rank for rank in range(self.num_ranks) if rank not in self.closing]
 
-    def _check(self, pass_number: int, rank: int) -> None:
+    def check_open(self, pass_number: int, rank: int) -> None:
+        """Raise InvalidShardCall unless this pass is open, and there is such a rank."""
         if not self.is_open or pass_number != self.pass_number:
             raise InvalidShardCall(f"a call for pass {pass_number} while {self._place()}")
         if not 0 <= rank < self.num_ranks:

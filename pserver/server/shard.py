@@ -39,6 +39,7 @@ from pserver.rows.gradient_merge import merge, merge_by_key
 from pserver.rows.kernels import EMPTY
 from pserver.rows.table_rows import I32
 from pserver.server.pushes import NONE_SENT, Push, ResolvedBatch
+from pserver.tables.pass_histories import NO_HISTORIES, PassHistories
 from pserver.tables.sweeping import Sweeper, run
 from pserver.tables.table import ShardTable
 
@@ -58,16 +59,20 @@ class Shard:
         groups: Mapping[str, int] | None = None,
         generation: int = 1,
         parts: PartStore | None = None,
+        histories: Mapping[str, int] = NO_HISTORIES,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits, and rows are only in memory.
         `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers. `parts`: where commits
-        are uploaded to."""
+        are uploaded to. `histories`: the tables that hold histories, with the most signs of a key."""
         buckets = (placement or Placement.even(1)).buckets_of(number)
         self.tables = {name: ShardTable(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
         uploads = () if parts is None else (PartObjects(parts.address, generation), parts.cache)
         self._stores = None if live is None else ShardStores(number, buckets, self.tables, live, *uploads)
+        self.histories = PassHistories(self.tables, histories)
+        """The histories of the open pass."""
         self._sweeper = Sweeper()
-        features = {name: table.feed for name, table in self.tables.items() if name != DENSE_SLICES}
+        hidden = {DENSE_SLICES, *histories}
+        features = {name: table.feed for name, table in self.tables.items() if name not in hidden}
         self._feed = ShardFeed(features, generation)
         self._feed_server: FeedServer | None = None
         for table in self.tables.values():
@@ -165,6 +170,7 @@ class Shard:
 
     def open_pass(self) -> None:
         """Begin a pass."""
+        self.histories.open_pass()
         for table in self.tables.values():
             table.open_pass()
 
@@ -172,6 +178,7 @@ class Shard:
     def close_pass(self, day: int, version: int) -> str:
         """Make `version`: set the day of touched rows. Returns the digest, in hex, of the rows changed by pushes."""
         self._feed.seal()  # from here on, rows of the version before are deleted
+        self.histories.close_pass(version)
         digest = add(table.close_pass(day) for table in self.tables.values())
         self._feed.closed(version)
         return f"{digest:032x}"

@@ -27,10 +27,11 @@ from millrace.rpc.shared_memory import MemoryOffer
 from millrace.rpc.tls_listener import TlsEndpoint
 from pserver.config import ShardProcess
 from pserver.consistency.modes import policy_of
+from pserver.consistency.sync import names
 from pserver.errors import InvalidShardCall, StepTimedOut
 from pserver.feed import feed_server
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol import messages, statuses
+from pserver.protocol import history_messages, messages, statuses
 from pserver.protocol.placement import Placement
 from pserver.protocol.shards import ShardFigures
 from pserver.protocol.table_operations import ShrinkRows
@@ -83,6 +84,7 @@ class _Servicer:
             groups=config.groups,
             generation=config.generation,
             parts=config.parts,
+            histories=config.histories,
         )
         self._turn = threading.Condition()
         self._ledger = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
@@ -146,7 +148,9 @@ class _Servicer:
                 self._shard.open_pass()
         return pb.Empty()
 
-    def _wait(self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline) -> None:
+    def _wait(
+        self, done: Callable[[], bool], what: str, pass_number: int, deadline: Deadline, missing: Callable[[], str]
+    ) -> None:
         left_s = deadline.left_s()
         over = self._turn.wait_for(lambda: done() or self._stopping, waiting_s(left_s))
         if self._stopping and not done():
@@ -154,8 +158,26 @@ class _Servicer:
         if not over:
             raise StepTimedOut(
                 f"shard {self._config.shard} waited {left_s:.1f} s in {what} of pass {pass_number} "
-                f"for {self._ledger.missing()}: is that trainer alive, or much slower than the others?"
+                f"for {missing()}: is that trainer alive, or much slower than the others?"
             )
+
+    @_guarded
+    def Recall(self, request: pb.RecallRequest, context: Context) -> pb.RecallReply:
+        number, rank, ranks = request.pass_number, request.caller.rank, self._config.num_ranks
+        questions, histories = history_messages.questions_from(request), self._shard.histories
+        with self._turn:
+            self._ledger.check_open(number, rank)
+            if histories.ask(rank, questions, ranks):
+                self._turn.notify_all()
+
+            def is_answered() -> bool:
+                self._ledger.check_open(number, rank)
+                return histories.answers(rank) is not None
+
+            missing = lambda: f"rank {names(histories.missing(ranks))}"  # noqa: E731
+            self._wait(is_answered, "the histories", number, _deadline_of(context), missing)
+            answers = histories.answers(rank)
+        return history_messages.reply_of(answers or {}, self._config.max_message)
 
     @_guarded
     def ClosePass(self, request: pb.ClosePassRequest, context: Context) -> pb.ClosePassReply:
@@ -164,7 +186,8 @@ class _Servicer:
             verdict = self._ledger.close_pass(pass_number, request.caller.rank, request.day)
             if verdict is CallVerdict.WAIT:
                 deadline = _deadline_of(context)
-                self._wait(lambda: self._ledger.has_closed(pass_number), "the close", pass_number, deadline)
+                closed = lambda: self._ledger.has_closed(pass_number)  # noqa: E731
+                self._wait(closed, "the close", pass_number, deadline, self._ledger.missing)
             elif verdict is CallVerdict.ACT:
                 self._close_digest = self._shard.close_pass(request.day, pass_number)
                 self._ledger.closed()
@@ -319,7 +342,7 @@ class ShardServer:
         its credentials are renewed.
 
         With credentials in `config`, its interface is bound instead. The number of threads: each rank waits in at most
-        one call, announces a few batches at a time and may repeat a call, while rank 0 has a snapshot written.
+        one call of its loop and one for histories, announces a few batches at a time and may repeat a call, while rank 0 has a snapshot written.
         """
         identity = identity or config.credentials
         tls = _endpoint(config, identity)

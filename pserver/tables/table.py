@@ -45,6 +45,7 @@ from pserver.rows.dirty_rows import DirtyRows
 from pserver.rows.row_cache import RowCache
 from pserver.rows.row_format import HEAD
 from pserver.rows.row_settings import RowSettings
+from pserver.rows.slab import Slab
 from pserver.rows.split_work import WorkSplitter
 from pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
 from pserver.store.row_store import RowStore, RowWriter
@@ -207,6 +208,27 @@ class ShardTable:
         long_UD, clipped_UD = frozen(grads_UD), np.empty_like(grads_UD)
         self._halves.do(len(long_UD), lambda begin, end: kernels.clip_rows(long_UD, begin, end, most, clipped_UD))
         return frozen(clipped_UD)
+
+    def rows_of(self, keys_U: U64) -> F32:
+        """(U, D) present weights of keys, for a table that no step learns; zeros without a row. Any thread."""
+        rows_U = self.find(keys_U)
+        try:
+            return self.gather_present(frozen(rows_U))
+        finally:
+            self.release(rows_U)
+
+    def overwrite(self, keys_U: U64, group_U: U16, rows_UD: F32, show_U: F32, version: int) -> None:
+        """Write the weights of unique keys, bit for bit, for a table that no step learns; before the close of
+        `version`. `show_U` is added to their shows."""
+        rows_U = self._rows.reserve(keys_U, group_U)
+        self._departures.purge(frozen(rows_U))
+        with self._rows.moving:
+            assert isinstance(self._rows.floats, Slab), "no vector joins later"
+            self._rows.open_version = version
+            self._life.bring(self._departures.statistics(), frozen(rows_U), version)
+            self._rows.floats.put(rows_U, rows_UD)
+            self._record(frozen(rows_U), Gradients(rows_UD, show_U, np.zeros_like(show_U)), version)
+        self._rows.release(rows_U)
 
     def admit(self, keys_U: U64, group_U: U16, push: Gradients, version: int, since: int) -> None:
         """For a selective table: count one step's merged records of unique keys without rows.

@@ -129,7 +129,7 @@ def job(
     with ExitStack() as stack:
         if num_shards == 0:
             assert num_ranks == 1
-            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2, live=live, wire=wire)]
+            ranks: list[Shards] = [EmbeddedShards(tables, SEED, num_threads=2, live=live, wire=wire, **more)]
         else:
             homes = [None if live is None else str(live / f"shard-{s}") for s in range(num_shards)]
             more |= {"wire": wire}

@@ -1,0 +1,85 @@
+"""Histories as ranks ask for them: what their samples add and want to know, and the answers of a shard.
+
+A question is a sample, or several neighbours of one event with one key. pserver.tables.pass_histories answers.
+
+Shapes: Q questions in the order of the log, N signs that they add, M signs of answers, P chosen questions.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.errors import InvalidShardCall
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryQuestions:
+    """The questions of one rank in one pass to one table of histories."""
+
+    group: int
+    """Slot group of the keys."""
+    key_Q: U64
+    event_Q: I64
+    """Number of the event, never falling; equal for the questions of one event."""
+    offset_Q1: I64
+    """Question q adds `sign_N[offset_Q1[q]:offset_Q1[q + 1]]` to the history of its key, after its event."""
+    sign_N: U64
+
+    def chosen(self, at_P: I64) -> "HistoryQuestions":
+        """Some of the questions, by ascending places."""
+        offset_P1, sign_N = pick(self.offset_Q1, self.sign_N, at_P)
+        return HistoryQuestions(self.group, self.key_Q[at_P], self.event_Q[at_P], offset_P1, sign_N)
+
+    @classmethod
+    def concat(cls, parts: Sequence["HistoryQuestions"]) -> "HistoryQuestions":
+        """The questions of several ranks, in their order. No two ranks have the same event."""
+        events, offsets, num_events, num_signs = [], [np.zeros(1, np.int64)], 0, 0
+        for part in parts:
+            events.append(part.event_Q + num_events)
+            offsets.append(part.offset_Q1[1:] + num_signs)
+            num_events += int(part.event_Q[-1]) + 1 if len(part.event_Q) else 0
+            num_signs += len(part.sign_N)
+        key_Q, sign_N = (np.concatenate(arrays) for arrays in zip(*((p.key_Q, p.sign_N) for p in parts), strict=True))
+        return cls(parts[0].group, key_Q, np.concatenate(events), np.concatenate(offsets), sign_N)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryAnswers:
+    """The histories that belong to questions: question q has `sign_M[offset_Q1[q]:offset_Q1[q + 1]]`, oldest first."""
+
+    offset_Q1: I64
+    sign_M: U64
+
+    def chosen(self, at_P: I64) -> "HistoryAnswers":
+        """Some of the answers."""
+        return HistoryAnswers(*pick(self.offset_Q1, self.sign_M, at_P))
+
+    def between(self, begin: int, end: int) -> "HistoryAnswers":
+        """The answers of questions `begin` to `end` (exclusive)."""
+        first, last = int(self.offset_Q1[begin]), int(self.offset_Q1[end])
+        return HistoryAnswers(self.offset_Q1[begin : end + 1] - first, self.sign_M[first:last])
+
+
+Questions = Mapping[str, HistoryQuestions]
+"""By table."""
+Answers = Mapping[str, HistoryAnswers]
+"""By table."""
+
+
+def pick(offset_Q1: I64, value_N: U64, at_P: I64) -> tuple[I64, U64]:
+    """The lists at some places, as offsets and values."""
+    length_P = np.diff(offset_Q1)[at_P]
+    offset_P1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_P)])
+    place_N = np.arange(offset_P1[-1]) + np.repeat(offset_Q1[at_P] - offset_P1[:-1], length_P)
+    return offset_P1, value_N[place_N]
+
+
+def check_tables(questions: Questions, tables: Iterable[str]) -> None:
+    """Raise InvalidShardCall unless there are questions, maybe none, to each of `tables`."""
+    if sorted(questions) != sorted(tables):
+        raise InvalidShardCall(f"questions about histories in tables {sorted(questions)}, not {sorted(tables)}")
