@@ -300,16 +300,10 @@ class SparseSlot(SlotEntry):
     """Set: the job fills this slot with what it remembers of earlier samples; see HistorySection. Its table, `values`
     and, unless set, `share` are those of the slot `of`, and max_len is `last`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_long_as_its_history(cls, raw: Any) -> Any:
-        """A history has its own bound."""
-        if isinstance(raw, dict) and isinstance(raw.get("history"), dict) and raw.get("max_len") is None:
-            return {**raw, "max_len": raw["history"].get("last")}
-        return raw
-
     @model_validator(mode="after")
     def _sequence(self) -> "SparseSlot":
+        if self.history is not None and self.max_len is None:
+            object.__setattr__(self, "max_len", self.history.last)  # the model is frozen once it is checked
         if self.pooling == "none" and self.max_len is None:
             raise ValueError('pooling = "none" needs max_len')
         if self.history is not None and self.max_len != self.history.last:

@@ -27,7 +27,7 @@ from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
-from trainer.control.job_spec import STALL_SHARE, tables_on_shards
+from trainer.control.job_spec import STALL_SHARE, lengths_of, tables_on_shards
 from trainer.control.predictions import PredictionRequest
 from trainer.control.store_addresses import parse_store_address
 
@@ -151,7 +151,7 @@ def plan_job(
         run_folder=run_folder,
         shards=_shards(
             job,
-            tables_on_shards(job.spec.tables, job.spec.dense),
+            tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots),
             run_folder,
             common,
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
@@ -284,12 +284,14 @@ def _shards(
     resources: Resources | None = None,
 ) -> tuple[WorkerSpec, ...]:
     """One shard for each folder of `live`; `common`: secret, generation, max_message and wire; `parts`: by shard."""
+    schema = Schema.of(job.spec.slots)
     config = {
         **common,
         "num_shards": len(live),
         "num_ranks": num_ranks,
         "tables": {table: section.model_dump(mode="json") for table, section in tables.items()},
-        "groups": {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse},
+        "histories": {name: last for name, last in lengths_of(schema).items() if name in tables},
+        "groups": {slot.name: slot.group for slot in schema.sparse},
         "seed": job.spec.seed,
         "mode": job.spec.train.mode,
         "merge": job.spec.train.merge.model_dump(mode="json"),

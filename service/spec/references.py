@@ -14,7 +14,7 @@ from millrace.validation import nearest
 from pserver.config import DENSE_SLICES
 from trainer.config import TrainerJob
 from trainer.control.export_destinations import ExportLocation, address_of, destination_of
-from trainer.control.job_spec import check_dense_rules, check_section, check_slot_rules, shape_of
+from trainer.control.job_spec import check_dense_rules, check_histories, check_section, check_slot_rules, shape_of
 
 RESERVED_COLUMNS = ("event", "error")
 """Columns of the answers in the arrow protocol that are not slots."""
@@ -30,6 +30,7 @@ def check_references(job: TrainerJob) -> None:
     _check_tasks(job, schema)
     _check_sample_and_metrics(job, schema)
     _check_tables(job, schema)
+    check_histories(job, schema)
     _check_pipe(job, schema)
     _check_event_time(job, schema)
     _check_exports(job)

@@ -19,7 +19,9 @@ TABLES = {"past": TableSection(dim=width_of(LAST), first_order=False, init_range
 BITS = [0, 1, 0x7FC0_AB5E, 0x7F80_0001, 0xFFFF_FFFF, 0x8000_0000]
 """Words that float32 reads as numbers, as infinite, as each kind of NaN, and as minus zero."""
 SIGNS = st.builds(lambda low, high: low | high << 32, st.sampled_from(BITS), st.sampled_from(BITS))
-EVENTS = st.lists(st.lists(st.tuples(st.integers(0, 5), st.lists(SIGNS, max_size=4)), min_size=1, max_size=3), max_size=8)
+EVENTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 5), st.lists(SIGNS, max_size=4)), min_size=1, max_size=3), max_size=8
+)
 """Each event has samples of (key, signs that it adds)."""
 
 

@@ -19,6 +19,7 @@ from trainer.spec.changes import (
 )
 from trainer.spec.defaults import FIRST, fill_defaults
 from trainer.spec.dense_rules import check_dense_rules
+from trainer.spec.history_tables import check_histories, lengths_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
@@ -32,6 +33,7 @@ __all__ = [
     "changed_keys",
     "check_class",
     "check_dense_rules",
+    "check_histories",
     "check_section",
     "check_set",
     "check_slot_rules",
@@ -39,6 +41,7 @@ __all__ = [
     "flat_values",
     "has_rule",
     "hot_keys",
+    "lengths_of",
     "shape_of",
     "significant_keys",
     "tables_on_shards",

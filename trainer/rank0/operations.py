@@ -39,6 +39,7 @@ from trainer.journal.records import (
 )
 from trainer.rank0.replay_log import ReplayLog
 from trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, present_names, with_overrides
+from trainer.spec.history_tables import history_tables, keyed_like
 from trainer.spec.shard_tables import tables_on_shards
 
 Request = Mapping[str, Any]
@@ -199,9 +200,15 @@ class OperationRunner:
 
     @property
     def tables_on_shards(self) -> Mapping[str, TableSection]:
-        """As `tables`, with slices of the dense parameters if shards hold them. Any thread."""
+        """As `tables`, with slices of the dense parameters if shards hold them, and histories. Any thread."""
         now = self._now
-        return tables_on_shards(now.tables, now.dense)
+        return tables_on_shards(now.tables, now.dense, now.slots)
+
+    @property
+    def aging_tables(self) -> Mapping[str, TableSection]:
+        """As `tables`, with histories. Any thread."""
+        now = self._now
+        return {**now.tables, **history_tables(now.slots)}
 
     # -- restart
 
@@ -425,7 +432,8 @@ class OperationRunner:
                     )
                 ]
             case ForgetOperation():
-                return [ForgetRow(table=operation.table, group=operation.group, key=operation.key)]
+                where = operation.table, *keyed_like(self._schema, operation.table, operation.group)
+                return [ForgetRow(table=name, group=operation.group, key=operation.key) for name in where]
             case ExportOperation():
                 return [cut_of(operation)] if operation.clears else []
             case HoldOperation() | ExportedOperation():
@@ -433,13 +441,10 @@ class OperationRunner:
             case _:
                 assert_never(operation)
 
-    def _on_shards(self) -> Mapping[str, TableSection]:
-        return tables_on_shards(self._now.tables, self._now.dense)
-
     def _set(self, overrides: Overrides) -> list[TableOperation]:
-        before, self._overrides = self._on_shards(), present_names(overrides)
+        before, self._overrides = self.tables_on_shards, present_names(overrides)
         self._now = with_overrides(self._job, overrides)
-        new = {name: table for name, table in self._on_shards().items() if table != before[name]}
+        new = {name: table for name, table in self.tables_on_shards.items() if table != before[name]}
         return [SetTables(tables={name: table.model_dump(mode="json") for name, table in new.items()})] if new else []
 
 

@@ -132,7 +132,7 @@ def rank_zero(
     resizing = ResizePreparation(hands_over=_may_hand_over(job)) if config.prepares_resizes else None
     prepare = None if resizing is None else resizing.ask
     operator = OperationRunner(job, chronicle, shards, CLOSE_S, workers, prepare)
-    shrinking = Shrinks(lambda: operator.tables, schema, shards, learn=job.train.learn)
+    shrinking = Shrinks(lambda: operator.aging_tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
     contact = None if beginning.head is None else HeadContact(beginning.head.sequence, config.node_timeout)
     rank0 = RankZero(beginning, planner, chronicle, operator, shrinking, shards, resizing, contact)

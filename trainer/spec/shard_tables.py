@@ -1,13 +1,15 @@
-"""The tables that shards hold: those of the job file and, with `dense.strategy = "shards"`, slices of the dense part.
+"""The tables that shards hold: those of the job file, histories, and slices of the dense part.
 
+With `dense.strategy = "shards"` the shards hold the dense parameters, too.
 Each slice of the flat buffer of parameters is a row. A row holds the difference to the initial weights, so a row that
 was never pushed has its right value, 0. Shards keep, merge, commit and move these rows as all others
 (trainer.dense.shard_slices).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+from dataset.spec.config import AnySlot
 from pserver.config import (
     DENSE_SLICES,
     MAX_FLOAT32,
@@ -29,11 +31,16 @@ from trainer.dense_config import (
     DenseSection,
     DenseSgd,
 )
+from trainer.spec.history_tables import history_tables
 
 
-def tables_on_shards(tables: Mapping[str, TableSection], dense: DenseSection) -> dict[str, TableSection]:
-    """The tables that the shards hold: those of the job file, and the slices of the dense parameters if they do."""
-    return {**tables, **({DENSE_SLICES: _slices(dense.optimizer)} if dense.strategy == "shards" else {})}
+def tables_on_shards(
+    tables: Mapping[str, TableSection], dense: DenseSection, slots: Sequence[AnySlot] = ()
+) -> dict[str, TableSection]:
+    """The tables that the shards hold: those of the job file, the slices of the dense parameters if they do, and
+    histories of `slots`."""
+    slices = {DENSE_SLICES: _slices(dense.optimizer)} if dense.strategy == "shards" else {}
+    return {**tables, **slices, **history_tables(slots)}
 
 
 def _slices(optimizer: DenseOptimizer) -> TableSection:

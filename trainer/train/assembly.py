@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from dataset.loader.batch_loader import Loader, PassReader
 from dataset.loader.dead_letters import BadFraction, DeadLetters
-from dataset.loader.segment_reader import SegmentReader
 from dataset.spec.schema import Schema
-from dataset.stream.source import Source
 from millrace.blob.store_address import parse
 from millrace.config import validate
 from millrace.deadline import Deadline
@@ -54,6 +52,7 @@ from trainer.exports.coordinator import ExportCoordinator
 from trainer.exports.pointers import newest_timeline
 from trainer.features.deduplication import tables_of
 from trainer.features.default_rows import DefaultRows, widths_of
+from trainer.features.history_reader import HistoryReader
 from trainer.features.pooling import pooling_for
 from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.fence.head_contact import watched
@@ -67,6 +66,7 @@ from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
 from trainer.rank0.resizing import ResizePreparation
 from trainer.rank0.standby import Standby
 from trainer.spec.defaults import fill_defaults
+from trainer.spec.history_tables import lengths_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
@@ -83,6 +83,7 @@ from trainer.train.learning_rate import LearningRate
 from trainer.train.loop import TrainLoop
 from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
 from trainer.train.observer import Observer
+from trainer.train.reading import open_reader
 from trainer.train.saved_state import SavedState, StateHolders
 from trainer.train.step import Stepper
 from trainer.train.trainer_parts import TrainerParts
@@ -136,7 +137,7 @@ def open_trainer(
         progress.step.unanswered = shards.unanswered
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # reads plans, and makes none
-        reader = reader or _reader(config, job, schema, source, dead_letters)
+        reader = open_reader(config, job, schema, source, dead_letters, shards, instead=reader)
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
         dense = dense_strategy(model, job.dense, ranks, shards, default_rows.parameters, step_s=job.train.step_deadline)
         maker = _maker(job, schema, shards, dense)
@@ -176,6 +177,7 @@ def open_trainer(
             *held.enter_context(keeping),
             infer_first=_infer_first(job, shards, stepper, observer, progress, dense),
             average=job.dense.average,
+            histories=reader if isinstance(reader, HistoryReader) else None,
         )
         maker.begin()  # with the settings in force
         loop = TrainLoop(parts, job.seed, reading)
@@ -538,12 +540,13 @@ def _shards(
     config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency, identity: Identity | None
 ) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
-    tables = tables_on_shards(job.tables, job.dense)
+    tables = tables_on_shards(job.tables, job.dense, job.slots)
     if not config.shards:
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)
         feed_at = feed_server.endpoint_of(config.interface, identity)
-        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire)
+        lengths = lengths_of(schema)
+        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire, histories=lengths)
     return RemoteShards(
         config.shards,
         tables,
@@ -581,19 +584,3 @@ def _infer_first(
         return None
     clock, step_s = progress.step, job.train.step_deadline
     return InferFirst(shards, stepper, observer, job.metrics, step_s, clock, dense.slices)
-
-
-def _reader(
-    config: WorkerConfig, job: TrainerJob, schema: Schema, source: Source, dead_letters: DeadLetters
-) -> SegmentReader:
-    """Reads the source and pipe of the spec, and closes the source."""
-    return SegmentReader(
-        source,
-        job.pipe,
-        schema,
-        next(iter(job.sources.values())),
-        dead_letters,
-        config.folder,
-        masks={task.label: task.mask for task in job.tasks if task.mask},
-        max_outage_s=job.passes.max_outage,
-    )

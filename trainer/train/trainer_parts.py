@@ -10,6 +10,7 @@ from trainer.collectives.ranks import Ranks
 from trainer.config import TaskSection, TrainSection
 from trainer.dense.strategy import DenseStrategy
 from trainer.exports.coordinator import ExportCoordinator
+from trainer.features.history_reader import HistoryReader
 from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.rank0.parts import RankZero
 from trainer.status.progress import TrainerProgress
@@ -52,3 +53,5 @@ class TrainerParts:
     """Only where each pass is predicted before it is learnt from."""
     average: bool = True
     """`dense.average`."""
+    histories: HistoryReader | None = None
+    """Only where slots have histories."""

@@ -1,0 +1,82 @@
+"""Histories after deaths, with other numbers of trainers and shards, are those of one trainer that nobody disturbed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from millrace.failpoints import Failpoint
+from pserver.server.embedded import EmbeddedShards
+from service.faults.deaths import CHIEF, AtFailpoint
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
+from tests.integration.stream_job import SPEC, write_job
+from trainer.checkpoint.commits import Commits
+from trainer.spec.shard_tables import tables_on_shards
+
+HISTORIES = """
+[[slots]]
+name = "clicked"
+pooling = "mean"
+history = { key = "a", of = "b", last = 7, when = "click" }
+
+[[slots]]
+name = "seen"
+pooling = "none"
+share = "seen"
+history = { key = "group", of = "history", last = 3 }
+
+[[tasks]]"""
+WITH_HISTORIES = (
+    SPEC.replace("[[tasks]]", HISTORIES.strip(), 1)
+    .replace('names = ["click", "group"]\nkind = "meta"', 'name = "click"\nkind = "meta"\n\n[[slots]]\nname = "group"')
+    .replace('gauc_by = "group"\n', "")
+)
+"""The job of tests.integration.stream_job, whose last slot is sparse here, and the key of a history."""
+DEATHS = (
+    AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 5),
+    AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2),
+    AtFailpoint(CHIEF, Failpoint.CLOSED, 2),
+)
+
+
+def job_at(folder: Path, store: str, *settings: str):
+    every = "commit={every='600s', every_passes=3}"
+    return load_job(folder / "job.toml", [f"store.path={store}", every, "passes.max_events=200", *settings])
+
+
+def ended(job, deaths=()):
+    """Run a job to its end, with deaths; its report and the deaths."""
+    said, planned = [], Deaths(job.store, iter(deaths))
+    assert run(job, planned, lambda worker, text: said.append(f"{worker}: {text}")).code == 0, said[-20:]
+    assert [died.death for died in planned.died] == list(deaths)
+    return json.loads((job.store / "report.json").read_text()), planned
+
+
+def remembered(job, live):
+    """The digests of the tables of histories in the newest commit."""
+    commit, tables = Commits(job.store).whole()[-1], tables_on_shards({}, job.spec.dense, job.spec.slots)
+    groups = {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse}
+    shards = EmbeddedShards(tables, job.spec.seed, live=live, groups=groups)
+    try:
+        shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
+        return shards.digest(Deadline.after(60))
+    finally:
+        shards.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
+    write_job(tmp_path, num_lines=300, spec=WITH_HISTORIES)
+    calm = job_at(tmp_path, "calm")
+    killed = job_at(tmp_path, "killed", "cluster={trainers=3, shards=2}", "train.threads=1")
+    one, _ = ended(calm)
+    three, _ = ended(killed, DEATHS)
+    found = remembered(calm, tmp_path / "live-1")
+    assert found == remembered(killed, tmp_path / "live-3")
+    assert sorted(found) == ["history-clicked", "history-seen"] and all(found.values())
+    assert (one["samples"], one["passes"]) == (three["samples"], three["passes"])
+    assert one["slots"]["clicked"] == three["slots"]["clicked"] and one["slots"]["clicked"]["mean_count"] > 3

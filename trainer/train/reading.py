@@ -1,0 +1,36 @@
+"""Opens what reads the samples of a trainer's passes: source, pipe, histories."""
+
+from dataset.loader.batch_loader import PassReader
+from dataset.loader.dead_letters import DeadLetters
+from dataset.loader.segment_reader import SegmentReader
+from dataset.spec.schema import Schema
+from dataset.stream.source import Source
+from pserver.protocol.shards import Shards
+from trainer.config import TrainerJob, WorkerConfig
+from trainer.features.history_reader import HistoryReader
+
+
+def open_reader(
+    config: WorkerConfig,
+    job: TrainerJob,
+    schema: Schema,
+    source: Source,
+    dead_letters: DeadLetters,
+    shards: Shards,
+    instead: PassReader | None = None,
+) -> PassReader:
+    """Reads the source and pipe of the spec, and closes the source; a HistoryReader around it fills histories.
+
+    `instead`: takes the place of source and pipe.
+    """
+    reader = instead or SegmentReader(
+        source,
+        job.pipe,
+        schema.emitted,
+        next(iter(job.sources.values())),
+        dead_letters,
+        config.folder,
+        masks={task.label: task.mask for task in job.tasks if task.mask},
+        max_outage_s=job.passes.max_outage,
+    )
+    return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.histories else reader
