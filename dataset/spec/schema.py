@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import assert_never
 
-from dataset.spec.config import DenseSlot, MetaSlot, SampleSection, SlotEntry, SlotKind, SparseSlot
+from dataset.spec.config import DenseSlot, HistorySection, MetaSlot, SampleSection, SlotEntry, SlotKind, SparseSlot
 from millrace.errors import SpecError
 
 
@@ -39,6 +39,12 @@ class Slot:
         """Settings of a sparse slot."""
         assert isinstance(self.entry, SparseSlot)
         return self.entry
+
+    @property
+    def history(self) -> HistorySection:
+        """The setting of a slot that the job fills."""
+        assert self.sparse.history is not None, "one of Schema.histories"
+        return self.sparse.history
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ class StreamSpec(SlotsSpec):
 
 
 def read_slots(path: Path) -> tuple[Schema, bool]:
-    """The slots that the pipe of the spec at `path` emits, and whether other columns are dropped (pipe.extra). Raises SpecError."""
+    """The slots that the pipe of the spec at `path` emits, and whether other columns are dropped (pipe.extra).
+
+    Raises SpecError."""
     raw = load_toml(path)
     pipe = raw.get("pipe")
     drop = isinstance(pipe, dict) and pipe.get("extra") == "drop"

@@ -65,6 +65,14 @@ class HistoryAnswers:
         return HistoryAnswers(self.offset_Q1[begin : end + 1] - first, self.sign_M[first:last])
 
 
+PREFIX = "history-"
+
+
+def table_of(slot: str) -> str:
+    """The table of the histories of a slot."""
+    return f"{PREFIX}{slot}"
+
+
 Questions = Mapping[str, HistoryQuestions]
 """By table."""
 Answers = Mapping[str, HistoryAnswers]

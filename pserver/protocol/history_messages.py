@@ -4,6 +4,7 @@ Shapes: as in pserver.protocol.histories.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol.histories import I64, Answers, HistoryAnswers, HistoryQuestions, Questions
 from pserver.protocol.placement import Placement
+
+Number = TypeVar("Number", np.uint32, np.uint64)
 
 
 def route(questions: Questions, placement: Placement) -> tuple[list[Questions], list[dict[str, I64]]]:
@@ -85,7 +88,7 @@ def answers_from(reply: pb.RecallReply) -> dict[str, HistoryAnswers]:
     return found
 
 
-def _array(data: bytes, kind: type[np.generic]) -> NDArray[np.generic]:
+def _array(data: bytes, kind: type[Number]) -> NDArray[Number]:
     if len(data) % np.dtype(kind).itemsize:
         raise InvalidShardCall("an array of a message about histories ends in the middle of a number")
     return np.frombuffer(data, kind)

@@ -342,7 +342,8 @@ class ShardServer:
         its credentials are renewed.
 
         With credentials in `config`, its interface is bound instead. The number of threads: each rank waits in at most
-        one call of its loop and one for histories, announces a few batches at a time and may repeat a call, while rank 0 has a snapshot written.
+        one call of its loop and one for histories, announces a few batches at a time and may repeat a call, while rank
+        0 has a snapshot written.
         """
         identity = identity or config.credentials
         tls = _endpoint(config, identity)

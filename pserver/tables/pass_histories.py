@@ -27,7 +27,7 @@ NO_HISTORIES: Mapping[str, int] = MappingProxyType({})
 
 
 class PassHistories:
-    """The histories of the open pass. The caller keeps its calls apart, but for `answers`, which any thread may call."""
+    """The histories of the open pass. One call at a time."""
 
     def __init__(self, tables: Mapping[str, ShardTable], lengths: Mapping[str, int]) -> None:
         """`lengths`: the tables that hold histories, with the most signs of a key."""

@@ -46,6 +46,7 @@ from trainer.control.predictions import (
     OutputTaken,
     PredictionPlan,
     PredictionRequest,
+    check_no_histories,
     fingerprint_of,
     segments_of,
     with_absolute_paths,
@@ -92,6 +93,7 @@ def predict(
     the missing parts. 5. Metrics over all parts. 6. Manifest, then _DONE.
     """
     job = with_store_defaults(job) if job else job_of(request)
+    check_no_histories(job.spec, "slots")
     request = with_absolute_paths(request, job.folder)
     check_command(job.spec.pipe, job.folder)
     output = PredictionOutput(Path(request.output).absolute())

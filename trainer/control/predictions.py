@@ -21,6 +21,7 @@ from trainer.predict.prediction_plan import (
     source_config,
     with_absolute_paths,
 )
+from trainer.spec.history_tables import check_no_histories
 
 __all__ = [
     "LIVE",
@@ -29,6 +30,7 @@ __all__ = [
     "PredictionPlan",
     "PredictionRequest",
     "check_after",
+    "check_no_histories",
     "check_outputs",
     "error_at",
     "fingerprint_of",

@@ -175,6 +175,8 @@ def facts_of(
         "metrics": _finite(close.metrics.get("window", {})),
         "fingerprint": dict(setting.fingerprint),
     }
+    if without := [slot.name for slot in setting.schema.histories]:
+        manifest["without_histories"] = without
     return {"manifest": manifest, "tables": {name: sections[name].model_dump(mode="json") for name in body["tables"]}}
 
 

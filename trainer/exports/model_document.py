@@ -43,6 +43,11 @@ POOLING = (
     "a sequence: row * weight at each place, zeros behind its end, and a mask that is true where there is a sign; it "
     "is always max_len places long."
 )
+HISTORIES = (
+    "A slot with a history is filled by the job that trains: the last signs of slot `of`, oldest first, of earlier "
+    "samples with the same sign in slot `key`, where slot `when` is not 0. This export has no histories: who asks for "
+    "a prediction sends the signs, or none."
+)
 INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "
     "first-order weight, if any, + dim; a sequence's rows, (B, max_len, W), and its mask as <slot>.mask, (B, max_len); "
@@ -105,8 +110,14 @@ def describe(
                 for sign in SIGNS
             ],
         },
-        "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS},
+        "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS}
+        | ({"histories": HISTORIES} if schema.histories else {}),
     }
+
+
+def _history(slot: Slot) -> dict[str, Any]:
+    """The entry of a slot with a history; none for others."""
+    return {} if (history := slot.sparse.history) is None else {"history": history.model_dump(mode="json")}
 
 
 def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str, Any]]:
@@ -131,6 +142,7 @@ def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str
                 "dim": table.dim,
                 "first_order": table.first_order,
             }
+            | _history(slot)
         )
     return found
 

@@ -21,9 +21,8 @@ from dataset.spec.schema import Schema, Slot
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
-from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, pick
+from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, pick, table_of
 from pserver.protocol.shards import Shards
-from trainer.spec.history_tables import history_of, table_of
 
 I64 = NDArray[np.int64]
 POLL_S = 0.2
@@ -33,7 +32,7 @@ NO_QUESTION = -1
 
 @dataclass(frozen=True, slots=True)
 class BlockQuestions:
-    """What the samples of one block ask of one table of histories."""
+    """The questions of the samples of one block to one table of histories."""
 
     question_B: I64
     """The question of each sample, from 0; NO_QUESTION: it has no key."""
@@ -79,7 +78,7 @@ class HistoryReader:
         """The histories of each block, by slot."""
         asked = {slot.name: list(questions_of(blocks, slot, self._schema)) for slot in self._schema.histories}
         questions = {
-            table_of(slot): HistoryQuestions.concat(
+            table_of(slot.name): HistoryQuestions.concat(
                 [no_questions(self._group(slot)), *(each.questions for each in asked[slot.name])]
             )
             for slot in self._schema.histories
@@ -91,12 +90,14 @@ class HistoryReader:
             for slot in self._schema.histories:
                 block = asked[slot.name][place]
                 end = begin[slot.name] + len(block.questions.key_Q)
-                columns[slot.name] = answered(block.question_B, answers[table_of(slot)].between(begin[slot.name], end))
+                columns[slot.name] = answered(
+                    block.question_B, answers[table_of(slot.name)].between(begin[slot.name], end)
+                )
                 begin[slot.name] = end
             yield columns
 
     def _group(self, slot: Slot) -> int:
-        return self._schema.by_name[history_of(slot).key].group
+        return self._schema.by_name[slot.history.key].group
 
     def _with(self, block: Samples, columns: Mapping[str, Ragged], counters: SlotCounters | None) -> Samples:
         for name, column in columns.items():
@@ -114,7 +115,7 @@ def no_questions(group: int) -> HistoryQuestions:
 
 def questions_of(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Iterator[BlockQuestions]:
     """The questions of each block. A block never splits an event."""
-    history = history_of(slot)
+    history = slot.history
     group = schema.by_name[history.key].group
     for block in blocks:
         key, of = block.sparse[history.key], block.sparse[history.of]
@@ -154,4 +155,5 @@ def _kept(block: Samples, when: str | None) -> NDArray[np.bool_]:
     """(B,) whether a sample is remembered: its meta slot `when` is neither 0 nor missing."""
     if when is None:
         return np.ones(len(block), np.bool_)
-    return np.nan_to_num(block.meta[when].astype(np.float64), nan=0.0) != 0
+    kept_B: NDArray[np.bool_] = np.nan_to_num(block.meta[when].astype(np.float64), nan=0.0) != 0
+    return kept_B

@@ -21,6 +21,7 @@ from trainer.models.torch_subprocess import answer_of
 from trainer.predict.config import LIVE, PredictionRequest
 from trainer.predict.output_columns import OutputColumns
 from trainer.predict.prediction_plan import error_at, source_config
+from trainer.spec.history_tables import check_no_histories
 
 SECTION = "predict"
 EMPTY = 8
@@ -38,6 +39,7 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
             "`millrace predict` for another version",
             f"{SECTION}.version",
         )
+    check_no_histories(job, SECTION)
     (source,) = job.sources.values()
     if not ends(source):
         raise SpecError(

@@ -1,9 +1,8 @@
-"""The tables that shards hold: those of the job file, histories, and slices of the dense part.
+"""The tables that shards hold: those of the job file, histories, and slices of the dense parameters.
 
-With `dense.strategy = "shards"` the shards hold the dense parameters, too.
-Each slice of the flat buffer of parameters is a row. A row holds the difference to the initial weights, so a row that
-was never pushed has its right value, 0. Shards keep, merge, commit and move these rows as all others
-(trainer.dense.shard_slices).
+With `dense.strategy = "shards"` each slice of the flat buffer of parameters is a row. A row holds the difference to the
+initial weights, so a row that was never pushed has its right value, 0. Shards keep, merge, commit and move these rows
+as all others (trainer.dense.shard_slices).
 """
 
 from collections.abc import Mapping, Sequence
