@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pserver.config import Sgd, TableSection
 from pserver.errors import InvalidShardCall
 from pserver.protocol.histories import HistoryQuestions
+from pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
 from pserver.rows.digest import add
 from pserver.rows.history_kernels import answer_reference, packed, unpacked, width_of
 from tests.contract import shards_world as w
@@ -159,3 +160,15 @@ def test_rows_keep_the_bits_of_signs(histories):
 def test_the_twin_of_the_kernel_is_the_dictionary(events):
     samples = [(key, event, signs) for event, of in enumerate(events) for key, signs in of]
     assert answer_reference(samples, LAST, {}) == plain([events])[0]
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_histories_are_forgotten_and_age_as_rows_do(shards):
+    with world_of(shards, 1) as world:
+        run(world, [[[(1, [7])], [(2, [8])]], [[(1, [9])]]])  # of day 1, then 2
+        key = int(w.keys(1).keys_U[0])
+        world.one.operate(2, [AdvanceDay(to=5), ShrinkRows(table="past", delete_after_days=3, at_once=True)], w.soon())
+        seen = run(world, [[[(1, []), (2, [])]]], first=3)
+        assert seen.histories == [[[7, 9], []]]
+        world.one.operate(3, [ForgetRow(table="past", group=GROUP, key=key)], w.soon())
+        assert run(world, [[[(1, [5])], [(1, [])]]], first=6).histories == [[[], [5]]]

@@ -68,7 +68,10 @@ def generator(example):
     return module
 
 
-@pytest.mark.parametrize("spec", ["news/job.toml", "news/plain.toml", "criteo/job.toml", "clicks/job.toml"])
+SPECS = ["news/job.toml", "news/plain.toml", "news/histories.toml", "criteo/job.toml", "clicks/job.toml"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_the_spec_of_every_example_is_right(spec):
     assert "is valid" in millrace("spec", "check", EXAMPLES / spec)
 
@@ -254,6 +257,8 @@ def test_news_reaches_the_figures_of_its_readme(tmp_path):
     )
     assert plain["auc"] >= 0.720
     assert shipped["auc"] >= 0.755 and shipped["gauc"] >= 0.675
+    remembering = last_half("histories.toml")
+    assert remembering["auc"] >= 0.772 and remembering["gauc"] >= 0.705
     assert frozen["auc"] <= shipped["auc"] - 0.03 and frozen["gauc"] <= shipped["gauc"] - 0.1
 
 

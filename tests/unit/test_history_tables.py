@@ -1,0 +1,69 @@
+"""Slots with histories in a job file: what is refused, and the tables that shards hold for them."""
+
+import pytest
+
+from dataset.spec.schema import Schema
+from millrace.errors import SpecError
+from service.spec.job import load_job
+from tests.integration.stream_job import SPEC
+from trainer.config import ExportSection
+from trainer.control.predictions import check_no_histories
+from trainer.exports.model_document import describe
+from trainer.spec.history_tables import keyed_like, lengths_of
+from trainer.spec.shard_tables import tables_on_shards
+
+HISTORY = 'history = { key = "a", of = "b", last = 7, when = "click" }'
+SLOT = f'[[slots]]\nname = "clicked"\n{HISTORY}\n\n[[tasks]]'
+GOOD = SPEC.replace("[[tasks]]", SLOT, 1)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loaded(spec=GOOD, *overrides):
+        (tmp_path / "job.toml").write_text(spec)
+        return load_job(tmp_path / "job.toml", overrides).spec
+
+    return loaded
+
+
+def test_a_history_has_a_table_of_its_own_on_the_shards(load):
+    job = load()
+    schema, tables = Schema.of(job.slots), tables_on_shards(job.tables, job.dense, job.slots)
+    assert list(tables) == ["default", "history-clicked"] and tables["history-clicked"].dim == 15
+    assert lengths_of(schema) == {"history-clicked": 7}
+    groups = {slot.name: slot.group for slot in schema.sparse}
+    assert list(keyed_like(schema, "default", groups["a"])) == ["history-clicked"]
+    assert not list(keyed_like(schema, "default", groups["b"]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('key = "a"', 'key = "click"', "history.key: 'click' is not a sparse slot that the pipe emits"),
+        ('of = "b"', 'of = "clicked"', "history.of: 'clicked' is not a sparse slot that the pipe emits"),
+        ('when = "click"', 'when = "d"', "history.when: 'd' is not a meta slot with a number"),
+        ("last = 7", "last = 1001", "history.last"),
+        ('name = "clicked"', 'name = "clic.ked"', "names a table: give it at most 56 letters"),
+        ('name = "clicked"', 'name = "clicked"\nvalues = "string"', "values: is 'string'; slot 'b' has 'uint64'"),
+        ('name = "clicked"', 'name = "clicked"\ntable = "other"', "a history has the rows of slot 'b'"),
+        ("[train]", '[train]\nmode = "async"', """train.mode: is 'async', and slot 'clicked' is a history"""),
+        ("[tables.default]", "[tables.history-clicked]\n[tables.default]", "tables.history-clicked"),
+    ],
+)
+def test_a_history_that_does_not_fit_is_refused_with_its_key(load, old, new, said):
+    with pytest.raises(SpecError) as caught:
+        load(GOOD.replace(old, new, 1))
+    assert said in str(caught.value)
+
+
+def test_predictions_refuse_histories_and_exports_say_that_they_have_none(load):
+    job = load()
+    with pytest.raises(SpecError, match="slots: slot 'clicked' is a history, which only training fills"):
+        check_no_histories(job, "slots")
+    with pytest.raises(SpecError, match="predict: slot 'clicked' is a history"):
+        load(f'{GOOD}\n[predict]\noutput = "out"\ninput = {{ paths = ["part-*.txt"] }}\n')
+    described = describe(Schema.of(job.slots), job.tables, job.tasks, ExportSection())
+    (told,) = (slot["history"] for slot in described["slots"] if "history" in slot)
+    assert (told["key"], told["of"], told["last"], told["when"]) == ("a", "b", 7, "click")
+    assert "This export has no histories" in described["rules"]["histories"]
+    assert "histories" not in describe(Schema.of(load(SPEC).slots), job.tables, job.tasks, ExportSection())["rules"]
