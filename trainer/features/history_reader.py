@@ -70,13 +70,20 @@ class HistoryReader:
             if self._stopping:
                 return
         counters = None if tally.slots is None else tally.slots.widened(self._schema)
-        for block, columns in zip(blocks, self._filled(pass_number, blocks), strict=True):
+        asked = {slot.name: list(questions_of(blocks, slot, self._schema)) for slot in self._schema.histories}
+        answers = self._recall(pass_number, asked)
+        begin = dict.fromkeys(asked, 0)
+        for place, block in enumerate(blocks):
+            columns = {}
+            for name, of_blocks in asked.items():
+                end = begin[name] + len(of_blocks[place].questions.key_Q)
+                columns[name] = answered(of_blocks[place].question_B, answers[name].between(begin[name], end))
+                begin[name] = end
             yield self._with(block, columns, counters)
         tally.slots = counters
 
-    def _filled(self, pass_number: int, blocks: Sequence[Samples]) -> Iterator[dict[str, Ragged]]:
-        """The histories of each block, by slot."""
-        asked = {slot.name: list(questions_of(blocks, slot, self._schema)) for slot in self._schema.histories}
+    def _recall(self, pass_number: int, asked: Mapping[str, Sequence[BlockQuestions]]) -> dict[str, HistoryAnswers]:
+        """The answers to the questions of all blocks, by slot. A rank without samples asks, too: others wait for it."""
         questions = {
             table_of(slot.name): HistoryQuestions.concat(
                 [no_questions(self._group(slot)), *(each.questions for each in asked[slot.name])]
@@ -84,17 +91,7 @@ class HistoryReader:
             for slot in self._schema.histories
         }
         answers = self._shards.recall(pass_number, questions, Deadline.after(self._wait_s))
-        begin = dict.fromkeys(asked, 0)
-        for place in range(len(blocks)):
-            columns = {}
-            for slot in self._schema.histories:
-                block = asked[slot.name][place]
-                end = begin[slot.name] + len(block.questions.key_Q)
-                columns[slot.name] = answered(
-                    block.question_B, answers[table_of(slot.name)].between(begin[slot.name], end)
-                )
-                begin[slot.name] = end
-            yield columns
+        return {name: answers[table_of(name)] for name in asked}
 
     def _group(self, slot: Slot) -> int:
         return self._schema.by_name[slot.history.key].group
