@@ -1,18 +1,25 @@
 """Histories after deaths, with other numbers of trainers and shards, are those of one trainer that nobody disturbed."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint
+from millrace.keys import key_of_reference
+from pserver.protocol.shards import Keys
+from pserver.rows.history_kernels import unpacked
 from pserver.server.embedded import EmbeddedShards
 from service.faults.deaths import CHIEF, AtFailpoint
 from service.faults.injection import Deaths, run
 from service.spec.job import load_job
 from tests.integration.stream_job import SPEC, write_job
+from tests.integration.test_resizing import resized, worlds
 from trainer.checkpoint.commits import Commits
 from trainer.spec.shard_tables import tables_on_shards
 
@@ -55,28 +62,69 @@ def ended(job, deaths=()):
     return json.loads((job.store / "report.json").read_text()), planned
 
 
-def remembered(job, live):
-    """The digests of the tables of histories in the newest commit."""
+@contextmanager
+def committed(job, live):
+    """The tables of histories in the newest commit."""
     commit, tables = Commits(job.store).whole()[-1], tables_on_shards({}, job.spec.dense, job.spec.slots)
     groups = {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse}
     shards = EmbeddedShards(tables, job.spec.seed, live=live, groups=groups)
     try:
         shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
-        return shards.digest(Deadline.after(60))
+        yield shards
     finally:
         shards.close()
+
+
+def remembered(job, live):
+    """The digests of the tables of histories in the newest commit."""
+    with committed(job, live) as shards:
+        return shards.digest(Deadline.after(60))
+
+
+def clicked(job, live):
+    """What the keys of slot "a" clicked last."""
+    group = Schema.of(job.spec.slots).by_name["a"].group
+    keys_U = np.array([key_of_reference(sign, group) for sign in range(20)], np.uint64)
+    with committed(job, live) as shards:
+        asked = {"history-clicked": Keys(keys_U, np.full(len(keys_U), group, np.uint16))}
+        count_U, sign_UL = unpacked(shards.look(asked, Deadline.after(60))["history-clicked"])
+    return [signs[:count] for count, signs in zip(count_U.tolist(), sign_UL.tolist(), strict=True)]
+
+
+def exported(job):
+    """The histories of the one export, by the sign of their key."""
+    (path,) = (job.store / "exports" / "serving").rglob("histories-clicked-*.parquet")
+    told = json.loads((path.parent / "manifest.json").read_text())["histories"]
+    rows = pq.read_table(path).to_pydict()
+    assert set(rows["slot"]) == {"a"} and told["clicked"]["rows"] == len(rows["sign"]) == 20
+    return dict(zip(rows["sign"], rows["history"], strict=True))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
     write_job(tmp_path, num_lines=300, spec=WITH_HISTORIES)
-    calm = job_at(tmp_path, "calm")
+    calm = job_at(tmp_path, "calm", "exports={serving={}}")
     killed = job_at(tmp_path, "killed", "cluster={trainers=3, shards=2}", "train.threads=1")
     one, _ = ended(calm)
     three, _ = ended(killed, DEATHS)
     found = remembered(calm, tmp_path / "live-1")
     assert found == remembered(killed, tmp_path / "live-3")
     assert sorted(found) == ["history-clicked", "history-seen"] and all(found.values())
-    assert (one["samples"], one["passes"]) == (three["samples"], three["passes"])
+    assert one["samples"] == three["samples"]
+    assert exported(calm) == dict(enumerate(clicked(calm, tmp_path / "live-2")))
     assert one["slots"]["clicked"] == three["slots"]["clicked"] and one["slots"]["clicked"]["mean_count"] > 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_job_that_is_resized_remembers_what_one_does_that_is_not(tmp_path):
+    (tmp_path / "pipe.sh").write_text("if [ -e slowly ]; then sleep 0.5; fi; exec cat\n")
+    write_job(tmp_path, num_lines=2400, spec=WITH_HISTORIES.replace('["cat"]', '["sh", "pipe.sh"]'))
+    calm = job_at(tmp_path, "calm")
+    ended(calm)
+    steps = [("--trainers", "3", "--shards", "2"), ("--trainers", "2")]
+    running = resized(tmp_path / "job.toml", "resized", ("cluster.shards=0",), steps)
+    assert worlds(running.store) == [(1, 0), (3, 2), (2, 2)]
+    found = clicked(job_at(tmp_path, "resized/store"), tmp_path / "live-2")
+    assert found == clicked(calm, tmp_path / "live-1") and all(len(signs) == 7 for signs in found)

@@ -83,7 +83,7 @@ def told(column):
 
 
 def shards_of():
-    return EmbeddedShards(history_tables(ENTRIES), 1, histories=lengths_of(SCHEMA))
+    return EmbeddedShards(history_tables(SCHEMA), 1, histories=lengths_of(SCHEMA))
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=3))

@@ -65,5 +65,5 @@ def test_predictions_refuse_histories_and_exports_say_that_they_have_none(load):
     described = describe(Schema.of(job.slots), job.tables, job.tasks, ExportSection())
     (told,) = (slot["history"] for slot in described["slots"] if "history" in slot)
     assert (told["key"], told["of"], told["last"], told["when"]) == ("a", "b", 7, "click")
-    assert "This export has no histories" in described["rules"]["histories"]
+    assert "sends the signs in the slot" in described["rules"]["histories"]
     assert "histories" not in describe(Schema.of(load(SPEC).slots), job.tables, job.tasks, ExportSection())["rules"]

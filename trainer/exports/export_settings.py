@@ -17,12 +17,14 @@ from millrace.blob.store_address import parse
 from millrace.done_markers import is_done
 from millrace.errors import SpecError
 from pserver.config import TableSection
+from pserver.protocol.histories import table_of
 from trainer.config import ExportSection
-from trainer.exports.request import ExportAnswer, ExportRequest, ParentExport
+from trainer.exports.request import ExportAnswer, ExportedHistory, ExportRequest, ParentExport
 from trainer.exports.schedule import DueExport
 from trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
 from trainer.journal.records import ExportedOperation, ExportOperation
 from trainer.rank0.operations import ClosingPass
+from trainer.spec.history_tables import history_tables
 
 EXPORTS = "exports"
 """Folder in the store for exports of streams without a path."""
@@ -74,6 +76,21 @@ class ExportSettings:
         for slot in self.schema.sparse:
             found.setdefault(slot.sparse.table, {}).setdefault(slot.group, slot.name)
         return found
+
+    @cached_property
+    def histories(self) -> dict[str, ExportedHistory]:
+        """The slots with histories."""
+        sections = history_tables(self.schema)
+        return {
+            slot.name: ExportedHistory(
+                table=table_of(slot.name),
+                section=sections[table_of(slot.name)],
+                key=slot.history.key,
+                group=self.schema.by_name[slot.history.key].group,
+                of=slot.history.of,
+            )
+            for slot in self.schema.histories
+        }
 
     def by_event(self, stream: str) -> bool:
         """Whether the stream's clock is event time."""
@@ -175,8 +192,6 @@ def facts_of(
         "metrics": _finite(close.metrics.get("window", {})),
         "fingerprint": dict(setting.fingerprint),
     }
-    if without := [slot.name for slot in setting.schema.histories]:
-        manifest["without_histories"] = without
     return {"manifest": manifest, "tables": {name: sections[name].model_dump(mode="json") for name in body["tables"]}}
 
 
@@ -200,6 +215,8 @@ def request_of(setting: ExportSettings, body: Body, facts: Mapping[str, Any]) ->
         tables={name: TableSection.model_validate(section) for name, section in facts["tables"].items()},
         slots={name: setting.slots.get(name, {}) for name in body["tables"]},
         groups={slot.name: slot.group for slot in setting.schema.sparse},
+        histories=setting.histories,
+        whole=set(body["tables"]) == set(setting.tables()),
         folder=setting.folder,
         facts=dict(facts["manifest"]),
     )

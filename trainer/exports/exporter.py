@@ -31,8 +31,9 @@ from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
 from trainer.checkpoint.object_store import complete_commit
 from trainer.exports import gates, manifest, pointers, user_command
 from trainer.exports.destination import ExportDestination, open_destination
+from trainer.exports.history_files import write_histories
 from trainer.exports.manifest import ExportHead, ManifestUnusable
-from trainer.exports.model_files import ServedRows, WrittenModel, dense_file, dense_of, write_model
+from trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
 from trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
 from trainer.exports.pointers import HeadIsReplaced
 from trainer.exports.reader import DENSE, MANIFEST
@@ -160,8 +161,9 @@ class ExportRun:
             with ExitStack() as open_stores:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
+                histories = self._histories(commit, open_stores, files)
                 model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
-            content = self._manifest(counts, tables, model, files, current_rows)
+            content = self._manifest(counts, tables, {**model.message(), **histories}, model.gate, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
             failpoint(Failpoint.EXPORT_MANIFEST)
             self.deadline.check("completing the export")
@@ -205,6 +207,18 @@ class ExportRun:
             counts[table] = write(sources[table], self._selection())
             entries[table] = counts[table].message(slots, section, dtype)
         return counts, entries
+
+    def _histories(self, commit: Commit, stack: ExitStack, files: ExportFiles) -> dict[str, Any]:
+        """Write the histories of a base of all tables; the manifest's entries about histories, if there are any."""
+        request, version = self.request, self.request.version
+        if request.kind != "base" or not request.whole:
+            return {"without_histories": sorted(request.histories)} if request.histories else {}
+        found = {}
+        for name, each in request.histories.items():
+            rows = CommitTableRows(commit, each.table, each.section, {each.key: each.group}, self.scratch / "rows")
+            source = stack.enter_context(rows)
+            found[name] = write_histories(name, each, source, version, files.open, self.deadline)
+        return {"histories": found} if found else {}
 
     def _served(self, sources: Mapping[str, CommitTableRows]) -> ServedRows:
         """The rows of a reader of the export. Without thresholds a reader has every row after a delta, too."""
@@ -251,7 +265,8 @@ class ExportRun:
         self,
         counts: Mapping[str, TableCounts],
         tables: Mapping[str, Mapping[str, Any]],
-        model: WrittenModel,
+        more: Mapping[str, Any],
+        golden: tuple[bool, str] | None,
         files: ExportFiles,
         current_rows: int | None,
     ) -> dict[str, Any]:
@@ -261,10 +276,10 @@ class ExportRun:
             current_rows=current_rows,
             norms={table: float(entry["norm"]) for table, entry in tables.items()},
             not_finite=sum(each.not_finite for each in counts.values()),
-            golden=model.gate,
+            golden=golden,
         )
         found = gates.check_gates(self.request.section.gates, facts)
-        return manifest.build_manifest(self.request, tables, found, files.written, model.message())
+        return manifest.build_manifest(self.request, tables, found, files.written, more)
 
     def _follow(self, content: Mapping[str, Any]) -> ExportAnswer:
         """1. current.json, if all gates passed. 2. The donefile. 3. Remove old exports. 4. The user's command."""

@@ -45,8 +45,9 @@ POOLING = (
 )
 HISTORIES = (
     "A slot with a history is filled by the job that trains: the last signs of slot `of`, oldest first, of earlier "
-    "samples with the same sign in slot `key`, where slot `when` is not 0. This export has no histories: who asks for "
-    "a prediction sends the signs, or none."
+    "samples with the same sign in slot `key`, where slot `when` is not 0. A base of all tables has the histories at "
+    "its version in histories-<slot>-<n>.parquet; other exports have none (without_histories in the manifest). Whoever "
+    "asks for a prediction sends the signs in the slot."
 )
 INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "

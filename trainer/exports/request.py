@@ -20,6 +20,21 @@ class ParentExport(Section):
     """Of the parent."""
 
 
+class ExportedHistory(Section):
+    """The histories of one slot."""
+
+    table: str
+    """Their table on the shards."""
+    section: TableSection
+    """Its section."""
+    key: str
+    """Slot with the key."""
+    group: SlotGroup
+    """Slot group of the key."""
+    of: str
+    """Slot whose signs are remembered."""
+
+
 class ExportRequest(Section):
     """One export of one commit. May be sent again after the export failed or was interrupted."""
 
@@ -53,6 +68,10 @@ class ExportRequest(Section):
     """By table: slot group to the name of its slot."""
     groups: dict[str, SlotGroup] = {}
     """Slot group of every sparse slot by name. Default: as in `slots`."""
+    histories: dict[str, ExportedHistory] = {}
+    """By slot. A base of all tables has them; other exports have none, and say so."""
+    whole: bool = True
+    """Whether all tables of the job are exported."""
     folder: Path = Path()
     """Folder of the job file: the command after an export runs there."""
     facts: dict[str, Any] = {}

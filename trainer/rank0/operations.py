@@ -207,8 +207,7 @@ class OperationRunner:
     @property
     def aging_tables(self) -> Mapping[str, TableSection]:
         """As `tables`, with histories. Any thread."""
-        now = self._now
-        return {**now.tables, **history_tables(now.slots)}
+        return {**self._now.tables, **history_tables(self._schema)}
 
     # -- restart
 

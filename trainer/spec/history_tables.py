@@ -5,9 +5,9 @@ that whoever forgets a user forgets the user's histories.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from dataset.spec.config import AnySlot, HistorySection, MetaSlot
+from dataset.spec.config import HistorySection, MetaSlot
 from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.validation import nearest
@@ -25,9 +25,9 @@ def lengths_of(schema: Schema) -> dict[str, int]:
     return {table_of(slot.name): slot.history.last for slot in schema.histories}
 
 
-def history_tables(slots: Sequence[AnySlot]) -> dict[str, TableSection]:
+def history_tables(schema: Schema) -> dict[str, TableSection]:
     """The tables of histories as shards hold them: rows whose bits no step learns."""
-    return {table_of(slot.name): _section(slot.history) for slot in Schema.of(slots).histories}
+    return {table_of(slot.name): _section(slot.history) for slot in schema.histories}
 
 
 def _section(history: HistorySection) -> TableSection:

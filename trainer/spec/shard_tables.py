@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from dataset.spec.config import AnySlot
+from dataset.spec.schema import Schema
 from pserver.config import (
     DENSE_SLICES,
     MAX_FLOAT32,
@@ -39,7 +40,7 @@ def tables_on_shards(
     """The tables that the shards hold: those of the job file, the slices of the dense parameters if they do, and
     histories of `slots`."""
     slices = {DENSE_SLICES: _slices(dense.optimizer)} if dense.strategy == "shards" else {}
-    return {**tables, **slices, **history_tables(slots)}
+    return {**tables, **slices, **history_tables(Schema.of(slots))}
 
 
 def _slices(optimizer: DenseOptimizer) -> TableSection:
