@@ -22,7 +22,7 @@ from service.monitor.status import Status
 from service.spec.job import LoadedJob
 from service.tables import committed_tables
 from trainer.control.commit_store import Commit
-from trainer.control.job_spec import has_rule
+from trainer.control.job_spec import has_rule, history_tables
 
 COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
 """Figures of a table that a status reports; null for a job that does not run, except bytes."""
@@ -34,7 +34,7 @@ Rule = Mapping[str, Any]
 
 
 def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
-    """A mapping for each table: "name", "rows", COUNTS, "dim", "slots" (figures by slot), "held"."""
+    """Of each table: "name", "rows", COUNTS, "dim", "slots" (figures by slot), "held". Histories are last."""
     slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
     figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
     reported = status.parts("tables")
@@ -52,7 +52,7 @@ def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
             },
             "held": dict(held[name].raw) if name in held else None,
         }
-        for name, table in job.spec.tables.items()
+        for name, table in {**job.spec.tables, **history_tables(Schema.of(job.spec.slots))}.items()
     ]
 
 
@@ -69,9 +69,9 @@ def committed_status(job: LoadedJob, commit: Commit) -> Status:
     """The tables of a commit, in the form of rank 0's status; memory and slot figures come from the last report."""
     report = Status(read_report(job.store / REPORT))
     fresh = report if report.number("passes") == commit.version else Status({})
-    slots = Schema.of(job.spec.slots).sparse
-    tables: dict[str, Any] = {}
-    for name in job.spec.tables:
+    schema = Schema.of(job.spec.slots)
+    slots, tables = schema.sparse, dict[str, Any]()
+    for name in (*job.spec.tables, *history_tables(schema)):
         parts = [part.tables[name] for part in commit.shards if name in part.tables]
         groups: dict[int, int] = {}
         for part in parts:

@@ -87,7 +87,7 @@ class RankZero:
         answers: Mapping[str, Callable[[Request], dict[str, Any]]] = {
             "ask": lambda request: self.operator.ask(request.get("operation", {})),
             "dry_run": lambda request: self.shrinking.dry_run(request.get("operation", {})),
-            "tables": lambda _: {name: has_rule(table) for name, table in self.operator.tables.items()},
+            "tables": lambda _: {name: has_rule(table) for name, table in self.operator.aging_tables.items()},
             "explain": self._explain,
             **self.answers,
         }
