@@ -19,9 +19,10 @@ from dataset.loader.batch_loader import PassTally
 from dataset.loader.segment_reader import SegmentReader
 from dataset.loader.timing import format_timing, timing_hints
 from dataset.samples.batch import Samples
-from dataset.sources.opening import open_source
-from dataset.spec.config import OnBadEvent
+from dataset.sources.opening import open_sources
+from dataset.spec.config import OnBadEvent, SourceSection
 from dataset.spec.schema import Schema
+from dataset.spec.source_set import SourceSet
 from dataset.spec.stream_spec import StreamSpec, read_stream
 from dataset.stream.source import Partition, Segment, Source
 from millrace.deadline import Deadline
@@ -38,6 +39,7 @@ MAX_WIDE_SLOTS = 10
 SAMPLES_ACROSS = 6
 SHOWN = 20
 """Samples printed by default."""
+ONE_SOURCE = SourceSet.of(SourceSection())
 PLAIN_WIDTH = 160
 """Columns if the output is not a terminal."""
 
@@ -52,11 +54,17 @@ def first_segments(partitions: Sequence[Partition], limit: int) -> Iterator[Segm
             limit -= end - begin
 
 
-def await_segments(source: Source, limit: int, deadline: Deadline) -> list[Segment]:
-    """Segments of the first `limit` positions. Waits until the deadline for a stream with fewer."""
+def await_segments(source: Source, limit: int, deadline: Deadline, sources: SourceSet = ONE_SOURCE) -> list[Segment]:
+    """Segments of the first `limit` positions, as many of each source. Waits until the deadline for a stream with
+    fewer."""
+    of_each = -(-limit // len(sources.sections))
     while True:
         partitions = source.partitions(Deadline.after(OPEN_S))
-        segments = list(first_segments(partitions, limit))
+        segments = [
+            segment
+            for name in sources.sections
+            for segment in first_segments([each for each in partitions if sources.name_of(each.name) == name], of_each)
+        ]
         available = sum(segment.end - segment.begin for segment in segments)
         if available >= limit or all(partition.final for partition in partitions) or deadline.passed():
             return segments
@@ -125,10 +133,11 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
     # A bad event is shown and does not end the run; no dead letters are written.
     pipe = stream.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
     deadline = Deadline.after(OPEN_S)
-    source = open_source(stream.source, folder=spec.parent, job=stream.name, seed=stream.seed, deadline=deadline)
-    reader = SegmentReader(source, pipe, schema, stream.source, None, spec.parent, spec=spec)
+    source = open_sources(stream.sources, folder=spec.parent, job=stream.name, seed=stream.seed, deadline=deadline)
+    sources = SourceSet(stream.sources)
+    reader = SegmentReader(source, pipe, schema, sources, None, spec.parent, spec=spec)
     try:
-        segments = await_segments(source, limit, Deadline.after(WAIT_S))
+        segments = await_segments(source, limit, Deadline.after(WAIT_S), sources)
         tally, started_s = PassTally(), time.monotonic()
         shown: list[Samples] = []
         for samples in reader.read(0, segments, tally):
@@ -149,8 +158,10 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
         f"{took_s:.2f} s: {tally.num_events / took_s:,.0f} events/s, {tally.num_samples / took_s:,.0f} samples/s, "
         "including the start of the command"
     )
+    for why, count in tally.left_out.items():
+        console.print(f"{count} events left out: {why} of their source")
     console.print(format_timing(tally, took_s, pipe.processes))
-    for line in timing_hints(tally, took_s, pipe, stream.source, os.cpu_count() or 1):
+    for line in timing_hints(tally, took_s, pipe, next(iter(stream.sources.values())), os.cpu_count() or 1):
         console.print(line)
     if tally.rejected and not tally.num_samples:
         reason, where = next(iter(tally.first_of.items()))

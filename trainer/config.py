@@ -358,7 +358,7 @@ class TrainerJob(Section):
     """Number of the set of defaults for keys that are left out. Unless set, the one with which the store began: the
     newest for a new store."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
-    """The event stream; exactly one source for now."""
+    """The event stream: one source, or several by name (docs/sources.md)."""
     pipe: PipeSection
     """The command that turns events into samples."""
     slots: Annotated[tuple[AnySlot, ...], Field(min_length=1)]
@@ -385,13 +385,6 @@ class TrainerJob(Section):
     """The job's store."""
     exports: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], ExportSection] = {}
     """Export streams by name."""
-
-    @field_validator("sources")
-    @classmethod
-    def _one_source(cls, sources: dict[str, Any]) -> dict[str, Any]:
-        if len(sources) != 1:
-            raise ValueError(f"several sources are not built yet; {len(sources)} given")
-        return sources
 
 
 class Rerun(Section):

@@ -20,11 +20,13 @@ from dataset.pipe.event_time import check_event_time
 from dataset.pipe.multislot_runner import MultiSlotRunner
 from dataset.pipe.pool import PipePool
 from dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
+from dataset.pipe.time_window import TimeWindow
 from dataset.samples.batch import Samples
 from dataset.samples.rejection import Rejection
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
 from dataset.spec.schema import Schema
+from dataset.spec.source_set import SourceSet
 from dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
 from dataset.stream.source import Events, Segment, Source
 from millrace.deadline import Deadline
@@ -64,7 +66,7 @@ class SegmentReader:
         source: Source,
         pipe: PipeSection,
         schema: Schema,
-        source_config: SourceSection,
+        source_config: SourceSection | SourceSet,
         dead_letters: DeadLetters | None,
         folder: Path,
         *,
@@ -72,12 +74,17 @@ class SegmentReader:
         masks: Mapping[str, str] | None = None,
         max_outage_s: float = 600.0,
     ) -> None:
-        check_event_time(source_config.event_time, pipe.protocol, schema, "event_time")
-        self._source, self._pipe, self._schema, self._config = source, pipe, schema, source_config
+        self._sections = SourceSet.of(source_config)
+        for name, section in self._sections.sections.items():
+            path = f"sources.{name}.event_time" if name else "event_time"
+            check_event_time(section.event_time, pipe.protocol, schema, path)
+        self._windows = {name: TimeWindow.of(section) for name, section in self._sections.sections.items()}
+        self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
         self._stopping = threading.Event()
         command = prepare_command(pipe, schema, folder, spec)
-        event_time, known_masks = source_config.event_time, dict(masks or {})
+        event_time = next(iter(self._sections.sections.values())).event_time  # else that of the segment's source
+        known_masks = dict(masks or {})
         self._pool = PipePool(
             command,
             lambda: make_runner(command, pipe, schema, event_time, known_masks),
@@ -113,10 +120,21 @@ class SegmentReader:
             for part in split_segment(segment, self._pipe.processes):
                 begin_s = time.monotonic()
                 with span(Span.READING):
-                    events = self._events(pass_number, part)
-                    work = reject_early(part, events, self._config.max_event_bytes, lines=lines)
+                    work = self._work(pass_number, part, lines=lines)
                 tally.source_s += time.monotonic() - begin_s
                 yield work
+
+    def _work(self, pass_number: int, segment: Segment, *, lines: bool) -> PipeInput:
+        name = self._sections.name_of(segment.partition)
+        section = self._sections.sections[name]
+        return reject_early(
+            segment,
+            self._events(pass_number, segment),
+            section.max_event_bytes,
+            lines=lines,
+            window=self._windows[name],
+            event_time=section.event_time,
+        )
 
     def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
         """The events of a segment. Waits while the source is unavailable, and logs it."""
@@ -146,6 +164,8 @@ class SegmentReader:
 
     def _count(self, pass_number: int, work: PipeInput, outcome: PipeOutput, tally: PassTally) -> None:
         tally.num_events += work.num_events
+        for reason, count in work.left_out.items():
+            tally.left_out[reason] = tally.left_out.get(reason, 0) + count
         tally.num_samples += outcome.num_samples
         tally.num_judged += outcome.num_judged
         tally.pipe_s += outcome.pipe_s

@@ -132,12 +132,11 @@ class ArrowRunner:
             raise BadAnswer(f"printed {rest[:80]!r} after the end of its Arrow stream")
 
     def _take(self, answer: pa.RecordBatch, work: PipeInput, events: Events, outcome: PipeOutput) -> None:
-        times = event_times(self._event_time, events)
+        event_time = work.event_time or self._event_time
+        times = event_times(event_time, events)
         samples, bad_rows = self._reader.read(answer, events.position_E, times)
         samples = trim(samples, self._schema, outcome.counters)
-        samples = Samples(
-            samples.sparse, samples.dense, samples.meta, samples.event_B, slot_times(self._event_time, samples)
-        )
+        samples = Samples(samples.sparse, samples.dense, samples.meta, samples.event_B, slot_times(event_time, samples))
         for bad in bad_rows:
             outcome.rejections.append(self._rejection(work, events, bad))
             if bad.slot is not None and bad.reason is Reason.NON_FINITE:

@@ -47,12 +47,18 @@ def slot_times(config: EventTime, samples: Samples) -> F64:
 
 def event_times(config: EventTime, events: Events) -> F64:
     """(E,) times from a field or the record; NaN if `config` names a slot or none."""
+    scale = SECONDS["ms" if config.kind == "record" else config.unit]
+    return unscaled_times(config, events) * scale
+
+
+def unscaled_times(config: EventTime, events: Events) -> F64:
+    """(E,) times as `event_times`, in the unit of the field, or in milliseconds of the record."""
     if config.kind == "record":
-        return np.where(events.timestamp_ms_E >= 0, events.timestamp_ms_E * 1e-3, np.nan)
+        return np.where(events.timestamp_ms_E >= 0, events.timestamp_ms_E.astype(np.float64), np.nan)
     if config.field is None:
         return np.full(len(events), np.nan)
     values = [events.value(index) or b"" for index in range(len(events))]
-    return _fields(values, config.field) * SECONDS[config.unit]
+    return _fields(values, config.field)
 
 
 def _fields(values: list[bytes], name: str) -> F64:

@@ -74,9 +74,8 @@ class MultiSlotRunner:
             if bad.slot is not None and bad.reason is Reason.NON_FINITE:
                 outcome.counters.add(bad.slot, SlotSum.NON_FINITE, 1)
         samples = trim(samples, self._schema, outcome.counters)
-        samples = Samples(
-            samples.sparse, samples.dense, samples.meta, samples.event_B, slot_times(self._event_time, samples)
-        )
+        times = slot_times(work.event_time or self._event_time, samples)
+        samples = Samples(samples.sparse, samples.dense, samples.meta, samples.event_B, times)
         outcome.counters.observe(samples)
         outcome.blocks.append(samples)
 

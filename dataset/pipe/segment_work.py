@@ -3,16 +3,18 @@
 Shapes: E events.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
 from dataset.samples.batch import I64, Samples
 from dataset.samples.rejection import Reason, Rejection
 from dataset.samples.slot_counters import SlotCounters
+from dataset.spec.config import EventTime
 from dataset.stream.source import Events, Segment
 from millrace.kernel_cache import njit
 
@@ -27,7 +29,11 @@ class PipeInput:
     blocks: Sequence[Events]
     rejections: Sequence[Rejection]
     num_events: int
-    """Number of all events, including rejected ones."""
+    """Number of all events, including rejected ones; without those left out."""
+    event_time: EventTime | None = None
+    """The event time of the segment's source, where the job has several; None: the runner's own."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Number of events outside the source's `since` and `until`, by reason."""
 
     @property
     def num_bytes(self) -> int:
@@ -120,14 +126,29 @@ def concat_values(events: Events, ending: int) -> NDArray[np.uint8]:
     return out
 
 
-def reject_early(segment: Segment, blocks: Iterable[Events], max_event_bytes: int, *, lines: bool) -> PipeInput:
-    """Separate the events that the command must not see; with `lines`, also those that contain a line feed."""
+def reject_early(
+    segment: Segment,
+    blocks: Iterable[Events],
+    max_event_bytes: int,
+    *,
+    lines: bool,
+    window: TimeWindow | None = None,
+    event_time: EventTime | None = None,
+) -> PipeInput:
+    """Separate the events that the command must not see; with `lines`, also those that contain a line feed.
+
+    Events outside `window` are left out, and counted; one without a time is rejected. `event_time`: see PipeInput.
+    """
     kept: list[Events] = []
     rejections: list[Rejection] = []
     num_events = 0
+    left_out: dict[str, int] = {}
     for block in blocks:
+        untimed_E = np.zeros(len(block), np.bool_)
+        if window is not None:
+            block, untimed_E = _inside(window, block, left_out)
         num_events += len(block)
-        reasons = list(_reasons(block, max_event_bytes, lines))
+        reasons = list(_reasons(block, max_event_bytes, lines, untimed_E))
         bad_E = np.zeros(len(block), np.bool_)
         for index, reason in reasons:
             bad_E[index] = True
@@ -142,18 +163,35 @@ def reject_early(segment: Segment, blocks: Iterable[Events], max_event_bytes: in
                 )
             )
         kept.append(take_events(block, np.flatnonzero(~bad_E)) if reasons else block)
-    return PipeInput(segment, [block for block in kept if len(block)], rejections, num_events)
+    return PipeInput(segment, [block for block in kept if len(block)], rejections, num_events, event_time, left_out)
 
 
-def _reasons(block: Events, max_event_bytes: int, lines: bool) -> Iterator[tuple[int, Reason]]:
+def _inside(window: TimeWindow, block: Events, left_out: dict[str, int]) -> tuple[Events, NDArray[np.bool_]]:
+    """The events of the window, and which of them have no time; counts the others in `left_out`."""
+    masks = window.masks(block)
+    for reason, mask_E in ((BEFORE, masks.before_E), (AFTER, masks.after_E)):
+        if count := int(np.count_nonzero(mask_E)):
+            left_out[reason] = left_out.get(reason, 0) + count
+    out_E = masks.before_E | masks.after_E
+    return (take_events(block, np.flatnonzero(~out_E)) if out_E.any() else block), masks.untimed_E[~out_E]
+
+
+def _reasons(
+    block: Events, max_event_bytes: int, lines: bool, untimed_E: NDArray[np.bool_]
+) -> Iterator[tuple[int, Reason]]:
     null_E = block.begin_E < 0
     long_E = ~null_E & (block.end_E - block.begin_E > max_event_bytes)
     fed_E = np.zeros(len(block), np.bool_)
     whole = as_lines(block) if lines else None
     if lines and (whole is None or np.count_nonzero(whole == LINE_FEED) > len(block)):
         find_line_feeds(bytes_of(block.data), np.where(null_E, block.end_E, block.begin_E), block.end_E, fed_E)
-    for index in np.flatnonzero(null_E | long_E | fed_E).tolist():
-        yield index, Reason.NULL if null_E[index] else Reason.TOO_LONG if long_E[index] else Reason.LINE_FEED
+    for index in np.flatnonzero(null_E | long_E | fed_E | untimed_E).tolist():
+        if null_E[index]:
+            yield index, Reason.NULL
+        elif long_E[index]:
+            yield index, Reason.TOO_LONG
+        else:
+            yield index, Reason.LINE_FEED if fed_E[index] else Reason.NO_TIME
 
 
 def take_events(events: Events, index_E: NDArray[np.intp]) -> Events:

@@ -8,6 +8,7 @@ class Reason(StrEnum):
     """The reason of a rejection; rejections are counted by it."""
 
     NULL = "null value"
+    NO_TIME = "no event time"
     TOO_LONG = "longer than max_event_bytes"
     LINE_FEED = "line feed inside"
     WRONG_COUNT = "wrong count"

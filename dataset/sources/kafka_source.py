@@ -24,7 +24,7 @@ from kafka.structs import OffsetAndMetadata
 from dataset.sources.kafka_client import BoundedWait, KafkaClient
 from dataset.sources.kafka_options import consumer_options, library_of, librdkafka_options
 from dataset.sources.kafka_reader import BrokenRecords, KafkaReader, PositionGone, ReadRefused
-from dataset.spec.config import KafkaLibrary, KafkaSource
+from dataset.spec.config import KafkaLibrary, KafkaSource, unix_us
 from dataset.stream.errors import SourceGap, SourceUnavailable
 from dataset.stream.source import Events, Partition, Segment, check_identity
 from millrace.deadline import Deadline
@@ -149,11 +149,20 @@ class KafkaStream:
         found = self._unknown()
         self._add(found, deadline)
         ends = self._ask_ends(found, deadline)
-        self._starts = self._places(self._config.start, found, ends, deadline)
+        self._starts = self._first_positions(found, ends, deadline)
         if self.bounded:
             ends = self._places(self._config.end, found, ends, deadline)
             ends = {part: max(end, self._starts[part]) for part, end in ends.items()}
         self._ends = ends
+
+    def _first_positions(
+        self, parts: Sequence[TopicPartition], ends: Mapping[TopicPartition, int], deadline: Deadline
+    ) -> dict[TopicPartition, int]:
+        """Where a new job starts: with `since`, `overlap` before that time; the events before it are left out later."""
+        if self._config.since is None:
+            return self._places(self._config.start, parts, ends, deadline)
+        ms = max(0, unix_us(self._config.since) // 1000 - round(1000 * self._config.overlap))
+        return self._places_at(ms, parts, ends, deadline)
 
     def _places(
         self, where: str, parts: Sequence[TopicPartition], ends: Mapping[TopicPartition, int], deadline: Deadline
@@ -165,7 +174,12 @@ class KafkaStream:
             return {part: ends[part] for part in parts}
         if where == "group":
             return {part: self._committed(part, deadline) for part in parts}
-        ms = int(datetime.fromisoformat(where).timestamp() * 1000)
+        return self._places_at(int(datetime.fromisoformat(where).timestamp() * 1000), parts, ends, deadline)
+
+    def _places_at(
+        self, ms: int, parts: Sequence[TopicPartition], ends: Mapping[TopicPartition, int], deadline: Deadline
+    ) -> dict[TopicPartition, int]:
+        """The positions of the first records of a time or later; the end without one."""
         found = self._offsets_at(dict.fromkeys(parts, ms), deadline)
         return {part: min(found.get(part, ends[part]), ends[part]) for part in parts}
 

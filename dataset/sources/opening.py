@@ -1,10 +1,11 @@
-"""Opens the source of a spec. Each kind is imported when it is first used."""
+"""Opens the sources of a spec. Each kind is imported when it is first used."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import assert_never
 
 from dataset.spec.config import AnySource, FilesSource, KafkaSource, SimulatedSource
+from dataset.spec.source_set import SourceSet
 from dataset.stream.source import Source
 from millrace.deadline import Deadline
 
@@ -33,3 +34,31 @@ def open_source(
             return SimulatedStream(config, seed)
         case _:
             assert_never(config)
+
+
+def open_sources(
+    configs: Mapping[str, AnySource],
+    *,
+    folder: Path,
+    job: str,
+    seed: int,
+    deadline: Deadline,
+    known: Collection[str] | None = (),
+) -> Source:
+    """The stream of a job: its one source, or several as one. Arguments and errors are those of `open_source`."""
+    if len(configs) == 1:
+        (config,) = configs.values()
+        return open_source(config, folder=folder, job=job, seed=seed, deadline=deadline, known=known)
+    from dataset.sources.composite import CompositeSource
+
+    names, opened = SourceSet(configs), dict[str, Source]()
+    own_known = None if known is None else names.split(dict.fromkeys(known, 0))
+    try:
+        for name, config in configs.items():
+            own = None if own_known is None else own_known[name]
+            opened[name] = open_source(config, folder=folder, job=job, seed=seed, deadline=deadline, known=own)
+    except BaseException:
+        for source in opened.values():
+            source.close()
+        raise
+    return CompositeSource(names, opened)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -45,8 +45,28 @@ class EventTime(Section):
         return self
 
 
+MAX_SOURCES = 16
+"""Most sources of a job."""
+
+
+def unix_us(text: str) -> int:
+    """An ISO time with offset in microseconds since 1970. Raises ValueError."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("must be a time like 2024-05-01T00:00:00+00:00") from None
+    if when.tzinfo is None:
+        raise ValueError("a time needs its offset, for example 2024-05-01T00:00:00+00:00")
+    since_epoch = when - datetime(1970, 1, 1, tzinfo=UTC)
+    return since_epoch // timedelta(microseconds=1)
+
+
 class SourceSection(Section):
     """Settings common to all kinds of source."""
+
+    after: str | None = None
+    """Name of another source of the job, which must have an end: this one begins when all events of that one are in
+    passes. Unset: the sources of a job advance together."""
 
     event_time: EventTime = EventTime(kind="none")
     """Event time; without one, the day does not advance."""
@@ -56,7 +76,37 @@ class SourceSection(Section):
     """If a position is no longer retained: stop, or continue at the first or last one; losses are counted."""
 
 
-class FilesSource(SourceSection):
+class RecordedSource(SourceSection):
+    """Settings of sources whose events were written by others: files and Kafka."""
+
+    since: str | None = None
+    """Only events of this time or later, by their event time: an ISO time with offset. Others are left out and
+    counted."""
+    until: str | None = None
+    """Only events before this time, by their event time: an ISO time with offset. Others are left out and counted."""
+
+    @field_validator("since", "until")
+    @classmethod
+    def _is_time(cls, value: str | None) -> str | None:
+        if value is not None:
+            unix_us(value)
+        return value
+
+    @model_validator(mode="after")
+    def _knows_times(self) -> "RecordedSource":
+        if self.since is None and self.until is None:
+            return self
+        if self.event_time.slot is not None or self.event_time.kind == "none":
+            raise ValueError(
+                "since and until need the event's own time, before the pipe: set event_time to a field of the events, "
+                'or to kind = "record" for Kafka'
+            )
+        if self.since is not None and self.until is not None and unix_us(self.since) >= unix_us(self.until):
+            raise ValueError(f"no event is at or after since = {self.since} and before until = {self.until}")
+        return self
+
+
+class FilesSource(RecordedSource):
     """Lines of files, plain or gzip. All files are one stream, read one after another, ordered by the pattern's fields,
     then by name."""
 
@@ -95,7 +145,7 @@ class KafkaLibrary(StrEnum):
     KAFKA_PYTHON = "kafka-python"
 
 
-class KafkaSource(SourceSection):
+class KafkaSource(RecordedSource):
     """Records of Kafka topics; each Kafka partition is a partition of the source."""
 
     kind: Literal["kafka"]
@@ -112,7 +162,11 @@ class KafkaSource(SourceSection):
     group: str | None = None
     """Group id under which lag tools see the positions; default: the job's name."""
     start: str = "earliest"
-    """"earliest", "latest", "group" (the group's committed offsets) or an ISO time with offset."""
+    """"earliest", "latest", "group" (the group's committed offsets) or an ISO time with offset. With `since`, it is
+    left out: reading starts `overlap` before that time."""
+    overlap: Duration = 3600.0
+    """With `since`: how much earlier, by the time stamps of records, reading starts. No event is lost whose record is
+    stamped at most this much before the event's time."""
     end: str = "never"
     """"never", "latest" (the offsets at start, or for a finished job at its next start) or an ISO time with
     offset. All except "never" make the source bounded."""
@@ -125,14 +179,16 @@ class KafkaSource(SourceSection):
         words = ("earliest", "latest", "group") if info.field_name == "start" else ("never", "latest")
         if value not in words:
             try:
-                when = datetime.fromisoformat(value)
-            except ValueError:
-                raise ValueError(
-                    f"must be one of {', '.join(words)}, or a time like 2024-05-01T00:00:00+00:00"
-                ) from None
-            if when.tzinfo is None:
-                raise ValueError("a time needs its offset, for example 2024-05-01T00:00:00+00:00")
+                unix_us(value)
+            except ValueError as error:
+                raise ValueError(f"is not one of {', '.join(words)}, and otherwise {error}") from None
         return value
+
+    @model_validator(mode="after")
+    def _starts_once(self) -> "KafkaSource":
+        if self.since is not None and self.start != "earliest":
+            raise ValueError("start and since both say where reading starts; leave start out")
+        return self
 
 
 class SimulatedSource(SourceSection):

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from dataset.spec.config import AnySlot, AnySource, PipeSection, SampleSection
 from dataset.spec.schema import Schema
+from dataset.spec.source_set import check_sources
 from millrace.config import Section, Seed, load_toml, validate
-from millrace.errors import SpecError
 
 
 class SlotsSpec(Section):
@@ -27,18 +27,11 @@ class StreamSpec(SlotsSpec):
     seed: Seed = 1
     """Seed of all random choices."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
-    """The stream; exactly one source."""
+    """The stream: one source, or several by name."""
     pipe: PipeSection
     """The program that turns events into samples."""
     sample: SampleSection = SampleSection()
     """Group and weight of samples."""
-
-    @property
-    def source(self) -> AnySource:
-        """The one source."""
-        if len(self.sources) != 1:
-            raise SpecError(f"several sources are not supported yet; {len(self.sources)} given", "sources")
-        return next(iter(self.sources.values()))
 
 
 def read_slots(path: Path) -> tuple[Schema, bool]:
@@ -53,4 +46,6 @@ def read_slots(path: Path) -> tuple[Schema, bool]:
 
 def read_stream(path: Path, overrides: Sequence[str] = ()) -> StreamSpec:
     """The source, pipe and slots of the spec at `path`. Raises SpecError."""
-    return validate(StreamSpec, load_toml(path, overrides), only_known=True)
+    stream = validate(StreamSpec, load_toml(path, overrides), only_known=True)
+    check_sources(stream.sources)
+    return stream

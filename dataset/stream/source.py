@@ -55,6 +55,8 @@ class Partition:
     """Partitions of one stream are read one after another, by period and name; "": it is a stream of its own."""
     period: tuple[str, ...] = ()
     """The time in the partition's name, compared part by part, digits as numbers; comparable across streams."""
+    bounded: bool | None = None
+    """Whether its source ends, where the stream has several; None: as the stream does."""
 
     @property
     def stream_name(self) -> str:

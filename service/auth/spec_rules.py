@@ -55,6 +55,9 @@ class TextKind(Enum):
 
 HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("TrainerJob", "name"): TextKind.NAME,
+    ("SourceSection", "after"): TextKind.NAME,
+    ("RecordedSource", "since"): TextKind.NAME,
+    ("RecordedSource", "until"): TextKind.NAME,
     ("FilesSource", "paths"): TextKind.PATTERNS,
     ("FilesSource", "partition_by"): TextKind.NAME,
     ("FilesSource", "ready"): TextKind.NAME,

@@ -173,9 +173,10 @@ def _close(close: log_records.PassClose) -> str:
     rejected = {name: number for name, number in close.rejected.items() if number}
     reasons = f" ({', '.join(f'{name} {count(number)}' for name, number in rejected.items())})" if rejected else ""
     digests = " ".join(f"{name} {value[:DIGEST_DIGITS]}" for name, value in close.digests.items())
+    outside = "".join(f", {count(number)} left out ({reason})" for reason, number in (close.left_out or {}).items())
     return (
         f"pass {close.number}: {count(close.events)} events, {count(close.samples)} samples, "
-        f"{count(sum(rejected.values()))} rejected{reasons}, day {close.day}; {digests}"
+        f"{count(sum(rejected.values()))} rejected{reasons}{outside}, day {close.day}; {digests}"
     )
 
 

@@ -17,7 +17,7 @@ from service.jobs.config import LimitsSection
 from service.jobs.host import HostedJob
 from service.spec.job import LoadedJob
 from trainer.config import TrainerJob
-from trainer.control.predictions import PredictionRequest, servers_of, source_config
+from trainer.control.predictions import PredictionRequest, own_source, servers_of, source_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def check_brokers(asked: PredictionRequest, job: TrainerJob, *, own_brokers: boo
     """Raise SpecError where the request names brokers that are neither the hosted job's nor allowed by name."""
     if allow.bootstrap_servers is not None or asked.input.kafka is None:
         return  # a list of brokers is checked with all other options
-    source = next(iter(job.sources.values()))
+    source = own_source(asked.input, job)
     known = servers_of(source.options) if own_brokers and isinstance(source, KafkaSource) else frozenset()
     config = source_config(asked.input, job)
     assert isinstance(config, KafkaSource), "checked"

@@ -52,16 +52,17 @@ def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     prepare_command(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)
-    ((name, source),) = job.spec.sources.items()
-    if isinstance(source, KafkaSource):
-        consumer_options(source.options, job.folder, f"sources.{name}.options")
-        library_of(source.library, source.options, f"sources.{name}")
+    for name, source in job.spec.sources.items():
+        if isinstance(source, KafkaSource):
+            consumer_options(source.options, job.folder, f"sources.{name}.options")
+            library_of(source.library, source.options, f"sources.{name}")
     return check_free(job.store, job.spec.name, fresh=fresh)
 
 
 def _check_files(job: LoadedJob) -> None:
     """For a new job without a mirror: one that continues knows its files, and they may be deleted by now."""
-    ((_, source),) = job.spec.sources.items()
-    if isinstance(source, FilesSource) and not source.follow and job.spec.store.mirror is None:
+    for source in job.spec.sources.values():
+        if not isinstance(source, FilesSource) or source.follow or job.spec.store.mirror is not None:
+            continue
         spec, deadline = job.spec, Deadline.after(LIST_S)
         open_source(source, folder=job.folder, job=spec.name, seed=spec.seed, deadline=deadline).close()

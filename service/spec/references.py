@@ -9,6 +9,7 @@ from pathlib import Path
 from dataset.pipe.event_time import check_event_time
 from dataset.spec.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
 from dataset.spec.schema import Schema, Slot
+from dataset.spec.source_set import check_sources
 from millrace.errors import SpecError
 from millrace.validation import nearest
 from pserver.config import DENSE_SLICES
@@ -32,6 +33,7 @@ def check_references(job: TrainerJob) -> None:
     _check_tables(job, schema)
     check_histories(job, schema)
     _check_pipe(job, schema)
+    check_sources(job.sources)
     _check_event_time(job, schema)
     _check_exports(job)
     check_dense_rules(job)
@@ -204,11 +206,11 @@ def _overlap(names: Iterable[str], known: Collection[str]) -> list[str]:
 
 
 def _check_event_time(job: TrainerJob, schema: Schema) -> None:
-    ((name, source),) = job.sources.items()
-    time: EventTime = source.event_time
-    path = f"sources.{name}.event_time"
-    if time.slot is not None:
-        _number_slot(schema, time.slot, f"{path}.slot")
-    check_event_time(time, job.pipe.protocol, schema, path)
-    if time.kind == "record" and isinstance(source, FilesSource):
-        raise SpecError('lines of files have no time of their own; name a field or a slot, or kind = "none"', path)
+    for name, source in job.sources.items():
+        time: EventTime = source.event_time
+        path = f"sources.{name}.event_time"
+        if time.slot is not None:
+            _number_slot(schema, time.slot, f"{path}.slot")
+        check_event_time(time, job.pipe.protocol, schema, path)
+        if time.kind == "record" and isinstance(source, FilesSource):
+            raise SpecError('lines of files have no time of their own; name a field or a slot, or kind = "none"', path)

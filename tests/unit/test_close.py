@@ -75,7 +75,8 @@ def test_tallies_of_ranks_become_one():
         "rejected": {"not UTF-8": 2, "too long": 1},
         "days": {"9": 5},
     }
-    reading = merge_tallies([one, two])
+    reading = merge_tallies([one | {"left_out": {}}, two | {"left_out": {"before since": 4}}])
+    assert reading.left_out == {"before since": 4}
     assert (reading.num_events, reading.num_samples, reading.num_judged, reading.day) == (7, 9, 9, 9)
     assert reading.rejected == {"not UTF-8": 3, "too long": 1}
 

@@ -173,7 +173,9 @@ MISTAKES = {
     'slot = "..." or kind = "record" | "none"',
     'model.class="a:B"': 'model: needs either name = "..." or class = "package.module:Class"',
     # not built yet
-    'sources.more={kind="simulated",events=5}': "sources: several sources are not built yet; 2 given",
+    'sources.more={kind="simulated",events=5}': (
+        "sources.more.event_time: either all sources of a job have an event time, or none"
+    ),
     "train.staleness=9": "train.staleness: Input should be less than or equal to 8 (got 9)",
     "train.staleness=-1": "train.staleness: Input should be greater than or equal to 0 (got -1)",
     # what does not go together

@@ -94,7 +94,7 @@ def _new(known: Mapping[str, KnownPartition], seen: Sequence[Partition], bounded
             p.name,
             number,
             p.begin if known else p.start,
-            p.end if bounded and p.final else None,
+            p.end if _ends(p, bounded) and p.final else None,
             p.identity,
             p.stream if ordered else None,
             p.period if ordered else (),
@@ -103,13 +103,19 @@ def _new(known: Mapping[str, KnownPartition], seen: Sequence[Partition], bounded
     ]
 
 
+def _ends(partition: Partition, bounded: bool) -> bool:
+    """Whether the source of a partition ends."""
+    return bounded if partition.bounded is None else partition.bounded
+
+
 def with_growth(
     known: Mapping[str, KnownPartition], seen: Sequence[Partition], bounded: bool
 ) -> tuple[Mapping[str, KnownPartition], Sequence[KnownPartition], Sequence[str]]:
     """A bounded stream, read completely and polled again: the registry, its new or longer partitions, and messages
     about partitions that were replaced or truncated, which are not read.
 
-    If the stream is not `bounded` any more, its partitions lose their ends.
+    Partitions whose source is not bounded any more lose their ends. Where only some of the job's sources are bounded,
+    their partitions keep the ends of the first look.
     """
     now = {partition.name: partition for partition in seen}
     longer, words = list[KnownPartition](), list[str]()
@@ -121,9 +127,9 @@ def with_growth(
             words.append(f"{each.name} was replaced (identity {each.identity} then, {there.identity} now)")
         elif there.end < each.end:
             words.append(f"{each.name} ends at position {there.end} now, and was read up to {each.end}")
-        elif not bounded:
+        elif not _ends(there, bounded):
             longer.append(replace(each, end=None))
-        elif there.end > each.end:
+        elif bounded and there.end > each.end:
             longer.append(replace(each, end=there.end))
     fresh = [*longer, *_new(known, seen, bounded)]
     return {**known, **{each.name: each for each in fresh}}, fresh, words

@@ -74,6 +74,9 @@ class PassClose:
     """Metrics of the window, by task."""
     of_pass: Mapping[str, Any] = field(default_factory=dict)
     """Metrics of the pass, by task."""
+    left_out: Mapping[str, int] | None = None
+    """Events outside `since` and `until` of their source, by reason; they are not among `events`. None: there are
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +293,7 @@ Content = Claim | PassPlan | Void | PassClose | Operation
 """The content of one record."""
 
 _OPERATIONS: Mapping[str, type[Operation]] = {each.op: each for each in get_args(Operation)}
-_OMITTED_IF_NONE = ("rule",)
+_OMITTED_IF_NONE = ("rule", "left_out")
 _FIELDS: Mapping[type, Sequence[tuple[str, bool]]] = {
     cls: [(each.name, each.default is MISSING and each.default_factory is MISSING) for each in fields(cls)]
     for cls in (Void, PassClose, *get_args(Operation))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.config import AnySource, FilesSource, KafkaSource
 from dataset.spec.schema import Schema
+from dataset.spec.source_set import ends
 from millrace import documents
 from millrace.errors import MillraceError, SpecError
 from trainer.config import TrainerJob
@@ -40,8 +40,7 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
             f"{SECTION}.version",
         )
     check_no_histories(job, SECTION)
-    (source,) = job.sources.values()
-    if not ends(source):
+    if not all(ends(source) for source in job.sources.values()):
         raise SpecError(
             "the stream never ends, so the prediction would never start; bound the source, or use `millrace predict` "
             "while the job trains",
@@ -52,15 +51,6 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
         OutputColumns.of(request, job, Schema.of(job.slots))
     except SpecError as error:
         raise error_at(error, f"{SECTION}.{error.path}") from None
-
-
-def ends(source: AnySource) -> bool:
-    """Whether a stream ends."""
-    if isinstance(source, FilesSource):
-        return not source.follow
-    if isinstance(source, KafkaSource):
-        return source.end != "never"
-    return source.events is not None
 
 
 def names_tensors(request: PredictionRequest, job: TrainerJob) -> bool:

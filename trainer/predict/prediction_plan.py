@@ -12,6 +12,7 @@ from typing import Any
 
 from dataset.sources.opening import open_source
 from dataset.spec.config import AnySource, FilesSource, KafkaSource
+from dataset.spec.source_set import like
 from dataset.stream.source import Partition, Segment, Source
 from millrace import documents
 from millrace.blob.store_address import parse
@@ -81,7 +82,7 @@ class PredictionPlan:
 def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
     """Hash of a request and of the parts of the spec that turn events into predictions; without secrets."""
     pipe = job.pipe.model_dump(mode="json", include={"command", "protocol", "batch_events", "on_bad_event"})
-    source = next(iter(job.sources.values()))
+    source = own_source(request.input, job)
     shapes = {name: [table.dim, table.first_order] for name, table in job.tables.items()}
     spec = {
         "pipe": pipe,
@@ -94,9 +95,14 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def own_source(asked: InputSection, job: TrainerJob) -> AnySource:
+    """The source of the job whose events are like those of the input: the first of its kind, or else the first."""
+    return like(job.sources, FilesSource if asked.paths is not None else KafkaSource)
+
+
 def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
     """The input as a source with the job's event format. Raises SpecError."""
-    own = next(iter(job.sources.values()))
+    own = own_source(asked, job)
     shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
     if asked.paths is not None:
         return FilesSource(kind="files", paths=asked.paths, **shared)

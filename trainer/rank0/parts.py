@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset.sources.opening import open_source
+from dataset.sources.opening import open_sources
 from dataset.spec.schema import Schema, Slot
+from dataset.spec.source_set import SourceSet
 from dataset.stream.source import Source
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
@@ -153,17 +154,16 @@ def _planner(
     """None if no new passes are planned."""
     if config.until is not None or journal is None:
         return None
-    on_gap = next(iter(job.sources.values())).on_gap
     planner = Planner(
         source_of(config, job, beginning.known),
         job.passes,
         config.world,
         job.train.learn_until if job.train.learn else 0,
-        on_gap,
         journal=journal,
         known=beginning.known,
         skips=beginning.skips,
         max_full_s=job.commit.max_failing,
+        sources=SourceSet(job.sources),
     )
     planner.held = (config.store / PAUSED).exists  # before the first request
     return planner
@@ -171,6 +171,5 @@ def _planner(
 
 def source_of(config: WorkerConfig, job: TrainerJob, known: Collection[str] | None = None) -> Source:
     """The job's stream, opened. `known`: names of known partitions; None: plans are only read, not made."""
-    section = next(iter(job.sources.values()))
     deadline = Deadline.after(OPEN_S)
-    return open_source(section, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)
+    return open_sources(job.sources, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)

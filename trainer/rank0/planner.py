@@ -14,6 +14,8 @@ from functools import partial
 from queue import Empty, Queue
 from typing import Literal, Protocol
 
+from dataset.spec.config import SourceSection
+from dataset.spec.source_set import RECORD_CLOCK, SourceSet
 from dataset.stream.errors import SourceGap
 from dataset.stream.source import Partition, Source
 from millrace.deadline import Deadline
@@ -35,7 +37,8 @@ from trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_drained
 from trainer.journal.records import GapOperation, PartitionsOperation
 from trainer.rank0.equal_shares import cut_equally
 from trainer.rank0.rank_speeds import RankSpeeds
-from trainer.rank0.skew import caps_by_period, caps_by_time, heads
+from trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads
+from trainer.rank0.turns import next_turn
 
 POLL_S = 0.05
 """Pause between polls of the source while a plan is requested."""
@@ -112,10 +115,15 @@ class Planner:
         known: Mapping[str, KnownPartition] | None = None,
         skips: Collection[SkippedRange] = (),
         max_full_s: float = 600.0,
+        sources: SourceSet | None = None,
     ) -> None:
-        """`known` and `skips` are from commit and log. A write to a full log is retried for `max_full_s`."""
+        """`known` and `skips` are from commit and log. A write to a full log is retried for `max_full_s`.
+
+        `sources`: the sections of the job's sources; `on_gap` is then theirs.
+        """
         self._source, self._passes, self._num_ranks = source, passes, num_ranks
-        self._learn_until, self._on_gap = learn_until, on_gap
+        self._learn_until = learn_until
+        self._sources = sources or SourceSet.of(SourceSection(on_gap=on_gap))
         self._journal = journal or MemoryPlanJournal()
         self.known: Mapping[str, KnownPartition] = dict(known or {})
         """Known partitions. The mapping is replaced, never changed, so any thread may read it."""
@@ -292,16 +300,18 @@ class Planner:
         self.paused = self.held()
         if self._source.bounded and not self.paused and is_drained(partitions, positions, self.skips):
             return None if self._grow(request.positions) else StreamEnded()
+        turn = next_turn(partitions, positions, self._sources, self.skips)
+        partitions = turn.partitions
         max_events, learn = self._passes.max_events, True
         if self._learn_until is not None:
             left = self._learn_until - request.num_positions
             learn, max_events = left > 0, min(max_events, left) if left > 0 else max_events
         waiting, waited = sum(backlog(partitions, positions, self.skips)), now_s - request.at_s >= self._passes.wait
+        due = waiting >= max_events or (turn.holds and turn.is_final)
         if self._by_count:
-            ended = self._source.bounded and all(partition.final for partition in partitions)
-            due = waiting >= max_events or ended
+            due = due or (self._source.bounded and turn.is_final)
         else:
-            due = waiting >= max_events or (waiting > 0 and waited)
+            due = due or (waiting > 0 and waited)
         if self.paused:
             self._at_end = frozenset()
         if not due or self.paused:
@@ -326,12 +336,24 @@ class Planner:
 
     def _caps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> Mapping[str, int]:
         """The position up to which the next pass may read each partition. A stream without backlog limits no other."""
+        caps: dict[str, int] = {}
         waiting = heads(partitions, positions, self.skips)
+        clocks = dict.fromkeys(self._sources.clock_of(name) for name in waiting)
+        for clock in clocks:
+            of_clock = [each for each in partitions if self._sources.clock_of(each.stream_name) == clock]
+            theirs = {name: head for name, head in waiting.items() if self._sources.clock_of(name) == clock}
+            caps |= self._caps_of(clock, of_clock, theirs)
+        return caps
+
+    def _caps_of(
+        self, clock: str, partitions: Sequence[Partition], waiting: Mapping[str, StreamHead]
+    ) -> Mapping[str, int]:
+        """The caps of the streams of one clock."""
         holders = [name for name in waiting if name not in self._at_end]
         if len(holders) < 2:
             return {}
         deadline = Deadline.after(self._passes.max_outage)
-        if self._source.positions_at({}, deadline) is None:
+        if clock not in ("", RECORD_CLOCK) or self._source.positions_at({}, deadline) is None:
             return caps_by_period(partitions, waiting, holders)
 
         def ask(times_ms: Mapping[str, int]) -> Mapping[str, int]:
@@ -346,8 +368,9 @@ class Planner:
         `on_gap` is "fail".
         """
         places = {p.name: after_skips(p.name, positions.get(p.name, p.start), self.skips) for p in partitions}
-        for gap in gaps(partitions, places, self._on_gap == "latest"):
-            if self._on_gap == "fail":
+        on_gap = {p.name: self._sources.section_of(p.name).on_gap for p in partitions}
+        for gap in (gap for p in partitions for gap in gaps([p], places, on_gap[p.name] == "latest")):
+            if on_gap[gap.partition] == "fail":
                 raise SourceGap(
                     f"{gap.partition}: position {gap.position} is no longer retained, the first one is {gap.go_on}; "
                     f'with on_gap = "earliest" or "latest" the source continues after the gap'

@@ -19,7 +19,7 @@ from trainer.journal.pass_plan import PassPlan
 from trainer.journal.records import ActingOperation, GapOperation, Operation, PartitionsOperation, PassClose
 from trainer.rank0.planner import LOG_WAITS, Planner, StreamEnded
 
-COMPARED = ("events", "samples", "rejected", "day")
+COMPARED = ("events", "samples", "rejected", "day", "left_out")
 """These, and the digests, must be the same again when a pass is replayed."""
 
 log = logging.getLogger(__name__)

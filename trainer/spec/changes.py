@@ -6,7 +6,7 @@ operation before it acts.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dataset.spec.schema import Schema
@@ -90,6 +90,7 @@ def significant_keys(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: 
     """
     keys = [key for key in changed_keys(old, new) if key == WIRE or not _below(key, AT_ONCE)]
     before, after = fill_defaults(old), fill_defaults(new)
+    _check_names(list(before.get("sources", ())), list(after.get("sources", ())))
     for key in keys:
         table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
         lays_out = table.endswith("extend_at") and _extends(before, key) != _extends(after, key)
@@ -103,6 +104,18 @@ def significant_keys(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: 
                 key,
             )
     return keys
+
+
+def _check_names(was: Sequence[str], now: Sequence[str]) -> None:
+    """Raise SpecError where partitions would get other names: those of several sources contain their source's."""
+    if len(was) != len(now) or (len(was) > 1 and set(was) != set(now)):
+        names = ", ".join(was)
+        raise SpecError(
+            f"the store's positions are those of {names}: the sources of a job that has begun keep their number and, "
+            "where there are several, their names; put them back, choose another store.path, or start over with "
+            "--fresh",
+            "sources",
+        )
 
 
 def _on_shards(spec: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trainer.journal.pass_plan import PassPlan
@@ -31,6 +31,8 @@ class PassReading:
     rejected: Mapping[str, int]
     day: int | None
     """Median UTC day of the samples' event times; None without event time."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Events outside `since` and `until` of their source, by reason."""
 
 
 class _Moment(NamedTuple):
@@ -78,6 +80,7 @@ class TrainerProgress:
         """Returns further lines of the status; called at each status."""
         self.num_events = self.num_samples = self.skipped_steps = 0
         self.rejected: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}
         self.learning = learning
 
     def planned(self, plan: PassPlan) -> None:
@@ -111,6 +114,8 @@ class TrainerProgress:
             self.num_samples += reading.num_samples
             for reason, count in reading.rejected.items():
                 self.rejected[reason] = self.rejected.get(reason, 0) + count
+            for reason, count in reading.left_out.items():
+                self.left_out[reason] = self.left_out.get(reason, 0) + count
             self._said = dict(said)
             now_s = time.monotonic()
             self._closes.append(_Moment(now_s, self.num_events, self.num_samples, self.spent.seconds()))
@@ -119,10 +124,9 @@ class TrainerProgress:
 
     def saved(self) -> dict[str, Any]:
         """The state that a commit holds."""
-        return {name: getattr(self, name) for name in SAVED} | {
-            "positions": dict(self.positions),
-            "rejected": dict(self.rejected),
-        }
+        counts = {"positions": dict(self.positions), "rejected": dict(self.rejected)}
+        left_out = {"left_out": dict(self.left_out)} if self.left_out else {}  # as commits before had none
+        return {name: getattr(self, name) for name in SAVED} | counts | left_out
 
     def load_saved(self, state: Mapping[str, Any]) -> None:
         """Continue from a commit."""
@@ -130,6 +134,7 @@ class TrainerProgress:
             for name in SAVED:
                 setattr(self, name, int(state[name]))
             self.positions, self.rejected = dict(state["positions"]), dict(state["rejected"])
+            self.left_out = dict(state.get("left_out", {}))
             self.last_planned, self.num_planned = self.version, self.num_positions
             self.planned_positions = dict(self.positions)
             self._closes = deque([_Moment(time.monotonic(), self.num_events, self.num_samples, self.spent.seconds())])
@@ -161,6 +166,7 @@ class TrainerProgress:
                     "events": self.num_events,
                     "samples": self.num_samples,
                     "rejected": dict(self.rejected),
+                    "left_out": dict(self.left_out),
                     "skipped_steps": self.skipped_steps,
                     "events_per_s": (last.num_events - first.num_events) / elapsed_s if moving else 0.0,
                     "samples_per_s": (last.num_samples - first.num_samples) / elapsed_s if moving else 0.0,

@@ -69,14 +69,16 @@ class DayJumps(BadInput):
 def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> PassReading:
     """The sum of the ranks' readings."""
     rejected: dict[str, int] = {}
+    left_out: dict[str, int] = {}
     days: dict[int, int] = {}
     for message in messages:
-        for reason, count in message["rejected"].items():
-            rejected[reason] = rejected.get(reason, 0) + count
+        for name, counts in (("rejected", rejected), ("left_out", left_out)):
+            for reason, count in message[name].items():
+                counts[reason] = counts.get(reason, 0) + count
         for day, count in message["days"].items():
             days[int(day)] = days.get(int(day), 0) + count
-    counts = {name: sum(message[name] for message in messages) for name in ("num_events", "num_samples", "num_judged")}
-    return PassReading(**counts, rejected=rejected, day=median_day(days))
+    totals = {name: sum(message[name] for message in messages) for name in ("num_events", "num_samples", "num_judged")}
+    return PassReading(**totals, rejected=rejected, day=median_day(days), left_out=left_out)
 
 
 def median_day(days: Mapping[int, int]) -> int | None:
@@ -301,6 +303,7 @@ class PassCloser:
             event_time_s=self._latest_s,
             window=figures_of(metrics.get("window", {})),
             of_pass=figures_of(metrics.get("pass", {})),
+            left_out=dict(sorted(reading.left_out.items())) or None,
         )
         word = self._operator.close(closing, close)
         if word.acted:
@@ -390,6 +393,7 @@ class PassCloser:
             "num_samples": tally.num_samples,
             "num_judged": tally.num_judged,
             "rejected": tally.rejected,
+            "left_out": tally.left_out,
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
             "signals": self._observer.take_signals(),
             "dense": self._rate.digest(self._dense.digest()),

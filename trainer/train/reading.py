@@ -4,6 +4,7 @@ from dataset.loader.batch_loader import PassReader
 from dataset.loader.dead_letters import DeadLetters
 from dataset.loader.segment_reader import SegmentReader
 from dataset.spec.schema import Schema
+from dataset.spec.source_set import SourceSet
 from dataset.stream.source import Source
 from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
@@ -27,7 +28,7 @@ def open_reader(
         source,
         job.pipe,
         schema.emitted,
-        next(iter(job.sources.values())),
+        SourceSet(job.sources),
         dead_letters,
         config.folder,
         masks={task.label: task.mask for task in job.tasks if task.mask},

@@ -1,0 +1,140 @@
+"""The sources of a job together: which one a partition belongs to, and which waits for which. Pure.
+
+Where a job has one source, its partitions have their own names. Where it has several, the source's name and a colon
+come first: "history:2024/05.jsonl", "live:clicks/0".
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from dataset.spec.config import MAX_SOURCES, AnySource, FilesSource, KafkaSource, SourceSection
+from dataset.spec.path_pattern import Pattern
+from millrace.errors import SpecError
+from millrace.validation import nearest
+
+SEPARATOR = ":"
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+RECORD_CLOCK = "record"
+"""The clock of sources whose records have time stamps."""
+
+
+@dataclass(frozen=True)
+class SourceSet:
+    """The sections of a job's sources by name."""
+
+    sections: Mapping[str, SourceSection]
+
+    @classmethod
+    def of(cls, sections: "SourceSection | SourceSet") -> "SourceSet":
+        """A single section as a set of one."""
+        return sections if isinstance(sections, SourceSet) else cls({"": sections})
+
+    @property
+    def several(self) -> bool:
+        """Whether names of partitions begin with their source's."""
+        return len(self.sections) > 1
+
+    def name_of(self, partition: str) -> str:
+        """The source of a partition. Raises SpecError for a partition of a source that the job does not have."""
+        if not self.several:
+            return next(iter(self.sections))
+        name, separator, _ = partition.partition(SEPARATOR)
+        if not separator or name not in self.sections:
+            raise SpecError(f"{partition!r} is of none of the job's sources, {', '.join(self.sections)}", "sources")
+        return name
+
+    def section_of(self, partition: str) -> SourceSection:
+        """The section of a partition's source."""
+        return self.sections[self.name_of(partition)]
+
+    def joined(self, source: str, own: str) -> str:
+        """The name of a partition of `source`, which is called `own` there; the same for streams."""
+        return f"{source}{SEPARATOR}{own}" if self.several else own
+
+    def own_name(self, partition: str) -> str:
+        """The inverse of `joined`."""
+        return partition.partition(SEPARATOR)[2] if self.several else partition
+
+    def split(self, by_partition: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Values by partition, as values by source and by the source's own name of the partition."""
+        found: dict[str, dict[str, int]] = {name: {} for name in self.sections}
+        for partition, value in by_partition.items():
+            found[self.name_of(partition)][self.own_name(partition)] = value
+        return found
+
+    def clock_of(self, stream: str) -> str:
+        """Streams of one clock advance together in event time: "" where there is one source.
+
+        Sources whose records have time stamps have one, and so have files whose patterns have the same fields.
+        """
+        return self._clocks[self.name_of(stream)]
+
+    @cached_property
+    def _clocks(self) -> dict[str, str]:
+        if not self.several:
+            return dict.fromkeys(self.sections, "")
+        return {name: _clock(name, section) for name, section in self.sections.items()}
+
+    def predecessors(self, name: str) -> list[str]:
+        """The sources that must have ended before `name` begins."""
+        found: list[str] = []
+        after = self.sections[name].after
+        while after is not None and after in self.sections and after not in found:
+            found.append(after)
+            after = self.sections[after].after
+        return found
+
+
+def _clock(name: str, section: SourceSection) -> str:
+    if isinstance(section, KafkaSource):
+        return RECORD_CLOCK
+    fields = {Pattern(path).fields for path in section.paths} if isinstance(section, FilesSource) else {()}
+    if len(fields) != 1 or fields == {()}:
+        return f"{SEPARATOR}{name}"
+    parted = section.partition_by.strip("{}") if isinstance(section, FilesSource) and section.partition_by else None
+    return "/".join(field for field in next(iter(fields)) if field != parted) or f"{SEPARATOR}{name}"
+
+
+def ends(source: AnySource) -> bool:
+    """Whether a stream ends."""
+    if isinstance(source, FilesSource):
+        return not source.follow
+    if isinstance(source, KafkaSource):
+        return source.end != "never"
+    return source.events is not None
+
+
+def like(sources: Mapping[str, AnySource], kind: type[AnySource]) -> AnySource:
+    """The first source of this kind, or else the first: its events are like those of another source of that kind."""
+    return next((each for each in sources.values() if isinstance(each, kind)), next(iter(sources.values())))
+
+
+def check_sources(sources: Mapping[str, AnySource]) -> None:
+    """Raise SpecError where the sources of a job do not work together."""
+    if len(sources) > MAX_SOURCES:
+        raise SpecError(f"{len(sources)} sources are given; a job has at most {MAX_SOURCES}", "sources")
+    timed = {name: each.event_time.kind != "none" for name, each in sources.items()}
+    for name, source in sources.items():
+        if len(sources) > 1 and NAME.fullmatch(name) is None:
+            raise SpecError("a name of several sources has letters, digits, '_' and '-', at most 64", f"sources.{name}")
+        if timed[name] != next(iter(timed.values())):
+            raise SpecError("either all sources of a job have an event time, or none", f"sources.{name}.event_time")
+        if source.after is not None:
+            _check_after(name, source.after, sources)
+
+
+def _check_after(name: str, after: str, sources: Mapping[str, AnySource]) -> None:
+    path = f"sources.{name}.after"
+    if after == name or after not in sources:
+        others = [each for each in sources if each != name]
+        raise SpecError(f"{after!r} is not another source of the job; {nearest(after, others)}", path)
+    if name in SourceSet(sources).predecessors(name):
+        raise SpecError("the sources wait for each other in a circle", path)
+    if not ends(sources[after]):
+        raise SpecError(
+            f"{after!r} never ends, so {name!r} would never begin; files end with follow = false, Kafka with "
+            'end = "latest" or a time',
+            path,
+        )

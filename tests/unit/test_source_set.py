@@ -1,0 +1,103 @@
+"""Several sources in one job: names of partitions, clocks, and what is refused."""
+
+import pytest
+
+from dataset.spec.config import MAX_SOURCES, EventTime, FilesSource, KafkaSource, SimulatedSource
+from dataset.spec.source_set import RECORD_CLOCK, SourceSet, check_sources
+from millrace.config import validate
+from millrace.errors import SpecError
+
+FIELD = EventTime(field="ts")
+
+
+def files(*paths, **keys):
+    return FilesSource(kind="files", paths=paths or ("*.jsonl",), **keys)
+
+
+def kafka(**keys):
+    return KafkaSource(kind="kafka", topics=("t",), **keys)
+
+
+def test_the_partitions_of_a_single_source_keep_their_names():
+    names = SourceSet({"clicks": files()})
+    assert names.joined("clicks", "a:b.jsonl") == "a:b.jsonl"
+    assert names.name_of("a:b.jsonl") == "clicks" and names.own_name("a:b.jsonl") == "a:b.jsonl"
+
+
+def test_the_partitions_of_several_sources_begin_with_the_name_of_theirs():
+    names = SourceSet({"old": files(), "live": kafka()})
+    name = names.joined("old", "a:b.jsonl")
+    assert name == "old:a:b.jsonl"
+    assert names.name_of(name) == "old" and names.own_name(name) == "a:b.jsonl"
+    assert names.split({name: 3, "live:t/0": 4}) == {"old": {"a:b.jsonl": 3}, "live": {"t/0": 4}}
+    with pytest.raises(SpecError, match="is of none of the job's sources"):
+        names.name_of("t/0")
+
+
+def test_streams_whose_times_can_be_compared_have_one_clock():
+    names = SourceSet(
+        {
+            "a": files("a/{day}/{shard}.txt", partition_by="{shard}"),
+            "b": files("b/{day}.txt"),
+            "c": files("c/*.txt"),
+            "d": kafka(),
+            "e": kafka(),
+        }
+    )
+    clocks = {name: names.clock_of(f"{name}:x") for name in names.sections}
+    assert clocks["a"] == clocks["b"] == "day" and clocks["d"] == clocks["e"] == RECORD_CLOCK
+    assert len(set(clocks.values())) == 3
+    assert SourceSet({"a": files("c/*.txt")}).clock_of("x") == ""
+
+
+@pytest.mark.parametrize(
+    ("sources", "words"),
+    [
+        ({"a": files(), "b": files(after="c")}, r"sources.b.after: 'c' is not another source"),
+        ({"a": files(after="a")}, r"sources.a.after: 'a' is not another source"),
+        ({"a": files(after="b"), "b": files(after="a")}, r"sources.a.after: the sources wait for each other"),
+        ({"a": kafka(), "b": files(after="a")}, r"sources.b.after: 'a' never ends"),
+        ({"a": files(follow=True), "b": files(after="a")}, r"sources.b.after: 'a' never ends"),
+        ({"a": files(), "b:c": files()}, r"sources.b:c: a name of several sources has letters"),
+        ({"a": files(), "b": files(event_time=FIELD)}, r"sources.b.event_time: either all sources"),
+        ({f"s{n}": files() for n in range(MAX_SOURCES + 1)}, "at most 16"),
+    ],
+)
+def test_sources_that_do_not_work_together_are_refused(sources, words):
+    with pytest.raises(SpecError, match=words):
+        check_sources(sources)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"until": "2024-05-01T00:00:00+00:00"}, "need the event's own time"),
+        ({"until": "2024-05-01T00:00:00+00:00", "event_time": {"slot": "time"}}, "need the event's own time"),
+        ({"since": "2024-05-01T00:00:00", "event_time": {"field": "ts"}}, "needs its offset"),
+        ({"since": "yesterday", "event_time": {"field": "ts"}}, "must be a time like"),
+        (
+            {
+                "since": "2024-05-02T00:00:00+00:00",
+                "until": "2024-05-02T02:00:00+02:00",
+                "event_time": {"field": "ts"},
+            },
+            "no event is at or after",
+        ),
+    ],
+)
+def test_bounds_of_time_that_cannot_hold_are_refused(section, words):
+    with pytest.raises(SpecError, match=words):
+        validate(FilesSource, {"kind": "files", "paths": ["*.jsonl"], **section})
+
+
+def test_kafka_has_one_place_to_start():
+    keys = {"kind": "kafka", "topics": ["t"], "event_time": {"kind": "record"}, "since": "2024-05-01T00:00:00+00:00"}
+    assert validate(KafkaSource, keys).overlap == 3600.0
+    with pytest.raises(SpecError, match="leave start out"):
+        validate(KafkaSource, {**keys, "start": "latest"})
+
+
+def test_what_waits_waits_for_all_before_it():
+    simulated = SimulatedSource(kind="simulated", events=5)
+    names = SourceSet({"c": simulated.model_copy(update={"after": "b"}), "b": files(after="a"), "a": files()})
+    assert names.predecessors("c") == ["b", "a"] and names.predecessors("a") == []
