@@ -61,7 +61,7 @@ def with_secrets(raw: Any, secrets: Mapping[str, Any], at: str = "") -> Any:
 def with_secrets_of(old: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
     """`old`, a logged spec, with the secrets of `present`, the present spec of the same job, at the same keys.
 
-    A job has one source, so it is the same one under any name.
+    Where a job has one source, it is the same one under any name.
     """
     found: dict[str, Any] = with_secrets(old, {})
     names = [str(name) for name in found.get("sources", {})]

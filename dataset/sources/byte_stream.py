@@ -4,12 +4,10 @@ Offsets count the bytes that the reader gets (unpacked bytes of gzip), so both k
 dataset.sources.line_file finds the lines.
 """
 
-import os
 import zlib
-from pathlib import Path
 from typing import Protocol
 
-from dataset.stream.errors import SourceGap
+from dataset.sources.source_file import RawBytes, SourceFile
 from millrace.errors import BadInput
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -39,28 +37,23 @@ class ByteStream(Protocol):
         ...
 
 
-def open_bytes(path: Path) -> ByteStream:
-    """Open `path`; gzip by its name (.gz) or its first bytes. Raises SourceGap if it is gone, or BadInput."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise SourceGap(f"{path}: the file is gone; put it back to continue") from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
-    packed = path.suffix == ".gz" or os.pread(file, 2, 0) == GZIP_MAGIC
-    return GzipBytes(path, file) if packed else PlainBytes(file)
+def open_bytes(file: SourceFile) -> ByteStream:
+    """Open a file; gzip by its name (.gz) or its first bytes. Raises as SourceFile, or BadInput."""
+    raw = file.open()
+    packed = file.name.endswith(".gz") or raw.read_at(2, 0) == GZIP_MAGIC
+    return GzipBytes(file.name, raw) if packed else PlainBytes(raw)
 
 
 class PlainBytes:
     """A plain file."""
 
-    def __init__(self, file: int) -> None:
-        self.file = file
+    def __init__(self, raw: RawBytes) -> None:
+        self._raw = raw
         self.offset = 0
 
     def read(self, num_bytes: int) -> bytes:
         """See ByteStream."""
-        data = os.pread(self.file, num_bytes, self.offset)
+        data = self._raw.read_at(num_bytes, self.offset)
         self.offset += len(data)
         return data
 
@@ -74,14 +67,14 @@ class PlainBytes:
 
     def close(self) -> None:
         """See ByteStream."""
-        os.close(self.file)
+        self._raw.close()
 
 
 class GzipBytes:
     """A gzip file of one or more members; a growing file can be read up to its present end."""
 
-    def __init__(self, path: Path, file: int) -> None:
-        self.path, self.file = path, file
+    def __init__(self, name: str, raw: RawBytes) -> None:
+        self._name, self._raw = name, raw
         self._start()
 
     def _start(self) -> None:
@@ -108,7 +101,7 @@ class GzipBytes:
         """Some bytes, perhaps none; None at the present end of the file."""
         at_end = False
         if not self._input:
-            self._input = os.pread(self.file, GZIP_READ_BYTES, self._raw_offset)
+            self._input = self._raw.read_at(GZIP_READ_BYTES, self._raw_offset)
             self._raw_offset += len(self._input)
             at_end = not self._input
         if self._fresh:
@@ -116,7 +109,7 @@ class GzipBytes:
         try:
             data = self._unpacker.decompress(self._input, max_bytes)
         except zlib.error as error:
-            raise BadInput(f"{self.path}: invalid gzip at byte {self._raw_offset} or before: {error}") from error
+            raise BadInput(f"{self._name}: invalid gzip at byte {self._raw_offset} or before: {error}") from error
         self._fresh = self._fresh and not self._input
         self._input = self._unpacker.unconsumed_tail
         if self._unpacker.eof:
@@ -138,4 +131,4 @@ class GzipBytes:
 
     def close(self) -> None:
         """See ByteStream."""
-        os.close(self.file)
+        self._raw.close()

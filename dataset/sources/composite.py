@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dataset.spec.source_set import SourceSet
+from dataset.stream.errors import SourceGap
 from dataset.stream.source import Events, Partition, Segment, Source
 from millrace.deadline import Deadline
 
@@ -43,9 +44,14 @@ class CompositeSource:
         return sorted(numbered, key=lambda each: each.number)
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
-        """See Source."""
-        source = self._sources[self._names.name_of(segment.partition)]
-        return source.read(replace(segment, partition=self._names.own_name(segment.partition)), deadline)
+        """See Source. Errors name the partition as the job does."""
+        name, own = self._names.name_of(segment.partition), self._names.own_name(segment.partition)
+        try:
+            yield from self._sources[name].read(replace(segment, partition=own), deadline)
+        except SourceGap as error:
+            words = str(error)
+            whole = self._names.joined(name, words) if words.startswith(own) else f"{segment.partition}: {words}"
+            raise SourceGap(whole) from error
 
     def look_again(self, deadline: Deadline) -> None:
         """See Source."""

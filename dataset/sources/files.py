@@ -1,8 +1,8 @@
-"""Lines of files as a stream: one partition per file, position = line number.
+"""Lines or rows of files as a stream: one partition per file, position = number of the line or row.
 
-A partition is named by its path relative to the spec's folder; its identity is what its file begins with, so copies
-on several machines are one partition. Partitions are numbered in the order they are found: pattern by pattern, sorted
-within one; a file found later comes last. So numbers may differ after a restart; names do not.
+A partition is named by its path relative to the spec's folder, or to `root`; its identity is what its file begins with,
+so copies on several machines are one partition. Partitions are numbered in the order they are found: pattern by
+pattern, sorted within one; a file found later comes last. So numbers may differ after a restart; names do not.
 dataset.sources.file_order decides in which order files are read and which are parallel, dataset.sources.line_file finds
 lines and notices most replaced or truncated files, dataset.spec.path_pattern decides which folders are ready.
 
@@ -17,18 +17,24 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import assert_never
 
+from dataset.sources.event_file import EventFile
 from dataset.sources.file_order import FileOrder
 from dataset.sources.line_file import LineFile
-from dataset.spec.config import FilesSource
-from dataset.spec.path_pattern import Pattern, listed_markers, open_folders
+from dataset.sources.source_file import FileTree, LocalTree, SourceFile
+from dataset.spec.config import FileFormat, FilesSource
+from dataset.spec.path_pattern import Pattern, open_folders
 from dataset.stream.errors import SourceGap
 from dataset.stream.source import Events, Partition, Segment
+from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
 
 log = logging.getLogger(__name__)
 
+OPEN_S = 60.0
+"""Longest time for the first answer of an object store, unless the caller has a deadline."""
 MAX_OPEN_FILES = 64
 """Most files kept open; the least recently used one is closed, and opened again when needed."""
 
@@ -36,7 +42,13 @@ MAX_OPEN_FILES = 64
 class FileStream:
     """A source of the lines of files; see the module docstring."""
 
-    def __init__(self, config: FilesSource, folder: Path, known: Collection[str] | None = ()) -> None:
+    def __init__(
+        self,
+        config: FilesSource,
+        folder: Path,
+        known: Collection[str] | None = (),
+        deadline: Deadline | None = None,
+    ) -> None:
         """Find files under `folder`. `known`: files found before a restart; None: find none, only read segments.
 
         Raises SpecError if a bounded source has no file.
@@ -44,16 +56,17 @@ class FileStream:
         self.bounded = not config.follow
         self.num_late_files = 0
         """Number of files that appeared in a folder after it was opened; they are not read."""
-        self._config, self._folder = config, folder
+        self._config = config
+        self._tree = open_tree(config.root, folder, deadline or Deadline.after(OPEN_S))
         self._patterns = [Pattern(text) for text in config.paths]
         self._order = FileOrder(self._patterns, config.partition_by and config.partition_by.strip("{}"))
         self._pattern_of: dict[str, int] = {}
-        self._files: dict[str, LineFile] = {}
+        self._files: dict[str, EventFile] = {}
         self._deleted: set[str] = set()
         self._known = set(known or ())
         self._opened = {p.folder(name) for p in self._patterns for name in self._known if p.key(name) is not None}
         self._waiting: set[str] = set()
-        self._open: OrderedDict[str, LineFile] = OrderedDict()
+        self._open: OrderedDict[str, EventFile] = OrderedDict()
         self._partitions: list[Partition] = []
         self._looked_at_s = -float("inf")
         for name in known or ():
@@ -66,6 +79,7 @@ class FileStream:
 
     def partitions(self, deadline: Deadline) -> Sequence[Partition]:
         """See Source. The first call counts the lines of every file, which may take longer than the deadline."""
+        self._tree.begin(deadline)
         due = time.monotonic() - self._looked_at_s >= self._config.poll
         if due if self._config.follow else not self._partitions:
             if self._config.follow:
@@ -76,6 +90,8 @@ class FileStream:
 
     def look_again(self, deadline: Deadline) -> None:
         """See Source. A file that was replaced or became shorter is treated as a new file."""
+        self._tree.begin(deadline)
+        self._tree.forget()
         for name in [name for name in self._files if not self._is_unchanged(name)]:
             self._files.pop(name).close()
             self._open.pop(name, None)
@@ -88,9 +104,10 @@ class FileStream:
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source."""
+        self._tree.begin(deadline)
         name = segment.partition
         if not self._add(name):
-            raise SourceGap(f"{name}: no such file in {self._folder}; it was deleted, or never was part of the source")
+            raise SourceGap(f"{name}: no such file in {self._tree}; it was deleted, or never was part of the source")
         self._touch(name)
         yield from self._files[name].read(segment.begin, segment.end, segment.identity)
 
@@ -105,7 +122,7 @@ class FileStream:
 
     def _find(self, *, again: bool = False) -> None:
         for number, pattern in enumerate(self._patterns):
-            paths: Sequence[str] = pattern.matches(self._folder)
+            paths: Sequence[str] = self._tree.matches(pattern)
             if self._config.ready is not None:
                 paths = self._ready(pattern, paths)
             if self.bounded and not paths:
@@ -126,22 +143,34 @@ class FileStream:
 
     def _add(self, name: str) -> bool:
         """Make a file a partition, if it exists and is new; return whether it is one."""
-        if name not in self._files and (self._folder / name).is_file():
-            growing, max_bytes = self._config.follow, self._config.max_event_bytes
-            self._files[name] = LineFile(self._folder / name, growing=growing, max_line_bytes=max_bytes)
+        if name not in self._files and self._tree.has(name):
+            self._files[name] = self._event_file(self._tree.file(name))
         return name in self._files
+
+    def _event_file(self, file: SourceFile) -> EventFile:
+        growing, config = self._config.follow, self._config
+        match config.format:
+            case FileFormat.LINES:
+                return LineFile(file, growing=growing and file.may_grow, max_line_bytes=config.max_event_bytes)
+            case FileFormat.PARQUET:
+                from dataset.sources.parquet_file import ParquetRows
+
+                growing = growing and file.may_grow
+                return ParquetRows(file, growing=growing, columns=config.columns, timestamps=config.timestamps)
+            case _:
+                assert_never(config.format)
 
     def _nothing(self, pattern: Pattern) -> str:
         if self._config.ready is None:
-            return f"no file matches {pattern.text!r} in {self._folder}"
-        return f"no folder of {pattern.text!r} in {self._folder} has its marker {self._config.ready!r}"
+            return f"no file matches {pattern.text!r} in {self._tree}"
+        return f"no folder of {pattern.text!r} in {self._tree} has its marker {self._config.ready!r}"
 
     def _ready(self, pattern: Pattern, paths: Sequence[str]) -> Sequence[str]:
         """The `paths` that may be opened now. Counts and logs late files."""
         ready = self._config.ready or ""
         paths = [path for path in paths if Path(path).name != ready]
         folders = {pattern.folder(path) for path in paths} - self._opened
-        marked = set(listed_markers(self._folder, folders, ready))
+        marked = set(self._tree.marked(folders, ready))
         opening = open_folders(pattern, paths, marked, self._opened, self._known, in_turn=self._config.follow)
         self._opened.update(pattern.folder(path) for path in opening.files)
         self._known.update(opening.files, opening.late)
@@ -157,17 +186,18 @@ class FileStream:
 
     def _partition(self, number: int, name: str) -> Partition:
         file = self._files[name]
-        is_deleted = self._config.follow and not file.path.exists()
+        is_deleted = self._config.follow and not self._tree.has(name)
         if is_deleted and name not in self._deleted:
             self._deleted.add(name)
-            log.warning("%s was deleted; %d lines of it were found", name, file.num_lines())
+            log.warning("%s was deleted; %d events of it were found", name, file.num_events())
         elif not is_deleted:
             self._deleted.discard(name)
-            self._touch(name)
-            file.count()
+            if file.file.may_grow or not file.identity:  # else it was counted, and cannot have more by now
+                self._touch(name)
+                file.count()
         pattern = self._pattern_of.get(name)  # the log has the order of files known before a restart
         order = () if pattern is None else (self._order.stream(pattern, name), self._order.period(pattern, name))
-        return Partition(name, number, 0, 0, file.num_lines(), self.bounded or is_deleted, file.identity, *order)
+        return Partition(name, number, 0, 0, file.num_events(), self.bounded or is_deleted, file.identity, *order)
 
     def _touch(self, name: str) -> None:
         self._open[name] = self._files[name]
@@ -175,3 +205,12 @@ class FileStream:
         if len(self._open) > MAX_OPEN_FILES:
             _, oldest = self._open.popitem(last=False)
             oldest.close()
+
+
+def open_tree(root: str | None, folder: Path, deadline: Deadline) -> FileTree:
+    """Where the files of a source are. Raises SourceUnavailable without an answer in time."""
+    if root is None:
+        return LocalTree(folder)
+    from dataset.sources.bucket_files import BucketTree
+
+    return BucketTree(parse(root), deadline)

@@ -10,7 +10,6 @@ Shapes: L lines in a block, C chunks of the index.
 """
 
 import hashlib
-import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from dataset.sources.byte_stream import ByteStream, open_bytes
+from dataset.sources.source_file import LocalFile, SourceFile
 from dataset.stream.errors import SourceGap
 from dataset.stream.source import CONTENT, I64, Events, check_identity
 from millrace.errors import BadInput
@@ -32,8 +32,9 @@ LINE_FEED, CARRIAGE_RETURN = 10, 13
 class LineFile:
     """One file. It is opened when it is counted or read; `close` closes it until then."""
 
-    def __init__(self, path: Path, *, growing: bool, max_line_bytes: int) -> None:
-        self.path = path
+    def __init__(self, file: SourceFile | Path, *, growing: bool, max_line_bytes: int) -> None:
+        self.file = LocalFile(file) if isinstance(file, Path) else file
+        self.path = self.file.name
         self.growing = growing
         """Whether more may be written; then a last line without a line feed does not count yet."""
         self.max_line_bytes = max_line_bytes
@@ -43,7 +44,7 @@ class LineFile:
         self._ends_with_feed = True
         self.identity = ""
         """Of its first bytes, after the first look; see `identity_of`."""
-        self._inode = ""
+        self._version = ""
         self._size = 0  # at the last look
         self._counted_size = -1
         self._counter: ByteStream | None = None
@@ -52,21 +53,21 @@ class LineFile:
 
     # Counting
 
-    def num_lines(self) -> int:
+    def num_events(self) -> int:
         """Complete lines at the last `count`; a last one without a line feed counts unless the file grows."""
         return self._num_feeds + (not self.growing and not self._ends_with_feed)
 
     def count(self) -> int:
-        """Count the lines written since the last count, and return `num_lines`.
+        """Count the lines written since the last count, and return `num_events`.
 
         Raises SourceGap if the file is gone, was replaced or became shorter; BadInput if gzip ends too early.
         """
         self._look()
         if self._size == self._counted_size:
-            return self.num_lines()
+            return self.num_events()
         self._counted_size = self._size
         if self._counter is None:
-            self._counter = open_bytes(self.path)
+            self._counter = open_bytes(self.file)
             self._counter.seek(self._counted_bytes)
         while data := self._counter.read(CHUNK_BYTES - self._counted_bytes % CHUNK_BYTES):
             self._num_feeds += int(np.count_nonzero(np.frombuffer(data, np.uint8) == LINE_FEED))
@@ -77,27 +78,23 @@ class LineFile:
         if not self.growing:
             if not self._counter.finished():
                 raise BadInput(
-                    f"{self.path}: the gzip file ends too early, after {self.num_lines()} lines; copy it again"
+                    f"{self.path}: the gzip file ends too early, after {self.num_events()} lines; copy it again"
                 )
             self._counter.close()
             self._counter = None
-        return self.num_lines()
+        return self.num_events()
 
     def _look(self) -> None:
         """Raise SourceGap if the file was deleted, replaced or truncated."""
-        try:
-            status = os.stat(self.path)
-            if not self.identity or self._size < min(HEAD_BYTES, status.st_size):
-                self.identity = identity_of(self.path)
-        except FileNotFoundError:
-            raise SourceGap(f"{self.path}: the file is gone; put it back to continue") from None
-        inode = f"{status.st_dev}:{status.st_ino}"
-        if self._inode not in ("", inode) or status.st_size < self._size:
+        look = self.file.look()
+        if not self.identity or self._size < min(HEAD_BYTES, look.num_bytes):
+            self.identity = identity_of(self.file)
+        if self._version not in ("", look.version) or look.num_bytes < self._size:
             raise SourceGap(
                 f"{self.path}: the file was replaced or became shorter while it was read, so its line numbers have "
                 f"changed; write to a new file instead"
             )
-        self._inode, self._size = inode, status.st_size
+        self._version, self._size = look.version, look.num_bytes
 
     # Reading
 
@@ -107,7 +104,7 @@ class LineFile:
         Raises SourceGap if the file has fewer lines or another identity.
         """
         self._look()
-        of_log = self.identity if identity.startswith(CONTENT) else self._inode  # in logs of earlier programs
+        of_log = self.identity if identity.startswith(CONTENT) else self._version  # in logs of earlier programs
         check_identity(str(self.path), identity, of_log)
         line = begin
         while line < end:
@@ -123,7 +120,7 @@ class LineFile:
 
     def _go_to(self, line: int) -> None:
         if self._stream is None:
-            self._stream = open_bytes(self.path)
+            self._stream = open_bytes(self.file)
             self._line, self._rest = 0, b""
         # The last indexed chunk that begins before the end of the previous line.
         chunk = max(0, bisect_left(self._feeds_before_C, line) - 1)
@@ -170,10 +167,9 @@ class LineFile:
         self._counter = self._stream = None
 
 
-def identity_of(path: Path) -> str:
+def identity_of(file: SourceFile | Path) -> str:
     """Digests of the first 1, 4, 16 .. 65536 bytes of a file, as far as it has them: a file that grows has more."""
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
+    head = (LocalFile(file) if isinstance(file, Path) else file).head(HEAD_BYTES)
     sizes = (1 << bits for bits in range(0, HEAD_BYTES.bit_length(), 2) if 1 << bits <= len(head))
     return CONTENT + "".join(hashlib.sha256(head[:size]).hexdigest()[:8] for size in sizes)
 

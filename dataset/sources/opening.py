@@ -23,7 +23,7 @@ def open_source(
         case FilesSource():
             from dataset.sources.files import FileStream
 
-            return FileStream(config, folder, known)
+            return FileStream(config, folder, known, deadline)
         case KafkaSource():
             from dataset.sources.kafka_source import KafkaStream
 

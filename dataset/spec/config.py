@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from dataset.spec.path_pattern import PathPattern, Pattern
+from millrace.blob.store_address import StoreKind, parse
 from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section
 from millrace.secrets import Options
 
@@ -45,6 +46,8 @@ class EventTime(Section):
         return self
 
 
+OVERLAP_S = 3600.0
+"""Default of a Kafka source's `overlap`."""
 MAX_SOURCES = 16
 """Most sources of a job."""
 
@@ -106,14 +109,31 @@ class RecordedSource(SourceSection):
         return self
 
 
+class FileFormat(StrEnum):
+    """Content of the files of a source."""
+
+    LINES = "lines"
+    PARQUET = "parquet"
+
+
 class FilesSource(RecordedSource):
-    """Lines of files, plain or gzip. All files are one stream, read one after another, ordered by the pattern's fields,
-    then by name."""
+    """Lines of files, plain or gzip, or rows of Parquet files. All files are one stream, read one after another,
+    ordered by the pattern's fields, then by name."""
 
     kind: Literal["files"]
     """Files."""
     paths: Annotated[tuple[PathPattern, ...], Field(min_length=1, max_length=10_000)]
-    """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to the spec's folder."""
+    """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to `root`."""
+    root: str | None = Field(default=None, max_length=4096)
+    """Where `paths` begin, if the files are in an object store: "s3://bucket/prefix", with options and credentials as
+    for `store.mirror`. Unset: the spec's folder."""
+    format: FileFormat = FileFormat.LINES
+    """"lines": each line is an event; "parquet": each row is one, as JSON text."""
+    columns: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
+    """Parquet: the columns that events have; others are not read. Unset: all."""
+    timestamps: Literal["s", "ms", "us", "iso"] = "ms"
+    """Parquet: what a timestamp becomes: a whole number of seconds, milliseconds or microseconds since 1970, rounded
+    down, or ISO text."""
     partition_by: str | None = Field(default=None, max_length=256)
     """Field of the paths that separates parallel partitions, for example "{shard}": the files with one value are one
     stream in order, and the streams advance together. Unset: all files are one stream."""
@@ -123,6 +143,22 @@ class FilesSource(RecordedSource):
     """Marker file, for example "_SUCCESS": a folder's files are read, in order, once the marker exists."""
     poll: Duration = 1.0
     """Pause between two looks at followed files."""
+
+    @field_validator("root")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None and parse(value).kind is not StoreKind.S3:
+            raise ValueError('is not the address of an object store, "s3://bucket/prefix"; write folders in paths')
+        return value
+
+    @model_validator(mode="after")
+    def _fits_format(self) -> "FilesSource":
+        if self.format is FileFormat.LINES and (self.columns or self.timestamps != "ms"):
+            key = "columns" if self.columns else "timestamps"
+            raise ValueError(f'{key} has no effect on lines; set format = "parquet", or leave it out')
+        if self.root is not None and (bad := next((path for path in self.paths if path.startswith("/")), None)):
+            raise ValueError(f'paths are relative to root; "{bad}" begins with a slash')
+        return self
 
     @model_validator(mode="after")
     def _has_field(self) -> "FilesSource":
@@ -164,7 +200,7 @@ class KafkaSource(RecordedSource):
     start: str = "earliest"
     """"earliest", "latest", "group" (the group's committed offsets) or an ISO time with offset. With `since`, it is
     left out: reading starts `overlap` before that time."""
-    overlap: Duration = 3600.0
+    overlap: Duration = OVERLAP_S
     """With `since`: how much earlier, by the time stamps of records, reading starts. No event is lost whose record is
     stamped at most this much before the event's time."""
     end: str = "never"
@@ -188,6 +224,8 @@ class KafkaSource(RecordedSource):
     def _starts_once(self) -> "KafkaSource":
         if self.since is not None and self.start != "earliest":
             raise ValueError("start and since both say where reading starts; leave start out")
+        if self.since is None and self.overlap != OVERLAP_S:
+            raise ValueError("overlap has an effect with since only; set since, or leave it out")
         return self
 
 

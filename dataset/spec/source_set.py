@@ -106,11 +106,6 @@ def ends(source: AnySource) -> bool:
     return source.events is not None
 
 
-def like(sources: Mapping[str, AnySource], kind: type[AnySource]) -> AnySource:
-    """The first source of this kind, or else the first: its events are like those of another source of that kind."""
-    return next((each for each in sources.values() if isinstance(each, kind)), next(iter(sources.values())))
-
-
 def check_sources(sources: Mapping[str, AnySource]) -> None:
     """Raise SpecError where the sources of a job do not work together."""
     if len(sources) > MAX_SOURCES:

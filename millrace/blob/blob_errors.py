@@ -1,6 +1,7 @@
 """Errors of blob stores.
 
 MillraceError
++-- BlobChanged              a blob was replaced while it was read in parts                      exit code 1
 +-- SourceDamaged            a local file is not what it should be, and is not sent              exit code 1
 +-- Unavailable
     +-- BlobUnavailable      the store refused, failed or did not answer in time; later it may   exit code 75
@@ -24,6 +25,13 @@ class BlobUnavailable(Unavailable):
         """`store` is its role and address, as "mirror s3://bucket/prefix"."""
         super().__init__(f"{store}: {doing}: {why}")
         self.out_of_time = out_of_time
+
+
+class BlobChanged(MillraceError):
+    """A blob was replaced while it was read in parts."""
+
+    def __init__(self, store: str, doing: str, why: object) -> None:
+        super().__init__(f"{store}: {doing}: {why}")
 
 
 class SourceDamaged(MillraceError):

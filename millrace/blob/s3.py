@@ -23,7 +23,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
-from millrace.blob.blob_errors import BlobUnavailable
+from millrace.blob.blob_errors import BlobChanged, BlobUnavailable
 from millrace.blob.blob_retry import Retries
 from millrace.blob.blob_store import CHUNK_BYTES, MAX_APPENDED_BYTES, Chunks, checked_file, whole, whole_lines
 from millrace.blob.blob_writer import BlobWriter, open_writer
@@ -32,6 +32,7 @@ from millrace.deadline import Deadline
 from millrace.durable import REAL, writing
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ClientConfig
 
 CONNECT_S = 3.0
@@ -202,6 +203,39 @@ class S3Blobs:
             return True
 
         return self._retries.run(f"writing {key}", send, deadline)
+
+    def read_range(self, key: str, offset: int, num_bytes: int, tag: str, deadline: Deadline) -> bytes:
+        """A part of a blob, which still has this ETag: bytes `offset` to `offset` + `num_bytes`, both inside it.
+
+        Raises FileNotFoundError without one, BlobChanged for a blob with another ETag.
+        """
+
+        def read() -> bytes:
+            options: GetOptions = {"range": (offset, offset + num_bytes), "if_match": tag}
+            try:
+                return bytes(obstore.get(self._reader, self._path(key), options=options).bytes())
+            except PreconditionError as error:
+                raise BlobChanged(self._name, f"reading {key}", "it was replaced") from error
+
+        return self._retries.run(f"reading {key}", read, deadline)
+
+    def look(self, key: str, deadline: Deadline) -> tuple[int, str]:
+        """Size in bytes and ETag of a blob. Raises FileNotFoundError without one."""
+        found = self._retries.run(f"looking at {key}", lambda: obstore.head(self._reader, self._path(key)), deadline)
+        return found["size"], found["e_tag"] or ""
+
+    def below(self, folder: str, deadline: Deadline) -> dict[str, int]:
+        """Keys and bytes of all blobs in `folder` and in its folders."""
+        strip = len(self._prefix) + 1 if self._prefix else 0
+
+        def read() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for page in obstore.list(self._reader, self._path(folder) or None):
+                self._retries.check(f"listing {folder}/", deadline)
+                found |= {each["path"][strip:]: each["size"] for each in page}
+            return found
+
+        return self._retries.run(f"listing {folder}/", read, deadline)
 
     @contextmanager
     def create(self, key: str, scratch: Path, deadline: Deadline) -> Iterator[BlobWriter]:

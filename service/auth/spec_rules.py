@@ -59,6 +59,8 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("RecordedSource", "since"): TextKind.NAME,
     ("RecordedSource", "until"): TextKind.NAME,
     ("FilesSource", "paths"): TextKind.PATTERNS,
+    ("FilesSource", "root"): TextKind.PLACE,
+    ("FilesSource", "columns"): TextKind.NAME,
     ("FilesSource", "partition_by"): TextKind.NAME,
     ("FilesSource", "ready"): TextKind.NAME,
     ("KafkaSource", "topics"): TextKind.NAME,

@@ -16,7 +16,7 @@ def input_files(job: LoadedJob) -> list[str]:
     """Files of the generator, of the user's model and of the source, relative to the job's folder."""
     named = [*_named_by_command(job), *_model_files(job)]
     for source in job.spec.sources.values():
-        if isinstance(source, FilesSource):
+        if isinstance(source, FilesSource) and source.root is None:
             found = (path for pattern in source.paths for path in Pattern(pattern).matches(job.folder))
             named += islice(found, MAX_SOURCE_FILES)
     return list(dict.fromkeys(named))

@@ -111,6 +111,8 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
     rejected = status.counts("rejected")
     reasons = f" ({', '.join(f'{name} {count(number)}' for name, number in rejected.items())})" if rejected else ""
     yield f"rejected  {count(sum(rejected.values()))}{reasons}"
+    if left_out := status.counts("left_out"):
+        yield f"left out  {', '.join(f'{count(number)} {name}' for name, number in left_out.items())}"
     yield f"passes    {count(status.number('passes'))}"
     yield f"wall time {count_s(status.number('wall_s') or status.number('wall_time_s'))}"
     if spent := time_text(status):

@@ -223,6 +223,21 @@ def test_start_and_end_may_be_times(kafka, opened):
     assert [(p.start, p.end) for p in reversed_] == [(7, 7), (0, 0)]
 
 
+def test_since_starts_earlier_by_the_overlap_and_in_the_future_at_the_end(kafka, opened):
+    topic = kafka.create_topic(2)
+    base_ms = 1_714_521_600_000
+    producer = kafka.producer()
+    for n in range(10):
+        producer.send(topic, value=b"%d" % n, partition=0, timestamp_ms=base_ms + 1_800_000 * n)
+    producer.close()
+    keys = {"event_time": {"kind": "record"}, "since": "2024-05-01T03:00:00+00:00"}
+    assert [p.start for p in opened(topic, **keys).partitions(soon())] == [4, 0]  # an hour before record 6
+    assert [p.start for p in opened(topic, **keys, overlap="0s").partitions(soon())] == [6, 0]
+    assert [p.start for p in opened(topic, **keys, overlap="90d").partitions(soon())] == [0, 0]
+    future = keys | {"since": "2099-05-01T03:00:00+00:00"}
+    assert [p.start for p in opened(topic, **future).partitions(soon())] == [10, 0]
+
+
 def test_start_may_be_latest_and_end_never(kafka, opened):
     topic = kafka.create_topic()
     kafka.produce(topic, 0, [b"a", b"b"])

@@ -89,6 +89,7 @@ def test_a_job_lets_workers_join_at_loopback_and_at_listed_addresses(check):
 def test_what_is_allowed_passes(check, place):
     check()
     check(base="data/team", sources={"main": FILES})
+    check(base="data/team", sources={"main": {**FILES, "root": "s3://bucket/team/clicks?region=eu-north-1"}})
     check(store={"path": str(place / "data/team/store"), "mirror": "s3://bucket/team/news?region=eu-north-1"})
     check(exports={"hourly": {"path": f"file://{place}/data/team/exports"}, "daily": {}})
 
@@ -153,6 +154,9 @@ def test_a_class_of_the_users_is_refused_unless_named_and_a_model_that_is_not_na
         ({"store": {"path": "x", "mirror": "s3://bucket/team//x?region=eu-north-1"}}, "store.mirror"),
         ({"store": {"path": "x", "mirror": "s3://other/team?region=eu-north-1"}}, "store.mirror"),
         ({"store": {"path": "x", "mirror": "s3://bucket/team?endpoint_override=evil:1"}}, "store.mirror"),
+        ({"sources": {"main": {**FILES, "root": "s3://other/team?region=eu-north-1"}}}, "sources.main.root"),
+        ({"sources": {"main": {**FILES, "root": "s3://bucket/team?endpoint_override=evil:1"}}}, "sources.main.root"),
+        ({"sources": {"main": {**FILES, "after": "../x"}}}, "sources.main.after"),
         ({"exports": {"hourly": {"path": "/srv"}}}, "exports.hourly.path"),
         ({"sources": {"main": {**FILES, "paths": ["ok/*", "/etc/pass*"]}}}, "sources.main.paths.1"),
         ({"sources": {"main": {**FILES, "paths": ["/*/passwd"]}}}, "sources.main.paths.0"),

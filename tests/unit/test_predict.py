@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from dataset.formats.arrow_columns import AnswerReader
 from dataset.formats.multislot_parser import MultiSlotParser, parse_line_reference
 from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import DenseSlot, KafkaSource, MetaSlot, SparseSlot
+from dataset.spec.config import AnySource, DenseSlot, EventTime, KafkaSource, MetaSlot, SparseSlot
 from dataset.spec.schema import Schema
 from dataset.stream.source import Partition, Segment
 from millrace.config import validate
@@ -30,7 +31,7 @@ from trainer.features.deduplication import tables_of
 from trainer.metrics.tensor_totals import TensorTotal
 from trainer.predict import prediction_plan as planning
 from trainer.predict.background import CpuLimit
-from trainer.predict.config import PredictionRequest
+from trainer.predict.config import InputSection, PredictionRequest
 from trainer.predict.fixed_batches import FixedBatches, filled_up, no_samples
 from trainer.predict.metric_inputs import compute_metrics, metric_table, targets_of
 from trainer.predict.output_columns import OutputColumns, SampleNumbers
@@ -524,3 +525,19 @@ def test_an_output_in_an_object_store_is_refused_as_not_built():
     with pytest.raises(SpecError, match="writing to an object store is not built"):
         folder_of(Path("s3://bucket/predictions"), here=True)
     assert folder_of(Path("/out"), here=False) == "/out"
+
+
+def test_input_is_read_like_the_source_of_its_kind_without_its_bounds_of_time():
+    time = {"field": "ms", "unit": "ms"}
+    until = {"event_time": time, "until": "2024-05-01T00:00:00+00:00"}
+    sources = {
+        "old": {"kind": "files", "paths": ["*.parquet"], "format": "parquet", "columns": ["ms"], **until},
+        "lines": {"kind": "files", "paths": ["*.txt"], "event_time": {"field": "s"}, "max_event_bytes": 77},
+    }
+    job = spec()
+    job = job.model_copy(update={"sources": {n: TypeAdapter(AnySource).validate_python(s) for n, s in sources.items()}})
+    parquet = source_config(InputSection(paths=("new/*.parquet",)), job)
+    assert (parquet.format, parquet.columns, parquet.until) == ("parquet", ("ms",), None)
+    assert parquet.event_time == EventTime(**time)
+    lines = source_config(InputSection(paths=("new/*.jsonl",)), job)
+    assert (lines.format, lines.columns, lines.max_event_bytes) == ("lines", (), 77)

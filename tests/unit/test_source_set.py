@@ -95,6 +95,8 @@ def test_kafka_has_one_place_to_start():
     assert validate(KafkaSource, keys).overlap == 3600.0
     with pytest.raises(SpecError, match="leave start out"):
         validate(KafkaSource, {**keys, "start": "latest"})
+    with pytest.raises(SpecError, match="overlap has an effect with since only"):
+        validate(KafkaSource, {"kind": "kafka", "topics": ["t"], "overlap": "2h"})
 
 
 def test_what_waits_waits_for_all_before_it():

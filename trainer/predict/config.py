@@ -32,7 +32,8 @@ class InputSection(Section):
     """The events to predict: files in the job's own format, or ranges of a Kafka topic."""
 
     paths: tuple[PathPattern, ...] | None = Field(default=None, min_length=1, max_length=1_000)
-    """Globs or templates as in sources.*.paths, relative to the job's folder."""
+    """Globs or templates as in sources.*.paths, relative to the job's folder. If all end with .parquet, rows of Parquet
+    files are events."""
     kafka: KafkaInput | None = None
     """Records of a Kafka topic."""
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.sources.opening import open_source
-from dataset.spec.config import AnySource, FilesSource, KafkaSource
-from dataset.spec.source_set import like
+from dataset.spec.config import AnySource, FileFormat, FilesSource, KafkaSource
 from dataset.stream.source import Partition, Segment, Source
 from millrace import documents
 from millrace.blob.store_address import parse
@@ -89,6 +88,7 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
         "event_time": source.event_time.model_dump(mode="json"),
         "max_event_bytes": source.max_event_bytes,
         "tables": shapes,
+        **_format_of(request.input, job),
         **job.model_dump(mode="json", include={"slots", "tasks", "sample", "model", "metrics"}),
     }
     text = json.dumps({"format": 1, "request": without_keys(request.what()), "spec": spec}, sort_keys=True)
@@ -97,7 +97,28 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
 
 def own_source(asked: InputSection, job: TrainerJob) -> AnySource:
     """The source of the job whose events are like those of the input: the first of its kind, or else the first."""
-    return like(job.sources, FilesSource if asked.paths is not None else KafkaSource)
+
+    def is_like(source: AnySource) -> bool:
+        if asked.paths is None:
+            return isinstance(source, KafkaSource)
+        return isinstance(source, FilesSource) and source.format is _format(asked)
+
+    return next(filter(is_like, job.sources.values()), next(iter(job.sources.values())))
+
+
+def _format(asked: InputSection) -> FileFormat:
+    """Input files are Parquet if their names say so."""
+    named = asked.paths is not None and all(path.endswith(".parquet") for path in asked.paths)
+    return FileFormat.PARQUET if named else FileFormat.LINES
+
+
+def _format_of(asked: InputSection, job: TrainerJob) -> dict[str, Any]:
+    """The settings of Parquet input; empty for lines, as their fingerprints have always been."""
+    if _format(asked) is FileFormat.LINES:
+        return {}
+    own, found = own_source(asked, job), {"format": FileFormat.PARQUET}
+    is_like = isinstance(own, FilesSource) and own.format is FileFormat.PARQUET
+    return found | (own.model_dump(include={"columns", "timestamps"}) if is_like else {})
 
 
 def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
@@ -105,7 +126,7 @@ def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
     own = own_source(asked, job)
     shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
     if asked.paths is not None:
-        return FilesSource(kind="files", paths=asked.paths, **shared)
+        return FilesSource(kind="files", paths=asked.paths, **shared, **_format_of(asked, job))
     assert asked.kafka is not None, "checked"
     options = merge_options(own.options if isinstance(own, KafkaSource) else {}, asked.kafka.options)
     shared["library"] = own.library if isinstance(own, KafkaSource) else None

@@ -40,7 +40,7 @@ from trainer.predict.fixed_batches import Block, FixedBatch, FixedBatches, no_sa
 from trainer.predict.metric_inputs import metric_table, targets_of
 from trainer.predict.output_columns import OutputColumns, SampleNumbers
 from trainer.predict.output_files import DEAD_LETTERS, PredictionOutput, writing_part
-from trainer.predict.prediction_plan import PredictionPlan, open_input, own_source
+from trainer.predict.prediction_plan import PredictionPlan, open_input, source_config
 from trainer.predict.predictor import BatchOutputs, Predictor
 from trainer.predict.slot_shuffle import shuffled
 from trainer.train.assembly import set_up_torch
@@ -162,7 +162,7 @@ def open_reader(config: PredictWorker, job: TrainerJob, schema: Schema, letters:
         open_input(config.request.input, job, config.folder),
         job.pipe.model_copy(update={"processes": 1}),
         schema,
-        own_source(config.request.input, job),
+        source_config(config.request.input, job),
         letters,
         config.folder,
         masks=masks_of(job, schema),

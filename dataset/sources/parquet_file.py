@@ -1,0 +1,185 @@
+"""Reads the rows of one Parquet file by number, as JSON text, a line each.
+
+Rows are read forward, in batches; a read that begins elsewhere starts at its row group. A file is known by its first
+64 KiB and its number of rows; one that was replaced while it is known raises SourceGap. dataset.sources.row_text makes
+the text.
+"""
+
+import io
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataset.sources.line_file import identity_of
+from dataset.sources.row_text import Timestamps, check_columns, lines_of_rows
+from dataset.sources.source_file import RawBytes, SourceFile
+from dataset.stream.errors import SourceGap, SourceUnavailable
+from dataset.stream.source import CONTENT, Events, check_identity
+from millrace.errors import BadInput
+
+BATCH_ROWS = 4_096
+"""Rows made into text at once."""
+BUFFER_BYTES = 4 << 20
+"""Read of one column at once. A reader holds this for each column, not a whole row group."""
+
+
+class ParquetRows:
+    """The rows of one Parquet file; see dataset.sources.event_file."""
+
+    def __init__(
+        self, file: SourceFile, *, growing: bool, columns: Sequence[str] = (), timestamps: Timestamps = "ms"
+    ) -> None:
+        self.file = file
+        self.growing = growing
+        """Whether it may not be complete yet: then it has no rows until it has its footer."""
+        self.identity = ""
+        self._columns, self._timestamps = list(columns), timestamps
+        self._begins_G = [0]  # the first row of each row group, and the end of the last one
+        self._version = ""
+        self._num_bytes = self._counted_bytes = -1  # at the last look, at the last count
+        self._raw: RawBytes | None = None
+        self._open: pq.ParquetFile | None = None
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._row = 0
+        self._rest: pa.RecordBatch | None = None  # begins at `_row`; None: the next batch does
+
+    def num_events(self) -> int:
+        """See EventFile."""
+        return self._begins_G[-1]
+
+    def count(self) -> int:
+        """See EventFile: the footer knows."""
+        num_bytes = self._look()
+        if num_bytes != self._counted_bytes:
+            self._counted_bytes = num_bytes
+            try:
+                self._start()
+            except BadInput:
+                if not self.growing:
+                    raise
+        return self.num_events()
+
+    def _look(self) -> int:
+        """The file's size. Raises SourceGap if it is gone or was replaced."""
+        look = self.file.look()
+        replaced = self._version not in ("", look.version) or (self.num_events() and look.num_bytes != self._num_bytes)
+        if replaced:
+            raise SourceGap(
+                f"{self.file.name}: the file was replaced while it was read, so its row numbers have changed; write to "
+                f"a new file instead"
+            )
+        if not self.identity or look.num_bytes != self._num_bytes:
+            self.identity = identity_of(self.file)
+        self._version, self._num_bytes = look.version, look.num_bytes
+        return look.num_bytes
+
+    def read(self, begin: int, end: int, identity: str = "") -> Iterator[Events]:
+        """See EventFile."""
+        self._look()
+        check_identity(self.file.name, identity, self.identity if identity.startswith(CONTENT) else self._version)
+        try:
+            if self._open is None:
+                self._start()
+            if end > self.num_events():
+                raise SourceGap(
+                    f"{self.file.name}: row {end - 1} was requested, but the file ends after {self.num_events()} rows"
+                )
+            self._go_to(begin)
+            while self._row < end:
+                batch = self._next(end - self._row)
+                first = self._row
+                self._row += batch.num_rows
+                yield _events(lines_of_rows(batch, self._timestamps), first)
+        except (SourceGap, SourceUnavailable):
+            self.close()  # the next read starts at its row group
+            raise
+        except (pa.ArrowException, OSError) as error:
+            self.close()
+            raise BadInput(f"{self.file.name}: not a Parquet file that can be read: {error}") from error
+
+    def close(self) -> None:
+        """See EventFile."""
+        self._batches = self._rest = None
+        self._open = None
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
+
+    def _start(self) -> None:
+        """Open the file and read its footer. Raises BadInput for a broken file or an impossible column."""
+        self.close()
+        self._raw = self.file.open(ahead=False)
+        try:
+            raw = _Seekable(self._raw, self.file.look().num_bytes)
+            self._open = pq.ParquetFile(pa.PythonFile(raw, mode="r"), buffer_size=BUFFER_BYTES, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            self.close()
+            raise BadInput(f"{self.file.name}: not a whole Parquet file: {error}") from error
+        schema = self._open.schema_arrow
+        if missing := [name for name in self._columns if name not in schema.names]:
+            raise BadInput(
+                f"{self.file.name} has no column {missing[0]!r} (sources.*.columns); it has {', '.join(schema.names)}"
+            )
+        names = self._columns or schema.names
+        check_columns(pa.schema([schema.field(name) for name in names]), self.file.name)
+        groups = self._open.metadata
+        sizes = (groups.row_group(number).num_rows for number in range(groups.num_row_groups))
+        self._begins_G = [0, *accumulate(sizes)]
+
+    def _go_to(self, row: int) -> None:
+        """Let the next batch begin at `row`."""
+        group = bisect_right(self._begins_G, row) - 1
+        if self._batches is None or row < self._row or self._begins_G[group] > self._row:
+            assert self._open is not None
+            groups = range(group, len(self._begins_G) - 1)
+            columns = self._columns or None
+            self._batches = self._open.iter_batches(BATCH_ROWS, groups, columns, use_threads=False)
+            self._row, self._rest = self._begins_G[group], None
+        while self._row < row:
+            self._row += self._next(row - self._row).num_rows
+
+    def _next(self, max_rows: int) -> pa.RecordBatch:
+        """The next rows, at most `max_rows`."""
+        assert self._batches is not None
+        batch = self._rest if self._rest is not None else next(self._batches)
+        self._rest = batch.slice(max_rows) if batch.num_rows > max_rows else None
+        return batch.slice(0, max_rows)
+
+
+def _events(lines: pa.Array, first_row: int) -> Events:
+    """Lines as events, on their own buffer."""
+    _, offsets, data = lines.buffers()
+    offset_N1 = np.frombuffer(offsets, np.int64)[lines.offset : lines.offset + len(lines) + 1]
+    rows = np.arange(first_row, first_row + len(lines), dtype=np.int64)
+    times = np.full(len(lines), -1, np.int64)
+    return Events(memoryview(data), offset_N1[:-1].copy(), offset_N1[1:] - 1, rows, times)
+
+
+class _Seekable(io.RawIOBase):
+    """A file at any offset as a file with a position."""
+
+    def __init__(self, raw: RawBytes, num_bytes: int) -> None:
+        self._raw, self._num_bytes, self._at = raw, num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._num_bytes)[whence]
+        return self._at
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        left = max(0, self._num_bytes - self._at)
+        data = self._raw.read_at(left if num_bytes < 0 else min(num_bytes, left), self._at)
+        self._at += len(data)
+        return data

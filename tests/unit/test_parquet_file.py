@@ -1,0 +1,111 @@
+"""Rows of Parquet files as a stream, read from any row, on a disk."""
+
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataset.sources.opening import open_source
+from dataset.sources.parquet_file import BATCH_ROWS
+from dataset.spec.config import FilesSource
+from dataset.stream.errors import SourceGap
+from dataset.stream.source import Segment
+from millrace.config import validate
+from millrace.deadline import Deadline
+from millrace.errors import BadInput, SpecError
+
+NUM = 2 * BATCH_ROWS + 100
+
+
+def soon():
+    return Deadline.after(20)
+
+
+def write(path, num=NUM, first=0, group=3_000):
+    rows = range(first, first + num)
+    table = pa.table({"n": list(rows), "text": [f"r{n}" for n in rows], "at": pa.array(rows, pa.timestamp("s"))})
+    pq.write_table(table, path, row_group_size=group)
+
+
+def opened(folder, **keys):
+    config = FilesSource(kind="files", paths=("*.parquet",), format="parquet", **keys)
+    return open_source(config, folder=folder, job="job", seed=1, deadline=soon())
+
+
+def read(source, begin, end, name="a.parquet"):
+    blocks = list(source.read(Segment(name, 0, begin, end), soon()))
+    return [(int(block.position_E[i]), json.loads(block.value(i))) for block in blocks for i in range(len(block))]
+
+
+def test_rows_are_events_from_any_row_on(tmp_path):
+    write(tmp_path / "a.parquet")
+    source = opened(tmp_path)
+    (partition,) = source.partitions(soon())
+    assert (partition.end, partition.final) == (NUM, True)
+    whole = [(n, {"n": n, "text": f"r{n}", "at": 1000 * n}) for n in range(NUM)]
+    assert read(source, 0, NUM) == whole
+    choose = random.Random(4)
+    for _ in range(40):
+        begin = choose.randrange(NUM)
+        end = choose.randint(begin, NUM)
+        assert read(source, begin, end) == whole[begin:end]
+    with pytest.raises(SourceGap, match="the file ends after"):
+        read(source, NUM - 1, NUM + 1)
+
+
+def test_events_are_lines_one_after_another(tmp_path):
+    write(tmp_path / "a.parquet", 10)
+    (block,) = opened(tmp_path).read(Segment("a.parquet", 0, 3, 10), soon())
+    assert bytes(block.data[block.begin_E[0] : block.end_E[-1] + 1]).count(b"\n") == len(block) == 7
+
+
+def test_only_the_named_columns_are_read(tmp_path):
+    write(tmp_path / "a.parquet", 3)
+    assert read(opened(tmp_path, columns=("n",)), 0, 2) == [(0, {"n": 0}), (1, {"n": 1})]
+    with pytest.raises(BadInput, match=r"has no column 'm' \(sources.\*.columns\); it has n, text, at"):
+        opened(tmp_path, columns=("m",)).partitions(soon())
+
+
+def test_a_replaced_file_is_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path)
+    source = opened(tmp_path)
+    (partition,) = source.partitions(soon())
+    path.unlink()
+    write(path, first=7)
+    with pytest.raises(SourceGap, match="was replaced"):
+        read(source, 0, 5)
+    with pytest.raises(SourceGap, match="is not what it was"):
+        list(opened(tmp_path).read(Segment("a.parquet", 0, 0, 5, partition.identity), soon()))
+
+
+def test_a_file_that_is_not_parquet_is_refused_and_a_followed_one_waits_for_its_footer(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:5_000])
+    with pytest.raises(BadInput, match="not a whole Parquet file"):
+        opened(tmp_path).partitions(soon())
+    source = opened(tmp_path, follow=True, poll=0.0)
+    assert source.partitions(soon())[0].end == 0
+    with path.open("ab") as file:
+        file.write(whole[5_000:])
+    assert source.partitions(soon())[0].end == NUM
+    assert len(read(source, 10, 20)) == 10
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"columns": ["a"]}, "columns has no effect on lines"),
+        ({"timestamps": "iso"}, "timestamps has no effect on lines"),
+        ({"root": "folder"}, "is not the address of an object store"),
+        ({"root": "gs://bucket"}, "gs:// is not supported"),
+        ({"root": "s3://bucket", "paths": ["/a/*"]}, "begins with a slash"),
+    ],
+)
+def test_settings_of_files_that_do_not_fit_are_refused(keys, words):
+    with pytest.raises(SpecError, match=words):
+        validate(FilesSource, {"kind": "files", "paths": ["*"], **keys})
