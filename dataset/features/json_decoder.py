@@ -1,0 +1,325 @@
+"""Decodes events that are JSON objects.
+
+Many events are read at once by Arrow's reader, with the types of one layout. Where that fails the events are halved, so
+that events of another form, and bad ones, are read alone: by the layout if they fit, else exactly, as Python values. A
+layout decides the speed only: each event gets the same fields by every layout that can read it, because a layout has
+only types whose values convert as dataset.features.conversion says.
+
+Shapes: E events.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from numpy.typing import NDArray
+
+from dataset.features.conversion import as_lists, conform, is_list
+from dataset.features.decoding import SEPARATOR, Decoded, EventField, FieldKind
+from dataset.features.plain_rows import Unreadable, decoded_of
+from millrace import documents
+from millrace.kernel_cache import njit
+
+OBSERVED = 16
+"""Events that are looked at to find a layout."""
+LIST, OBJECT = "list", "object"
+MAX_BLOCK_BYTES = (1 << 31) - 2
+"""Longest text that Arrow's reader takes at once; a longer block is halved."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The types by which Arrow's reader is told to read the fields."""
+
+    lists: frozenset[str]
+    """Paths whose value is a list."""
+    types: tuple[pa.DataType, ...]
+    """The type of each field's values."""
+    schema: pa.Schema
+    """The explicit schema of the reader."""
+
+
+class JsonDecoder:
+    """A `dataset.features.decoding.Decoder` of JSON objects."""
+
+    def __init__(self, fields: Sequence[EventField]) -> None:
+        self._fields = tuple(fields)
+        self._layout = layout_of(self._fields, {})
+
+    def decode(self, events: pa.BinaryArray) -> Decoded:
+        """The fields of the events; see dataset.features.decoding.Decoder."""
+        fit_E = np.zeros(len(events), np.bool_)
+        offset_E1, data, buffer = _parts(events)
+        find_single_objects(data, offset_E1, documents.MAX_DEPTH, fit_E)
+        fit_E &= _valid_texts(events)
+        pieces: list[tuple[int, Decoded]] = []
+        for begin, end, fit in _runs(fit_E):
+            if fit:
+                pieces += self._read(events, buffer, offset_E1, begin, end)
+            else:
+                pieces.append((begin, self._plainly(events, begin, end)))
+        return merged(pieces, self._fields)
+
+    def _read(
+        self, events: pa.BinaryArray, buffer: pa.Buffer, offset_E1: NDArray[np.int64], begin: int, end: int
+    ) -> Iterator[tuple[int, Decoded]]:
+        """The events `begin` to `end`, in pieces, each with its first event."""
+        text = buffer.slice(int(offset_E1[begin]), int(offset_E1[end] - offset_E1[begin]))
+        found = self._try(text, end - begin)
+        if found is None:
+            layout = layout_of(self._fields, _observed(events, begin, min(end, begin + OBSERVED), self._fields))
+            if layout != self._layout:
+                self._layout = layout
+                found = self._try(text, end - begin)
+        if found is not None:
+            yield begin, found
+        elif end - begin == 1:
+            yield begin, self._plainly(events, begin, end)
+        else:
+            middle = (begin + end) // 2
+            yield from self._read(events, buffer, offset_E1, begin, middle)
+            yield from self._read(events, buffer, offset_E1, middle, end)
+
+    def _try(self, text: pa.Buffer, num_events: int) -> Decoded | None:
+        """The fields of a text of `num_events` objects; None if an event does not fit the layout."""
+        layout = self._layout
+        if not layout.schema.names or text.size > MAX_BLOCK_BYTES:
+            return None
+        try:
+            table = pa.json.read_json(
+                pa.BufferReader(text),
+                read_options=pa.json.ReadOptions(use_threads=False, block_size=text.size + 1),
+                parse_options=pa.json.ParseOptions(explicit_schema=layout.schema, unexpected_field_behavior="ignore"),
+            )
+        except pa.ArrowInvalid:
+            return None
+        if len(table) != num_events:
+            return None
+        columns, errors = [], dict[int, str]()
+        for field in self._fields:
+            column, wrong = conform(_column(table, field.names), field)
+            columns.append(column)
+            for event, error in wrong:
+                errors.setdefault(event, error)
+        fields = pa.RecordBatch.from_arrays(columns, names=[field.path for field in self._fields])
+        return Decoded(fields, sorted(errors.items()))
+
+    def _plainly(self, events: pa.BinaryArray, begin: int, end: int) -> Decoded:
+        return decoded_of([_parsed(event.as_py()) for event in events[begin:end]], self._fields)
+
+
+def _parsed(event: bytes | None) -> Mapping[str, Any] | Unreadable:
+    try:
+        text = (event or b"").decode()
+    except UnicodeDecodeError as error:
+        return Unreadable(f"not UTF-8: {error}")
+    try:
+        found = documents.parse(text, "the event")
+    except documents.InvalidDocument as error:
+        return Unreadable(str(error))
+    return found if isinstance(found, Mapping) else Unreadable("the event is not a JSON object")
+
+
+def _parts(events: pa.BinaryArray) -> tuple[NDArray[np.int64], NDArray[np.uint8], pa.Buffer]:
+    """(E + 1,) offsets, the bytes, and their buffer, of an array without nulls."""
+    _, offsets, buffer = events.buffers()
+    if not len(events) or buffer is None:
+        return np.zeros(len(events) + 1, np.int64), np.empty(0, np.uint8), pa.py_buffer(b"")
+    wide = pa.types.is_large_binary(events.type)
+    offset_E1 = np.frombuffer(offsets, np.int64 if wide else np.int32)[events.offset : events.offset + len(events) + 1]
+    data = np.frombuffer(buffer, np.uint8) if buffer.size else np.empty(0, np.uint8)
+    data.setflags(write=False)
+    return offset_E1.astype(np.int64), data, buffer
+
+
+def _valid_texts(events: pa.BinaryArray) -> NDArray[np.bool_]:
+    """(E,) whether an event is valid UTF-8."""
+    try:
+        events.cast(pa.utf8())
+    except pa.ArrowInvalid:
+        return np.array([_is_text(event.as_py()) for event in events], np.bool_)
+    return np.ones(len(events), np.bool_)
+
+
+def _is_text(event: bytes | None) -> bool:
+    try:
+        (event or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def find_single_objects(data, offset_E1, max_depth, fit_E):  # type: ignore[no-untyped-def]
+    """Set `fit_E` for events that are one object in one line, so that a text of such events is cut at one place only:
+    blanks, a bracket that is closed by the last one, blanks. Not for those that are nested deeper than `max_depth`, or
+    have NaN or infinities outside their texts. Its twin is `is_single_object`."""
+    for e in range(len(fit_E)):
+        depth, done, wrong, inside, escaped = 0, False, False, False, False
+        for i in range(offset_E1[e], offset_E1[e + 1]):
+            byte = data[i]
+            if byte == 10:
+                wrong = True
+                break
+            if inside:
+                if escaped:
+                    escaped = False
+                elif byte == 92:
+                    escaped = True
+                elif byte == 34:
+                    inside = False
+            elif byte == 32 or byte == 9 or byte == 13:
+                pass
+            elif done or (depth == 0 and byte != 123) or byte == 73 or byte == 78:
+                wrong = True
+                break
+            elif byte == 34:
+                inside = True
+            elif byte == 123 or byte == 91:
+                depth += 1
+                if depth > max_depth:
+                    wrong = True
+                    break
+            elif byte == 125 or byte == 93:
+                depth -= 1
+                done = depth == 0
+        fit_E[e] = done and not wrong
+
+
+def is_single_object(event: bytes, max_depth: int) -> bool:
+    """Plain twin of `find_single_objects`, for one event."""
+    depth, inside, escaped, done = 0, False, False, False
+    for char in event.decode("latin-1"):
+        if char == "\n":
+            return False
+        if inside:
+            inside = escaped or char != '"'
+            escaped = char == "\\" and not escaped
+        elif char in " \t\r":
+            continue
+        elif done or (depth == 0 and char != "{") or char in "IN":
+            return False
+        elif char == '"':
+            inside = True
+        else:
+            depth += (char in "{[") - (char in "}]")
+            if depth > max_depth:
+                return False
+            done = depth == 0
+    return done
+
+
+def _runs(fit_E: NDArray[np.bool_]) -> Iterator[tuple[int, int, bool]]:
+    """Ranges of events that fit, and of events that do not."""
+    cuts = [0, *(np.flatnonzero(np.diff(fit_E)) + 1).tolist(), len(fit_E)]
+    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        if end > begin:
+            yield begin, end, bool(fit_E[begin])
+
+
+def merged(pieces: Sequence[tuple[int, Decoded]], fields: Sequence[EventField]) -> Decoded:
+    """One answer from those of ranges of events, each given with its first event."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+    if not pieces:
+        return decoded_of([], fields)
+    errors = [(begin + event, error) for begin, piece in pieces for event, error in piece.errors]
+    columns = []
+    for index in range(len(fields)):
+        parts = [piece.fields.column(index) for _, piece in pieces]
+        if any(is_list(part.type) for part in parts):
+            parts = [as_lists(part) for part in parts]
+        columns.append(pa.concat_arrays(parts))
+    return Decoded(pa.RecordBatch.from_arrays(columns, names=[field.path for field in fields]), errors)
+
+
+def _column(table: pa.Table, names: Sequence[str]) -> pa.Array:
+    """The column at a path; a list of structs on the way gives lists."""
+    chunked = table.column(names[0])
+    column = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+    for number, name in enumerate(names[1:], 1):
+        if pa.types.is_struct(column.type):
+            column = pc.struct_field(column, name)
+            continue
+        inner = pa.table({"": column.values})
+        values = _column(inner, ("", *names[number:]))
+        mask = column.is_null() if column.null_count else None
+        return pa.ListArray.from_arrays(column.offsets, values, mask=mask)
+    return column
+
+
+Found = dict[str, str | type]
+"""What events have at a path: LIST, OBJECT, or the Python type of a value; of a list, of its elements at path + "[]"."""
+
+
+def _observed(events: pa.BinaryArray, begin: int, end: int, fields: Sequence[EventField]) -> Found:
+    found: Found = {}
+    for event in events[begin:end]:
+        parsed = _parsed(event.as_py())
+        for field in fields if not isinstance(parsed, Unreadable) else ():
+            _look(parsed, field.names, "", found)
+    return found
+
+
+def _look(node: Any, names: Sequence[str], path: str, found: Found) -> None:
+    if node is None:
+        return
+    if isinstance(node, list):
+        found.setdefault(path, LIST)
+        for each in node[:OBSERVED]:
+            if not isinstance(each, list):
+                _look(each, names, f"{path}[]", found)
+    elif isinstance(node, Mapping):
+        found.setdefault(path, OBJECT)
+        if names:
+            _look(node.get(names[0]), names[1:], f"{path}{SEPARATOR}{names[0]}", found)
+    else:
+        found.setdefault(path, type(node))
+
+
+def layout_of(fields: Sequence[EventField], found: Found) -> Layout:
+    """The layout for events with what was found in some."""
+    lists: list[str] = []
+    types: list[pa.DataType] = []
+    tree: dict[str, Any] = {}
+    for field in fields:
+        path, node = "", tree
+        for name in field.names:
+            path += f"{SEPARATOR}{name}"
+            node = node.setdefault(name, {})
+            if found.get(path) == LIST:
+                lists.append(path)
+                path += "[]"
+        seen = found.get(path)
+        kind = pa.struct([]) if seen == OBJECT else _type(field, seen)
+        types.append(kind)
+        node.setdefault("", kind)
+    schema = pa.schema([(name, _arrow(below, f"{SEPARATOR}{name}", lists)) for name, below in tree.items()])
+    return Layout(frozenset(lists), tuple(types), schema)
+
+
+def _arrow(node: Mapping[str, Any], path: str, lists: Sequence[str]) -> pa.DataType:
+    listed = path in lists
+    inner = f"{path}[]" if listed else path
+    below = [(name, _arrow(each, f"{inner}{SEPARATOR}{name}", lists)) for name, each in node.items() if name]
+    kind = pa.struct(below) if below else node[""]
+    return pa.list_(kind) if listed else kind
+
+
+def _type(field: EventField, seen: str | type | None) -> pa.DataType:
+    """The type by which values of a Python type are read, so that they convert exactly."""
+    if seen is str:
+        return pa.utf8()
+    if seen is bool:
+        return pa.bool_()
+    match field.kind:
+        case FieldKind.WHOLE | FieldKind.NUMBER:
+            return field.type
+        case FieldKind.TEXT:
+            return pa.int64() if seen is int else pa.utf8()
+        case FieldKind.LENGTH:
+            return pa.float64()
