@@ -16,7 +16,7 @@ from millrace.secrets import without_secrets
 NOT_A_SECTION = ("model_type", "model_attributes_type", "dict_type")
 KEY = "[key]"
 """Pydantic's marker for the key of a mapping."""
-UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind")
+UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found", "slot_kind", "pipe_kind")
 
 
 MAX_LISTED = 20

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from dataset.spec.config import AnySlot, AnySource, PipeSection, SampleSection
+from dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
 from millrace.blob.store_address import parse as parse_address
 from millrace.config import Count, Duration, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
 from millrace.errors import SpecError
@@ -359,8 +359,8 @@ class TrainerJob(Section):
     newest for a new store."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
     """The event stream: one source, or several by name (docs/sources.md)."""
-    pipe: PipeSection
-    """The command that turns events into samples."""
+    pipe: AnyPipe
+    """The command that turns events into samples; or, with kind = "columns", the keys of the slots do."""
     slots: Annotated[tuple[AnySlot, ...], Field(min_length=1)]
     """Slots, in the order of the pipe's output."""
     tasks: Annotated[tuple[TaskSection, ...], Field(min_length=1)]

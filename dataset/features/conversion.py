@@ -9,6 +9,8 @@
 | text | its digits, with or without a sign | as JSON writes numbers | itself |
 | true, false | 1, 0 | 1.0, 0.0 | "true", "false" |
 
+Of a list whose length alone is needed, a single value counts as one.
+
 Shapes: E events, N values.
 """
 
@@ -49,7 +51,7 @@ def plain_value(value: object, field: EventField) -> int | float | str:
         case FieldKind.TEXT:
             return _text(value)
         case FieldKind.LENGTH:
-            raise BadValue(f"{_shown(value)} is not a list")
+            return 1
         case _:
             assert_never(field.kind)
 
@@ -182,7 +184,9 @@ def as_lists(column: pa.Array) -> pa.Array:
 def _conform_values(
     values: pa.Array, field: EventField, event_N: NDArray[np.int64]
 ) -> tuple[pa.Array, list[tuple[int, str]]]:
-    if values.type.equals(field.type) and field.kind is not FieldKind.LENGTH:
+    if field.kind is FieldKind.LENGTH:
+        return pc.if_else(values.is_valid(), pa.scalar(1, pa.int64()), pa.scalar(None, pa.int64())), []
+    if values.type.equals(field.type):
         return values, []
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), field.type), []
@@ -214,7 +218,7 @@ def _converted(values: pa.Array, field: EventField) -> tuple[pa.Array, Bool]:
     if pa.types.is_boolean(kind):
         if field.kind is FieldKind.TEXT:
             return values.cast(wanted), none_N
-        return (values.cast(pa.uint8()).cast(wanted), none_N) if field.kind is not FieldKind.LENGTH else (values, all_N)
+        return values.cast(pa.uint8()).cast(wanted), none_N
     if pa.types.is_large_string(kind):
         values, kind = values.cast(pa.utf8()), pa.utf8()
     match field.kind:

@@ -18,7 +18,7 @@ SEPARATOR = "."
 
 
 class FieldKind(StrEnum):
-    """What a field is read as; see dataset.features.conversion for the rules."""
+    """The type that a field is read as; see dataset.features.conversion for the rules."""
 
     WHOLE = "whole"
     """Whole numbers of 64 bits: int64 if `signed`, else uint64."""

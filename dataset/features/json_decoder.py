@@ -44,7 +44,7 @@ class Layout:
 
 
 class JsonDecoder:
-    """A `dataset.features.decoding.Decoder` of JSON objects."""
+    """A `dataset.features.decoding.Decoder` of JSON objects. Any thread may call it."""
 
     def __init__(self, fields: Sequence[EventField]) -> None:
         self._fields = tuple(fields)
@@ -69,12 +69,12 @@ class JsonDecoder:
     ) -> Iterator[tuple[int, Decoded]]:
         """The events `begin` to `end`, in pieces, each with its first event."""
         text = buffer.slice(int(offset_E1[begin]), int(offset_E1[end] - offset_E1[begin]))
-        found = self._try(text, end - begin)
+        found = self._try(text, end - begin, self._layout)
         if found is None:
             layout = layout_of(self._fields, _observed(events, begin, min(end, begin + OBSERVED), self._fields))
             if layout != self._layout:
                 self._layout = layout
-                found = self._try(text, end - begin)
+                found = self._try(text, end - begin, layout)
         if found is not None:
             yield begin, found
         elif end - begin == 1:
@@ -84,9 +84,8 @@ class JsonDecoder:
             yield from self._read(events, buffer, offset_E1, begin, middle)
             yield from self._read(events, buffer, offset_E1, middle, end)
 
-    def _try(self, text: pa.Buffer, num_events: int) -> Decoded | None:
+    def _try(self, text: pa.Buffer, num_events: int, layout: Layout) -> Decoded | None:
         """The fields of a text of `num_events` objects; None if an event does not fit the layout."""
-        layout = self._layout
         if not layout.schema.names or text.size > MAX_BLOCK_BYTES:
             return None
         try:
@@ -253,7 +252,7 @@ def _column(table: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 Found = dict[str, str | type]
-"""What events have at a path: LIST, OBJECT, or the Python type of a value; of a list, of its elements at path + "[]"."""
+"""The values of events by path: LIST, OBJECT, or the type of a value. Elements of a list are at its path + "[]"."""
 
 
 def _observed(events: pa.BinaryArray, begin: int, end: int, fields: Sequence[EventField]) -> Found:

@@ -1,6 +1,6 @@
-"""Fields of events that are Python values, row by row: the exact path of the JSON decoder, and the way of other decoders.
+"""Fields of events that are Python values, row by row: exact, and slow; other decoders may use it.
 
-Slow: use it for formats whose library gives one event at a time, and where columns cannot be read.
+For formats whose library gives one event at a time, and where columns cannot be read.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ Shapes: B rows of an answer, E events of its request, N signs.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,10 +142,13 @@ class AnswerReader:
     """Turns checked answers into samples.
 
     `masks` maps a label that may be absent to the slot that is 0 where it is; "" if it may always be absent.
+    `reason_of` gives the reason for the error text of an event.
     """
 
-    def __init__(self, schema: Schema, masks: Mapping[str, str]) -> None:
-        self._schema, self._masks = schema, masks
+    def __init__(
+        self, schema: Schema, masks: Mapping[str, str], reason_of: Callable[[str], Reason] = Reason.of_error
+    ) -> None:
+        self._schema, self._masks, self._reason_of = schema, masks, reason_of
 
     def read(self, answer: pa.RecordBatch, position_E: I64, time_s_E: F64) -> tuple[Samples, list[BadRow]]:
         """The samples of the good events, and the rejected events. Raises BadAnswer."""
@@ -156,7 +159,7 @@ class AnswerReader:
             for row in np.flatnonzero(errors.is_valid().to_numpy(zero_copy_only=False)).tolist():
                 event = int(event_B[row])
                 text = errors[row].as_py()
-                bad.setdefault(event, BadRow(event, Reason.of_error(text), text))
+                bad.setdefault(event, BadRow(event, self._reason_of(text), text))
         failed_E = np.zeros(len(position_E), np.bool_)
         failed_E[list(bad)] = True
         samples, faults = self._columns(answer, event_B)
@@ -231,7 +234,7 @@ def _signs(slot: Slot, column: pa.Array, answer: pa.RecordBatch) -> tuple[Ragged
     offset_B1, values = _offsets(slot.name, column)
     wrong: Wrong = {}
     if pa.types.is_string(values.type):
-        value_N = _hashed(values)
+        value_N = signs_of_texts(values)
     else:
         value_N = values.to_numpy()
         if value_N.dtype == np.int64:
@@ -250,7 +253,8 @@ def _signs(slot: Slot, column: pa.Array, answer: pa.RecordBatch) -> tuple[Ragged
     return Ragged(value_N, offset_B1, weights_N), wrong
 
 
-def _hashed(values: pa.Array) -> U64:
+def signs_of_texts(values: pa.Array) -> U64:
+    """(N,) The signs of texts without nulls."""
     out_N = np.empty(len(values), np.uint64)
     if len(values):
         _, offsets, data = values.buffers()

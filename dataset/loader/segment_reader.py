@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
 from dataset.loader.batch_loader import PassTally
 from dataset.loader.dead_letters import DeadLetters
 from dataset.pipe.arrow_runner import ArrowRunner
+from dataset.pipe.columns_runner import ColumnsRunner
 from dataset.pipe.command import Command, prepare_command
 from dataset.pipe.event_time import check_event_time
 from dataset.pipe.multislot_runner import MultiSlotRunner
@@ -24,7 +26,7 @@ from dataset.pipe.time_window import TimeWindow
 from dataset.samples.batch import Samples
 from dataset.samples.rejection import Rejection
 from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
+from dataset.spec.config import AnyPipe, ColumnsPipe, EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
 from dataset.spec.schema import Schema
 from dataset.spec.source_set import SourceSet
 from dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
@@ -54,6 +56,17 @@ def make_runner(
             assert_never(pipe.protocol)
 
 
+def make_pool(
+    pipe: AnyPipe, schema: Schema, event_time: EventTime, masks: Mapping[str, str], folder: Path, spec: Path | None
+) -> PipePool:
+    """The runners of a pipe. Raises SpecError."""
+    if isinstance(pipe, ColumnsPipe):
+        runner = partial(ColumnsRunner, pipe, schema, event_time, masks, folder)
+        return PipePool(None, runner, pipe.processes, 1)
+    command = prepare_command(pipe, schema, folder, spec)
+    return PipePool(command, partial(make_runner, command, pipe, schema, event_time, masks), pipe.processes, pipe.tries)
+
+
 class SegmentReader:
     """Reads segments through the pipe; a `dataset.loader.batch_loader.PassReader`. It owns the source and closes it.
 
@@ -64,7 +77,7 @@ class SegmentReader:
     def __init__(
         self,
         source: Source,
-        pipe: PipeSection,
+        pipe: AnyPipe,
         schema: Schema,
         source_config: SourceSection | SourceSet,
         dead_letters: DeadLetters | None,
@@ -77,20 +90,13 @@ class SegmentReader:
         self._sections = SourceSet.of(source_config)
         for name, section in self._sections.sections.items():
             path = f"sources.{name}.event_time" if name else "event_time"
-            check_event_time(section.event_time, pipe.protocol, schema, path)
+            check_event_time(section.event_time, pipe.traced, schema, path)
         self._windows = {name: TimeWindow.of(section) for name, section in self._sections.sections.items()}
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
         self._stopping = threading.Event()
-        command = prepare_command(pipe, schema, folder, spec)
         event_time = next(iter(self._sections.sections.values())).event_time  # else that of the segment's source
-        known_masks = dict(masks or {})
-        self._pool = PipePool(
-            command,
-            lambda: make_runner(command, pipe, schema, event_time, known_masks),
-            pipe.processes,
-            pipe.tries,
-        )
+        self._pool = make_pool(pipe, schema, event_time, dict(masks or {}), folder, spec)
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """Samples of the segments in order. Raises PipeFailed, BadEvent, and what the source raises."""
@@ -101,7 +107,7 @@ class SegmentReader:
         for work, outcome in self._pool.run(self._works(pass_number, segments, tally)):
             self._count(pass_number, work, outcome, tally)
             for samples in outcome.blocks:
-                if self._pipe.protocol is Protocol.MULTISLOT:  # from line numbers in the segment to numbers in the pass
+                if not self._pipe.traced:  # from line numbers in the segment to numbers in the pass
                     samples = replace(samples, event_B=samples.event_B + num_lines)
                 yield samples
             num_lines += outcome.num_judged
@@ -115,7 +121,7 @@ class SegmentReader:
             self._dead_letters.close()
 
     def _works(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[PipeInput]:
-        lines = self._pipe.protocol is Protocol.MULTISLOT
+        lines = not self._pipe.traced
         for segment in segments:
             for part in split_segment(segment, self._pipe.processes):
                 begin_s = time.monotonic()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dataset.loader.batch_loader import PassTally
-from dataset.spec.config import FilesSource, PipeSection, Protocol, SourceSection
+from dataset.spec.config import AnyPipe, ColumnsPipe, FilesSource, PipeSection, Protocol, SourceSection
 
 MIN_EVENTS = 1_000
 """With fewer events, most of the time is the start of the command."""
@@ -21,16 +21,21 @@ def format_timing(tally: PassTally, took_s: float, processes: int) -> str:
 
 
 def timing_hints(
-    tally: PassTally, took_s: float, pipe: PipeSection, source: SourceSection, num_cores: int
+    tally: PassTally, took_s: float, pipe: AnyPipe, source: SourceSection, num_cores: int
 ) -> Iterator[str]:
     """Hints if one part takes most of the time; none for a short try, or one without samples."""
     if tally.num_events < MIN_EVENTS or not tally.num_samples:
         return
     most = DOMINATES * took_s
-    if tally.pipe_s / pipe.processes > most:
+    if isinstance(pipe, ColumnsPipe):
+        if tally.pipe_s / pipe.processes > most and pipe.processes < num_cores:
+            yield f"hint: most of the time is spent making features; pipe.processes = {num_cores} threads share them"
+            return
+    elif tally.pipe_s / pipe.processes > most:
         yield "hint: most of the time is spent in the pipe command. " + _of_pipe(pipe, num_cores)
-    elif tally.parse_s / pipe.processes > most:
-        if pipe.protocol is Protocol.MULTISLOT:
+        return
+    if tally.parse_s / pipe.processes > most:
+        if isinstance(pipe, PipeSection) and pipe.protocol is Protocol.MULTISLOT:
             yield 'hint: most of the time is spent parsing text; protocol = "arrow" is faster to parse'
         elif pipe.processes < num_cores:
             yield f"hint: most of the time is spent parsing; pipe.processes = {num_cores} parses in parallel"

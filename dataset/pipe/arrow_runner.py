@@ -1,19 +1,16 @@
 """Runs the Arrow protocol: a persistent process; one IPC stream per segment each way, one answer batch per request."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 
-from dataset.formats.arrow_columns import REQUEST, AnswerReader, BadAnswer, BadRow, check_answer_schema, request_batch
+from dataset.formats.arrow_columns import REQUEST, BadAnswer, check_answer_schema, request_batch
+from dataset.pipe.answer_samples import AnswerSamples, rebatch
 from dataset.pipe.command import Command
-from dataset.pipe.event_time import event_times, slot_times
 from dataset.pipe.process import PipeProcess
-from dataset.pipe.segment_work import PipeInput, PipeOutput, concat_values, take_events
-from dataset.samples.batch import Samples
-from dataset.samples.rejection import Reason, Rejection
-from dataset.samples.slot_counters import SlotCounters, SlotSum
-from dataset.samples.trim import trim
+from dataset.pipe.segment_work import PipeInput, PipeOutput
+from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import EventTime
 from dataset.spec.schema import Schema
 from dataset.stream.source import Events
@@ -79,9 +76,9 @@ class ArrowRunner:
         batch_events: int,
         drop_extra: bool = False,
     ) -> None:
-        self._command, self._idle_s, self._schema, self._event_time = command, idle_s, schema, event_time
+        self._command, self._idle_s, self._schema = command, idle_s, schema
         self._batch_events, self._drop_extra = batch_events, drop_extra
-        self._reader = AnswerReader(schema, masks)
+        self._answers = AnswerSamples(schema, event_time, masks)
         self._child: PipeProcess | None = None
         self._closed = False
         self._repeats = RepeatedLines()
@@ -121,7 +118,7 @@ class ArrowRunner:
                     answers.child.ends_within(LAST_WORDS_S)
                     raise BadAnswer(f"answered {number} batches instead of {len(requests)}") from None
                 answer.validate(full=True)
-                self._take(answer, work, events, outcome)
+                self._answers.take(answer, work, events, outcome)
             try:
                 stream.read_next_batch()
             except StopIteration:
@@ -130,23 +127,6 @@ class ArrowRunner:
                 raise BadAnswer(f"answered more than {len(requests)} batches")
         if rest := answers.rest():
             raise BadAnswer(f"printed {rest[:80]!r} after the end of its Arrow stream")
-
-    def _take(self, answer: pa.RecordBatch, work: PipeInput, events: Events, outcome: PipeOutput) -> None:
-        event_time = work.event_time or self._event_time
-        times = event_times(event_time, events)
-        samples, bad_rows = self._reader.read(answer, events.position_E, times)
-        samples = trim(samples, self._schema, outcome.counters)
-        samples = Samples(samples.sparse, samples.dense, samples.meta, samples.event_B, slot_times(event_time, samples))
-        for bad in bad_rows:
-            outcome.rejections.append(self._rejection(work, events, bad))
-            if bad.slot is not None and bad.reason is Reason.NON_FINITE:
-                outcome.counters.add(bad.slot, SlotSum.NON_FINITE, 1)
-        outcome.counters.observe(samples)
-        outcome.blocks.append(samples)
-
-    def _rejection(self, work: PipeInput, events: Events, bad: BadRow) -> Rejection:
-        position = int(events.position_E[bad.event])
-        return Rejection(work.segment.partition, position, bad.reason, bad.detail, events.value(bad.event))
 
     def reset(self) -> None:
         """Close the process after a failure; the next segment starts a new one."""
@@ -159,41 +139,6 @@ class ArrowRunner:
         self._closed = True
         if self._child is not None:
             self._child.kill()
-
-
-def rebatch(blocks: Iterable[Events], num: int) -> list[Events]:
-    """Events in batches of `num`, independent of their blocks; the last batch may be smaller."""
-    out: list[Events] = []
-    held: list[Events] = []
-    num_held = 0
-    for block in blocks:
-        at = 0
-        while at < len(block):
-            part = take_events(block, np.arange(at, min(len(block), at + num - num_held)))
-            at += len(part)
-            held.append(part)
-            num_held += len(part)
-            if num_held == num:
-                out.append(merge_events(held))
-                held, num_held = [], 0
-    if held:
-        out.append(merge_events(held))
-    return out
-
-
-def merge_events(parts: list[Events]) -> Events:
-    """Merge the events of several blocks into one block."""
-    data = np.concatenate([concat_values(part, -1) for part in parts])
-    end_E = np.cumsum(np.concatenate([part.end_E - part.begin_E for part in parts]))
-    begin_E = np.concatenate([np.zeros(1, np.int64), end_E[:-1]])
-    keys = headers = None
-    if any(part.keys is not None for part in parts):
-        keys = [key for part in parts for key in (part.keys if part.keys is not None else [None] * len(part))]
-    if any(part.headers is not None for part in parts):
-        headers = [each for part in parts for each in (part.headers if part.headers is not None else [()] * len(part))]
-    position_E = np.concatenate([part.position_E for part in parts])
-    timestamp_ms_E = np.concatenate([part.timestamp_ms_E for part in parts])
-    return Events(data.data, begin_E, end_E, position_E, timestamp_ms_E, keys, headers)
 
 
 def request_stream(work: PipeInput, requests: list[Events]) -> pa.Buffer:

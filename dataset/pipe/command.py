@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import millrace
-from dataset.spec.config import PipeSection
+from dataset.spec.config import AnyPipe, PipeSection
 from dataset.spec.schema import Schema
 from millrace.errors import SpecError
 from millrace.process import dying_with_parent, user_environment
@@ -52,6 +52,12 @@ def check_command(config: PipeSection, folder: Path) -> tuple[str, ...]:
         if found is None:
             raise SpecError(f"{program!r}: no such program on PATH; give its path, or install it", "pipe.command")
     return (found or program, *arguments)
+
+
+def check_pipe(config: AnyPipe, schema: Schema, folder: Path) -> None:
+    """Raise SpecError if the pipe cannot be started in the spec's `folder`."""
+    if isinstance(config, PipeSection):
+        prepare_command(config, schema, folder)
 
 
 def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:

@@ -3,15 +3,15 @@
 Shapes: E events, B samples.
 """
 
-import io
 import math
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from dataset.pipe.segment_work import LINE_FEED, concat_values
 from dataset.samples.batch import F64, Samples
-from dataset.spec.config import EventTime, MetaSlot, Protocol
+from dataset.spec.config import EventTime, MetaSlot
 from dataset.spec.schema import Schema
 from dataset.stream.source import Events
 from millrace import documents
@@ -21,8 +21,11 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 WHOLE = ("int64", "uint64")
 
 
-def check_event_time(config: EventTime, protocol: Protocol, schema: Schema, path: str) -> None:
-    """Raise SpecError if the event time cannot come from where `config`, at `path` of the spec, says."""
+def check_event_time(config: EventTime, traced: bool, schema: Schema, path: str) -> None:
+    """Raise SpecError if the event time cannot come from where `config`, at `path` of the spec, says.
+
+    `traced`: whether the pipe's samples can be traced to their events.
+    """
     if config.slot is not None:
         slot = schema.by_name.get(config.slot)
         if slot is None or not isinstance(slot.entry, MetaSlot) or slot.entry.type not in WHOLE:
@@ -30,7 +33,7 @@ def check_event_time(config: EventTime, protocol: Protocol, schema: Schema, path
                 f"{config.slot!r} is not a meta slot of whole numbers, and floats hold a unix time to 128 s only; "
             )
             raise SpecError(problem + 'use a slot with kind = "meta", type = "int64"', f"{path}.slot")
-    elif protocol is Protocol.MULTISLOT and config.kind != "none":
+    elif not traced and config.kind != "none":
         raise SpecError(
             'samples of protocol = "multislot" cannot be traced to their events; '
             'name a meta slot with the time, or use protocol = "arrow"',
@@ -57,27 +60,32 @@ def unscaled_times(config: EventTime, events: Events) -> F64:
         return np.where(events.timestamp_ms_E >= 0, events.timestamp_ms_E.astype(np.float64), np.nan)
     if config.field is None:
         return np.full(len(events), np.nan)
-    values = [events.value(index) or b"" for index in range(len(events))]
-    return _fields(values, config.field)
+    found = _fields(events, config.field)
+    if found is None:
+        values = [events.value(index) or b"" for index in range(len(events))]
+        found = np.array([_field(value, config.field) for value in values], np.float64)
+    return found
 
 
-def _fields(values: list[bytes], name: str) -> F64:
-    """The field of each JSON value: parsed all at once, or one by one if one of them is not as expected."""
-    text = b"\n".join(values) + b"\n"
-    if any(b"\n" in value for value in values):
-        return np.array([_field(value, name) for value in values])
+def _fields(events: Events, name: str) -> F64 | None:
+    """The field of each JSON value, parsed all at once; None if one of them is not as expected."""
+    if not len(events) or bool((events.begin_E < 0).any()):
+        return None
+    text = concat_values(events, LINE_FEED)
+    if np.count_nonzero(text == LINE_FEED) != len(events):
+        return None
     try:
         table = pa.json.read_json(
-            io.BytesIO(text),
+            pa.BufferReader(pa.py_buffer(text)),
             read_options=pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1),
             parse_options=pa.json.ParseOptions(
                 explicit_schema=pa.schema([(name, pa.float64())]), unexpected_field_behavior="ignore"
             ),
         )
     except pa.ArrowInvalid:
-        table = None
-    if table is None or len(table) != len(values):
-        return np.array([_field(value, name) for value in values])
+        return None
+    if len(table) != len(events):
+        return None
     numbers = table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 

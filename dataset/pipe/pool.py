@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class PipePool:
-    """`processes` runners of one command. Call `run` from one thread, `close` from any."""
+    """`processes` runners of one command, or of a pipe without one. Call `run` from one thread, `close` from any."""
 
-    def __init__(self, command: Command, make: Callable[[], PipeRunner], processes: int, tries: int) -> None:
+    def __init__(self, command: Command | None, make: Callable[[], PipeRunner], processes: int, tries: int) -> None:
         self._command, self._tries = command, tries
         self._runners = [make() for _ in range(processes)]
         self._idle: LifoQueue[PipeRunner] = LifoQueue()
@@ -61,7 +61,8 @@ class PipePool:
         try:
             return self._threads.submit(self._try, work)
         except RuntimeError as error:
-            raise PipeFailed(f"pipe command {str(self._command)!r} was closed while it was in use") from error
+            what = "the pipe" if self._command is None else f"pipe command {str(self._command)!r}"
+            raise PipeFailed(f"{what} was closed while it was in use") from error
 
     def _try(self, work: PipeInput) -> PipeOutput:
         runner = self._idle.get()
@@ -84,6 +85,7 @@ class PipePool:
                 outcome.parse_s = time.monotonic() - begin_s - outcome.pipe_s
                 return outcome
             except PipeProcessFailed as failure:
+                assert self._command is not None, "only commands fail so"
                 runner.reset()
                 if not self._closed:
                     log.warning("pipe command %s on %s, try %d: it %s", self._command, place, attempt, failure.what)

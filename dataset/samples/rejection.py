@@ -24,6 +24,11 @@ class Reason(StrEnum):
         """The reason for an error text of a generator."""
         return cls.NOT_UTF8 if text.startswith(cls.NOT_UTF8.value) else cls.GENERATOR
 
+    @classmethod
+    def of_field(cls, text: str) -> "Reason":
+        """The reason for an error text of a decoder or of dataset.features."""
+        return cls.NOT_UTF8 if text.startswith(cls.NOT_UTF8.value) else cls.UNPARSABLE
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from dataset.spec.feature_keys import FeatureKeys, FieldPath
 from dataset.spec.path_pattern import PathPattern, Pattern
 from millrace.blob.store_address import StoreKind, parse
 from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section
@@ -297,29 +298,70 @@ class DeadLettersSection(Section):
     """Number of files kept; older ones are deleted at a close."""
 
 
-class PipeSection(Section):
-    """The program that turns events into samples."""
+class PipeSettings(Section):
+    """Settings common to all kinds of pipe."""
 
-    command: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Program and arguments, run in the spec's folder; `python` is Millrace's own interpreter. No shell."""
-    protocol: Protocol = Protocol.MULTISLOT
-    """"multislot" text or "arrow" IPC."""
     processes: int = Field(default=1, ge=1, le=64)
-    """Number of processes in each trainer."""
-    tries: int = Field(default=3, ge=1, le=10)
-    """Number of tries for a failing segment before the job stops."""
-    deadline: PositiveDuration = 60.0
-    """A command that neither reads nor writes for this time is killed."""
+    """Number of processes (kind "columns": of threads) in each trainer."""
     batch_events: int = Field(default=1024, ge=1, le=65536)
-    """Events per request of the arrow protocol."""
+    """Events per request of the arrow protocol, or per block of kind "columns"."""
     on_bad_event: OnBadEvent = OnBadEvent.DEAD_LETTER
     """"fail", "skip" or "dead_letter"."""
-    extra: Literal["fail", "drop"] = "fail"
-    """Treatment of columns that are not slots: "fail"; or "drop", so that one generator serves several specs."""
     max_bad_fraction: float = Field(default=0.01, ge=0, le=1)
     """The job stops above this fraction of rejected events, over the last 10,000 events, never before 1,000."""
     dead_letters: DeadLettersSection = DeadLettersSection()
     """The part of rejected events that is kept."""
+
+
+class PipeSection(PipeSettings):
+    """The program that turns events into samples."""
+
+    kind: Literal["command"] = "command"
+    """A program; the default."""
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Program and arguments, run in the spec's folder; `python` is Millrace's own interpreter. No shell."""
+    protocol: Protocol = Protocol.MULTISLOT
+    """"multislot" text or "arrow" IPC."""
+    tries: int = Field(default=3, ge=1, le=10)
+    """Number of tries for a failing segment before the job stops."""
+    deadline: PositiveDuration = 60.0
+    """A command that neither reads nor writes for this time is killed."""
+    extra: Literal["fail", "drop"] = "fail"
+    """Treatment of columns that are not slots: "fail"; or "drop", so that one generator serves several specs."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether samples can be traced to their events."""
+        return self.protocol is Protocol.ARROW
+
+
+class ColumnsPipe(PipeSettings):
+    """Samples from events by the keys of the slots, without a program."""
+
+    kind: Literal["columns"]
+    """Columns."""
+    format: Literal["json"] = "json"
+    """Format of the events: "json", one object each."""
+    explode: FieldPath | None = None
+    """A list of the event: each of its elements is a sample. Unset: each event is one."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether samples can be traced to their events."""
+        return True
+
+
+def _pipe_kind(value: Any) -> str:
+    kind = value.get("kind", "command") if isinstance(value, dict) else getattr(value, "kind", None)
+    return f"tag:{kind}"
+
+
+AnyPipe = Annotated[
+    Annotated[PipeSection, Tag("tag:command")] | Annotated[ColumnsPipe, Tag("tag:columns")],
+    Discriminator(
+        _pipe_kind, custom_error_type="pipe_kind", custom_error_message='kind is one of "command", "columns"'
+    ),
+]
 
 
 class SlotKind(StrEnum):
@@ -330,7 +372,7 @@ class SlotKind(StrEnum):
     META = "meta"
 
 
-class SlotEntry(Section):
+class SlotEntry(FeatureKeys):
     """Settings common to all kinds of slot: names; `C{1..26}` is a range."""
 
     name: str | None = None

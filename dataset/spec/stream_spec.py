@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dataset.spec.config import AnySlot, AnySource, PipeSection, SampleSection
+from dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
 from dataset.spec.schema import Schema
 from dataset.spec.source_set import check_sources
 from millrace.config import Section, Seed, load_toml, validate
@@ -28,8 +28,8 @@ class StreamSpec(SlotsSpec):
     """Seed of all random choices."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)]
     """The stream: one source, or several by name."""
-    pipe: PipeSection
-    """The program that turns events into samples."""
+    pipe: AnyPipe
+    """The command, or the keys of the slots, that turn events into samples."""
     sample: SampleSection = SampleSection()
     """Group and weight of samples."""
 

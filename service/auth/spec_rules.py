@@ -43,6 +43,8 @@ class TextKind(Enum):
     PIPE_COMMAND = auto()
     EXPORT_COMMAND = auto()
     MODEL = auto()
+    VALUE = auto()
+    """A value or a separator of samples: it names nothing."""
     MODEL_SETTINGS = auto()
     """Settings of a model that is allowed: numbers, or text that the owner accepted with the class."""
     KAFKA_OPTIONS = auto()
@@ -71,6 +73,12 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("EventTime", "field"): TextKind.NAME,
     ("EventTime", "slot"): TextKind.NAME,
     ("PipeSection", "command"): TextKind.PIPE_COMMAND,
+    ("ColumnsPipe", "explode"): TextKind.NAME,
+    ("KeywordKeys", "from"): TextKind.NAME,
+    ("KeywordKeys", "in"): TextKind.NAME,
+    ("FeatureKeys", "cross"): TextKind.NAME,
+    ("FeatureKeys", "split"): TextKind.VALUE,
+    ("FeatureKeys", "default"): TextKind.VALUE,
     ("SlotEntry", "name"): TextKind.NAME,
     ("SlotEntry", "names"): TextKind.NAME,
     ("SparseSlot", "table"): TextKind.NAME,
@@ -197,7 +205,7 @@ class SpecRules:
                 if value not in self._allow.ray_addresses:
                     allowed = ", ".join(self._allow.ray_addresses) or "none"
                     raise SpecError(f"{value!r} is not allowed here; allowed: {allowed} (allow.ray_addresses)", at)
-            case TextKind.MODEL_SETTINGS | TextKind.SPEC:
+            case TextKind.MODEL_SETTINGS | TextKind.SPEC | TextKind.VALUE:
                 pass
             case _:
                 assert_never(holds)

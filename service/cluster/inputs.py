@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from dataset.spec.config import FilesSource
+from dataset.spec.config import FilesSource, PipeSection
 from dataset.spec.path_pattern import Pattern
 from service.spec.job import LoadedJob
 
@@ -24,7 +24,7 @@ def input_files(job: LoadedJob) -> list[str]:
 
 def _named_by_command(job: LoadedJob) -> Iterator[str]:
     """Arguments of the pipe command that are files of the job's folder."""
-    for word in job.spec.pipe.command:
+    for word in job.spec.pipe.command if isinstance(job.spec.pipe, PipeSection) else ():
         if not Path(word).is_absolute() and (job.folder / word).is_file():
             yield word
 

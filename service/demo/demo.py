@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dataset.pipe.command import check_command
+from dataset.pipe.command import check_pipe
+from dataset.spec.schema import Schema
 from millrace.address import format_address, parse_address
 from millrace.deadline import Deadline
 from millrace.durable import writing
@@ -57,7 +58,7 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
     4. Wait until both have ended.
     """
     job = demo_job(root, events, overrides, time.time())  # 1
-    check_command(job.spec.pipe, job.folder)
+    check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     address = listen or free_address(LISTEN)
     clear_root(root)
     logging.getLogger("service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dataset.spec.config import PipeSection
 from millrace.config import load_toml
 from service.auth.config import AccessSection, AllowSection
 from service.jobs.config import LimitsSection, ServiceConfig
@@ -56,11 +57,12 @@ def twin_of(job: LoadedJob) -> LoadedJob:
 
 def service_of(root: Path, listen: str, job: LoadedJob) -> ServiceConfig:
     """The demo's own service: for this machine only, where every client may operate these two jobs."""
+    pipes = (job.spec.pipe.command,) if isinstance(job.spec.pipe, PipeSection) else ()
     commands = tuple(each.command for each in job.spec.exports.values() if each.command)
     return ServiceConfig(
         root=root,
         listen=listen,
         access=AccessSection(anonymous="operator"),
-        allow=AllowSection(pipe_commands=(job.spec.pipe.command,), export_commands=commands, roots=(str(job.folder),)),
+        allow=AllowSection(pipe_commands=pipes, export_commands=commands, roots=(str(job.folder),)),
         limits=LimitsSection(stop=STOP_S, max_jobs=8),
     )

@@ -3,7 +3,7 @@
 Nothing is started, written or connected to. service.spec.references checks the spec itself.
 """
 
-from dataset.pipe.command import prepare_command
+from dataset.pipe.command import check_pipe
 from dataset.sources.kafka_options import consumer_options, library_of
 from dataset.sources.opening import open_source
 from dataset.spec.config import FilesSource, KafkaSource
@@ -49,7 +49,7 @@ def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
 def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     """True if the run continues one that the store holds."""
     check_launcher(job.spec.cluster.launcher)
-    prepare_command(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
+    check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)
     for name, source in job.spec.sources.items():

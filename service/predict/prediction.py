@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dataset.loader.dead_letters import BadFraction
-from dataset.pipe.command import check_command
+from dataset.pipe.command import check_pipe
+from dataset.spec.schema import Schema
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.durable import writing
@@ -95,7 +96,7 @@ def predict(
     job = with_store_defaults(job) if job else job_of(request)
     check_no_histories(job.spec, "slots")
     request = with_absolute_paths(request, job.folder)
-    check_command(job.spec.pipe, job.folder)
+    check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     output = PredictionOutput(Path(request.output).absolute())
     fingerprint = fingerprint_of(request, job.spec)
 

@@ -6,8 +6,9 @@ The first error is raised as SpecError. Checks within one section belong to that
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from dataset.features.slot_rules import check_slot_features
 from dataset.pipe.event_time import check_event_time
-from dataset.spec.config import EventTime, FilesSource, MetaSlot, Protocol, SlotKind, SparseSlot
+from dataset.spec.config import EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
 from dataset.spec.schema import Schema, Slot
 from dataset.spec.source_set import check_sources
 from millrace.errors import SpecError
@@ -189,7 +190,8 @@ def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
 
 
 def _check_pipe(job: TrainerJob, schema: Schema) -> None:
-    if job.pipe.protocol is Protocol.ARROW:
+    check_slot_features(job.pipe, job.slots)
+    if job.pipe.traced:
         for name in _overlap(RESERVED_COLUMNS, schema.by_name):
             raise SpecError(f"slot {name!r}: the arrow protocol reserves this name; rename the slot", "slots")
         for slot in schema.sparse:
@@ -211,6 +213,6 @@ def _check_event_time(job: TrainerJob, schema: Schema) -> None:
         path = f"sources.{name}.event_time"
         if time.slot is not None:
             _number_slot(schema, time.slot, f"{path}.slot")
-        check_event_time(time, job.pipe.protocol, schema, path)
+        check_event_time(time, job.pipe.traced, schema, path)
         if time.kind == "record" and isinstance(source, FilesSource):
             raise SpecError('lines of files have no time of their own; name a field or a slot, or kind = "none"', path)

@@ -20,7 +20,7 @@ TRAINS = frozenset({"training", "replaying", "paused"})
 RESTS = frozenset({"ended", "stopped", "failed"})
 
 
-class FieldKind(StrEnum):
+class InputKind(StrEnum):
     """The kind of an input field."""
 
     TEXT = "text"
@@ -35,7 +35,7 @@ class Field:
 
     name: str
     label: str
-    kind: FieldKind
+    kind: InputKind
     default: Any = None
     optional: bool = False
     choices: Callable[["ActionContext"], Sequence[str]] = lambda known: ()
@@ -142,8 +142,8 @@ EXPORT = JobAction(
     "The state at the next close is exported for serving. The export becomes current if it passes its gates.",
     lambda job: _trains(job) and bool(job["exports"]),
     fields=(
-        Field("stream", "Stream of exports", FieldKind.CHOICE, choices=lambda known: list(known.job["exports"])),
-        Field("kind", "Kind (default: a delta if the stream has deltas)", FieldKind.CHOICE, optional=True,
+        Field("stream", "Stream of exports", InputKind.CHOICE, choices=lambda known: list(known.job["exports"])),
+        Field("kind", "Kind (default: a delta if the stream has deltas)", InputKind.CHOICE, optional=True,
               choices=lambda known: ["base", "delta"]),
     ),
     body=_plain,
@@ -154,11 +154,11 @@ SHRINK = JobAction(
     "Only a rewind brings deleted rows back.",
     _trains,
     fields=(
-        Field("table", "Table", FieldKind.CHOICE, choices=lambda known: list(known.spec.get("tables", {}))),
-        Field("delete_below", "Rows with a score below (default: the table's rule)", FieldKind.NUMBER, optional=True),
-        Field("delete_after_days", "Rows that were not seen for more days than", FieldKind.NUMBER, optional=True),
-        Field("dry_run", "Dry run: only count", FieldKind.FLAG, default=True),
-        Field("allow", "Allow more than max_shrink_fraction", FieldKind.FLAG, default=False),
+        Field("table", "Table", InputKind.CHOICE, choices=lambda known: list(known.spec.get("tables", {}))),
+        Field("delete_below", "Rows with a score below (default: the table's rule)", InputKind.NUMBER, optional=True),
+        Field("delete_after_days", "Rows that were not seen for more days than", InputKind.NUMBER, optional=True),
+        Field("dry_run", "Dry run: only count", InputKind.FLAG, default=True),
+        Field("allow", "Allow more than max_shrink_fraction", InputKind.FLAG, default=False),
     ),
     in_path=("table",), body=lambda filled: {**_plain(filled), **_whole_days(filled)}, grave=True,
 )  # fmt: skip
@@ -166,7 +166,7 @@ TICK = JobAction(
     "tickDay", "Day tick",
     "The next day begins for a job whose events have no time: scores decay, and the daily shrink of the tables runs.",
     _trains,
-    fields=(Field("to", "Day (default: the next)", FieldKind.NUMBER, optional=True),),
+    fields=(Field("to", "Day (default: the next)", InputKind.NUMBER, optional=True),),
     body=lambda filled: {name: int(value) for name, value in _plain(filled).items()},
 )  # fmt: skip
 SET = JobAction(
@@ -174,8 +174,8 @@ SET = JobAction(
     "The setting takes effect at the next close. It overrides the job's spec, also after a restart.",
     _trains,
     fields=(
-        Field("key", "Key", FieldKind.TEXT, choices=lambda known: hot_keys(known.spec)),
-        Field("value", 'Value ("none" removes a threshold)', FieldKind.TEXT),
+        Field("key", "Key", InputKind.TEXT, choices=lambda known: hot_keys(known.spec)),
+        Field("value", 'Value ("none" removes a threshold)', InputKind.TEXT),
     ),
     body=_hot_key, tagged=True,
 )  # fmt: skip
@@ -185,8 +185,8 @@ RESIZE = JobAction(
     "moment. The numbers override the job's spec, also after a restart.",
     _trains,
     fields=(
-        Field("shards", "Shards (default: as many as now)", FieldKind.NUMBER, optional=True),
-        Field("trainers", "Trainers (default: as many as now)", FieldKind.NUMBER, optional=True),
+        Field("shards", "Shards (default: as many as now)", InputKind.NUMBER, optional=True),
+        Field("trainers", "Trainers (default: as many as now)", InputKind.NUMBER, optional=True),
     ),
     body=lambda filled: {name: int(value) for name, value in _plain(filled).items()},
 )  # fmt: skip
@@ -195,7 +195,7 @@ REWIND = JobAction(
     "The commit is verified. Once the job is resumed, it continues from the commit, on a new timeline, and trains "
     "again on everything after it. The job must be stopped.",
     _rests,
-    fields=(Field("name", "Commit", FieldKind.CHOICE, choices=lambda known: known.commits),),
+    fields=(Field("name", "Commit", InputKind.CHOICE, choices=lambda known: known.commits),),
     in_path=("name",), grave=True,
 )  # fmt: skip
 ACTS = (PAUSE, RESUME, DRAIN, STOP, RESTART, COMMIT, EXPORT, SET, RESIZE, SHRINK, TICK, REWIND)

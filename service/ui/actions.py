@@ -13,7 +13,7 @@ from service.ui.action_catalog import (
     REWIND,
     ActionContext,
     Field,
-    FieldKind,
+    InputKind,
     Job,
     JobAction,
     ended_words,
@@ -110,14 +110,14 @@ def _filled_in(each: Field, known: ActionContext) -> Any:
     """The input element of a field; its `value` is the input."""
     choices = list(each.choices(known))
     match each.kind:
-        case FieldKind.FLAG:
+        case InputKind.FLAG:
             return ui.checkbox(each.label, value=bool(each.default)).props("dense")
-        case FieldKind.NUMBER:
+        case InputKind.NUMBER:
             return ui.number(each.label, value=each.default).props("dense outlined clearable")
-        case FieldKind.CHOICE:
+        case InputKind.CHOICE:
             first = None if each.optional or not choices else choices[0]
             return ui.select(choices, label=each.label, value=first, clearable=each.optional).props("dense outlined")
-        case FieldKind.TEXT:
+        case InputKind.TEXT:
             return ui.input(each.label, autocomplete=choices).props("dense outlined autocomplete=off")
 
 

@@ -14,7 +14,7 @@ from dataset.formats.arrow_columns import AnswerReader, BadAnswer, check_answer_
 from dataset.loader.batch_loader import PassTally
 from dataset.loader.dead_letters import DeadLetters
 from dataset.loader.segment_reader import SegmentReader
-from dataset.pipe.arrow_runner import rebatch
+from dataset.pipe.answer_samples import rebatch
 from dataset.pipe.segment_work import split_segment
 from dataset.samples.rejection import Reason
 from dataset.samples.slot_counters import SlotSum

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset.pipe.event_time import check_event_time, event_times
-from dataset.spec.config import EventTime, MetaSlot, Protocol, SparseSlot
+from dataset.spec.config import EventTime, MetaSlot, SparseSlot
 from dataset.spec.schema import Schema
 from dataset.stream.source import Events
 from millrace.errors import SpecError
@@ -63,7 +63,7 @@ def test_the_record_has_a_time_where_it_has_one():
 def test_a_slot_must_be_one_that_holds_whole_numbers():
     schema = Schema.of([SparseSlot(name="s"), MetaSlot(name="t", kind="meta", type="int64"),
                         MetaSlot(name="x", kind="meta", type="string"), MetaSlot(name="f", kind="meta")])  # fmt: skip
-    check_event_time(EventTime(slot="t"), Protocol.ARROW, schema, "sources.a.event_time")
+    check_event_time(EventTime(slot="t"), True, schema, "sources.a.event_time")
     for name in ("s", "x", "f", "nobody"):
         with pytest.raises(SpecError, match="sources.a.event_time.slot"):
-            check_event_time(EventTime(slot=name), Protocol.ARROW, schema, "sources.a.event_time")
+            check_event_time(EventTime(slot=name), True, schema, "sources.a.event_time")

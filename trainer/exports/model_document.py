@@ -77,10 +77,12 @@ def describe(
     tasks: Sequence[TaskFacts],
     section: ExportSection,
     default_rows: Mapping[str, Sequence[float]] | None = None,
+    features: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document. `default_rows`: the default row of each table that learns one."""
+    """The document. `default_rows`: the default row of each table that learns one; `features`: how slots come from
+    events, where the job file says so (dataset.features.served_events)."""
     used = [name for name in tables if any(slot.sparse.table == name for slot in schema.sparse)]
-    return {
+    document: dict[str, Any] = {
         "format": FORMAT,
         "slots": [*_sparse(schema, tables), *(_dense(slot) for slot in schema.dense)],
         "tables": {
@@ -114,6 +116,7 @@ def describe(
         "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS}
         | ({"histories": HISTORIES} if schema.histories else {}),
     }
+    return document if features is None else document | {"features": dict(features)}
 
 
 def _history(slot: Slot) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataset.samples.batch import I64, Ragged, Samples
-from dataset.spec.config import Protocol, SlotKind
+from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema
 from dataset.stream.source import Segment
 from millrace.errors import SpecError
@@ -50,7 +50,7 @@ class OutputColumns:
                 raise SpecError(f"the job has no slot {name!r}; {nearest(name, known)}", f"columns.{number}")
         check_shuffled(schema, request.shuffle)
         outputs = request.outputs or tuple(task.name for task in job.tasks)
-        traced = job.pipe.protocol is Protocol.ARROW
+        traced = job.pipe.traced
         columns = cls(schema, job.tasks, tuple(dict.fromkeys(request.columns)), tuple(dict.fromkeys(outputs)), traced)
         names = columns.names()
         if twice := next((name for name in names if names.count(name) > 1), None):

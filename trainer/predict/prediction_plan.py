@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.sources.opening import open_source
-from dataset.spec.config import AnySource, FileFormat, FilesSource, KafkaSource
+from dataset.spec.config import AnySource, FileFormat, FilesSource, KafkaSource, PipeSection
 from dataset.stream.source import Partition, Segment, Source
 from millrace import documents
 from millrace.blob.store_address import parse
@@ -26,6 +26,8 @@ from trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionReq
 PLAN = "plan.json"
 MAX_PARTS = 100_000
 """Most parts of one prediction: each is a file, and all are planned at once."""
+OTHER_PIPE_KEYS = ("processes", "tries", "deadline", "extra", "max_bad_fraction", "dead_letters")
+"""Keys of a pipe that do not change its samples."""
 OPEN_S = 60.0
 """Longest wait for Kafka's partitions and offsets."""
 KEYS = {
@@ -80,7 +82,10 @@ class PredictionPlan:
 
 def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
     """Hash of a request and of the parts of the spec that turn events into predictions; without secrets."""
-    pipe = job.pipe.model_dump(mode="json", include={"command", "protocol", "batch_events", "on_bad_event"})
+    kept = {name for name in type(job.pipe).model_fields if name not in OTHER_PIPE_KEYS}
+    pipe = job.pipe.model_dump(mode="json", include=kept)
+    if isinstance(job.pipe, PipeSection):  # there was no kind before "columns"
+        del pipe["kind"]
     source = own_source(request.input, job)
     shapes = {name: [table.dim, table.first_order] for name, table in job.tables.items()}
     spec = {

@@ -81,7 +81,9 @@ class InferenceHandler:
                 check_name(self._state, name, version)
                 continue
             self._figures.samples.inc(inputs.num_samples)
-            return json.dumps(format_answer(name, self._state.name_of(kept), request, found, wanted)).encode()
+            return json.dumps(
+                format_answer(name, self._state.name_of(kept), request, found, wanted, inputs.events)
+            ).encode()
         raise NoVersionLoaded("the model keeps changing; try again")
 
     def _current(self) -> RequestReader:

@@ -5,10 +5,15 @@ each, or [B]; or ragged, with all signs in a row and the number of each sample's
 UINT64 or INT64, texts are BYTES. "user.weight" is FP32 of the same length, for a weighted slot; without it all weights
 are 1. A dense slot is FP32, [B, size]. Data may be nested or flat. Source: the protocol's inference_rest.md.
 
+For a job with pipe.kind = "columns" a request may have "events" in place of "inputs": a list of events of the stream,
+as objects or as texts. The answer has one more output, "event": the number of each sample's event.
+
 Shapes: B samples, N signs of one table.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
 
@@ -17,11 +22,20 @@ import numpy as np
 from dataset.formats.arrow_columns import hash_texts
 from millrace.errors import BadInput
 from millrace.validation import nearest
-from trainer.replica.serving_model import NO_WEIGHTS, InferenceInputs, ServingModel, SlotLayout, TableSigns
+from trainer.replica.serving_model import (
+    NO_WEIGHTS,
+    InferenceInputs,
+    ServingModel,
+    SlotLayout,
+    TableSigns,
+    golden_inputs,
+)
 from trainer.replica.updates import F32, U64
 
 Json = Mapping[str, Any]
 LENGTHS, WEIGHT = ".lengths", ".weight"
+EVENT = "event"
+"""The output with the number of each sample's event, for a request with raw events."""
 INTS = ("UINT64", "INT64", "UINT32", "INT32")
 FLOATS = ("FP32", "FP64")
 MAX_VALUES = 1 << 22
@@ -100,6 +114,8 @@ class RequestReader:
 
     def inputs(self, request: object) -> InferenceInputs:
         """The samples of a request. Raises InvalidInference."""
+        if isinstance(request, dict) and "events" in request:
+            return self._of_events(request)
         content = request.get("inputs") if isinstance(request, dict) else None
         if type(content) is not list or not content:
             raise InvalidInference('a request must be an object with "inputs", a list of tensors')
@@ -115,6 +131,24 @@ class RequestReader:
         num_samples = self._num_samples(tensors)
         signs = [self._signs(table, tensors, num_samples) for table in self.model.tables]
         return InferenceInputs(num_samples, signs, self._dense(tensors, num_samples))
+
+    def _of_events(self, request: Json) -> InferenceInputs:
+        """The samples of raw events."""
+        features, events = self.model.features, request["events"]
+        if features is None:
+            raise InvalidInference('this model has no features of raw events (pipe.kind = "columns"); send "inputs"')
+        if "inputs" in request or type(events) is not list or not events:
+            raise InvalidInference('a request has either "inputs", or "events", a list of events')
+        if len(events) > self._max_batch:
+            raise InvalidInference(f"{len(events)} events in one request; send 1 to {self._max_batch}")
+        try:
+            texts = [each.encode() if type(each) is str else json.dumps(each).encode() for each in events]
+            samples, event_B = features.samples(texts)
+        except (BadInput, UnicodeEncodeError) as error:
+            raise InvalidInference(str(error)) from None
+        if not 0 < len(samples) <= self._max_batch:
+            raise InvalidInference(f"{len(samples)} samples in {len(events)} events; send 1 to {self._max_batch}")
+        return replace(golden_inputs(self.model, samples), events=event_B.tolist())
 
     def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
         """The outputs that a request of `num_samples` asks for; all where it names none. Raises InvalidInference."""
@@ -133,6 +167,9 @@ class RequestReader:
 
     def cost(self, request: object) -> int:
         """Roughly how many numbers are read, computed and written for a request; 0 for a malformed one."""
+        if isinstance(request, dict) and type(events := request.get("events")) is list:
+            exploded = self.model.features is not None and self.model.features.pipe.explode is not None
+            return (self._max_batch if exploded else min(len(events), self._max_batch)) * self._values_each
         try:
             sizes = [each["shape"][0] for each in request["inputs"]]  # type: ignore[index]
             return int(min(max(sizes), self._max_batch)) * self._values_each
@@ -243,9 +280,14 @@ def _out_of_range(table: SlotLayout, tensors: Mapping[str, RequestTensor]) -> st
 
 
 def format_answer(
-    name: str, version: str, request: Json, found: Mapping[str, F32], wanted: Sequence[str]
+    name: str,
+    version: str,
+    request: Json,
+    found: Mapping[str, F32],
+    wanted: Sequence[str],
+    events: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The answer to a request. Raises BadInput where a prediction is not finite."""
+    """The answer to a request; `events`: the event of each sample. Raises BadInput where a prediction is not finite."""
     outputs = []
     for output in wanted:
         value = found[output]
@@ -253,6 +295,8 @@ def format_answer(
             raise BadInput(f"output {output!r} is not finite for these inputs")
         flat = value.reshape(-1).tolist()
         outputs.append({"name": output, "datatype": "FP32", "shape": list(value.shape), "data": flat})
+    if events is not None:
+        outputs.append({"name": EVENT, "datatype": "INT64", "shape": [len(events)], "data": list(events)})
     answer: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": outputs}
     if type(request.get("id")) is str:
         answer["id"] = request["id"]

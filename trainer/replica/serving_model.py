@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dataset.features.served_events import ServedFeatures
 from millrace.errors import BadInput
 from trainer.exports import golden as goldens
 from trainer.replica import pooling_kernels
@@ -51,6 +52,8 @@ class InferenceInputs:
     signs: Sequence[TableSigns]
     dense: Mapping[str, F32]
     """(B, size)."""
+    events: Sequence[int] | None = None
+    """(B,) the event of each sample, where a request has raw events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class ServingModel:
         if left_out:
             raise BadInput(f"table {left_out[0]!r} is not in these exports: without it nothing can be answered")
         self.described, self.graph = described, graph
+        self.features = ServedFeatures(described["features"]) if described.get("features") else None
         if missing := [name for name in self.outputs if name not in graph.outputs]:
             raise BadInput(f"dense.onnx does not say {missing[0]!r}, which model.json names as an output")
         self._check_inputs()

@@ -72,6 +72,8 @@ def _written_out(section: Section, dumped: dict[str, Any], table: Frozen) -> dic
     """All keys of a section; `dumped` is the section as JSON."""
     for name, field in type(section).model_fields.items():
         key = field.alias or name
+        if key not in dumped:  # a key of features that is not set
+            continue
         default = next((table[c.__name__] for c in type(section).__mro__ if key in table.get(c.__name__, ())), {})
         if name not in section.model_fields_set and key in default:
             dumped[key] = default[key]

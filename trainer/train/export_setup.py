@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
+from dataset.features.served_events import describe_features
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from pserver.protocol.shards import F32, Keys, Shards
@@ -51,7 +52,8 @@ def open_exporting(
     stager = None
     if job.exports:
         scratch = config.store / STAGES / "template"
-        stager = ExportStager(model, schema, job.tables, job.tasks, job.exports, scratch, dense.tensors, look)
+        features = describe_features(job.pipe, schema)
+        stager = ExportStager(model, schema, job.tables, job.tasks, job.exports, scratch, dense.tensors, look, features)
         observer.watch(stager.saw)
     setting = ExportSettings(
         job=job.name,

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,11 +56,12 @@ class ExportStager:
         scratch: Path,
         tensors: Callable[[], Mapping[str, Tensor]],
         look: Look,
+        features: Mapping[str, Any] | None = None,
     ) -> None:
         """`tensors` returns the model's state like trainer.dense.all_reduce.AllReduceDense.tensors; `scratch` takes the
-        template."""
+        template; `features` are those of dataset.features.served_events."""
         self._schema, self._tables, self._tasks = schema, tables, tasks
-        self._tensors, self._look = tensors, look
+        self._tensors, self._look, self._features = tensors, look, features
         self._most = max((section.golden for section in streams.values()), default=0)
         self._kept: deque[Samples] = deque()
         self._num_kept = 0
@@ -88,7 +90,7 @@ class ExportStager:
         """Write all that is available into `folder`, for a version whose pass is closed. Raises Unwritable."""
         section = request.section
         learnt = {name: row.tolist() for name, row in self._default_rows().items()}
-        described = describe(self._schema, self._tables, self._tasks, section, learnt)
+        described = describe(self._schema, self._tables, self._tasks, section, learnt, self._features)
         _put(folder / MODEL, json.dumps(described, indent=1, ensure_ascii=False).encode())
         why = {"onnx": self._why, "golden": ""}
         if not self._why:

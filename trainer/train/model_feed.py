@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dataset.features.served_events import describe_features
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
@@ -81,9 +82,10 @@ class FeedContent:
 
         def described() -> Mapping[str, Any]:
             learnt = {name: row.tolist() for name, row in default_rows_of(holders.dense.tensors(), widths).items()}
-            return describe(schema, rank0.operator.tables, job.tasks, ExportSection(), learnt)
+            return describe(schema, rank0.operator.tables, job.tasks, ExportSection(), learnt, features)
 
         widths = widths_of(schema, job.tables)
+        features = describe_features(job.pipe, schema)
         facts = job.name, rank0.beginning.timeline, config.generation
         closer = holders.closer
         latest_s = lambda: closer.latest_event_s  # noqa: E731

@@ -3,6 +3,7 @@ and the deltas after it.
 
 Without events it predicts the export's golden samples and compares. FILE has one event a line, JSON keyed by slot:
 {"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or it is a Parquet file like golden.parquet.
+With --raw its lines are events of the job's stream (pipe.kind = "columns"); this alone needs Millrace's `dataset`.
 """
 
 import argparse
@@ -94,6 +95,26 @@ def batches_of(path, slots):
             yield pa.table({name: pa.array(column, types.get(name)) for name, column in columns.items()})
 
 
+def raw_batches_of(path, model):
+    """Samples of a file of raw events, in batches, each with the line of each sample."""
+    from dataset.features.served_events import ServedFeatures
+    from millrace.errors import BadInput
+
+    if "features" not in model:
+        sys.exit(
+            'the export has no "features": its job has another pipe.kind than "columns", or events other than JSON'
+        )
+    features, num_read = ServedFeatures(model["features"]), 0
+    with path.open("rb") as lines:
+        while events := [line.rstrip(b"\n") for line in islice(lines, BATCH)]:
+            try:
+                samples, event_B = features.samples(events)
+            except BadInput as error:
+                sys.exit(f"{path}, after line {num_read}: {error}")
+            yield samples, (event_B + num_read + 1).tolist()
+            num_read += len(events)
+
+
 def pool(slot, samples, rows, default_W):
     """The inputs of the model for a sparse slot."""
     lists = samples[slot["name"]].combine_chunks()
@@ -173,16 +194,23 @@ def main():
     parser.add_argument(
         "--events", type=Path, metavar="FILE", help="predict these events, and print a line of JSON for each"
     )
+    parser.add_argument("--raw", action="store_true", help="the events are those of the job's stream")
     asked = parser.parse_args()
     if files := [str(path) for path in asked.folders if not path.is_dir()]:
         parser.error(f"{files[0]} is no folder of exports; a file of events is given as --events {files[0]}")
     server = Server(asked.folders)
     if asked.events is None:
         return compare(server)
-    for samples in batches_of(asked.events, server.model["slots"]):
-        predictions = server.predict(samples)
-        for values in zip(*(found_B.tolist() for found_B in predictions.values()), strict=True):
-            print(json.dumps(dict(zip(predictions, values, strict=True))))
+    if asked.raw:
+        batches = raw_batches_of(asked.events, server.model)
+    else:
+        batches = ((samples, None) for samples in batches_of(asked.events, server.model["slots"]))
+    for samples, line_B in batches:
+        columns = {name: found_B.tolist() for name, found_B in server.predict(samples).items()}
+        if line_B is not None:
+            columns = {"line": line_B} | columns
+        for values in zip(*columns.values(), strict=True):
+            print(json.dumps(dict(zip(columns, values, strict=True))))
     return 0
 
 

@@ -1,0 +1,18 @@
+"""The decoder for the format that the job file names."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import assert_never
+
+from dataset.features.decoding import Decoder, EventField
+from dataset.features.json_decoder import JsonDecoder
+from dataset.spec.config import ColumnsPipe
+
+
+def make_decoder(pipe: ColumnsPipe, fields: Sequence[EventField], folder: Path | None) -> Decoder:
+    """A decoder of the job's events that gives `fields`. Paths in the spec are relative to `folder`; None: to none."""
+    match pipe.format:
+        case "json":
+            return JsonDecoder(fields)
+        case _:
+            assert_never(pipe.format)

@@ -1,0 +1,64 @@
+"""Runs `pipe.kind = "columns"`: samples by the keys of the slots, in this process, in blocks of events."""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dataset.features.feature_plan import FeaturePlan
+from dataset.pipe.answer_samples import AnswerSamples, rebatch
+from dataset.pipe.segment_work import PipeInput, PipeOutput
+from dataset.samples.rejection import Reason
+from dataset.samples.slot_counters import SlotCounters
+from dataset.spec.config import ColumnsPipe, EventTime
+from dataset.spec.schema import Schema
+from dataset.stream.errors import PipeFailed
+from dataset.stream.source import Events
+from millrace.errors import BadInput
+
+MAX_BLOCK_BYTES = (1 << 31) - 1
+"""Most bytes of the events of one block."""
+
+
+class ColumnsRunner:
+    """A `dataset.pipe.segment_work.PipeRunner` without a process."""
+
+    def __init__(
+        self, pipe: ColumnsPipe, schema: Schema, event_time: EventTime, masks: Mapping[str, str], folder: Path
+    ) -> None:
+        self._schema, self._batch_events = schema, pipe.batch_events
+        self._plan = FeaturePlan(pipe, schema, folder)
+        self._answers = AnswerSamples(schema, event_time, masks, Reason.of_field)
+        self._closed = threading.Event()
+
+    def run(self, work: PipeInput) -> PipeOutput:
+        """Run one segment. Raises PipeFailed once closed."""
+        outcome = PipeOutput(SlotCounters(self._schema), rejections=list(work.rejections))
+        outcome.num_judged = work.num_events
+        for events in rebatch(work.blocks, self._batch_events):
+            if self._closed.is_set():
+                raise PipeFailed("the pipe was closed while it was in use")
+            begin_s = time.monotonic()
+            answer = self._plan.apply(binary_array(events))
+            outcome.pipe_s += time.monotonic() - begin_s
+            self._answers.take(answer, work, events, outcome)
+        outcome.rejections.sort(key=lambda rejection: rejection.offset)
+        return outcome
+
+    def reset(self) -> None:
+        """Nothing is kept between segments."""
+
+    def close(self) -> None:
+        """End a `run` in progress at its next block."""
+        self._closed.set()
+
+
+def binary_array(events: Events) -> pa.BinaryArray:
+    """The values of a block of `rebatch`, one after another in its buffer. Raises BadInput above 2 GiB."""
+    if len(events.data) > MAX_BLOCK_BYTES:
+        raise BadInput(f"a block of {len(events)} events has {len(events.data):,} bytes; lower pipe.batch_events")
+    offset_E1 = np.concatenate([np.zeros(1, np.int32), events.end_E.astype(np.int32)])
+    return pa.Array.from_buffers(pa.binary(), len(events), [None, pa.py_buffer(offset_E1), pa.py_buffer(events.data)])
