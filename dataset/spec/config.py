@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from dataset.spec.feature_keys import FeatureKeys, FieldPath
 from dataset.spec.path_pattern import PathPattern, Pattern
 from millrace.blob.store_address import StoreKind, parse
-from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section
+from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, SlotGroup
 from millrace.secrets import Options
 
 MAX_LEN = 1 << 20
@@ -435,6 +435,10 @@ class SparseSlot(SlotEntry):
     history: HistorySection | None = None
     """Set: the job fills this slot with what it remembers of earlier samples; see HistorySection. Its table, `values`
     and, unless set, `share` are those of the slot `of`, and max_len is `last`."""
+    group: SlotGroup | None = None
+    """Number that makes the keys of its rows; of several names, that of the first one. Unset: by the order of the
+    slots. A job file needs it nowhere: when slots are removed or change places, Millrace writes it into the logged
+    spec, so that every slot keeps its rows."""
 
     @model_validator(mode="after")
     def _sequence(self) -> "SparseSlot":
@@ -467,6 +471,16 @@ class MetaSlot(SlotEntry):
     """Type of the value."""
 
 
+class RemovedSlot(SlotEntry):
+    """A sparse slot that the job had before. Its number stays taken, so that no other slot reads its rows. Millrace
+    writes such entries into the logged spec; a job file needs none."""
+
+    kind: Literal["removed"]
+    """Removed."""
+    group: SlotGroup
+    """Number of its rows; see sparse slots."""
+
+
 def _slot_kind(value: Any) -> str:
     kind = value.get("kind", "sparse") if isinstance(value, dict) else getattr(value, "kind", None)
     return f"tag:{kind}"
@@ -475,7 +489,8 @@ def _slot_kind(value: Any) -> str:
 AnySlot = Annotated[
     Annotated[SparseSlot, Tag("tag:sparse")]
     | Annotated[DenseSlot, Tag("tag:dense")]
-    | Annotated[MetaSlot, Tag("tag:meta")],
+    | Annotated[MetaSlot, Tag("tag:meta")]
+    | Annotated[RemovedSlot, Tag("tag:removed")],
     Discriminator(
         _slot_kind, custom_error_type="slot_kind", custom_error_message='kind is one of "sparse", "dense", "meta"'
     ),

@@ -1,12 +1,24 @@
 """The slots of a job in a fixed order, resolved from the job file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import assert_never
 
-from dataset.spec.config import DenseSlot, HistorySection, MetaSlot, SampleSection, SlotEntry, SlotKind, SparseSlot
+from dataset.spec.config import (
+    DenseSlot,
+    HistorySection,
+    MetaSlot,
+    RemovedSlot,
+    SampleSection,
+    SlotEntry,
+    SlotKind,
+    SparseSlot,
+)
 from millrace.errors import SpecError
+
+NUM_GROUPS = 1 << 16
+"""Numbers of slot groups are below this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +70,22 @@ class Schema:
         """Resolve ranges and share groups. Raises SpecError."""
         slots: list[Slot] = []
         names: set[str] = set()
-        groups: dict[str, int] = {}
+        groups = _groups_of(entries)
         tables: dict[str, str] = {}
-        shares = {name: entry.share for entry in entries if isinstance(entry, SparseSlot) for name in entry.expanded()}
+        group_names = slot_group_names(entries)
         for number, entry in enumerate(entries):
-            for name in entry.expanded():
+            for name in () if isinstance(entry, RemovedSlot) else entry.expanded():
                 if name in names:
                     raise SpecError(f"slot {name!r} is declared twice", f"slots.{number}")
                 names.add(name)
                 if isinstance(entry, SparseSlot):
-                    rows_of = name if entry.history is None or entry.share else entry.history.of
-                    share = f"share:{shares[rows_of]}" if shares.get(rows_of) else f"slot:{rows_of}"
+                    share = group_names[name]
                     if tables.setdefault(share, entry.table) != entry.table:
                         if entry.history is not None and not entry.share:
-                            message = f"a history has the rows of slot {rows_of!r}: give both the same table"
+                            message = f"a history has the rows of slot {entry.history.of!r}: give both the same table"
                             raise SpecError(message, f"slots.{number}.table")
                         raise SpecError(f"slots of share group {entry.share!r} are in two tables", f"slots.{number}")
-                    group = groups.setdefault(share, len(groups))
-                    slots.append(Slot(name, SlotKind.SPARSE, entry, group))
+                    slots.append(Slot(name, SlotKind.SPARSE, entry, groups[share]))
                 else:
                     assert isinstance(entry, DenseSlot | MetaSlot)
                     slots.append(Slot(name, SlotKind(entry.kind), entry))
@@ -119,3 +129,49 @@ class Schema:
                 if slot is None or slot.kind is SlotKind.DENSE or (key == "weight" and slot.kind is not SlotKind.META):
                     kinds = "meta slot" if key == "weight" else "meta or sparse slot"
                     raise SpecError(f"{name!r} is not a {kinds}", f"sample.{key}")
+
+
+def slot_group_names(entries: Sequence[SlotEntry]) -> dict[str, str]:
+    """By sparse slot, the name of its slot group: of the slots that share rows, of the slot that a history remembers,
+    or of the slot itself."""
+    sparse = {name: entry for entry in entries if isinstance(entry, SparseSlot) for name in entry.expanded()}
+    found = {}
+    for name, entry in sparse.items():
+        rows_of = name if entry.history is None or entry.share else entry.history.of
+        share = sparse[rows_of].share if rows_of in sparse else None
+        found[name] = f"share:{share}" if share else f"slot:{rows_of}"
+    return found
+
+
+def _groups_of(entries: Sequence[SlotEntry]) -> dict[str, int]:
+    """The number of each slot group: the given one, or the next number that is not given to another.
+
+    Raises SpecError for a number that two groups have, or one group has twice.
+    """
+    names = slot_group_names(entries)
+    given: dict[str, int] = {}
+    taken: dict[int, str] = {}
+    for number, entry in enumerate(entries):
+        if isinstance(entry, SparseSlot | RemovedSlot) and entry.group is not None:
+            for name, group in _given(entry, entry.group, names):
+                if taken.setdefault(group, name) != name or given.setdefault(name, group) != group:
+                    raise SpecError(f"{group} is the number of two slots, or a slot has two", f"slots.{number}.group")
+    free = (group for group in range(NUM_GROUPS) if group not in taken)
+    found = dict(given)
+    for number, entry in enumerate(entries):
+        if isinstance(entry, SparseSlot):
+            for name in entry.expanded():
+                if (share := names[name]) not in found:
+                    if (unused := next(free, None)) is None:
+                        raise SpecError(f"there are more than {NUM_GROUPS:,} slot groups", f"slots.{number}")
+                    found[share] = unused
+    return found
+
+
+def _given(entry: SparseSlot | RemovedSlot, first: int, names: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """The slot groups of an entry with a number. A removed slot has a group of its own, which no other can name."""
+    for index, name in enumerate(entry.expanded()):
+        if isinstance(entry, RemovedSlot):
+            yield f"removed:{first + index}", first + index
+        else:
+            yield names[name], first + index if names[name] == f"slot:{name}" else first

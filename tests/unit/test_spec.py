@@ -158,7 +158,7 @@ MISTAKES = {
     "pipe.protocol=xml": "pipe.protocol: Input should be 'multislot' or 'arrow' (got 'xml')",
     "sources.impressions.kind=fils": "sources.impressions.kind: 'fils' is none of 'files', 'kafka', 'simulated'; "
     "did you mean 'files'?",
-    "slots.0.kind=dens": "slots.0.kind: 'dens' is none of 'sparse', 'dense', 'meta'; did you mean 'dense'?",
+    "slots.0.kind=dens": "slots.0.kind: 'dens' is none of 'sparse', 'dense', 'meta', 'removed'; did you mean 'dense'?",
     "tables.default.optimizer={lr=1.0}": "tables.default.optimizer.kind: is missing; one of 'sgd', 'adagrad', 'adam', "
     "'ftrl'",
     "pipe=3": "pipe: is a section with keys of its own (got 3)",
