@@ -14,10 +14,14 @@ two read, and which are not measured.
 It may declare `parameters_in_calls = True`: then each parameter is used only while the module that holds it is called,
 so a layer's parameters may arrive when the forward pass has begun (`dense.slice_floats`).
 
+It may define `slot_axes() -> SlotAxes`: which axes of its weights have places for slots. A job whose slots change then
+goes on with its weights: places are found by name, new ones are zeros, those of removed slots are cut
+(trainer.models.carried_weights). A module without it, or one whose `slot_axes` cannot say so, is a new model then.
+
 Shapes: B samples, F pooled sparse slots, D length of a vector, L longest sequence, C dense values of a sample.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +59,25 @@ class Shape:
     def dense_size(self) -> int:
         """C: total size of all dense slots."""
         return sum(size for _, size in self.dense)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPart:
+    """Neighbouring places along an axis of a weight."""
+
+    name: str
+    """Their purpose: different along an axis, the same in a model of other slots."""
+    size: int
+    """Number of places."""
+    slots: frozenset[str] = frozenset()
+    """Slots with which they come and go."""
+
+
+Axis = Sequence[AxisPart]
+"""All places along an axis, in order."""
+SlotAxes = Mapping[str, Sequence[Axis | None]]
+"""By name in the module's state: its axes; None for one without places for slots. Weights without such axes are left
+out. A sum over places of a new slot must not change while their weights are zeros."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ Wang et al., "Deep & Cross Network for Ad Click Predictions" (ADKDD 2017). Beyon
 added to the logit where the tables have them.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
-from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
+from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
+from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, beside, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import DcnSettings
 
@@ -40,6 +42,14 @@ class Dcn(nn.Module):
         self.deep = Mlp(width, settings.hidden, settings.dropout)
         self.heads = Heads(width + self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.first_order = FirstOrder(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        axis, found = self._stacked.axis, dict[str, Sequence[Axis | None]]()
+        for number in range(len(self.cross)):
+            found |= {f"cross.{number}.map.weight": (None, axis), f"cross.{number}.bias_W": (axis,)}
+        first, deep = self.deep.slot_axes("deep", axis)
+        return {**found, **first, **self.heads.slot_axes("heads", beside(axis, deep))}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -4,11 +4,13 @@ Wang et al., "DCN V2: Improved Deep & Cross Network" (WWW 2021). Beyond the pape
 the logit where the tables have them.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
-from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, by_task
+from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
+from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, beside, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import DcnV2Settings
 
@@ -38,12 +40,27 @@ class DcnV2(nn.Module):
         super().__init__()
         self._stacked, self._tasks = StackedInput(shape), shape.tasks
         width = self._stacked.width
+        self._low_rank = settings.low_rank is not None
         self._parallel = settings.structure == "parallel" and bool(settings.hidden)
         self.cross = nn.ModuleList([MatrixCrossLayer(width, settings.low_rank) for _ in range(settings.cross_layers)])
         self.deep = Mlp(width, settings.hidden, settings.dropout)
         trunk = self.deep.width + (width if self._parallel else 0)
         self.heads = Heads(trunk, len(shape.tasks), settings.towers, settings.dropout)
         self.first_order = FirstOrder(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        axis, found = self._stacked.axis, dict[str, Sequence[Axis | None]]()
+        for number in range(len(self.cross)):
+            name = f"cross.{number}.map"
+            if self._low_rank:
+                found[f"{name}.0.weight"] = (None, axis)
+                found |= {f"{name}.1.weight": (axis, None), f"{name}.1.bias": (axis,)}
+            else:
+                found |= {f"{name}.weight": (axis, axis), f"{name}.bias": (axis,)}
+        first, deep = self.deep.slot_axes("deep", axis)
+        trunk = beside(axis, deep) if self._parallel else deep
+        return {**found, **first, **self.heads.slot_axes("heads", trunk)}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -4,10 +4,12 @@ Shan et al., "Deep Crossing: Web-Scale Modeling without Manually Crafted Combina
 the paper, first-order weights are added to the logit where the tables have them.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
+from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
 from trainer.models.layers import FirstOrder, Heads, StackedInput, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import DeepCrossingSettings
@@ -39,6 +41,15 @@ class DeepCrossing(nn.Module):
         self.units = nn.Sequential(*(ResidualUnit(width, inner, settings.dropout) for inner in settings.hidden))
         self.heads = Heads(width, len(shape.tasks), settings.towers, settings.dropout)
         self.first_order = FirstOrder(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        axis, found = self._stacked.axis, dict[str, Sequence[Axis | None]]()
+        for number in range(len(self.units)):
+            name = f"units.{number}"
+            found[f"{name}.inner.weight"] = (None, axis)
+            found |= {f"{name}.outer.weight": (axis, None), f"{name}.outer.bias": (axis,)}
+        return {**found, **self.heads.slot_axes("heads", axis)}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

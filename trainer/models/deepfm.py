@@ -5,7 +5,7 @@ Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Predic
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
+from trainer.models.contract import Inputs, Shape, SlotAxes
 from trainer.models.layers import Fields, Heads, Mlp, StackedInput, TaskScale, Wide, by_task, pairwise_sum
 from trainer.models.settings import DeepFmSettings
 
@@ -22,6 +22,11 @@ class DeepFm(nn.Module):
         self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.wide = Wide(shape)
         self.pairs = TaskScale(len(shape.tasks))
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        first, axis = self.deep.slot_axes("deep", self._stacked.axis)
+        return {**first, **self.heads.slot_axes("heads", axis), **self.wide.slot_axes("wide")}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -7,8 +7,8 @@ arXiv:1906.00091). Beyond the paper, first-order weights are added to the logit 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
-from trainer.models.layers import Fields, FirstOrder, Heads, Mlp, by_task
+from trainer.models.contract import AxisPart, Inputs, Shape, SlotAxes
+from trainer.models.layers import Fields, FirstOrder, Heads, Mlp, by_task, dense_axis
 from trainer.models.settings import DlrmSettings
 
 
@@ -19,7 +19,7 @@ class Dlrm(nn.Module):
 
     def __init__(self, shape: Shape, settings: DlrmSettings) -> None:
         super().__init__()
-        self._fields, self._tasks = Fields(shape, "dlrm"), shape.tasks
+        self._fields, self._tasks, self._dense_axis = Fields(shape, "dlrm"), shape.tasks, dense_axis(shape)
         dim, num_fields = self._fields.dim, self._fields.num_fields
         self.bottom = Mlp(shape.dense_size, (*settings.bottom, dim), settings.dropout) if shape.dense_size else None
         num_fields += self.bottom is not None
@@ -32,6 +32,28 @@ class Dlrm(nn.Module):
         self.top = Mlp(width, settings.hidden, settings.dropout)
         self.heads = Heads(self.top.width, len(shape.tasks), settings.towers, settings.dropout)
         self.first_order = FirstOrder(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        bottom = {} if self.bottom is None else self.bottom.slot_axes("bottom", self._dense_axis)[0]
+        top, axis = self.top.slot_axes("top", self._input_axis())
+        return {**bottom, **top, **self.heads.slot_axes("heads", axis)}
+
+    def _input_axis(self) -> list[AxisPart]:
+        """The places of the dense part's vector and of the products of all pairs; or of the only vector."""
+        dense = frozenset[str]().union(*(part.slots for part in self._dense_axis))
+        fields = [(f"slot {name}", frozenset({name})) for name in self._fields.names]
+        fields = [("the dense part", dense), *fields] if self.bottom is not None else fields
+        if self._alone:
+            ((name, slots),) = fields
+            return [AxisPart(f"{name} alone", self._fields.dim, slots)]
+        vector = [] if self.bottom is None else [AxisPart("the dense part", self._fields.dim, dense)]
+        pairs = [
+            AxisPart(" and ".join(sorted((row, column))), 1, row_slots | column_slots)
+            for number, (row, row_slots) in enumerate(fields)
+            for column, column_slots in fields[:number]
+        ]
+        return [*vector, *pairs]
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -6,7 +6,7 @@ enter only the linear part.
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
+from trainer.models.contract import Inputs, Shape, SlotAxes
 from trainer.models.layers import Fields, TaskScale, Wide, by_task, pairwise_sum
 from trainer.models.needs import first_order
 from trainer.models.settings import FmSettings
@@ -23,6 +23,10 @@ class FactorizationMachine(nn.Module):
         self._fields, self._tasks = Fields(shape, "fm"), shape.tasks
         self.wide = Wide(shape)
         self.pairs = TaskScale(len(shape.tasks))
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        return self.wide.slot_axes("wide")
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -5,11 +5,12 @@ input, H width of a trunk, T tasks.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, SequenceInput, Shape
+from trainer.models.contract import Axis, AxisPart, Inputs, SequenceInput, Shape, SlotAxes
 from trainer.models.linear import KernelUser, Linear, linear
 from trainer.models.needs import some_values, vectors_of_one_length
 
@@ -25,6 +26,16 @@ def sequence_vector(sequence: SequenceInput) -> Tensor:
     return mean_over_sequence(sequence.vectors_BLD, sequence.mask_BL)
 
 
+def dense_axis(shape: Shape) -> list[AxisPart]:
+    """The places of the dense values, in the order of the spec."""
+    return [AxisPart(f"dense {name}", size, frozenset({name})) for name, size in shape.dense]
+
+
+def deep_axis(width: int) -> list[AxisPart]:
+    """The places of a hidden layer's output."""
+    return [AxisPart("deep", width)]
+
+
 class StackedInput:
     """All inputs concatenated: pooled vectors in the order of the spec, means of sequences, dense values."""
 
@@ -37,6 +48,10 @@ class StackedInput:
         dense = [shape.dense_size] if self._has_dense else []
         self.part_widths = [*pooled, *(slot.dim for slot in shape.sequences if slot.dim), *dense]
         self.width = sum(self.part_widths)
+        vectors = [AxisPart(f"vector {slot.name}", slot.dim, frozenset({slot.name})) for slot in shape.pooled]
+        means = [AxisPart(f"sequence {slot.name}", slot.dim, frozenset({slot.name})) for slot in shape.sequences]
+        self.axis = [part for part in (*vectors, *means, *dense_axis(shape)) if part.size]
+        """Its places."""
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """(B, W), in one copy."""
@@ -90,6 +105,8 @@ class Fields:
         vectors_of_one_length(shape, model)
         self._num_pooled = len(shape.pooled)
         self._sequences = [slot.name for slot in shape.sequences]
+        self.names = [slot.name for slot in slots]
+        """The slots, in order."""
         self.num_fields, self.dim = len(slots), slots[0].dim
 
     def __call__(self, inputs: Inputs) -> Tensor:
@@ -149,6 +166,11 @@ class Wide(nn.Module, KernelUser):
         self.bias_T = nn.Parameter(torch.zeros(num_tasks))
         self.dense_TC = nn.Parameter(torch.zeros(num_tasks, shape.dense_size)) if shape.dense_size else None
         self.sizes = [(shape.dense_size, num_tasks)] if shape.dense_size else []
+        self._dense_axis = dense_axis(shape)
+
+    def slot_axes(self, name: str) -> SlotAxes:
+        """See the contract; `name` of this module."""
+        return {} if self.dense_TC is None else {f"{name}.dense_TC": (None, self._dense_axis)}
 
     def forward(self, inputs: Inputs) -> Tensor:
         """(B, T)."""
@@ -173,6 +195,10 @@ class Mlp(nn.Sequential):
             width = size
         super().__init__(*layers)
         self.width = width
+
+    def slot_axes(self, name: str, axis: Axis) -> tuple[SlotAxes, Axis]:
+        """See the contract; `axis` of its input, and of its output. `name` of this module."""
+        return ({f"{name}.0.weight": (None, axis)}, deep_axis(self.width)) if len(self) else ({}, axis)
 
     def over(self, parts: Sequence[Tensor]) -> Tensor:
         """The perceptron on parts of its input. The first layer is a sum over the parts, so they are not concatenated.
@@ -201,10 +227,20 @@ class Heads(nn.Module):
             else [Linear(width, num_tasks)]
         )
 
+    def slot_axes(self, name: str, axis: Axis) -> SlotAxes:
+        """See the contract; `axis` of its input. `name` of this module."""
+        first = "weight" if isinstance(self.towers[0], Linear) else "0.0.weight"
+        return {f"{name}.towers.{number}.{first}": (None, axis) for number in range(len(self.towers))}
+
     def forward(self, trunk_BH: Tensor) -> Tensor:
         """(B, H) -> (B, T)."""
         logits = [tower(trunk_BH) for tower in self.towers]
         return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
+
+
+def beside(axis: Axis, deep: Axis) -> list[AxisPart]:
+    """The places of two outputs side by side; the second may have the same names."""
+    return [*axis, *(replace(part, name=f"deep: {part.name}") for part in deep)]
 
 
 def pairwise_sum(fields_BFD: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ bias; tables with dim = 0 are enough.
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
+from trainer.models.contract import Inputs, Shape, SlotAxes
 from trainer.models.layers import Wide, by_task
 from trainer.models.needs import first_order, some_slot
 from trainer.models.settings import LrSettings
@@ -23,6 +23,10 @@ class LogisticRegression(nn.Module):
         first_order(shape, "lr")
         self.wide = Wide(shape)
         self._tasks = shape.tasks
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        return self.wide.slot_axes("wide")
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

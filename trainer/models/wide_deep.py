@@ -6,7 +6,7 @@ weights (none where first_order = false) and the dense values; crossed features 
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
+from trainer.models.contract import Inputs, Shape, SlotAxes
 from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
 from trainer.models.settings import WideDeepSettings
 
@@ -22,6 +22,11 @@ class WideDeep(nn.Module):
         self.deep = Mlp(self._stacked.width, settings.hidden, settings.dropout, self._stacked.part_widths)
         self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.wide = Wide(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        first, axis = self.deep.slot_axes("deep", self._stacked.axis)
+        return {**first, **self.heads.slot_axes("heads", axis), **self.wide.slot_axes("wide")}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""
