@@ -1,6 +1,5 @@
 """The command line: all commands, and the entry point `main`. Groups of commands are in modules of their own."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -21,13 +20,13 @@ from service.cli.replica_command import replica
 from service.cli.resize_command import resize
 from service.cli.run_command import run_job
 from service.cli.service_commands import remote
+from service.cli.spec_commands import spec
 from service.cli.table_commands import operating
 from service.cli.token_commands import token
 from service.cli.worker_command import worker
-from service.jobs.preflight import check_job
 from service.monitor.display import choose_show
 from service.server.serve import serve
-from service.spec.job import Job, load_job
+from service.spec.job import load_job
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +34,6 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a recommendation model on an event stream.",
 )
-spec = typer.Typer(no_args_is_help=True, help="Check a job spec; print its schema.")
 cli.add_typer(spec, name="spec")
 cli.add_typer(token, name="token")
 cli.add_typer(past)
@@ -95,25 +93,6 @@ def demo(
     )  # imported late: the server's imports would double the start time of every command
 
     raise typer.Exit(run_demo(events, overrides, listen, Path.cwd() / "runs" / "demo"))
-
-
-@spec.command()
-def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
-    """Check whether the job could start here, and print what is wrong if not."""
-    loaded = load_job(job, overrides)
-    missing = check_job(loaded)
-    cluster = loaded.spec.cluster
-    print(f"{job} is valid")
-    print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
-    print(f"store {loaded.store}")
-    if missing is not None:
-        print(f"note: a run is refused until there is data: {missing}")
-
-
-@spec.command()
-def schema() -> None:
-    """Print the JSON Schema of job specs."""
-    print(json.dumps(Job.model_json_schema(), indent=2))
 
 
 @cli.command()

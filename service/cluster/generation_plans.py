@@ -14,6 +14,7 @@ from millrace.timeline import TraceWindow
 from service.cluster.fetched_commits import check_head
 from service.cluster.job_runner import NextPlan
 from service.cluster.store import IDENTITY, clear_caches, clear_live
+from service.cluster.store_defaults import with_slot_numbers
 from service.cluster.worker_plan import JobPlan, ResizeRole, cache_names, plan_job
 from service.spec.job import LoadedJob
 from trainer.control.commit_store import Commits, acted_in, handed_over, replay_first, resized
@@ -61,6 +62,7 @@ class GenerationPlans:
         Raises HeadReplaced where another head has claimed the job since this one ran.
         """
         check_head(self._job, last)
+        self._job = with_slot_numbers(self._job)  # an old spec, whose passes come first, may have added some
         job = in_force(self._job)
         logged = replay_first(job.store, job.full, job.cluster.trainers)
         if logged is not None:

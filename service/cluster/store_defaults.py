@@ -1,21 +1,64 @@
-"""Chooses the set of defaults for a job file: the one that its store began with. trainer.spec.defaults has the sets."""
+"""Completes a job file by its store: with the set of defaults that it began with, and with the numbers of its slots.
+
+trainer.spec.defaults has the sets, dataset.spec.slot_groups the rules of the numbers.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dataset.spec.slot_groups import settled
+from dataset.spec.stream_spec import SlotsSpec
+from millrace.config import validate
 from service.spec.job import LoadedJob, with_defaults
 from trainer.config import NEWEST_DEFAULTS
 from trainer.control.commit_store import CommitDamaged, Commits
 from trainer.control.job_log import read_history
-from trainer.control.job_spec import FIRST, flat_values
+from trainer.control.job_spec import FIRST, fill_defaults, flat_values
 
 
 def with_store_defaults(job: LoadedJob) -> LoadedJob:
-    """The job with the defaults that its store began with, unless its file names another set. Raises SpecError."""
-    logged = None if job.raw.get("defaults") else newest_spec(job.store)
-    return job if logged is None else with_defaults(job, logged.get("defaults", FIRST))
+    """The job with the defaults that its store began with, unless its file names another set, and with the numbers that
+    its slots have in the store. Raises SpecError."""
+    logged = newest_spec(job.store)
+    if logged is None:
+        return job
+    if fill_defaults(logged).get("slots") != job.full["slots"]:
+        job = with_slot_numbers(job)
+    return job if job.raw.get("defaults") else with_defaults(job, logged.get("defaults", FIRST))
+
+
+def with_slot_numbers(job: LoadedJob) -> LoadedJob:
+    """The job with the numbers that its slots have in its store, by the spec in force there. Raises SpecError."""
+    logged = spec_with_rows(job.store)
+    if logged is None or "slots" not in logged:
+        return job
+    slots = settled(validate(SlotsSpec, {"slots": logged["slots"]}).slots, job.spec.slots)
+    if slots == job.spec.slots:
+        return job
+    dumped = [each.model_dump(mode="json") for each in slots]
+    return replace(job, raw={**job.raw, "slots": dumped}, spec=job.spec.model_copy(update={"slots": slots}))
+
+
+def spec_with_rows(store: Path) -> Mapping[str, Any] | None:
+    """The spec in force in a store that may hold rows: the last logged one, or that of the newest commit.
+
+    None where no pass was ever closed. Raises LogDamaged, LogTooNew.
+    """
+    history = read_history(store / "log")
+    if history.spec is not None and (history.closed or _names(store)):
+        return history.spec
+    return newest_spec(store) if _names(store) else None
+
+
+def _names(store: Path) -> list[str]:
+    """The names of the commits; none for a path that cannot be a folder."""
+    try:
+        return Commits(store).names()
+    except OSError:
+        return []
 
 
 def newest_spec(store: Path) -> Mapping[str, Any] | None:
@@ -24,11 +67,7 @@ def newest_spec(store: Path) -> Mapping[str, Any] | None:
     A path that cannot be a folder holds no run; the claim of the store refuses it. Raises LogDamaged, LogTooNew.
     """
     commits = Commits(store)
-    try:
-        names = commits.names()
-    except OSError:
-        return None
-    for name in reversed(names):
+    for name in reversed(_names(store)):
         with suppress(CommitDamaged):
             spec: Mapping[str, Any] = commits.read(name).state["spec"]
             return spec

@@ -292,15 +292,15 @@ def end_s(worker: str) -> float:
     return END_S if worker.startswith("trainer") else 0.0
 
 
-def run(job: LoadedJob, deaths: Deaths, on_line: OnLine) -> RunOutcome:
-    """Run `job` to its end in its store, which is emptied before. Main thread only."""
+def run(job: LoadedJob, deaths: Deaths, on_line: OnLine, *, fresh: bool = True) -> RunOutcome:
+    """Run `job` to its end in its store, which is emptied before if it begins `fresh`. Main thread only."""
 
     def both(worker: str, text: str) -> None:
         deaths.on_line(worker, text)
         on_line(worker, text)
 
     with ExitStack() as held:
-        store = held.enter_context(claimed(job.store, job.spec.name, fresh=True))
+        store = held.enter_context(claimed(job.store, job.spec.name, fresh=fresh))
         folder = held.enter_context(run_folder(store / WORKERS))
         starter = held.enter_context(local_starter(preloaded(job.spec.cluster)))
         held.enter_context(deaths.watching())

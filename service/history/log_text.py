@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, SpecError
 from millrace.printable import print_printable
 from millrace.secrets import without_secrets
 from service.monitor.lines import count
@@ -25,6 +25,7 @@ from trainer.control.job_log import (
     record_of,
 )
 from trainer.control.job_spec import changed_keys, fill_defaults, flat_values
+from trainer.control.spec_changes import slots_between
 
 MAX_NAMED = 12
 """Most partitions or keys named on a line; the line counts the others. `--json` has all."""
@@ -247,9 +248,18 @@ def _spec(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
         return f"spec: of job {now.get('name', '-')}, {count(len(dict(flat_values(now))))} keys"
     old, new = dict(flat_values(before)), dict(flat_values(now))
     absent = "(not given)"
-    return "spec: " + _listed(
-        [f"{key} {old.get(key, absent)} -> {new.get(key, absent)}" for key in changed_keys(before, now)]
-    )
+    words = [
+        _slots(before, now) if key == "slots" else f"{key} {old.get(key, absent)} -> {new.get(key, absent)}"
+        for key in changed_keys(before, now)
+    ]
+    return f"spec: {_listed(words)}"
+
+
+def _slots(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    try:
+        return f"slots {slots_between(before, now).words()}"
+    except SpecError:  # of another version of Millrace
+        return "slots are others"
 
 
 def _listed(parts: list[str]) -> str:

@@ -13,6 +13,7 @@ from millrace.errors import SpecError
 from service.cluster.launchers import check_launcher
 from service.cluster.store import check_free
 from service.cluster.store_defaults import with_store_defaults
+from service.jobs.spec_difference import check_carried
 from service.predict.after_training import check_before
 from service.spec.job import LoadedJob
 from trainer.control.commit_store import replay_first
@@ -31,6 +32,7 @@ def check_job(job: LoadedJob) -> str | None:
     job, missing = with_store_defaults(job), None
     if _check_start(job, fresh=False):
         replay_first(job.store, job.full, job.cluster.trainers)  # raises where the rows do not fit the changed spec
+        check_carried(job)
     else:
         try:
             _check_files(job)
@@ -41,8 +43,9 @@ def check_job(job: LoadedJob) -> str | None:
 
 
 def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
-    """Raise SpecError before a run begins. The run itself checks its data and changes since the last run."""
-    _check_start(job, fresh=fresh)
+    """Raise SpecError before a run begins. The run itself checks its data, and most changes since the last run."""
+    if _check_start(job, fresh=fresh):
+        check_carried(job)
     check_before(job, fresh=fresh)
 
 

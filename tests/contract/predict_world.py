@@ -32,7 +32,7 @@ from trainer.predict.config import PredictionRequest, PredictWorker
 from trainer.predict.output_files import PredictionOutput
 from trainer.predict.prediction_plan import PredictionPlan, fingerprint_of, segments_of
 from trainer.predict.worker import run
-from trainer.train.assembly import build_model
+from trainer.train.model_building import build_model
 
 SECRET = "secret"
 ARROW = SPEC.replace('command = ["cat"]', 'command = ["python", "generator.py"]\nprotocol = "arrow"\nbatch_events = 32')

@@ -16,7 +16,7 @@ from pserver.rows.table_rows import row_bytes_of
 from service.cluster.store import MADE_BY_A_RUN
 from service.spec.job import Job, load_job
 from tests.goldens import METRIC_FILES, commands, metrics
-from trainer.spec import changes
+from trainer.spec import change_classes
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "*/README.md", "trainer/*/README.md", "deploy/examples/*/README.md", "docs/*.md", "docs/*/*.md")
@@ -127,9 +127,9 @@ def test_every_setting_of_a_command_is_a_key(doc, keys):
 
 def test_what_a_changed_job_file_does_is_what_respec_does(durability):
     (at_once,) = re.findall(r"^\| at once \| (.*) \|$", durability, re.M)
-    assert tuple(re.findall(r"`([^`]+)`", at_once)) == changes.AT_ONCE
+    assert tuple(re.findall(r"`([^`]+)`", at_once)) == change_classes.AT_ONCE
     (never,) = re.findall(r"^\| never \| (.*?): rows are made", durability, re.M)
-    assert tuple(re.findall(r"`([^`]+)`", never)) == (*changes.NEVER, *changes.NEVER_OF_TABLES)
+    assert tuple(re.findall(r"`([^`]+)`", never)) == (*change_classes.NEVER, *change_classes.NEVER_OF_TABLES)
 
 
 def test_documented_defaults_are_those_of_the_spec(durability):

@@ -141,7 +141,7 @@ def test_the_jobs_whose_digests_the_tests_compare_are_too_small_to_be_measured(t
     """Two jobs that measure may choose otherwise. A larger job in a comparison sets train.matmul."""
     from dataset.spec.schema import Schema
     from service.spec.job import load_job
-    from trainer.train.assembly import build_model
+    from trainer.train.model_building import build_model
 
     root = stream_job.Path(__file__).resolve().parents[2]
     (tmp_path / "small.toml").write_text(stream_job.SPEC)

@@ -6,7 +6,8 @@ import pytest
 
 from millrace.errors import SpecError
 from tests.integration import stream_job
-from trainer.spec.changes import changed_keys, significant_keys
+from trainer.spec.change_classes import ChangeClass
+from trainer.spec.changes import changed_keys, key_changes, significant_keys
 
 SPEC = {
     "name": "j",
@@ -80,6 +81,10 @@ def test_when_vectors_join_may_change_but_not_whether_any_does_later():
     [
         ("seed", 2),
         ("slots", []),
+        ("slots", [{"name": "a", "values": "string"}]),
+        ("slots", [{"name": "b"}, {"name": "a"}]),  # without numbers, `a` would read the rows of `b`
+        ("slots", [{"name": "a", "kind": "dense"}]),
+        ("model.name", "fm"),
         ("tables.default.dim", 4),
         ("tables.default.optimizer.kind", "adam"),
         ("name", "k"),
@@ -127,3 +132,36 @@ def test_a_default_that_is_written_out_is_no_change_and_a_rate_may_be_written_wh
         significant_keys(whole(), whole(optimizer={"kind": "adam"}))
     with pytest.raises(SpecError, match=r"first_order: cannot change from true to false"):
         significant_keys(whole(), whole(first_order=False))
+
+
+def slots(*entries, **more):
+    return SPEC | {"slots": list(entries)} | more
+
+
+A, B = {"name": "a"}, {"name": "b"}
+D = {"name": "d", "kind": "dense", "size": 2}
+
+
+def test_slots_that_come_go_or_move_are_carried_over_and_their_settings_change_between_passes():
+    for new, words in (
+        (slots(A, B, D), "added b, d"),
+        (slots(D), "added d; removed a"),
+        (slots(B | {"group": 1}, A | {"group": 0}), "added b; in another place a"),
+    ):
+        (change,) = key_changes(SPEC, new)
+        assert (change.key, change.change) == ("slots", ChangeClass.CARRIED)
+        assert change.note in (words, words.split(";")[0])
+        assert significant_keys(SPEC, new) == ["slots"]
+    (change,) = key_changes(SPEC, slots(A | {"pooling": "mean"}))
+    assert (change.change, change.note) == (ChangeClass.BETWEEN, "with other settings a")
+    assert significant_keys(slots(A, B), slots({"names": ["a", "b"]})) == []
+    with pytest.raises(SpecError, match=r"^slots: cannot change slot 'd' \(size was 2 and is 3;.*--fresh"):
+        significant_keys(slots(D), slots(D | {"size": 3}))
+    with pytest.raises(SpecError, match="^slots: cannot change its order and number with dense.strategy"):
+        significant_keys(slots(A, dense={"strategy": "shards"}), slots(A, B, dense={"strategy": "shards"}))
+
+
+def test_a_table_comes_and_goes_with_its_slots():
+    wider = altered("tables.more", {"dim": 2})
+    assert {each.change for each in key_changes(SPEC, wider)} == {ChangeClass.CARRIED}
+    assert significant_keys(wider, SPEC) == significant_keys(SPEC, wider)

@@ -54,6 +54,11 @@ def vector_names(config: DenseOptimizer) -> list[str]:
     return sorted(state_names(config) - {STEP})
 
 
+def initial_state(config: DenseOptimizer, name: str) -> float:
+    """The value of the state `name`, of the buffer's shape, before the first step."""
+    return config.initial if isinstance(config, DenseAdagrad) and name == "sum" else 0.0
+
+
 class FlatOptimizer:
     """The optimizer of one flat buffer of weights."""
 
@@ -65,7 +70,7 @@ class FlatOptimizer:
         self.state: dict[str, Tensor] = {}
         """By the names in STATE."""
         if isinstance(config, DenseAdagrad):
-            self.state = {"step": torch.tensor(0.0), "sum": torch.full_like(self._flat, config.initial)}
+            self.state = {"step": torch.tensor(0.0), "sum": torch.full_like(self._flat, initial_state(config, "sum"))}
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:

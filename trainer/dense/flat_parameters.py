@@ -4,7 +4,7 @@ Every parameter begins at a multiple of 64 bytes: kernels of matrix libraries ma
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,7 @@ class FlatParameters:
             raise SpecError(f"the model has a tensor named {twice[0]!r}, as the trainer has; rename it", "model")
         parameters = [each for each in (*model.parameters(), *self._more.values()) if each.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        begins, total = [], 0
-        for parameter in parameters:
-            begins.append(total)
-            total += -(-parameter.numel() // ALIGN_FLOATS) * ALIGN_FLOATS
+        begins, total = begins_of([parameter.numel() for parameter in parameters])
         self.length = total
         """Floats that parameters use; the rest of the buffers is 0."""
         total = -(-total // multiple) * multiple
@@ -86,6 +83,15 @@ class FlatParameters:
             )
         for name, value in own.items():
             value.detach().copy_(saved[name])
+
+
+def begins_of(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where parameters of so many floats begin in the buffers, and the floats that they use."""
+    begins, total = [], 0
+    for size in sizes:
+        begins.append(total)
+        total += -(-size // ALIGN_FLOATS) * ALIGN_FLOATS
+    return begins, total
 
 
 def within(values: Tensor, most: float) -> bool:

@@ -132,6 +132,9 @@ class ExportCoordinator:
         if name is None:
             self._over(request, _failed(flight, "its commit does not exist any more"))
             return
+        if self._setting.other_slots:
+            self._over(request, _failed(flight, "the slots of the job changed before it was made"))
+            return
         if version == flight.version and not request.stage.exists():
             self._stage(request)
         self._commits.hold(name, HOLDER + stream)
@@ -281,6 +284,7 @@ class ExportCoordinator:
             stream = self._streams[name]
             chain = stream.chain = ExportStreamState.of_state(saved)
             chain.tracked &= stream.section.delta is not None
+            chain.other_slots |= self._setting.other_slots
             if chain.flight is not None and chain.flight.timeline != self._setting.timeline:
                 chain.drop()
                 chain.touched()

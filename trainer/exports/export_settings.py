@@ -57,6 +57,8 @@ class ExportSettings:
     """Locks the store against another rank 0. Raises Superseded where that one has replaced us."""
     trouble: Callable[[], str] = lambda: ""
     """Why no export may begin now; empty where one may."""
+    other_slots: bool = False
+    """Whether the restored commit was made with other slots."""
 
     def __post_init__(self) -> None:
         """Raises SpecError."""

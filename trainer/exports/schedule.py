@@ -111,6 +111,8 @@ def delta_hindrance(section: ExportSection, chain: ExportStreamState, now: Sched
         return f"it is the first of timeline {now.timeline}"
     if chain.forked:
         return "passes gave other results when they were trained again"
+    if chain.other_slots:
+        return "the slots changed"
     if newest.arithmetic != now.arithmetic:
         return "libraries or hardware changed"
     if changed := [name for name, value in now.shared.items() if newest.shared.get(name) != value]:

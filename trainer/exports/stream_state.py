@@ -72,6 +72,8 @@ class ExportStreamState:
     """Whether tables changed since the last export was cut."""
     forked: bool = False
     """Whether the job forked since the last base was cut."""
+    other_slots: bool = False
+    """Whether the slots changed since the last base was cut."""
     tracked: bool = False
     """Whether all commits since the newest export recorded what changed."""
     low_s: float | None = None
@@ -101,6 +103,7 @@ class ExportStreamState:
         self.low_since_cut_s = None
         if self.flight.kind == "base":
             self.last_base_s, self.forked, self.tracked = body["at_s"], False, tracks
+            self.other_slots = False
 
     def over(self, body: Body) -> None:
         """Note that the export in flight ended: complete, or failed for good."""

@@ -31,7 +31,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     from millrace.config import validate
     from trainer.config import TrainerJob
     from trainer.features.default_rows import PREFIX, widths_of
-    from trainer.train.assembly import build_model
+    from trainer.train.model_building import build_model
 
     try:
         job = validate(TrainerJob, request["job"], only_known=True)

@@ -34,7 +34,7 @@ from trainer.models.contract import Inputs
 from trainer.models.outputs import check_outputs
 from trainer.predict.fixed_batches import FixedBatch, FixedBatches, filled_up, no_samples
 from trainer.predict.metric_inputs import targets_of
-from trainer.train.assembly import build_model
+from trainer.train.model_building import build_model
 from trainer.train.saved_state import DENSE
 
 SLOT = "slot."

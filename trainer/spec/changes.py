@@ -1,62 +1,31 @@
 """Changes of the spec of a job that continues: which keys may change at once, which only between passes, which never.
 
-Also the keys that may be set while the job runs (`millrace set`). Such an override wins over the job file until the
-file changes the same key. Pure functions. The log holds the spec in force; a new spec, and a set, is logged as an
-operation before it acts.
+trainer.spec.change_classes has the class of each key. Keys may also be set while the job runs (`millrace set`). Such an
+override wins over the job file until the file changes the same key. Pure functions. The log holds the spec in force; a
+new spec, and a set, is logged as an operation before it acts.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataset.spec.schema import Schema
-from millrace.config import is_index, validate
+from dataset.spec.stream_spec import SlotsSpec
+from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.renamed_keys import present_path
 from millrace.secrets import SECRET_KEYS
 from millrace.validation import nearest
 from trainer.config import TrainerJob
+from trainer.spec.change_classes import HOT, ChangeClass, class_of, is_hot
 from trainer.spec.defaults import fill_defaults
+from trainer.spec.slot_changes import SlotChanges, slot_changes
 from trainer.spec.slot_rules import check_slot_rules
 
-AT_ONCE = (
-    "commit",
-    "store",
-    "defaults",
-    "cluster",
-    "pipe.dead_letters",
-    "pipe.processes",
-    "train.step_deadline",
-    "train.prefetch_batches",
-    "train.on_nonfinite",
-    "train.early_rows",
-    "dense.slice_floats",
-    "dense.priority",
-    "passes.max_outage",
-    "passes.max_day_jump",
-    "exports",
-    "predict",
-)
-"""Sections and keys without effect on the result of a pass. The number of its trainers is in its plan."""
-WIRE = "cluster.wire"
-"""The key of its section that has an effect: it rounds rows and gradients."""
 TRAINERS, SHARDS = "cluster.trainers", "cluster.shards"
 """The keys that `millrace resize` overrides."""
-NEVER = ("name", "seed", "slots")
-"""Rows and their keys are made with these."""
-NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
-"""These define the layout of a row, and whether the dense part has a default row, which stored rows rely on."""
 OF_SLICES = "dense.optimizer.kind"
 """This defines the layout of a row with a slice of the dense parameters."""
-_LIFE = ("delete_below", "delete_after_days", "extend_at", "decay")
-HOT = (
-    *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),
-    *(f"tables.*.slots.*.{key}" for key in ("lr", "first_order_lr", *_LIFE)),
-    *(f"tables.*.admission.#.{key}" for key in ("n", "p", "score")),
-    "dense.optimizer.lr",
-    "dense.schedule",
-)
-"""Keys that may be set while the job runs; "*" is any name, "#" a number from 0."""
 
 Overrides = Mapping[str, Any]
 """Values that were set while the job ran, by the path of their key."""
@@ -83,27 +52,99 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
+class KeyChange(NamedTuple):
+    """A key with different values in two specs, and what the change means."""
+
+    key: str
+    change: ChangeClass
+    note: str
+    was: str
+    """The values as text; "nothing" where a spec lacks the key."""
+    now: str
+
+    def check(self) -> None:
+        """Raise SpecError for a change that a job with rows refuses."""
+        if self.change is ChangeClass.NEW:
+            values = self.note if self.note else f"from {self.was} to {self.now}"
+            raise SpecError(
+                f"cannot change {values} while the store holds rows made with its old value; put it back, "
+                "choose another store.path, or start over with --fresh",
+                self.key,
+            )
+
+
+def key_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyChange]:
+    """The changed keys of two specs, each with its class; see trainer.spec.change_classes."""
+    before, after = fill_defaults(old), fill_defaults(new)
+    was, now = dict(flat_values(before)), dict(flat_values(after))
+    found = []
+    for key in changed_keys(old, new):
+        change, note = _meaning(key, before, after)
+        found.append(KeyChange(key, change, note, was.get(key, "nothing"), now.get(key, "nothing")))
+    return found
+
+
+def _meaning(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ChangeClass, str]:
+    """The class of a change, with a note: that of the table, unless it depends on other keys."""
+    each = class_of(key)
+    change, note = (ChangeClass.BETWEEN, "") if each is None else (each.change, each.note)
+    section, _, rest = key.partition(".")
+    match section:
+        case "slots":
+            return _meaning_of_slots(before, after)
+        case "tables" if any(rest.split(".")[0] not in spec.get("tables", {}) for spec in (before, after)):
+            return ChangeClass.CARRIED, "the table comes or goes with its slots"
+        case "tables" if key.endswith("extend_at") and _extends(before, key) != _extends(after, key):
+            return ChangeClass.NEW, ""
+        case "dense" if key == OF_SLICES and all(_on_shards(spec) for spec in (before, after)):
+            return ChangeClass.NEW, ""
+        case "model" if change is ChangeClass.NEW and key != "model.name" and _own_class(before, after):
+            return ChangeClass.BETWEEN, "if the shapes of the weights stay"
+    return change, note
+
+
+def _meaning_of_slots(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ChangeClass, str]:
+    try:
+        changes = slots_between(before, after)
+    except SpecError as error:
+        return ChangeClass.NEW, f"slots that cannot be compared ({error})"
+    if changes.altered:
+        name, why = next(iter(changes.altered.items()))
+        return ChangeClass.NEW, f"slot {name!r} ({why}; another name would make it a new slot)"
+    if {*changes.added, *changes.removed} & {slot.name for spec in (before, after) for slot in schema_of(spec).histories}:
+        return ChangeClass.NEW, "the slots with a history, whose tables are made with the store,"
+    if (changes.added or changes.removed or changes.moved) and any(_on_shards(spec) for spec in (before, after)):
+        return ChangeClass.NEW, 'its order and number with dense.strategy = "shards", whose weights are in rows,'
+    if changes.added or changes.removed or changes.moved:
+        return ChangeClass.CARRIED, changes.words()
+    return (ChangeClass.BETWEEN, changes.words()) if changes.settings else (ChangeClass.AT_ONCE, "the same slots")
+
+
+def slots_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> SlotChanges:
+    """The changes of the slots from one spec to another. Raises SpecError for a list that is not valid."""
+    return slot_changes(schema_of(old), schema_of(new))
+
+
+def schema_of(spec: Mapping[str, Any]) -> Schema:
+    """The slots of a spec. Raises SpecError for a list that is not valid."""
+    return Schema.of(validate(SlotsSpec, {"slots": spec.get("slots", [])}).slots)
+
+
+def _own_class(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether the model is a class of the user's own, whose settings may mean anything."""
+    return all(spec.get("model", {}).get("class") is not None for spec in (before, after))
+
+
 def significant_keys(old: Mapping[str, Any], new: Mapping[str, Any], *, learnt: bool = True) -> list[str]:
     """Changed keys with an effect on the result of a pass: they act between passes only.
 
     Raises SpecError for a key that stored rows depend on. `learnt`: whether there can be such rows.
     """
-    keys = [key for key in changed_keys(old, new) if key == WIRE or not _below(key, AT_ONCE)]
-    before, after = fill_defaults(old), fill_defaults(new)
-    _check_names(list(before.get("sources", ())), list(after.get("sources", ())))
-    for key in keys:
-        table = key.split(".", 2)[2] if key.startswith("tables.") and key.count(".") > 1 else ""
-        lays_out = table.endswith("extend_at") and _extends(before, key) != _extends(after, key)
-        lays_out |= key == OF_SLICES and all(_on_shards(spec) for spec in (before, after))
-        if learnt and (_below(key, NEVER) or _below(table, NEVER_OF_TABLES) or lays_out):
-            was, now = (dict(flat_values(spec)).get(key, "nothing") for spec in (before, after))
-            values = "" if key == "slots" else f"from {was} to {now} "
-            raise SpecError(
-                f"cannot change {values}while the store holds rows made with its old value; put it back, "
-                "choose another store.path, or start over with --fresh",
-                key,
-            )
-    return keys
+    _check_names(*(list(fill_defaults(spec).get("sources", ())) for spec in (old, new)))
+    found = [each for each in key_changes(old, new) if each.change is not ChangeClass.AT_ONCE]
+    for each in found if learnt else ():
+        each.check()
+    return [each.key for each in found]
 
 
 def _check_names(was: Sequence[str], now: Sequence[str]) -> None:
@@ -134,12 +175,6 @@ def present_names(overrides: Overrides) -> dict[str, Any]:
     return {present_path(key, TrainerJob.renamed): value for key, value in overrides.items()}
 
 
-def is_hot(key: str) -> bool:
-    """True if `key` may be set while the job runs."""
-    parts = key.split(".")
-    return any(_fits(parts, pattern.split(".")) for pattern in HOT)
-
-
 def _hint(job: TrainerJob, key: str) -> str:
     """A hint at the most similar key for a misspelt one; empty for a key that exists but is not hot."""
     if any(_below(name, (key,)) for name, _ in flat_values(job.model_dump(mode="json"))):
@@ -151,13 +186,6 @@ def _hint(job: TrainerJob, key: str) -> str:
     ]
     hint = nearest(key, names)
     return f"{hint} " if hint.startswith("did you mean") else ""
-
-
-def _fits(parts: list[str], pattern: list[str]) -> bool:
-    pairs = zip(parts, pattern, strict=False)
-    return len(parts) == len(pattern) and all(
-        is_index(part) if wanted == "#" else bool(part) and wanted in ("*", part) for part, wanted in pairs
-    )
 
 
 def with_overrides(job: TrainerJob, overrides: Overrides) -> TrainerJob:

@@ -29,7 +29,6 @@ from millrace.interfaces import LOOPBACK_INTERFACE
 from millrace.rpc import refusals
 from millrace.rpc.rendezvous import RendezvousClient
 from millrace.secrets import with_secrets
-from millrace.seeds import derive
 from pserver.client.remote import RemoteShards
 from pserver.commit.part_objects import PartObjects
 from pserver.config import PartStore
@@ -58,8 +57,6 @@ from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.fence.head_contact import watched
 from trainer.journal.log import Log
 from trainer.models.inference_mode import depends_on_mode
-from trainer.models.needs import shape_of
-from trainer.models.registry import load_model
 from trainer.rank0.object_head import ObjectHead
 from trainer.rank0.parts import CLOSE_S, OPEN_S, RankZero, rank_zero, source_of
 from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
@@ -70,6 +67,7 @@ from trainer.spec.history_tables import lengths_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
+from trainer.train.carried_state import CarriedState
 from trainer.train.close import PassCloser
 from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
@@ -81,6 +79,7 @@ from trainer.train.infer_first import InferFirst
 from trainer.train.kernel_choice import KernelSchedule, agreed_schedule
 from trainer.train.learning_rate import LearningRate
 from trainer.train.loop import TrainLoop
+from trainer.train.model_building import build_model
 from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
 from trainer.train.observer import Observer
 from trainer.train.reading import open_reader
@@ -158,7 +157,8 @@ def open_trainer(
             schema,
             *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
         )
-        holders = StateHolders(dense, observer, closer, progress, stepper.scale, rate)
+        carried = CarriedState(job, schema, model, config.folder)
+        holders = StateHolders(dense, observer, closer, progress, stepper.scale, rate, carried)
         restore(ranks, beginning, shards, holders, config.cache, standby)
         keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels, identity)
         parts = TrainerParts(
@@ -494,13 +494,6 @@ def _status_lines(
         "workers": {"trainers": config.world, "shards": len(config.shards)},
         "resizing": None if rank0.resizing is None else rank0.resizing.progress(),
     }
-
-
-def build_model(job: TrainerJob, schema: Schema, folder: Path, device: torch.device) -> nn.Module:
-    """The model at its initial weights: the same on every rank."""
-    torch.manual_seed(derive(job.seed, "model"))
-    shape = shape_of(schema, job.tables, [task.name for task in job.tasks])
-    return load_model(job.model, shape, folder).to(device)
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:

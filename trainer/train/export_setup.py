@@ -10,6 +10,7 @@ from dataset.features.served_events import describe_features
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from pserver.protocol.shards import F32, Keys, Shards
+from trainer.checkpoint.commits import Commit
 from trainer.checkpoint.committer import Committer
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.dense.strategy import DenseStrategy
@@ -18,6 +19,7 @@ from trainer.exports.export_settings import STAGES, ExportSettings
 from trainer.exports.exporter_process import ExporterProcess
 from trainer.exports.request import ExporterConfig, ExportRequest
 from trainer.rank0.parts import RankZero
+from trainer.spec.changes import schema_of
 from trainer.train.export_stage import ExportStager
 from trainer.train.observer import Observer
 
@@ -69,6 +71,7 @@ def open_exporting(
         stage=stage,
         trouble=rank0.trouble,
         exclusive=nullcontext if rank0.beginning.joblog is None else rank0.beginning.joblog.exclusive,
+        other_slots=_has_other_slots(rank0.beginning.commit, schema),
     )
     configuration = ExporterConfig(store=config.store, generation=config.generation, faults=config.faults)
     exporting = ExportCoordinator(setting, ExporterProcess(configuration), rank0.operator.note)
@@ -77,6 +80,15 @@ def open_exporting(
         yield exporting
     finally:
         exporting.close()
+
+
+def _has_other_slots(commit: Commit | None, schema: Schema) -> bool:
+    """Whether a commit was made with other inputs of the model than those of `schema`."""
+    if commit is None:
+        return False
+    then = schema_of(commit.state["spec"])
+    one, other = ([(slot.shape, slot.group) for slot in (*each.sparse, *each.dense)] for each in (then, schema))
+    return one != other
 
 
 def resume_exports(exporting: ExportCoordinator, rank0: RankZero, committer: Committer) -> None:

@@ -22,6 +22,7 @@ from millrace.errors import MillraceError
 from trainer.dense.strategy import DenseStrategy
 from trainer.metrics.meter import MeterState
 from trainer.status.progress import TrainerProgress
+from trainer.train.carried_state import CarriedState
 from trainer.train.close import PassCloser
 from trainer.train.learning_rate import LearningRate
 from trainer.train.mixed_precision import LossScale
@@ -67,6 +68,7 @@ class StateHolders:
     progress: TrainerProgress
     scale: LossScale
     rate: LearningRate
+    carried: CarriedState
 
     def capture(self, log_from: int, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedState:
         """Copies of the present state, on rank 0 between passes. `facts` join the state; `tensors`: consolidated."""
@@ -85,8 +87,11 @@ class StateHolders:
         return SavedState(progress.version, log_from, dict(progress.positions), dense, arrays, state)
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Continue from a commit, on every rank. Raises BadInput if the dense part is of another model."""
-        tensors = load_tensors(folder / DENSE)
+        """Continue from a commit, on every rank, with its slots or others.
+
+        Raises BadInput if the dense part is of another model.
+        """
+        tensors = self.carried.tensors(load_tensors(folder / DENSE), state["spec"], self.dense.tensors())
         if "imported" in state:  # a warm start (trainer.importing): the rest is that of a new job
             weights = {name: value for name, value in self.dense.tensors().items() if name.startswith("model.")}
             self.dense.load(weights | tensors)
@@ -97,7 +102,7 @@ class StateHolders:
         meter = {name.removeprefix("meter/"): array for name, array in arrays.items() if name.startswith("meter/")}
         self.observer.load_state(MeterState(meter, state["meter"]))
         slots = {name.removeprefix("slots/"): array for name, array in arrays.items() if name.startswith("slots/")}
-        self.closer.load_state(state["closer"], slots)
+        self.closer.load_state(state["closer"], self.carried.counters(slots, state["spec"]))
         self.progress.load_saved(state["progress"])
         self.scale.load_state(state["loss_scale"])
         self.rate.load_state(state.get("learning_rate", {"samples": self.progress.num_samples}))

@@ -42,7 +42,8 @@ from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.metrics.auc import exact_auc
 from trainer.metrics.halves import FILE_NAME
 from trainer.metrics.samples import row_type
-from trainer.train.assembly import build_model, set_up_torch
+from trainer.train.assembly import set_up_torch
+from trainer.train.model_building import build_model
 from trainer.train.step import Stepper
 
 CPU = torch.device("cpu")

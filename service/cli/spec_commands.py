@@ -1,0 +1,79 @@
+"""`millrace spec`: checks a job file, prints the schema, and says what a changed job file means for its job."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.printable import print_printable
+from service.cli.arguments import Json, Overrides, SpecFile
+from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from service.cluster.store_defaults import with_store_defaults
+from service.jobs.preflight import check_job
+from service.jobs.spec_difference import (
+    carried_over,
+    changes_between,
+    format_carried,
+    format_changes,
+)
+from service.spec.job import Job, job_of, load_job
+from trainer.control.spec_changes import ChangeClass
+
+spec = typer.Typer(no_args_is_help=True, help="Check a job spec; compare two; print the schema.")
+
+New = Annotated[Path, typer.Argument(metavar="NEW.TOML", help="The changed job spec.", show_default=False)]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show what the store of NEW.TOML would carry over: rows, weights, shapes."),
+]
+
+
+@spec.command()
+def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
+    """Check whether the job could start here, and print what is wrong if not."""
+    loaded = load_job(job, overrides)
+    missing = check_job(loaded)
+    cluster = loaded.spec.cluster
+    print(f"{job} is valid")
+    print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
+    print(f"store {loaded.store}")
+    if missing is not None:
+        print(f"note: a run is refused until there is data: {missing}")
+
+
+@spec.command()
+def schema() -> None:
+    """Print the JSON Schema of job specs."""
+    print(json.dumps(Job.model_json_schema(), indent=2))
+
+
+@spec.command()
+def diff(
+    old: JobOrFile,
+    new: New,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show for each key that differs whether it changes while the job runs, at a restart, or needs a new model.
+
+    JOB is the old job file; or with --url the name of a job, for what runs there. Exit code 1 where a new model is
+    needed.
+    """
+    after = with_store_defaults(load_job(new))
+    if (name := remote_name(old, url)) is not None:
+        with service_at(url, token) as client:
+            before = job_of(client.get(f"jobs/{name}/spec")["spec"], new.resolve().parent)
+    else:
+        before = load_job(old)
+    changes = changes_between(with_store_defaults(before).full, after.full)
+    refused = any(each.change is ChangeClass.NEW for each in changes)
+    carried = carried_over(after) if dry_run and not refused else None
+    if as_json:
+        found = {"changes": [each._asdict() for each in changes]}
+        print(json.dumps(found | ({} if carried is None else {"carried_over": carried.message()}), indent=2))
+    else:
+        print_printable(*format_changes(changes), *(() if carried is None else format_carried(carried)), sep="\n")
+    raise typer.Exit(1 if refused else 0)

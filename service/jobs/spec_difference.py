@@ -1,0 +1,162 @@
+"""The meaning of a changed job file for its job, key by key, and the rows and weights that its store would carry over.
+
+Reads only.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import SpecError
+from service.cluster.store_defaults import spec_with_rows
+from service.monitor.lines import count
+from service.spec.job import LoadedJob
+from trainer.control.commit_store import Commit, Commits, Lineage
+from trainer.control.job_log import read_records
+from trainer.control.job_spec import fill_defaults
+from trainer.control.spec_changes import (
+    ChangeClass,
+    KeyChange,
+    WeightChange,
+    key_changes,
+    schema_of,
+    slots_between,
+    weights_between,
+)
+
+WHAT_TO_DO: Mapping[ChangeClass, str] = {
+    ChangeClass.HOT: "`millrace set JOB KEY=VALUE` while it runs, or a restart with the new file",
+    ChangeClass.AT_ONCE: "a restart with the new file; the result of a pass does not depend on it",
+    ChangeClass.BETWEEN: "a restart with the new file; logged passes are first trained again with the old one",
+    ChangeClass.CARRIED: "a restart with the new file: rows are kept, weights of the model are carried over",
+    ChangeClass.NEW: "a new store.path, or --fresh; `millrace import` brings rows and weights that fit",
+}
+ORDER = tuple(WHAT_TO_DO)
+MAX_VALUE = 60
+"""Longest value that is printed whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRows:
+    """Rows of one table of a store, by what becomes of them."""
+
+    kept: int
+    """Rows of slots that stay."""
+    left: Mapping[str, int]
+    """Rows of slots that the job no longer has, by slot; they stay until ageing removes them."""
+    dropped: bool
+    """Whether the table goes with all of its rows, as no slot uses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedOver:
+    """Rows and weights that a store would carry over."""
+
+    commit: str
+    version: int
+    numbers: Mapping[str, int]
+    """Number of each slot's rows, by slot."""
+    tables: Mapping[str, CarriedRows]
+    weights: Sequence[WeightChange]
+    """Those that change."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"weights": [each._asdict() for each in self.weights]}
+
+
+def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyChange]:
+    """The changed keys of two full specs, the most far-reaching class last."""
+    return sorted(key_changes(old, new), key=lambda each: (ORDER.index(each.change), each.key))
+
+
+def check_carried(job: LoadedJob) -> None:
+    """Raise SpecError where the slots of a job changed and its model cannot go on. Its weights are asked for, then."""
+    before = spec_with_rows(job.store)
+    if before is not None and "slots" in before and _carries(fill_defaults(before), job.full):
+        weights_between(fill_defaults(before), job.full, job.folder)
+
+
+def _carries(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    found = [each for each in key_changes(old, new) if each.key == "slots"]
+    return bool(found) and found[0].change is ChangeClass.CARRIED
+
+
+def carried_over(job: LoadedJob) -> CarriedOver:
+    """Rows and weights that the store of `job` would carry over under its file. Raises SpecError where it refuses."""
+    commit = _newest(job.store)
+    before = fill_defaults(commit.state["spec"])
+    for each in key_changes(before, job.full):
+        each.check()
+    changes = slots_between(before, job.full)
+    weights = weights_between(before, job.full, job.folder) if changes.added or changes.removed or changes.moved else []
+    names = {slot.group: slot.name for slot in reversed(schema_of(before).sparse)}
+    now = {slot.group for slot in schema_of(job.full).sparse}
+    tables = {
+        table: _rows(commit, table, names, now, dropped=table not in job.full["tables"]) for table in before["tables"]
+    }
+    numbers = {slot.name: slot.group for slot in schema_of(job.full).sparse}
+    return CarriedOver(commit.name, commit.version, numbers, tables, weights)
+
+
+def _newest(store: Path) -> Commit:
+    lineage = Lineage.of(read_records(store / "log"))
+    commit = next((each for each in reversed(Commits(store).whole()) if lineage.holds(each.name)), None)
+    if commit is None:
+        raise SpecError(f"{store} holds no commit: there is nothing to carry over", "store.path")
+    return commit
+
+
+def _rows(commit: Commit, table: str, names: Mapping[int, str], now: set[int], *, dropped: bool) -> CarriedRows:
+    kept, left = 0, dict[str, int]()
+    for part in commit.shards:
+        for group, rows in part.tables.get(table, {}).get("rows_by_group", {}).items():
+            if int(group) in now:
+                kept += int(rows)
+            else:
+                name = names.get(int(group), f"group-{group}")
+                left[name] = left.get(name, 0) + int(rows)
+    return CarriedRows(kept, left, dropped)
+
+
+def format_changes(changes: Sequence[KeyChange]) -> Iterator[str]:
+    """The changes as lines, with what to do for each class."""
+    if not changes:
+        yield "nothing changes"
+    for change in ORDER:
+        found = [each for each in changes if each.change is change]
+        if found:
+            yield f"{change}: {WHAT_TO_DO[change]}"
+        for each in found:
+            note = f" ({each.note})" if each.note and each.key != "slots" else ""
+            values = each.note if each.key == "slots" else f"{_short(each.was)} -> {_short(each.now)}"
+            yield f"  {each.key}: {values}{note}"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= MAX_VALUE else f"{value[:MAX_VALUE]}..."
+
+
+def format_carried(found: CarriedOver) -> Iterator[str]:
+    """The rows and weights that are carried over, as lines."""
+    yield f"carried over from version {found.version}, commit {found.commit}; nothing was changed"
+    for table, rows in found.tables.items():
+        left = [f"{count(number)} of {slot} until ageing removes them" for slot, number in rows.left.items()]
+        if rows.dropped:
+            yield f"  table {table}: goes with {count(rows.kept + sum(rows.left.values()))} rows; no slot uses it"
+        else:
+            yield f"  table {table}: {'; '.join([f'{count(rows.kept)} rows are kept', *left])}"
+    for each in found.weights:
+        if each.old is None:
+            yield f"  {each.name}: {_shape(each.new)}, at its initial value"
+        elif each.new is None:
+            yield f"  {each.name}: {_shape(each.old)} is dropped"
+        else:
+            yield f"  {each.name}: {_shape(each.old)} -> {_shape(each.new)}, {count(each.kept)} values are kept"
+    if not found.weights:
+        yield "  the weights of the model stay as they are"
+
+
+def _shape(sizes: Sequence[int] | None) -> str:
+    return " x ".join(map(str, sizes or ())) or "one value"

@@ -1,0 +1,150 @@
+"""A job whose slots change while its stream goes on: it goes on with its rows and weights, whatever is killed."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dataset.spec.schema import Schema
+from millrace.config import validate
+from millrace.failpoints import Failpoint
+from service.cluster.store_defaults import spec_with_rows
+from service.faults.deaths import CHIEF, AtFailpoint
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
+from tests.integration.stream_job import millrace
+from trainer.checkpoint.commits import Commits
+from trainer.config import TrainerJob
+from trainer.journal.job_history import JobHistory
+from trainer.journal.log import read
+
+PIPE = """
+import json, sys
+
+for line in sys.stdin:
+    event = json.loads(line)
+    values = [event[name] for name in sys.argv[1:]]
+    print(*(f"{len(each)} {' '.join(map(str, each))}" for each in values))
+"""
+SPEC = """
+name = "moving"
+seed = 3
+
+[sources.lines]
+kind = "files"
+paths = ["part-*.txt"]
+
+[pipe]
+command = ["python", "fields.py", {names}]
+
+{slots}
+[[slots]]
+name = "click"
+kind = "meta"
+
+[[tasks]]
+name = "ctr"
+label = "click"
+
+{tables}
+[model]
+name = "dcn_v2"
+[model.settings]
+hidden = [8]
+
+[train]
+batch_size = 16
+threads = 1
+
+[passes]
+max_events = 60
+
+[dense]
+optimizer = {{ kind = "adagrad", lr = 0.05, initial = 0.1 }}
+
+[commit]
+every = "600s"
+
+[exports.serving]
+base = "720h"
+delta = "1h"
+
+[store]
+path = "store"
+"""
+TABLES = {"default": "dim = 4", "more": "dim = 2"}
+FIRST = {"d": "dense", "a": "default", "b": "default", "c": "default"}
+WIDER = {"e": "dense", "c": "default", "f": "more", "d": "dense", "a": "default", "b": "default", "g": "default"}
+NARROWER = {name: kind for name, kind in WIDER.items() if name not in ("b", "e")}
+
+
+def job_of(folder, slots):
+    """The job file with these slots."""
+    entries = [
+        f'[[slots]]\nname = "{name}"\n' + ('kind = "dense"\n' if kind == "dense" else f'table = "{kind}"\n')
+        for name, kind in slots.items()
+    ]
+    used = [name for name in TABLES if name in slots.values()]
+    text = SPEC.format(
+        names=", ".join(f'"{name}"' for name in (*slots, "click")),
+        slots="\n".join(entries),
+        tables="\n".join(f"[tables.{name}]\n{TABLES[name]}\n" for name in used),
+    )
+    (folder / "job.toml").write_text(text)
+    return load_job(folder / "job.toml")
+
+
+def events_come(folder, number):
+    rng = np.random.default_rng(number)
+    with (folder / f"part-{number}.txt").open("w") as text:
+        for _ in range(180):
+            event = {name: [int(rng.integers(20))] for name in "abcfg"}
+            event |= {"d": [float(rng.normal())], "e": [float(rng.normal())]}
+            event["click"] = [int(rng.random() < (0.8 if (event["a"][0] + event["f"][0]) % 2 else 0.2))]
+            text.write(json.dumps(event) + "\n")
+
+
+def ran(job, *deaths):
+    said = []
+    dying = Deaths(job.store, iter([AtFailpoint(CHIEF, point, hit) for point, hit in deaths]))
+    outcome = run(job, dying, lambda worker, line: said.append(f"{worker}: {line}"), fresh=False)
+    assert outcome.code == 0, (outcome, said[-20:])
+    assert [died.point for died in dying.died] == [point for point, _ in deaths]
+    return JobHistory.of(read(job.store / "log"))
+
+
+def groups_in_force(store):
+    spec = validate(TrainerJob, spec_with_rows(store), only_known=True)
+    return {slot.name: slot.group for slot in Schema.of(spec.slots).sparse}
+
+
+def rows_by_group(store):
+    tables = Commits(store).whole()[-1].shards[0].tables
+    return {name: {int(g): n for g, n in facts["rows_by_group"].items()} for name, facts in tables.items()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_slots_come_move_and_go_in_a_stream_and_a_rerun_from_before_the_change_is_identical(tmp_path):
+    (tmp_path / "fields.py").write_text(PIPE)
+    events_come(tmp_path, 0)
+    job = job_of(tmp_path, FIRST)
+    ran(job)
+    assert groups_in_force(job.store) == {"a": 0, "b": 1, "c": 2}
+    before = Commits(job.store).whole()[-1]
+
+    events_come(tmp_path, 1)
+    job = job_of(tmp_path, WIDER)
+    history = ran(job, (Failpoint.CLOSED, 2))
+    assert groups_in_force(job.store) == {"a": 0, "b": 1, "c": 2, "f": 3, "g": 4}
+    assert history.closed > before.version
+    assert rows_by_group(job.store) == {"default": {0: 20, 1: 20, 2: 20, 4: 20}, "more": {3: 20}}
+    again = millrace(tmp_path / "job.toml", command="rerun", options=("--from", before.name))
+    assert again.code == 0, again.output
+    assert "identical" in again.output
+
+    events_come(tmp_path, 2)
+    job = job_of(tmp_path, NARROWER)
+    ran(job, (Failpoint.RESTORED, 1))
+    assert groups_in_force(job.store) == {"a": 0, "c": 2, "f": 3, "g": 4}
+    assert rows_by_group(job.store)["default"][1] == 20  # until ageing removes them

@@ -1,0 +1,52 @@
+"""The weights of a job's model for other slots, from a subprocess with torch: the control plane does not import torch.
+
+python -m trainer.importing.other_slots < {"old": ..., "new": ..., "folder": ...}   ->   {"weights": [...]} or {"error":
+...}
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from millrace import documents
+from millrace.errors import MillraceError
+from trainer.models.torch_subprocess import answer_of
+
+
+class WeightChange(NamedTuple):
+    """A weight that is other for other slots."""
+
+    name: str
+    old: list[int] | None
+    """Its shape; None: it begins at its initial value."""
+    new: list[int] | None
+    """None: it is dropped."""
+    kept: int
+    """Values that are kept; other values of its new shape are zeros, or initial ones of a buffer."""
+
+
+def weights_between(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> list[WeightChange]:
+    """The weights that change from one full spec to another. Raises SpecError where the model is a new one."""
+    question = {"old": old, "new": new, "folder": str(folder)}
+    answer = answer_of("trainer.importing.other_slots", question)
+    return [WeightChange(*each) for each in answer["weights"]]
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    from millrace.config import validate
+    from trainer.config import TrainerJob
+    from trainer.train.carried_state import carried_between, weights_of
+
+    folder = Path(request["folder"])
+    try:
+        old, new = (validate(TrainerJob, request[name], only_known=True) for name in ("old", "new"))
+        plan = carried_between(old, weights_of(old, folder), new, weights_of(new, folder))
+    except MillraceError as error:
+        return {"error": str(error)}
+    return {"weights": [[each.name, each.old, each.new, each.num_kept] for each in plan if each.changes]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))
