@@ -209,11 +209,27 @@ class MetricsSection(Section):
     """Mode of the model in which a sample is predicted and measured before it is learnt. "inference": without dropout,
     BatchNorm by its running statistics, as a server predicts. A model with such layers makes one more forward pass
     without gradients for it; others make none. "training": by the forward pass of the step, which costs nothing."""
+    at_k: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], Field(max_length=8)] = ()
+    """Numbers k: measure the k samples of each group (`gauc_by`) with the highest predictions. acc@k is the share of
+    groups with a click that have one among them, recall@k the mean share of a group's clicks among them."""
+    group_calibration: bool = False
+    """Also measure how far the sum of predictions of each group (`gauc_by`) is from that of its labels, over all groups
+    and divided by the samples: 0 is perfect."""
+    own: Annotated[tuple[str, ...], Field(max_length=16)] = ()
+    """Metrics of your own, "package.module:Class", imported from the spec's folder; see trainer.metrics.custom."""
     infer_first: bool = False
     """Also predict all samples of a pass with the model at the beginning of the pass, as Paddle's online trainer does.
     This costs one more forward pass. Its metrics are reported as `infer_first`."""
     infer_first_memory: PositiveSize = 1 << 30
     """Memory for the batches of a pass in each trainer; the rest of the pass is left out of `infer_first`."""
+
+    @model_validator(mode="after")
+    def _grouped(self) -> "MetricsSection":
+        if self.gauc_by is None and (self.at_k or self.group_calibration):
+            raise ValueError("at_k and group_calibration measure groups: name their slot in gauc_by")
+        if len(set(self.at_k)) < len(self.at_k) or len(set(self.own)) < len(self.own):
+            raise ValueError("at_k or own names something twice")
+        return self
 
 
 class CommitSection(Section):

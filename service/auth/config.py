@@ -54,6 +54,8 @@ class AllowSection(Section):
     """Commands for `pipe.command`, word for word; a last word "..." lets any arguments follow."""
     models: tuple[str, ...] | None = None
     """Models for `model.name`, and classes "package.module:Class" for `model.class`. Default: Millrace's own."""
+    metrics: tuple[str, ...] = ()
+    """Classes "package.module:Class" for `metrics.own`."""
     export_commands: tuple[CommandWords, ...] = ()
     """Commands for `exports.<s>.command`, in the same form."""
     roots: tuple[str, ...] = ()

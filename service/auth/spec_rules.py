@@ -43,6 +43,7 @@ class TextKind(Enum):
     PIPE_COMMAND = auto()
     EXPORT_COMMAND = auto()
     MODEL = auto()
+    METRIC = auto()
     VALUE = auto()
     """A value or a separator of samples: it names nothing."""
     MODEL_SETTINGS = auto()
@@ -100,6 +101,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("TrainSection", "amp_black"): TextKind.NAME,
     ("MetricsSection", "gauc_by"): TextKind.NAME,
     ("MetricsSection", "slices"): TextKind.NAME,
+    ("MetricsSection", "own"): TextKind.METRIC,
     ("StoreSection", "path"): TextKind.FOLDER,
     ("StoreSection", "mirror"): TextKind.PLACE,
     ("ExportSection", "path"): TextKind.PLACE,
@@ -191,6 +193,12 @@ class SpecRules:
                 check_command(value, self._allow.export_commands, at, "allow.export_commands")
             case TextKind.MODEL:
                 self._check_model(value, at)
+            case TextKind.METRIC:
+                allowed = ", ".join(self._allow.metrics) or "none"
+                for number, name in enumerate(value):
+                    if name not in self._allow.metrics:
+                        told = f"{name!r} is not allowed here; allowed: {allowed} (allow.metrics)"
+                        raise SpecError(told, f"{at}.{number}")
             case TextKind.KAFKA_OPTIONS:
                 self._check_kafka(value, folder, at)
             case TextKind.NETWORK:

@@ -55,6 +55,8 @@ def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)
+    for number, path in enumerate(job.spec.metrics.own):
+        check_class(path, job.folder, f"metrics.own.{number}")
     for name, source in job.spec.sources.items():
         if isinstance(source, KafkaSource):
             consumer_options(source.options, job.folder, f"sources.{name}.options")

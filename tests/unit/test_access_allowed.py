@@ -135,6 +135,13 @@ def test_a_class_of_the_users_is_refused_unless_named_and_a_model_that_is_not_na
     assert "model.name: 'deepfm' is not allowed" in refused(check, allow={"models": ["lr"]})
 
 
+def test_a_metric_of_the_users_is_refused_unless_named(check):
+    metrics = {"own": ["evil:Metric"]}
+    told = refused(check, metrics=metrics)
+    assert told.startswith("metrics.own.0: 'evil:Metric' is not allowed here; allowed: none (allow.metrics)")
+    check({"metrics": ["evil:Metric"]}, metrics=metrics)
+
+
 @pytest.mark.parametrize(
     ("sections", "key"),
     [
@@ -317,6 +324,7 @@ def test_every_kind_of_text_is_checked(place):
         TextKind.PIPE_COMMAND: ("sh",),
         TextKind.EXPORT_COMMAND: ("sh",),
         TextKind.MODEL: "a:B",
+        TextKind.METRIC: ("a:B",),
         TextKind.KAFKA_OPTIONS: {"ssl_cafile": "/etc/x"},
     }
     assert set(TextKind) - set(wrong) == {TextKind.MODEL_SETTINGS, TextKind.SPEC}

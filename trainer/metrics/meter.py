@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from trainer.config import MetricsSection, TaskSection
 from trainer.metrics import messages
 from trainer.metrics.auc import sum_group_aucs
-from trainer.metrics.custom import METRICS, Metric
+from trainer.metrics.custom import Metric
 from trainer.metrics.halves import Exclusive, StreamHalves, countable
 from trainer.metrics.measures import Measures, measures, set_gauc
 from trainer.metrics.observed import ObservedBatch
+from trainer.metrics.ranking import GroupMeasures
 from trainer.metrics.reduce import Reduce
 from trainer.metrics.samples import Columns, SampleBuffer
 from trainer.metrics.scope import PackedScope, Scope
@@ -62,12 +63,13 @@ class Meter:
         timed: bool,
         halves_folder: Path | None = None,
         exclusive: Exclusive = nullcontext,
-        own: Sequence[Metric] = METRICS,
+        own: Sequence[Metric] = (),
     ) -> None:
         """`timed`: whether samples have event times. `halves_folder`: rank 0's folder for the samples of the halves;
         None: halves are not measured. Both are the same on all ranks. `exclusive`: the lock for writing there."""
         self._tasks = tuple((task.name, task.loss == "bce") for task in tasks)
         self._timed, self._grouped, self._own = timed, config.gauc_by is not None, tuple(own)
+        self._ranking = GroupMeasures(config.at_k, calibration=config.group_calibration)
         self._times = TimeCounts(config.window)
         self._part_s = self._times.part_s if timed else None
         """Seconds of one part of the window; None: a part is a pass."""
@@ -92,6 +94,10 @@ class Meter:
         carried = frozenset(totals)
         for metric in self._own:
             totals |= {f"own/{metric.name}/{name}": np.zeros((1, metric.size), np.int64) for name, _ in self._tasks}
+        if self._ranking.any:
+            totals |= {
+                f"groups/{n}": np.zeros((1, self._ranking.size), np.int64) for n, is_bce in self._tasks if is_bce
+            }
         return Scope(totals, carried)
 
     # -- batches
@@ -182,6 +188,9 @@ class Meter:
                 counted_N = countable(*columns)
                 sums = sum_group_aucs(rows_N["group"][counted_N], columns[0][counted_N], columns[1][counted_N])
                 set_gauc(self._pass.totals[f"task/{name}"][0], *sums)
+                if self._ranking.any:
+                    of_groups = rows_N["group"][counted_N], columns[0][counted_N], columns[1][counted_N]
+                    self._ranking.add(*of_groups, self._pass.totals[f"groups/{name}"][0])
         if self._halves is not None:
             self._halves.append(rows_N)
 
@@ -219,6 +228,7 @@ class Meter:
         found: dict[str, Any] = {}
         for name, is_bce in self._tasks:
             row: dict[str, Any] = dict(measures(scope.totals[f"task/{name}"][0], is_bce))
+            row |= self._ranking.report(scope.totals[f"groups/{name}"][0]) if is_bce and self._ranking.any else {}
             row |= {m.name: m.value(scope.totals[f"own/{m.name}/{name}"][0]) for m in self._own}
             if self._slices:
                 row["slices"] = {slot: self._of_slice(scope, slot, name, is_bce) for slot in self._slices}

@@ -1,4 +1,4 @@
-"""Checks that a user's model class exists, without running its module: the file is found and parsed.
+"""Checks that a user's class exists, a model or a metric, without running its module: the file is found and parsed.
 
 Building the class is the work of trainer.models.registry. This module does not import torch.
 """
@@ -18,32 +18,32 @@ MAX_BYTES = 4 << 20
 """A larger file is not parsed. A missing class is then reported at import."""
 
 
-def split_class(path: str) -> tuple[str, str]:
+def split_class(path: str, key: str = KEY) -> tuple[str, str]:
     """Module and class of "package.module:Class". Raises SpecError for another form."""
     module_name, _, class_name = path.partition(":")
     if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise SpecError(f'{path!r} is not of the form "package.module:Class"', KEY)
+        raise SpecError(f'{path!r} is not of the form "package.module:Class"', key)
     return module_name, class_name
 
 
-def check_class(path: str, folder: Path) -> None:
+def check_class(path: str, folder: Path, key: str = KEY) -> None:
     """Raise SpecError if the module is neither in `folder` nor installed, or if its file has no such class."""
-    module_name, class_name = split_class(path)
+    module_name, class_name = split_class(path, key)
     spec = _find(module_name, folder)
     if spec is None:
-        raise SpecError(f"no module {module_name!r} in {folder}, nor installed", KEY)
+        raise SpecError(f"no module {module_name!r} in {folder}, nor installed", key)
     file = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
     if file is None or file.stat().st_size > MAX_BYTES:
         return
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise SpecError(f"module {module_name!r} cannot be imported: {error}", KEY) from error
+        raise SpecError(f"module {module_name!r} cannot be imported: {error}", key) from error
     names = set(_names(tree))
     if class_name not in names and not names & {"*", "__getattr__"}:
         near = difflib.get_close_matches(class_name, sorted(names), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise SpecError(f"{file} has no class {class_name!r}{hint}", KEY)
+        raise SpecError(f"{file} has no class {class_name!r}{hint}", key)
 
 
 def _find(module_name: str, folder: Path) -> ModuleSpec | None:

@@ -120,13 +120,7 @@ def _checked(model: type[Section], raw: Mapping[str, Any]) -> Section:
 def _users(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Module":
     from torch import nn
 
-    module_name, class_name = split_class(section.class_path or "")
-    module = _import(module_name, folder)
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        near = difflib.get_close_matches(class_name, vars(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise SpecError(f"{module.__file__} has no class {class_name!r}{hint}", "model.class")
+    found = import_class(section.class_path or "", folder, "model.class")
     if not issubclass(found, nn.Module):
         raise SpecError(f"{section.class_path} is no torch.nn.Module", "model.class")
     given = _users_settings(found, section)
@@ -146,7 +140,22 @@ def _users_settings(found: type, section: ModelSection) -> Section | dict[str, A
     return _checked(declared, section.settings)
 
 
-def _import(name: str, folder: Path) -> ModuleType:
+def import_class(path: str, folder: Path, key: str) -> type:
+    """The class at "package.module:Class", imported from `folder`, for the key of the spec that names it.
+
+    Raises SpecError.
+    """
+    module_name, class_name = split_class(path, key)
+    module = _import(module_name, folder, key)
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        near = difflib.get_close_matches(class_name, vars(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"{module.__file__} has no class {class_name!r}{hint}", key)
+    return found
+
+
+def _import(name: str, folder: Path, key: str) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -154,7 +163,7 @@ def _import(name: str, folder: Path) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise SpecError(f"no module {error.name!r} in {folder}, nor installed", "model.class") from None
-        raise SpecError(f"module {name!r} needs {error.name!r}, which is not installed", "model.class") from error
+            raise SpecError(f"no module {error.name!r} in {folder}, nor installed", key) from None
+        raise SpecError(f"module {name!r} needs {error.name!r}, which is not installed", key) from error
     except (ImportError, SyntaxError) as error:
-        raise SpecError(f"module {name!r} cannot be imported: {error}", "model.class") from error
+        raise SpecError(f"module {name!r} cannot be imported: {error}", key) from error

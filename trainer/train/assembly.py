@@ -82,6 +82,7 @@ from trainer.train.loop import TrainLoop
 from trainer.train.model_building import build_model
 from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
 from trainer.train.observer import Observer
+from trainer.train.own_metrics import own_metrics
 from trainer.train.reading import open_reader
 from trainer.train.saved_state import SavedState, StateHolders
 from trainer.train.step import Stepper
@@ -248,7 +249,7 @@ def _observer(
 ) -> Observer:
     halves = config.store / HALVES if job.metrics.halves and bounded else None
     exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
-    return Observer(job, schema, halves, exclusive)
+    return Observer(job, schema, halves, exclusive, own_metrics(job.metrics.own, config.folder))
 
 
 def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Standby | None) -> RestartPoint:

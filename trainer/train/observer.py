@@ -1,8 +1,9 @@
 """Records each batch before it is learnt: predictions for the metrics, days and event times for the close."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dataset.spec.schema import Schema
 from trainer.collectives.ranks import Ranks
 from trainer.config import TrainerJob
 from trainer.features.training_batches import TrainingBatch
+from trainer.metrics.custom import Metric
 from trainer.metrics.halves import Exclusive
 from trainer.metrics.meter import Meter, MeterState
 from trainer.metrics.observed import ObservedBatch, ids_of
@@ -33,14 +35,20 @@ class Observer:
     """The observer of one rank. `observe` and `infer` are called in steps, the rest at a close."""
 
     def __init__(
-        self, job: TrainerJob, schema: Schema, halves_folder: Path | None, exclusive: Exclusive = nullcontext
+        self,
+        job: TrainerJob,
+        schema: Schema,
+        halves_folder: Path | None,
+        exclusive: Exclusive = nullcontext,
+        own: Sequence[Metric] = (),
     ) -> None:
         """See Meter."""
         event_time = next(iter(job.sources.values())).event_time
         self._timed = event_time.kind != "none"
         self._schema, self._metrics = schema, job.metrics
-        self._meter = Meter(job.metrics, job.tasks, timed=self._timed, halves_folder=halves_folder, exclusive=exclusive)
-        self._infer_first = Meter(job.metrics, job.tasks, timed=self._timed) if job.metrics.infer_first else None
+        of_job = partial(Meter, job.metrics, job.tasks, timed=self._timed, own=own)
+        self._meter = of_job(halves_folder=halves_folder, exclusive=exclusive)
+        self._infer_first = of_job() if job.metrics.infer_first else None
         self._days: dict[int, int] = {}
         self._times_s: tuple[float, float] | None = None
         self._times = EventTimesCollector()
