@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from pserver.config import Sgd, TableSection
 from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import HistoryQuestions
+from pserver.proto import shard_pb2 as pb
+from pserver.protocol import history_messages
+from pserver.protocol.histories import HistoryAnswers, HistoryQuestions
 from pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
 from pserver.rows.digest import add
 from pserver.rows.history_kernels import answer_reference, packed, unpacked, width_of
@@ -90,7 +92,7 @@ def world_of(shards, ranks, **more):
     return w.job(shards, ranks, TABLES, histories={"past": LAST}, **more)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=3))
 def test_an_embedded_shard_answers_as_a_dictionary_that_reads_the_log(passes):
     with world_of(0, 1) as world:
@@ -146,6 +148,26 @@ def test_a_shard_refuses_questions_out_of_turn():
         world.each(lambda rank, shards: shards.open_pass(1, w.soon()))
         with pytest.raises(InvalidShardCall, match=r"in tables \['other'\], not \['past'\]"):
             world.one.recall(1, {"other": questions([])}, w.soon())
+
+
+@pytest.mark.parametrize("part", ["keys", "events", "lengths", "signs"])
+def test_messages_that_do_not_fit_are_refused(part):
+    request = history_messages.request_of(pb.Caller(), 1, {"past": questions(PASSES[0])})
+    assert told({"past": answers_of(history_messages.questions_from(request)["past"])}) == [[7, 8], [9], [1 << 63], []]
+    setattr(request.questions["past"], part, getattr(request.questions["past"], part)[:-4])
+    with pytest.raises(InvalidShardCall, match=r"do not fit each other|in the middle of a number"):
+        history_messages.questions_from(request)
+
+
+def answers_of(asked):
+    return HistoryAnswers(asked.offset_Q1, asked.sign_N)
+
+
+def test_an_answer_that_no_message_can_carry_is_refused_with_what_to_lower():
+    asked = {"past": answers_of(questions(PASSES[0]))}
+    assert told(history_messages.answers_from(history_messages.reply_of(asked, 1000))) == told(asked)
+    with pytest.raises(InvalidShardCall, match=r"lower passes\.max_events or history\.last"):
+        history_messages.reply_of(asked, 20)
 
 
 @given(st.lists(st.lists(SIGNS, max_size=LAST), max_size=5))

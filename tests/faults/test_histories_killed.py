@@ -44,14 +44,13 @@ WITH_HISTORIES = (
 """The job of tests.integration.stream_job, whose last slot is sparse here, and the key of a history."""
 DEATHS = (
     AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 5),
-    AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2),
     AtFailpoint(CHIEF, Failpoint.CLOSED, 2),
 )
 
 
 def job_at(folder: Path, store: str, *settings: str):
     every = "commit={every='600s', every_passes=3}"
-    return load_job(folder / "job.toml", [f"store.path={store}", every, "passes.max_events=200", *settings])
+    return load_job(folder / "job.toml", [f"store.path={store}", every, "passes.max_events=150", *settings])
 
 
 def ended(job, deaths=()):
@@ -103,7 +102,7 @@ def exported(job):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
-    write_job(tmp_path, num_lines=300, spec=WITH_HISTORIES)
+    write_job(tmp_path, num_lines=200, spec=WITH_HISTORIES)
     calm = job_at(tmp_path, "calm", "exports={serving={}}")
     killed = job_at(tmp_path, "killed", "cluster={trainers=3, shards=2}", "train.threads=1")
     one, _ = ended(calm)

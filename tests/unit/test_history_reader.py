@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.loader.batch_loader import PassTally
@@ -86,6 +86,7 @@ def shards_of():
     return EmbeddedShards(history_tables(SCHEMA), 1, histories=lengths_of(SCHEMA))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(BLOCKS, min_size=1, max_size=3))
 def test_every_sample_has_the_history_that_the_log_gives_it(passes):
     shards, found = shards_of(), []
