@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dataset.features.feature_kernels import crossed_reference, hashed_reference
 from dataset.spec.schema import Schema
 from millrace import documents
 from millrace.deadline import Deadline
@@ -29,11 +30,32 @@ from trainer.control.job_log import store_locked
 
 
 def sign_of(spec: Job, slot: str, value: str) -> int:
-    """The sign of `value` in a sparse slot: its number, or the hash of its text. Raises SpecError."""
+    """The sign of `value` in a sparse slot: its number, or the hash of its text. Raises SpecError.
+
+    Of a cross, `value` is its sign, or the values of all its parts with commas between. `hash` of a slot is applied.
+    """
     sparse = {each.name: each.sparse for each in Schema.of(spec.slots).sparse}
     if slot not in sparse:
         raise SpecError(f"there is no sparse slot {slot!r}; {nearest(slot, sparse)}")
-    if sparse[slot].values == "string":
+    entry = sparse[slot]
+    if not entry.cross:
+        sign = _plain_sign(slot, entry.values == "string", value)
+    elif "," not in value:
+        return _plain_sign(slot, False, value)
+    else:
+        parts = value.split(",")
+        if len(parts) != len(entry.cross):
+            raise SpecError(f"{value!r:.100} has {len(parts)} values; {slot!r} crosses {', '.join(entry.cross)}")
+        pairs = zip(entry.cross, parts, strict=True)
+        texts = entry.values == "string"
+        sign = crossed_reference(
+            [sign_of(spec, part, each) if part in sparse else _plain_sign(part, texts, each) for part, each in pairs]
+        )
+    return sign if entry.hash is None else hashed_reference(sign, entry.hash)
+
+
+def _plain_sign(slot: str, texts: bool, value: str) -> int:
+    if texts:
         return sign_of_text(value.encode())
     if re.fullmatch(r"[0-9]{1,20}", value) is None or int(value) >= 1 << 64:
         raise SpecError(

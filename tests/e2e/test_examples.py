@@ -68,7 +68,9 @@ def generator(example):
     return module
 
 
-SPECS = ["news/job.toml", "news/plain.toml", "news/histories.toml", "criteo/job.toml", "clicks/job.toml"]
+SPECS = [
+    "news/job.toml", "news/plain.toml", "news/histories.toml", "news/columns.toml", "criteo/job.toml", "clicks/job.toml",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS)

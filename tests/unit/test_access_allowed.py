@@ -327,7 +327,7 @@ def test_every_kind_of_text_is_checked(place):
         TextKind.METRIC: ("a:B",),
         TextKind.KAFKA_OPTIONS: {"ssl_cafile": "/etc/x"},
     }
-    assert set(TextKind) - set(wrong) == {TextKind.MODEL_SETTINGS, TextKind.SPEC}
+    assert set(TextKind) - set(wrong) == {TextKind.MODEL_SETTINGS, TextKind.SPEC, TextKind.VALUE}
     for holds, value in wrong.items():
         with pytest.raises(SpecError):
             rules._check(holds, value, place, "key")

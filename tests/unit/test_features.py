@@ -2,7 +2,11 @@
 
 import json
 import math
+import re
+import tomllib
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +28,12 @@ from dataset.samples.batch import Samples
 from dataset.samples.rejection import Reason
 from dataset.spec.config import AnySlot, ColumnsPipe, PipeSection
 from dataset.spec.schema import Schema, Slot
+from millrace.config import validate
 from millrace.errors import SpecError
 from millrace.keys import sign_of_text
+from service.spec.references import check_references
+from service.tables.row import sign_of
+from trainer.config import TrainerJob
 
 SLOTS: list[dict[str, Any]] = [
     {"name": "item", "from": "shown.id"},
@@ -254,6 +262,10 @@ BROKEN = st.sampled_from(
     [b"", b"{}", b"[]", b"5", b'{"ts":', b"\xff", b'{"a":1}{"b":2}', b'{"ts":1}\n', b'{"words":"\xff"}', b'{"ts":NaN}']
 )
 PLAN, SCHEMA, PIPE = plan_of(SLOTS, "shown")
+WHOLE_EVENT = {
+    **{"shown": [{"id": 3}], "clicked": [3], "place": [0, 1], "impression": 1, "ts": 1_700_000_000, "zone": "n"},
+    **{"when": "2026-05-01", "words": "b", "user": {"tags": ["a"], "ids": [5]}},
+}
 
 
 @given(st.lists(mostly(TEXT, BROKEN), max_size=5))
@@ -372,6 +384,35 @@ def test_keys_that_do_not_go_together_are_refused(
     with pytest.raises(SpecError) as raised:
         plan_of(slots, explode)
     assert message in str(raised.value)
+
+
+def test_a_person_names_the_ids_of_crosses_and_hashes_by_their_values() -> None:
+    spec = SimpleNamespace(slots=TypeAdapter(tuple[AnySlot, ...]).validate_python(SLOTS))
+    samples, _ = samples_of(PLAN, SCHEMA, [json.dumps(WHOLE_EVENT).encode()])
+    (row,) = rows_of(samples, SCHEMA)
+    assert [sign_of(spec, "pair", f"3,{row['hour'][0]}")] == row["pair"]
+    assert [sign_of(spec, "wide", "a,5,b")] == row["wide"]
+    assert [sign_of(spec, "raw", "3,n")] == row["raw"]
+    assert [sign_of(spec, "many", "5")] == row["many"]
+    assert sign_of(spec, "pair", "12") == 12
+    with pytest.raises(SpecError, match="has 3 values; 'pair' crosses item, hour"):
+        sign_of(spec, "pair", "1,2,3")
+
+
+def test_the_example_of_the_documentation_does_what_it_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
+    event, job = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[0] for kind in ("json", "toml"))
+    stream = validate(TrainerJob, tomllib.loads(job))
+    check_references(stream)
+    schema = Schema.of(stream.slots)
+    assert isinstance(stream.pipe, ColumnsPipe)
+    samples, bad = samples_of(FeaturePlan(stream.pipe, schema), schema, [event.replace("\n", "").encode()])
+    first, second = rows_of(samples, schema)
+    assert not bad and (first["click"], second["click"]) == (0, 1)
+    assert (first["item"], second["item"], first["age"], first["hour"]) == ([11], [12], [2], [22])
+    assert first["item_hour"] == [crossed_reference([11, 22])] and first["user"] == [sign_of_text(b"u-17")]
+    assert first["price"] == [np.float32(math.log1p(3.5))] and second["price"] == [0]
+    assert first["length"] == [np.float32(0.2)] and len(first["tags"]) == 2
 
 
 def test_a_pipe_command_has_no_features() -> None:
