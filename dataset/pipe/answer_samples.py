@@ -7,13 +7,14 @@ import pyarrow as pa
 
 from dataset.formats.arrow_columns import AnswerReader, BadRow
 from dataset.pipe.event_time import event_times, slot_times
-from dataset.pipe.segment_work import PipeInput, PipeOutput, concat_values, take_events
+from dataset.pipe.segment_work import PipeInput, PipeOutput
 from dataset.samples.batch import Samples
 from dataset.samples.rejection import Reason, Rejection
 from dataset.samples.slot_counters import SlotSum
 from dataset.samples.trim import trim
 from dataset.spec.config import EventTime
 from dataset.spec.schema import Schema
+from dataset.stream.event_values import concat_values, take_events
 from dataset.stream.source import Events
 
 

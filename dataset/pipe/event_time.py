@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from dataset.pipe.segment_work import LINE_FEED, concat_values
 from dataset.samples.batch import F64, Samples
 from dataset.spec.config import EventTime, MetaSlot
 from dataset.spec.schema import Schema
+from dataset.stream.event_values import LINE_FEED, concat_values
 from dataset.stream.source import Events
 from millrace import documents
 from millrace.errors import SpecError

@@ -6,13 +6,14 @@ from dataset.formats.multislot_parser import BadLine, MultiSlotParser
 from dataset.pipe.command import Command
 from dataset.pipe.event_time import slot_times
 from dataset.pipe.process import Chunk, PipeProcess
-from dataset.pipe.segment_work import LINE_FEED, PipeInput, PipeOutput, as_lines, concat_values
+from dataset.pipe.segment_work import PipeInput, PipeOutput
 from dataset.samples.batch import Samples
 from dataset.samples.rejection import Reason, Rejection
 from dataset.samples.slot_counters import SlotCounters, SlotSum
 from dataset.samples.trim import trim
 from dataset.spec.config import EventTime
 from dataset.spec.schema import Schema
+from dataset.stream.event_values import LINE_FEED, as_lines, concat_values
 from dataset.stream.source import Events
 from millrace.stderr import RepeatedLines
 

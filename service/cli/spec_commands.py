@@ -1,11 +1,13 @@
-"""`millrace spec`: checks a job file, prints the schema, and says what a changed job file means for its job."""
+"""`millrace spec`: checks a job file, prints the schema, compares job files, and proposes one from sample events."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from millrace.errors import SpecError, Unwritable
 from millrace.printable import print_printable
 from service.cli.arguments import Json, Overrides, SpecFile
 from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
@@ -17,10 +19,12 @@ from service.jobs.spec_difference import (
     format_carried,
     format_changes,
 )
+from service.proposals.event_sample import EventSample
+from service.proposals.inference import infer_job
 from service.spec.job import Job, job_of, load_job
 from trainer.control.spec_changes import ChangeClass
 
-spec = typer.Typer(no_args_is_help=True, help="Check a job spec; compare two; print the schema.")
+spec = typer.Typer(no_args_is_help=True, help="Check a job spec; compare two; print the schema; propose one.")
 
 New = Annotated[Path, typer.Argument(metavar="NEW.TOML", help="The changed job spec.", show_default=False)]
 DryRun = Annotated[
@@ -77,3 +81,40 @@ def diff(
     else:
         print_printable(*format_changes(changes), *(() if carried is None else format_carried(carried)), sep="\n")
     raise typer.Exit(1 if refused else 0)
+
+
+@spec.command()
+def infer(
+    events: Annotated[
+        Path,
+        typer.Argument(metavar="EVENTS.JSONL", help="JSON objects, one a line; plain or gzip.", show_default=False),
+    ],
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1_000_000, help="Number of lines that are read.")
+    ] = 10_000,
+    out: Annotated[Path | None, typer.Option("--out", metavar="JOB.TOML", help="A new file; default: stdout.")] = None,
+) -> None:
+    """Propose a job spec for events: its slots, label and time, with what was seen of each field.
+
+    The proposal has pipe.kind = "columns", so that no program is needed. It is a guess, for a person to check.
+    """
+    sample = EventSample(events, limit)
+    proposal = infer_job(sample, Path.cwd() if out is None else out.resolve().parent)
+    if out is None:
+        print_printable(proposal.text.removesuffix("\n"))
+    else:
+        _write_new(out, proposal.text)
+    print_printable(f"{sample.num_events:,} events read, {sample.num_bad:,} bad lines", file=sys.stderr)
+    for line in (*sample.bad_lines, *(f"fill in {each}" for each in proposal.missing)):
+        print_printable(f"note: {line}", file=sys.stderr)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise SpecError(f"{path} exists; name a new file, or remove it") from None
+    except OSError as error:
+        raise Unwritable(path, error) from None

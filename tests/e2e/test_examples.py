@@ -69,8 +69,10 @@ def generator(example):
 
 
 SPECS = [
-    "news/job.toml", "news/plain.toml", "news/histories.toml", "news/columns.toml", "criteo/job.toml", "clicks/job.toml",
-]  # fmt: skip
+    *(f"news/{name}.toml" for name in ("job", "plain", "histories", "columns")),
+    "criteo/job.toml",
+    "clicks/job.toml",
+]
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset.pipe.multislot_runner import lines_of
-from dataset.pipe.segment_work import bytes_of, concat_values, find_line_feeds, reject_early, take_events
+from dataset.pipe.segment_work import reject_early
 from dataset.samples.rejection import Reason
+from dataset.stream.event_values import bytes_of, concat_values, find_line_feeds, take_events
 from dataset.stream.source import Events, Segment
 
 VALUES = st.lists(st.binary(max_size=8), min_size=1, max_size=6)

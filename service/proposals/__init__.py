@@ -1,0 +1,1 @@
+"""Proposals of job files, made from a sample of events."""

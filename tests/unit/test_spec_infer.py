@@ -1,0 +1,220 @@
+"""`millrace spec infer`: what it makes of events, and that what it proposes loads."""
+
+import gzip
+import json
+import random
+import tomllib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from millrace.errors import BadInput
+from service.cli import main
+from service.proposals.event_sample import EventSample
+from service.proposals.field_facts import MAX_CHILDREN, observe_events
+from service.proposals.field_roles import FieldRole, decide, find_label
+from service.proposals.inference import infer_job
+from service.spec.job import job_of
+
+
+def roles_of(*events):
+    return decide(observe_events(iter(events)))
+
+
+def readings(*events):
+    return {each.facts.path: each for each in roles_of(*events).readings}
+
+
+def proposed(tmp_path, events, name="events.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return infer_job(EventSample(path, 10_000), tmp_path)
+
+
+def impressions(num=120):
+    rng = random.Random(1)
+    for number in range(num):
+        shown = rng.sample(range(50), 5)
+        yield {
+            "ts": 1_700_000_000 + number,
+            "impression": number,
+            "user": {"id": rng.randrange(40), "country": rng.choice(["de", "dk"])},
+            "shown": shown,
+            "clicked": rng.sample(shown, 1),
+            "title": "one or two words more",
+            "price": rng.expovariate(0.01),
+            "version": 3,
+        }
+
+
+def test_a_news_page_becomes_a_job(tmp_path):
+    proposal = proposed(tmp_path, impressions())
+    assert proposal.missing == ()
+    job = job_of(tomllib.loads(proposal.text), tmp_path).spec
+    slots = {slot.name: slot for slot in job.slots}
+    assert job.pipe.explode == "shown"
+    assert (slots["in_clicked"].kind, slots["in_clicked"].members) == ("meta", "clicked")
+    assert job.tasks[0].label == "in_clicked"
+    assert job.sources["events"].event_time.field == "ts"
+    assert (job.sample.group, job.metrics.gauc_by) == ("impression", "impression")
+    assert slots["user.country"].values == "string"
+    assert slots["shown_user.country"].cross == ("shown", "user.country")
+    assert slots["price"].kind == "dense"
+    assert slots["hour"].source == "ts"
+    assert {"version", "impression"} & {slot.name for slot in job.slots if slot.kind != "meta"} == set()
+    assert '# "user.country": text, in every event, 2 distinct, such as "d' in proposal.text
+
+
+def test_objects_in_a_list_are_exploded(tmp_path):
+    events = [
+        {"user": 1 + n % 3, "items": [{"id": n % 7, "price": n / 4, "clicked": n % 2}, {"id": 2, "clicked": False}]}
+        for n in range(20)
+    ]
+    proposal = proposed(tmp_path, [json.loads(json.dumps(event).replace("false", "0")) for event in events])
+    job = job_of(tomllib.loads(proposal.text), tmp_path).spec
+    slots = {slot.name: slot for slot in job.slots}
+    assert job.pipe.explode == "items"
+    assert job.tasks[0].label == "items.clicked"
+    assert slots["items.price"].default == 0.0
+    assert slots["items.id_user"].cross == ("items.id", "user")
+
+
+@pytest.mark.parametrize(
+    ("values", "role"),
+    [
+        ([3, 3, 3], FieldRole.CONSTANT),
+        ([1, 2, 3], FieldRole.ID),
+        ([-1, 2, 3], FieldRole.ID),
+        ([0.5, 2, 3], FieldRole.NUMBER),
+        ([-10_000, 2, 3], FieldRole.NUMBER),
+        ([1000 * (37 * n % 100) for n in range(100)], FieldRole.NUMBER),
+        ([7 + n for n in range(100)] * 2, FieldRole.ID),
+        ([2**55 + 7 * n * n for n in range(100)] * 2, FieldRole.ID),
+        ([2**64, 1], FieldRole.NUMBER),
+        ([True, False], FieldRole.ID),
+        (["a", "b"], FieldRole.ID),
+        ([f"u{n}" for n in range(150)], FieldRole.UNIQUE),
+        (["a|b", "c|a", "b"], FieldRole.WORDS),
+        (["the cat sat", "on the old mat"], FieldRole.WORDS),
+        (["2024-05-01", "2024-05-02T10:00:00Z"], FieldRole.DATE),
+        ([1, "a"], FieldRole.MIXED),
+        ([None, None], FieldRole.EMPTY),
+        ([[1, 2], [1, 3]], FieldRole.ID),
+        ([[0.5, 2], [1, 3]], FieldRole.NUMBERS),
+        ([[0.5, 2], [1.5]], FieldRole.MIXED),
+        ([[[1]], [[2]]], FieldRole.NESTED),
+        ([["a"], []], FieldRole.ID),
+    ],
+)
+def test_the_role_of_a_field(values, role):
+    assert readings(*({"f": value, "g": n % 2} for n, value in enumerate(values)))["f"].role is role
+
+
+def test_labels():
+    def label(*events):
+        found = find_label(observe_events(iter(events)))
+        return found and (found.path, found.of)
+
+    assert label({"a": 0, "click": 1}, {"a": 1, "click": 0}) == ("click", None)
+    assert label({"a": 0}, {"a": 1}) == ("a", None)
+    assert label({"a": 0, "b": 1}, {"a": 1, "b": 0}) is None
+    assert label({"s": ["x", "y"], "c": ["x"]}, {"s": ["x", "y"], "c": []}) == ("c", "s")
+    assert label({"s": ["x", "y"], "c": ["z"]}, {"s": ["x", "y"], "c": []}) is None
+    assert label({"items": [{"id": 1}, {"id": 2}], "clicked": [2]}) == ("clicked", "items.id")
+
+
+def test_a_mapping_of_ids_is_left_out():
+    events = [{"seen": {str(n): 1}, "a": n % 2} for n in range(MAX_CHILDREN + 5)]
+    facts = observe_events(iter(events))
+    assert list(facts.fields) == ["a"]
+    assert facts.mappings == {"seen"}
+    assert facts.num_left_out > 0
+
+
+def test_without_a_label_the_file_says_what_to_fill_in(tmp_path):
+    proposal = proposed(tmp_path, [{"a": 1}, {"a": 2}])
+    assert len(proposal.missing) == 1
+    assert "# FILL IN a slot with kind" in proposal.text
+    assert "tasks" not in tomllib.loads(proposal.text)
+
+
+names = st.text(min_size=1, max_size=6) | st.sampled_from(
+    ["id", "ts", "click", "label", "items", "error", "event", "a.b"]
+)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(0, 3)
+    | st.floats(allow_nan=True)
+    | st.text(max_size=8)
+    | st.sampled_from([1_700_000_000, "2024-05-01", "a,b", 'say "hi"\\', "\x7f\u2028"])
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=8
+)
+events = st.dictionaries(names, values, max_size=5)
+
+
+@given(
+    st.lists(events | events.map(lambda event: event | {"click": 0, "id": 7}), min_size=1, max_size=6), st.booleans()
+)
+@example([{"items": [{"id": 1}, {"id": 2}], "clicked": [2], "items.id": 3}], True)
+@example([{"shown": ["a", "b"], "clicked": ["a"], "in_clicked": 1, "click": 0}], True)
+def test_what_is_proposed_loads_or_says_what_is_missing(tmp_path_factory, drawn, labelled):
+    if labelled:
+        drawn = [*drawn, {"click": 1, "id": 8}, {"click": 0, "id": 9}]
+    folder = tmp_path_factory.getbasetemp()
+    proposal = proposed(folder, drawn)
+    raw = tomllib.loads(proposal.text)
+    if not proposal.missing:
+        job_of(raw, folder)
+
+
+def test_bad_lines_are_counted_and_told(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "e.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"click": 1, "id": 1}\nnot json\n[1]\n\n{"click": 0, "id": 2}\n{"id":'))
+    out = tmp_path / "job.toml"
+    assert run(monkeypatch, "spec", "infer", path, "--out", out) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "2 events read, 4 bad lines" in told.err
+    assert "line 2 is not JSON" in told.err and "line 3 is not a JSON object" in told.err
+    assert "# 4 lines are no JSON object" in out.read_text()
+    assert run(monkeypatch, "spec", "check", out) == 0
+    assert run(monkeypatch, "spec", "infer", path, "--out", out) == 2
+    assert "exists; name a new file" in capsys.readouterr().err
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr("sys.argv", ["millrace", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    return end.value.code
+
+
+def test_the_sample_ends_at_its_limit(tmp_path):
+    path = tmp_path / "e.jsonl"
+    path.write_text('{"a": 1}\nx\n{"a": 2}\n{"a": 3}')
+    sample = EventSample(path, 3)
+    assert [event["a"] for event in sample] == [1, 2]
+    assert (sample.num_events, sample.num_bad, sample.reached_end) == (2, 1, False)
+    sample = EventSample(path, 4)
+    assert [event["a"] for event in sample] == [1, 2, 3]
+    assert sample.reached_end
+
+
+def test_a_line_that_is_too_long_is_bad(tmp_path, monkeypatch):
+    monkeypatch.setattr("service.proposals.event_sample.MAX_LINE_BYTES", 20)
+    path = tmp_path / "e.jsonl"
+    path.write_text('{"a": 1}\n{"a": "' + "x" * 600_000 + '"}\n{"a": 2}\n')
+    sample = EventSample(path, 10)
+    assert [event["a"] for event in sample] == [1, 2]
+    assert sample.bad_lines == ["line 2 is longer than 20 bytes"]
+
+
+def test_a_file_without_an_event_is_an_error(tmp_path):
+    (tmp_path / "e.jsonl").write_text("x\n")
+    with pytest.raises(BadInput, match="has no event: .*1 lines are none: line 1 is not JSON"):
+        infer_job(EventSample(tmp_path / "e.jsonl", 10), tmp_path)
