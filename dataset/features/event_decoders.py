@@ -14,5 +14,10 @@ def make_decoder(pipe: ColumnsPipe, fields: Sequence[EventField], folder: Path |
     match pipe.format:
         case "json":
             return JsonDecoder(fields)
+        case "avro" | "protobuf":
+            # Imported late, as few jobs need the libraries.
+            from dataset.features.schema_decoders import open_schema_decoder
+
+            return open_schema_decoder(pipe, fields, folder)
         case _:
             assert_never(pipe.format)

@@ -40,15 +40,17 @@ class FeatureDocument(Section):
 
 
 def describe_features(pipe: AnyPipe, schema: Schema) -> dict[str, Any] | None:
-    """The description of a job's features; None if a command makes them, or events are not JSON. Labels and other meta
-    slots are left out."""
-    if not isinstance(pipe, ColumnsPipe) or pipe.format != "json":
+    """The description of a job's features; None if a command makes them. Labels and other meta slots are left out.
+
+    Events that are served are JSON, also those of a job that reads Avro or Protobuf: fields, not bytes, make features.
+    """
+    if not isinstance(pipe, ColumnsPipe):
         return None
     slots = [slot for slot in schema.slots if slot.kind is not SlotKind.META]
     entries = [slot.entry.model_copy(update={"name": slot.name, "names": ()}) for slot in slots]
     return {
         "format": FORMAT,
-        "pipe": pipe.model_dump(mode="json", include={"kind", "format", "explode"}),
+        "pipe": {"kind": "columns", "format": "json", "explode": pipe.explode},
         "slots": [entry.model_dump(mode="json") for entry in entries],
     }
 

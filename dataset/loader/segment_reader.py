@@ -57,11 +57,17 @@ def make_runner(
 
 
 def make_pool(
-    pipe: AnyPipe, schema: Schema, event_time: EventTime, masks: Mapping[str, str], folder: Path, spec: Path | None
+    pipe: AnyPipe,
+    schema: Schema,
+    event_time: EventTime,
+    masks: Mapping[str, str],
+    folder: Path,
+    spec: Path | None,
+    max_outage_s: float,
 ) -> PipePool:
     """The runners of a pipe. Raises SpecError."""
     if isinstance(pipe, ColumnsPipe):
-        runner = partial(ColumnsRunner, pipe, schema, event_time, masks, folder)
+        runner = partial(ColumnsRunner, pipe, schema, event_time, masks, folder, max_outage_s)
         return PipePool(None, runner, pipe.processes, 1)
     command = prepare_command(pipe, schema, folder, spec)
     return PipePool(command, partial(make_runner, command, pipe, schema, event_time, masks), pipe.processes, pipe.tries)
@@ -96,7 +102,7 @@ class SegmentReader:
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
         self._stopping = threading.Event()
         event_time = next(iter(self._sections.sections.values())).event_time  # else that of the segment's source
-        self._pool = make_pool(pipe, schema, event_time, dict(masks or {}), folder, spec)
+        self._pool = make_pool(pipe, schema, event_time, dict(masks or {}), folder, spec, max_outage_s)
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """Samples of the segments in order. Raises PipeFailed, BadEvent, and what the source raises."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from dataset.samples.rejection import Reason
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import ColumnsPipe, EventTime
 from dataset.spec.schema import Schema
-from dataset.stream.errors import PipeFailed
+from dataset.stream.errors import PipeFailed, SourceUnavailable
 from dataset.stream.source import Events
 from millrace.errors import BadInput
+from millrace.retry import Retrier
 
 MAX_BLOCK_BYTES = (1 << 31) - 1
 """Most bytes of the events of one block."""
@@ -27,22 +29,29 @@ class ColumnsRunner:
     """A `dataset.pipe.segment_work.PipeRunner` without a process."""
 
     def __init__(
-        self, pipe: ColumnsPipe, schema: Schema, event_time: EventTime, masks: Mapping[str, str], folder: Path
+        self,
+        pipe: ColumnsPipe,
+        schema: Schema,
+        event_time: EventTime,
+        masks: Mapping[str, str],
+        folder: Path,
+        max_outage_s: float = 600.0,
     ) -> None:
         self._schema, self._batch_events = schema, pipe.batch_events
         self._plan = FeaturePlan(pipe, schema, folder)
         self._answers = AnswerSamples(schema, event_time, masks, Reason.of_field)
         self._closed = threading.Event()
+        self._retrier = Retrier(SourceUnavailable, "waiting for schemas of events", max_outage_s, self._closed)
 
     def run(self, work: PipeInput) -> PipeOutput:
-        """Run one segment. Raises PipeFailed once closed."""
+        """Run one segment. Raises PipeFailed once closed, SourceUnavailable if a schema registry stays away."""
         outcome = PipeOutput(SlotCounters(self._schema), rejections=list(work.rejections))
         outcome.num_judged = work.num_events
         for events in rebatch(work.blocks, self._batch_events):
             if self._closed.is_set():
                 raise PipeFailed("the pipe was closed while it was in use")
             begin_s = time.monotonic()
-            answer = self._plan.apply(binary_array(events))
+            answer = self._retrier.call(partial(self._plan.apply, binary_array(events)))
             outcome.pipe_s += time.monotonic() - begin_s
             self._answers.take(answer, work, events, outcome)
         outcome.rejections.sort(key=lambda rejection: rejection.offset)

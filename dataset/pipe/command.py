@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import millrace
+from dataset.features.event_decoders import make_decoder
+from dataset.features.slot_rules import fields_of
 from dataset.spec.config import AnyPipe, PipeSection
 from dataset.spec.schema import Schema
 from millrace.errors import SpecError
@@ -58,6 +60,8 @@ def check_pipe(config: AnyPipe, schema: Schema, folder: Path) -> None:
     """Raise SpecError if the pipe cannot be started in the spec's `folder`."""
     if isinstance(config, PipeSection):
         prepare_command(config, schema, folder)
+    else:
+        make_decoder(config, fields_of(config, schema), folder)
 
 
 def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from dataset.spec.event_format import EventFormat
 from dataset.spec.feature_keys import FeatureKeys, FieldPath
 from dataset.spec.path_pattern import PathPattern, Pattern
 from millrace.blob.store_address import StoreKind, parse
@@ -335,13 +336,11 @@ class PipeSection(PipeSettings):
         return self.protocol is Protocol.ARROW
 
 
-class ColumnsPipe(PipeSettings):
+class ColumnsPipe(PipeSettings, EventFormat):
     """Samples from events by the keys of the slots, without a program."""
 
     kind: Literal["columns"]
     """Columns."""
-    format: Literal["json"] = "json"
-    """Format of the events: "json", one object each."""
     explode: FieldPath | None = None
     """A list of the event: each of its elements is a sample. Unset: each event is one."""
 

@@ -66,6 +66,9 @@ class AllowSection(Section):
     bootstrap_servers: tuple[str, ...] | None = None
     """Brokers that Kafka sources may name, "host:port". Default: any. A prediction that is requested over the API may
     name the brokers of its job, and others only if they are listed here."""
+    registries: tuple[str, ...] = ()
+    """Schema registries that specs may name in `pipe.registry`, word for word. The service's machine asks them, and
+    sends them the secrets that a spec names for them."""
     ray_addresses: tuple[str, ...] = ()
     """Ray clusters that jobs may run on, "host:port" as in `cluster.ray_address`. Workers there run as the user of the
     cluster."""

@@ -49,6 +49,10 @@ class TextKind(Enum):
     MODEL_SETTINGS = auto()
     """Settings of a model that is allowed: numbers, or text that the owner accepted with the class."""
     KAFKA_OPTIONS = auto()
+    REGISTRY = auto()
+    """URL of a schema registry."""
+    REGISTRY_SECRET = auto()
+    """A reference to the credentials for a schema registry."""
     SPEC = auto()
     """A whole spec, which is checked where it is loaded."""
     NETWORK = auto()
@@ -80,6 +84,10 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("FeatureKeys", "cross"): TextKind.NAME,
     ("FeatureKeys", "split"): TextKind.VALUE,
     ("FeatureKeys", "default"): TextKind.VALUE,
+    ("EventFormat", "schema_file"): TextKind.FOLDER,
+    ("EventFormat", "message"): TextKind.NAME,
+    ("EventFormat", "registry"): TextKind.REGISTRY,
+    ("EventFormat", "registry_credentials"): TextKind.REGISTRY_SECRET,
     ("SlotEntry", "name"): TextKind.NAME,
     ("SlotEntry", "names"): TextKind.NAME,
     ("SparseSlot", "table"): TextKind.NAME,
@@ -201,6 +209,12 @@ class SpecRules:
                         raise SpecError(told, f"{at}.{number}")
             case TextKind.KAFKA_OPTIONS:
                 self._check_kafka(value, folder, at)
+            case TextKind.REGISTRY:
+                if value not in self._allow.registries:
+                    allowed = ", ".join(self._allow.registries) or "none"
+                    raise SpecError(f"{value!r} is not allowed here; allowed: {allowed} (allow.registries)", at)
+            case TextKind.REGISTRY_SECRET:
+                self._check_secret(value, folder, at)
             case TextKind.NETWORK:
                 if not _is_here(value) and value not in self._allow.interfaces:
                     allowed = ", ".join(self._allow.interfaces) or "none"
@@ -250,6 +264,13 @@ class SpecRules:
 
     def _check_reference(self, reference: Mapping[str, str], folder: Path, at: str) -> None:
         """A secret of the service's machine: it must be in the owner's list, and so must the brokers that get it."""
+        name = self._check_secret(reference, folder, at)
+        if self._allow.bootstrap_servers is None:
+            message = f"{name!r} would be sent to any broker; list the brokers that may have it in"
+            raise SpecError(f"{message} allow.bootstrap_servers", at)
+
+    def _check_secret(self, reference: Mapping[str, str], folder: Path, at: str) -> str:
+        """The name of a secret of the service's machine. Raises SpecError unless the owner's list has it."""
         ((kind, name),) = reference.items()
         if kind == "env":
             known, key = self._allow.secret_env, "allow.secret_env"
@@ -257,9 +278,7 @@ class SpecRules:
             name, known, key = str(folder / name), self._allow.secret_files, "allow.secret_files"
         if name not in known:
             raise SpecError(f"{name!r} is not allowed here; allowed: {', '.join(known) or 'none'} ({key})", at)
-        if self._allow.bootstrap_servers is None:
-            message = f"{name!r} would be sent to any broker; list the brokers that may have it in"
-            raise SpecError(f"{message} allow.bootstrap_servers", at)
+        return name
 
 
 def held(owner: type[BaseModel], name: str) -> TextKind | None:

@@ -13,8 +13,8 @@ MAX_SOURCE_FILES = 64
 
 
 def input_files(job: LoadedJob) -> list[str]:
-    """Files of the generator, of the user's model and of the source, relative to the job's folder."""
-    named = [*_named_by_command(job), *_model_files(job)]
+    """Files of the pipe, of the user's model and of the source, relative to the job's folder."""
+    named = [*_named_by_pipe(job), *_model_files(job)]
     for source in job.spec.sources.values():
         if isinstance(source, FilesSource) and source.root is None:
             found = (path for pattern in source.paths for path in Pattern(pattern).matches(job.folder))
@@ -22,9 +22,10 @@ def input_files(job: LoadedJob) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def _named_by_command(job: LoadedJob) -> Iterator[str]:
-    """Arguments of the pipe command that are files of the job's folder."""
-    for word in job.spec.pipe.command if isinstance(job.spec.pipe, PipeSection) else ():
+def _named_by_pipe(job: LoadedJob) -> Iterator[str]:
+    """Arguments of the pipe command, or the schema of events, that are files of the job's folder."""
+    pipe = job.spec.pipe
+    for word in pipe.command if isinstance(pipe, PipeSection) else filter(None, [pipe.schema_file]):
         if not Path(word).is_absolute() and (job.folder / word).is_file():
             yield word
 

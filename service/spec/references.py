@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dataset.features.slot_rules import check_slot_features
 from dataset.pipe.event_time import check_event_time
-from dataset.spec.config import EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
+from dataset.spec.config import ColumnsPipe, EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
 from dataset.spec.schema import Schema, Slot
 from dataset.spec.source_set import check_sources
 from millrace.errors import SpecError
@@ -214,5 +214,10 @@ def _check_event_time(job: TrainerJob, schema: Schema) -> None:
         if time.slot is not None:
             _number_slot(schema, time.slot, f"{path}.slot")
         check_event_time(time, job.pipe.traced, schema, path)
+        if time.field is not None and isinstance(job.pipe, ColumnsPipe) and job.pipe.format != "json":
+            text = (
+                f'is a field of JSON, and pipe.format = "{job.pipe.format}"; name a meta slot of the time: slot = "..."'
+            )
+            raise SpecError(text, f"{path}.field")
         if time.kind == "record" and isinstance(source, FilesSource):
             raise SpecError('lines of files have no time of their own; name a field or a slot, or kind = "none"', path)

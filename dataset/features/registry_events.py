@@ -1,0 +1,122 @@
+"""Decodes events that name their schema in a registry: a zero byte, the id in four bytes, then the event.
+
+In Protobuf the place of the message in the schema's file follows the id, as numbers of variable length.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from dataset.features.avro_events import AvroEvents
+from dataset.features.decoding import Decoded, EventField
+from dataset.features.event_reader import EventReader, InvalidSchema
+from dataset.features.plain_rows import Unreadable, decoded_of
+from dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
+from dataset.features.schema_registry import RegisteredSchema, SchemaTexts, UnknownSchema
+
+HEAD_BYTES = 5
+MAX_SCHEMAS = 256
+"""Schemas kept; the one that was not used for longest is dropped, and fetched again when an event names it."""
+MAX_INDEXES = 16
+"""Deepest message in messages."""
+Place: TypeAlias = tuple[int, ...]
+"""Where the message is in its file; () in Avro."""
+
+
+class BadFrame(ValueError):
+    """The bytes before an event are not those of a registry."""
+
+
+class RegistryDecoder:
+    """A Decoder of events whose schemas are in a registry. Raises SourceUnavailable if the registry does not answer."""
+
+    def __init__(self, texts: SchemaTexts, fields: Sequence[EventField], *, protobuf: bool) -> None:
+        self._texts, self._fields, self._protobuf = texts, fields, protobuf
+        self._readers: OrderedDict[tuple[int, Place], EventReader] = OrderedDict()
+
+    def decode(self, events: pa.BinaryArray) -> Decoded:
+        """See Decoder. An event whose schema is unknown is rejected."""
+        unknown: dict[tuple[int, Place], Unreadable] = {}
+        return decoded_of([self._read(event, unknown) for event in events.to_pylist()], self._fields)
+
+    def _read(self, event: bytes, unknown: dict[tuple[int, Place], Unreadable]) -> Mapping[str, Any] | Unreadable:
+        try:
+            number, place, begin = split_frame(event, protobuf=self._protobuf)
+        except BadFrame as error:
+            return Unreadable(str(error))
+        key = number, place
+        if key in unknown:
+            return unknown[key]
+        try:
+            reader = self._reader(number, place)
+        except UnknownSchema as error:
+            unknown[key] = Unreadable(str(error))
+            return unknown[key]
+        found = reader.read(event[begin:])
+        return Unreadable(f"{self._texts.name(number)}: {found.error}") if isinstance(found, Unreadable) else found
+
+    def _reader(self, number: int, place: Place) -> EventReader:
+        """The reader of a schema. Raises UnknownSchema, SourceUnavailable."""
+        key = number, place
+        if key not in self._readers:
+            schema = self._texts.schema(number)
+            wanted = "PROTOBUF" if self._protobuf else "AVRO"
+            if schema.kind != wanted:
+                raise UnknownSchema(f"{self._texts.name(number)} is of type {schema.kind}; the job reads {wanted}")
+            try:
+                reader = open_protobuf(schema, place, self._fields) if self._protobuf else open_avro(schema)
+            except InvalidSchema as error:
+                raise UnknownSchema(f"{self._texts.name(number)} {error}") from None
+            if len(self._readers) >= MAX_SCHEMAS:
+                self._readers.popitem(last=False)
+            self._readers[key] = reader
+        self._readers.move_to_end(key)
+        return self._readers[key]
+
+
+def open_avro(schema: RegisteredSchema) -> EventReader:
+    """The reader of a schema of Avro. Raises InvalidSchema."""
+    return AvroEvents(schema.text, [each.text for each in schema.references])
+
+
+def open_protobuf(schema: RegisteredSchema, place: Place, fields: Sequence[EventField]) -> EventReader:
+    """The reader of the message at a place of a schema. Raises InvalidSchema."""
+    try:
+        files = [each.descriptor for each in (*schema.references, schema)]
+    except ValueError as error:
+        raise InvalidSchema(str(error)) from None
+    return ProtobufEvents(ProtobufSchema(files).message_at(place), fields)
+
+
+def split_frame(event: bytes, *, protobuf: bool) -> tuple[int, Place, int]:
+    """The id of an event's schema, the place of its message, and where the event begins. Raises BadFrame."""
+    if len(event) < HEAD_BYTES or event[0] != 0:
+        raise BadFrame("the event does not begin with a zero byte and the id of a schema, as events of a registry do")
+    number = int.from_bytes(event[1:HEAD_BYTES], "big")
+    if not protobuf:
+        return number, (), HEAD_BYTES
+    count, at = _varint(event, HEAD_BYTES)
+    if count == 0:  # short for the first message
+        return number, (0,), at
+    if not 0 < count <= MAX_INDEXES:
+        raise BadFrame(f"the event names a message at {count} places; at most {MAX_INDEXES}")
+    place = []
+    for _ in range(count):
+        index, at = _varint(event, at)
+        place.append(index)
+    return number, tuple(place), at
+
+
+def _varint(event: bytes, at: int) -> tuple[int, int]:
+    """A number in zigzag code, and the position after it."""
+    value = 0
+    for shift in range(0, 35, 7):
+        if at >= len(event):
+            raise BadFrame("the event ends before the place of its message")
+        value |= (event[at] & 0x7F) << shift
+        at += 1
+        if event[at - 1] < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+    raise BadFrame("the event names a message at a place beyond 32 bits")
