@@ -11,7 +11,7 @@ from millrace.errors import SpecError, Unwritable
 from millrace.printable import print_printable
 from service.cli.arguments import Json, Overrides, SpecFile
 from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from service.cluster.store_defaults import with_store_defaults
+from service.cluster.store_defaults import numbered_by, with_defaults_alone, with_store_defaults
 from service.jobs.preflight import check_job
 from service.jobs.spec_difference import (
     carried_over,
@@ -66,15 +66,16 @@ def diff(
     JOB is the old job file; or with --url the name of a job, for what runs there. Exit code 1 where a new model is
     needed.
     """
-    after = with_store_defaults(load_job(new))
+    after = with_defaults_alone(load_job(new))
     if (name := remote_name(old, url)) is not None:
         with service_at(url, token) as client:
             before = job_of(client.get(f"jobs/{name}/spec")["spec"], new.resolve().parent)
     else:
         before = load_job(old)
-    changes = changes_between(with_store_defaults(before).full, after.full)
+    then = with_defaults_alone(before).full
+    changes = changes_between(then, numbered_by(after, then).full)
     refused = any(each.change is ChangeClass.NEW for each in changes)
-    carried = carried_over(after) if dry_run and not refused else None
+    carried = carried_over(with_store_defaults(load_job(new))) if dry_run and not refused else None
     if as_json:
         found = {"changes": [each._asdict() for each in changes]}
         print(json.dumps(found | ({} if carried is None else {"carried_over": carried.message()}), indent=2))

@@ -27,15 +27,30 @@ def with_store_defaults(job: LoadedJob) -> LoadedJob:
         return job
     if fill_defaults(logged).get("slots") != job.full["slots"]:
         job = with_slot_numbers(job)
+    return _with_defaults_of(job, logged)
+
+
+def with_defaults_alone(job: LoadedJob) -> LoadedJob:
+    """The job with the defaults that its store began with, and with the numbers that its file gives to slots."""
+    logged = newest_spec(job.store)
+    return job if logged is None else _with_defaults_of(job, logged)
+
+
+def _with_defaults_of(job: LoadedJob, logged: Mapping[str, Any]) -> LoadedJob:
     return job if job.raw.get("defaults") else with_defaults(job, logged.get("defaults", FIRST))
 
 
 def with_slot_numbers(job: LoadedJob) -> LoadedJob:
     """The job with the numbers that its slots have in its store, by the spec in force there. Raises SpecError."""
     logged = spec_with_rows(job.store)
-    if logged is None or "slots" not in logged:
+    return job if logged is None else numbered_by(job, logged)
+
+
+def numbered_by(job: LoadedJob, spec: Mapping[str, Any]) -> LoadedJob:
+    """The job with the numbers that its slots have in another spec. Raises SpecError."""
+    if "slots" not in spec:
         return job
-    slots = settled(validate(SlotsSpec, {"slots": logged["slots"]}).slots, job.spec.slots)
+    slots = settled(validate(SlotsSpec, {"slots": spec["slots"]}).slots, job.spec.slots)
     if slots == job.spec.slots:
         return job
     dumped = [each.model_dump(mode="json") for each in slots]

@@ -8,9 +8,10 @@ import pytest
 from dataset.spec.schema import Schema
 from millrace.config import validate
 from millrace.failpoints import Failpoint
-from service.cluster.store_defaults import spec_with_rows
+from service.cluster.store_defaults import spec_with_rows, with_store_defaults
 from service.faults.deaths import CHIEF, AtFailpoint
 from service.faults.injection import Deaths, run
+from service.jobs.spec_difference import CarriedRows, carried_over
 from service.spec.job import load_job
 from tests.integration.stream_job import millrace
 from trainer.checkpoint.commits import Commits
@@ -78,7 +79,7 @@ WIDER = {"e": "dense", "c": "default", "f": "more", "d": "dense", "a": "default"
 NARROWER = {name: kind for name, kind in WIDER.items() if name not in ("b", "e")}
 
 
-def job_of(folder, slots):
+def job_of(folder, slots, trainers, shards):
     """The job file with these slots."""
     entries = [
         f'[[slots]]\nname = "{name}"\n' + ('kind = "dense"\n' if kind == "dense" else f'table = "{kind}"\n')
@@ -91,7 +92,7 @@ def job_of(folder, slots):
         tables="\n".join(f"[tables.{name}]\n{TABLES[name]}\n" for name in used),
     )
     (folder / "job.toml").write_text(text)
-    return load_job(folder / "job.toml")
+    return load_job(folder / "job.toml", [f"cluster={{trainers={trainers}, shards={shards}}}"])
 
 
 def events_come(folder, number):
@@ -119,22 +120,36 @@ def groups_in_force(store):
 
 
 def rows_by_group(store):
-    tables = Commits(store).whole()[-1].shards[0].tables
-    return {name: {int(g): n for g, n in facts["rows_by_group"].items()} for name, facts in tables.items()}
+    found = {}
+    for part in Commits(store).whole()[-1].shards:
+        for name, facts in part.tables.items():
+            for group, rows in facts["rows_by_group"].items():
+                of_table = found.setdefault(name, {})
+                of_table[int(group)] = of_table.get(int(group), 0) + rows
+    return found
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_slots_come_move_and_go_in_a_stream_and_a_rerun_from_before_the_change_is_identical(tmp_path):
+@pytest.mark.parametrize("place", [(1, 0), pytest.param((2, 2), marks=pytest.mark.slow)], ids=["1 trainer", "2 x 2"])
+def test_slots_come_move_and_go_in_a_stream_and_a_rerun_from_before_the_change_is_identical(tmp_path, place):
     (tmp_path / "fields.py").write_text(PIPE)
     events_come(tmp_path, 0)
-    job = job_of(tmp_path, FIRST)
+    job = job_of(tmp_path, FIRST, *place)
     ran(job)
     assert groups_in_force(job.store) == {"a": 0, "b": 1, "c": 2}
     before = Commits(job.store).whole()[-1]
 
     events_come(tmp_path, 1)
-    job = job_of(tmp_path, WIDER)
+    job = job_of(tmp_path, WIDER, *place)
+    would = carried_over(with_store_defaults(job))
+    assert would.version == before.version
+    assert would.tables == {"default": CarriedRows(60, {}, dropped=False)}
+    assert would.numbers == {"a": 0, "b": 1, "c": 2, "f": 3, "g": 4}
+    weights = {each.name: each for each in would.weights}
+    assert weights["cross.0.map.weight"][1:] == ([13, 13], [20, 20], 169)
+    assert weights["deep.0.weight"][1:] == ([8, 13], [8, 20], 104)
+    assert Commits(job.store).whole()[-1].name == before.name
     history = ran(job, (Failpoint.CLOSED, 2))
     assert groups_in_force(job.store) == {"a": 0, "b": 1, "c": 2, "f": 3, "g": 4}
     assert history.closed > before.version
@@ -144,7 +159,8 @@ def test_slots_come_move_and_go_in_a_stream_and_a_rerun_from_before_the_change_i
     assert "identical" in again.output
 
     events_come(tmp_path, 2)
-    job = job_of(tmp_path, NARROWER)
+    job = job_of(tmp_path, NARROWER, *place)
+    assert carried_over(with_store_defaults(job)).tables["default"] == CarriedRows(60, {"b": 20}, dropped=False)
     ran(job, (Failpoint.RESTORED, 1))
     assert groups_in_force(job.store) == {"a": 0, "c": 2, "f": 3, "g": 4}
     assert rows_by_group(job.store)["default"][1] == 20  # until ageing removes them

@@ -14,6 +14,7 @@ from tests.integration.stream_job import SPEC
 from trainer.collectives.ranks import SingleRank
 from trainer.config import ExportSection, TrainerJob
 from trainer.dense.all_reduce import AllReduceDense
+from trainer.dense.sharded import ShardedDense
 from trainer.exports.schedule import ScheduleInput, delta_hindrance
 from trainer.exports.stream_state import ExportStreamState
 from trainer.features.default_rows import DefaultRows, widths_of
@@ -38,12 +39,12 @@ NEW = with_slots([*EXTRA, *OLD["slots"]])
 class Dense:
     """The dense part of a job, and how it takes another one's state."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, strategy=AllReduceDense):
         self.job = validate(TrainerJob, spec, only_known=True)
         schema = Schema.of(self.job.slots)
         self.model = build_model(self.job, schema, Path(), CPU)
         rows = DefaultRows(widths_of(schema, self.job.tables), CPU).parameters
-        self.part = AllReduceDense(self.model, self.job.dense, SingleRank(), rows)
+        self.part = strategy(self.model, self.job.dense, SingleRank(), rows)
         self.carried = CarriedState(self.job, schema, self.model, Path())
 
     def learnt(self):
@@ -68,12 +69,15 @@ class Dense:
 
 @pytest.mark.parametrize("optimizer", [ADAGRAD, {"kind": "adam"}, {"kind": "sgd", "momentum": 0.9, "lr": 0.1}])
 @pytest.mark.parametrize("learns", [False, True])
-def test_new_inputs_have_zeros_and_the_state_of_a_first_step_and_removed_again_all_is_as_before(optimizer, learns):
+@pytest.mark.parametrize("strategy", [AllReduceDense, ShardedDense])
+def test_new_inputs_have_zeros_and_the_state_of_a_first_step_and_removed_again_all_is_as_before(
+    optimizer, learns, strategy
+):
     more = {"dense": {"optimizer": optimizer}, "tables": {"default": {"dim": 4, "default_row": "learnt"}}}
     more = more if learns else {"dense": more["dense"]}
     old, new = with_slots(OLD["slots"], **more), with_slots(NEW["slots"], **more)
-    saved = Dense(old).learnt()
-    wide = Dense(new)
+    saved = Dense(old, strategy).learnt()
+    wide = Dense(new, strategy)
     found = wide.take(saved, old)
     columns = 4 * 4 + 2 + 3
     first = found["model.deep.0.weight"]
@@ -88,7 +92,7 @@ def test_new_inputs_have_zeros_and_the_state_of_a_first_step_and_removed_again_a
         of_first = found[name][begin : begin + 8 * columns].view(8, columns)
         assert (of_first[:, 0:4] == start).all()
         assert (of_first[:, 4:8] != start).any()
-    back = Dense(old).take(found, new)
+    back = Dense(old, strategy).take(found, new)
     assert back.keys() == saved.keys()
     assert all(torch.equal(value, saved[name]) for name, value in back.items())
 

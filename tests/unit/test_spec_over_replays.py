@@ -149,3 +149,22 @@ def test_a_job_that_never_closed_a_pass_takes_any_spec(tmp_path):
         replay_first(past.store, SPEC, 1)
     with pytest.raises(SpecError, match="seed: cannot change"):
         claim_and_recover(past.store, 4, SPEC, None, {})
+
+
+def test_passes_with_other_slots_are_replayed_with_them_before_the_slots_change_again(past):
+    slots = [{"name": "a"}], [{"name": "a"}, {"name": "b"}], [{"name": "b", "group": 1}]
+    first, second, third = ({**LATER, "slots": each} for each in slots)
+    past.begin()
+    spec(past, first)
+    past.close(6, a=(500, 600))
+    past.commit(6)
+    past.begin()
+    spec(past, second)
+    past.close(7, a=(600, 700))
+    past.end()
+    assert replay_first(past.store, third, 1) == (second, 1)
+    with pytest.raises(MillraceError, match=r"passes must be replayed .*slots"):
+        claim_and_recover(past.store, 5, third, None, {})
+    assert numbers(claim_and_recover(past.store, 6, second, None, {})) == [7]
+    with pytest.raises(SpecError, match=r"^slots: .*slot 'b' .group was 1 and is 0"):
+        replay_first(past.store, {**LATER, "slots": [{"name": "b"}]}, 1)
