@@ -32,6 +32,12 @@ class Ragged:
         weights_N = None if self.weights_N is None else self.weights_N[first:last]
         return Ragged(self.values_N[first:last], self.offset_B1[begin : end + 1] - first, weights_N)
 
+    def first_B(self) -> U64:
+        """(B,) the first sign of each sample, 0 where it has none."""
+        begin_B, end_B = self.offset_B1[:-1], self.offset_B1[1:]
+        signs = np.append(self.values_N, np.uint64(0))
+        return np.where(end_B > begin_B, signs[np.minimum(begin_B, len(self.values_N))], np.uint64(0))
+
     @classmethod
     def concat(cls, parts: Sequence["Ragged"]) -> "Ragged":
         """Concatenate the parts."""

@@ -203,7 +203,7 @@ def test_losses_and_measures_of_a_model_may_read_labels_and_signs():
 def test_the_first_sign_of_a_sample_has_the_bits_of_the_sign():
     column = Ragged(np.array([7, 8, (1 << 64) - 5], np.uint64), np.array([0, 0, 2, 3]))
     signs = FirstSigns({"a": column}, torch.device("cpu"))
-    assert signs["a"].tolist() == [-1, 7, -5] and list(signs) == ["a"] and len(signs) == 1
+    assert signs["a"].tolist() == [0, 7, -5] and list(signs) == ["a"] and len(signs) == 1
 
 
 def test_samples_are_measured_in_inference_mode_before_the_step_learns_from_them():

@@ -63,12 +63,7 @@ class FirstSigns(Mapping[str, Tensor]):
         self._columns, self._device = columns, device
 
     def __getitem__(self, name: str) -> Tensor:
-        column = self._columns[name]
-        begin_B, end_B = column.offset_B1[:-1], column.offset_B1[1:]
-        sign_B = np.full(len(begin_B), -1, np.int64)
-        there_B = begin_B < end_B
-        sign_B[there_B] = column.values_N[begin_B[there_B]].view(np.int64)
-        return torch.from_numpy(sign_B).to(self._device)
+        return torch.from_numpy(self._columns[name].first_B().view(np.int64)).to(self._device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)

@@ -100,7 +100,7 @@ class Targets:
     weight_B: "Mapping[str, Tensor]"
     """By task: the sample's weight, 0 where masked."""
     sign_B: "Mapping[str, Tensor]"
-    """By sparse slot: the bits of a sample's first sign as int64, -1 where it has none."""
+    """By sparse slot: the bits of a sample's first sign as int64, 0 where it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ from trainer.predict.prediction_plan import PredictionPlan, open_input, source_c
 from trainer.predict.predictor import BatchOutputs, Predictor
 from trainer.predict.slot_shuffle import shuffled
 from trainer.train.assembly import set_up_torch
-from trainer.train.observer import first_ids
 
 BLOCK_BATCHES = 16
 """Full batches in a block, the unit of cutting and writing. Smaller blocks would need more padding."""
@@ -248,4 +247,4 @@ def column_of(schema: Schema, samples: Samples, slot: str) -> NDArray[Any]:
     """One value per sample of a meta or sparse slot, as in trainer.train.observer."""
     if schema.by_name[slot].kind is SlotKind.META:
         return samples.meta[slot]
-    return first_ids(samples.sparse[slot])
+    return samples.sparse[slot].first_B()

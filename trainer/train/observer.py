@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Samples
 from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema
 from trainer.collectives.ranks import Ranks
@@ -157,7 +157,7 @@ class Observer:
         """(B,) values of a meta slot, or the first id of a sparse slot in each sample, 0 if it has none."""
         if self._schema.by_name[slot].kind is SlotKind.META:
             return samples.meta[slot]
-        return first_ids(samples.sparse[slot])
+        return samples.sparse[slot].first_B()
 
 
 def figures_of(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -166,10 +166,3 @@ def figures_of(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, fl
         task: {name: found[name] for name in FIGURES if (value := found.get(name)) is not None and math.isfinite(value)}
         for task, found in tasks.items()
     }
-
-
-def first_ids(column: Ragged) -> NDArray[np.uint64]:
-    """(B,) the first id of each sample, 0 if it has none."""
-    begin_B, end_B = column.offset_B1[:-1], column.offset_B1[1:]
-    signs = np.append(column.values_N, np.uint64(0))
-    return np.where(end_B > begin_B, signs[np.minimum(begin_B, len(column.values_N))], np.uint64(0))
