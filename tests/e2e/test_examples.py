@@ -69,7 +69,7 @@ def generator(example):
 
 
 SPECS = [
-    *(f"news/{name}.toml" for name in ("job", "plain", "histories", "columns")),
+    *(f"news/{name}.toml" for name in ("job", "plain", "histories", "columns", "towers")),
     "criteo/job.toml",
     "clicks/job.toml",
 ]
@@ -254,15 +254,17 @@ def test_news_reaches_the_figures_of_its_readme(tmp_path):
         assert (report["events"], report["samples"]) == (50_080, 583_054)
         return report["halves"]["last"]["ctr"]
 
-    plain, shipped, frozen = (
+    plain, shipped, towers, frozen = (
         last_half("plain.toml"),
         last_half("job.toml"),
+        last_half("towers.toml"),
         last_half("job.toml", "train.learn_until=25040"),
     )
     assert plain["auc"] >= 0.720
     assert shipped["auc"] >= 0.755 and shipped["gauc"] >= 0.675
     remembering = last_half("histories.toml")
     assert remembering["auc"] >= 0.772 and remembering["gauc"] >= 0.705
+    assert towers["auc"] >= 0.766 and towers["gauc"] >= 0.695
     assert frozen["auc"] <= shipped["auc"] - 0.03 and frozen["gauc"] <= shipped["gauc"] - 0.1
 
 

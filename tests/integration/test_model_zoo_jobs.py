@@ -94,6 +94,7 @@ def test_din_learns_in_a_job_what_deepfm_cannot_and_its_export_is_served(tmp_pat
     (manifest,) = (tmp_path / "store").glob("exports/**/manifest.json")
     told = json.loads(manifest.read_text())
     assert told["onnx"]["ok"] and told["golden"]["max_difference"] < 1e-5, told
+    assert ended.report["tensors"]["life"]["loss"]["mean"] > 0
     plain = run(write_stream(tmp_path, DEEPFM), tmp_path / "plain", "exports={}", "train.threads=1")
     assert ended.report["halves"]["last"]["ctr"]["auc"] > 0.95
     assert plain.metrics["pass"]["ctr"]["auc"] < 0.9

@@ -50,6 +50,7 @@ def write_report(
         "wall_s": round(progress.wall_s, 3),
         "metrics": _spans(metrics) | {name: _spans(metrics[name]) for name in (INFER_FIRST,) if name in metrics},
         "halves": metrics.get("halves"),
+        "tensors": _spans(metrics["tensors"]),
         "slots": status.get("slots", {}),
         "event_span_s": status.get("event_span_s"),
         "late": status.get("late", 0),
