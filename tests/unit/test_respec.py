@@ -108,6 +108,19 @@ def test_the_optimizer_of_dense_parameters_on_shards_stays_and_its_rate_may_chan
     assert significant_keys(SPEC, moved) == significant_keys(moved, SPEC) == ["dense.strategy"]
 
 
+def test_the_names_of_partitions_stay():
+    """The one source of a job may have any name; partitions of several begin with their source's."""
+
+    def with_sources(*names):
+        return SPEC | {"sources": {name: {"kind": "simulated", "events": 5} for name in names}}
+
+    assert significant_keys(with_sources("a", "b"), with_sources("b", "a")) == []
+    assert "sources.b.kind" in significant_keys(with_sources("a"), with_sources("b"))
+    for old, new in ((("a",), ("a", "b")), (("a", "b"), ("a",)), (("a", "b"), ("a", "c"))):
+        with pytest.raises(SpecError, match="^sources: the store's positions are those of a.*--fresh"):
+            significant_keys(with_sources(*old), with_sources(*new), learnt=False)
+
+
 def test_how_slices_travel_has_no_effect_on_a_pass():
     def sliced(**more):
         return SPEC | {"dense": {"strategy": "shards"} | more}
