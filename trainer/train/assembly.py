@@ -150,16 +150,15 @@ def open_trainer(
         stepper = _stepper(job, schema, model, ranks, device, default_rows, kernels)
         observer = _observer(config, job, schema, beginning, bounded=source.bounded)
         joint = (ranks, policy, shards, loader)
-        closing_parts = (*joint, dense, rate, observer, progress, rank0)
         closer = PassCloser(
-            *closing_parts,
+            *(*joint, dense, rate, observer, progress, rank0),
             BadFraction(job.pipe.max_bad_fraction),
             dead_letters,
             schema,
             *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
         )
-        carried = CarriedState(job, schema, model, config.folder)
-        holders = StateHolders(dense, observer, closer, progress, stepper.scale, rate, carried)
+        held_state = (dense, observer, closer, progress, stepper.scale, rate)
+        holders = StateHolders(*held_state, CarriedState(job, schema, model, config.folder))
         restore(ranks, beginning, shards, holders, config.cache, standby)
         keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels, identity)
         parts = TrainerParts(
@@ -181,8 +180,8 @@ def open_trainer(
             histories=reader if isinstance(reader, HistoryReader) else None,
         )
         maker.begin()  # with the settings in force
-        loop = TrainLoop(parts, job.seed, reading)
-        yield Trainer(loop, parts, job, config.store, None if rank0 is None else rank0.answer)
+        answer = None if rank0 is None else rank0.answer
+        yield Trainer(TrainLoop(parts, job.seed, reading), parts, job, config.store, answer)
 
 
 def _leading(
