@@ -44,7 +44,12 @@ def check_slot_features(pipe: AnyPipe, entries: Sequence[SlotEntry]) -> None:
         for key in ("from", "in"):
             if (path := getattr(entry, key)) is not None:
                 _check_path(path, at(number, key))
-    fields_of(pipe, Schema.of(entries))
+    schema = Schema.of(entries)
+    histories = {slot.name for slot in schema.histories}
+    for number, entry in enumerate(entries):
+        if known := [part for part in entry.cross if part in histories]:
+            raise SpecError(f"of {known[0]!r}, a history: the job fills it later", at(number, "cross"))
+    fields_of(pipe, schema.emitted)
 
 
 def at(number: int, key: str) -> str:
@@ -74,6 +79,9 @@ def _problems(entry: SlotEntry, pipe: ColumnsPipe) -> Iterator[tuple[str, str]]:
         for key in keys:
             if key not in OF_CROSS:
                 yield key, "does not go with cross; set it in the slots that are crossed"
+    if isinstance(entry, SparseSlot) and entry.history is not None:
+        for key in keys:
+            yield key, "does not go with history: the job fills this slot"
     if isinstance(entry, SparseSlot) and entry.weighted:
         yield "weighted", 'is not built for pipe.kind = "columns"; use a pipe command'
     if len(entry.expanded()) > 1:

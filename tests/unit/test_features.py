@@ -22,6 +22,7 @@ from dataset.features.feature_kernels import crossed_reference, hashed_reference
 from dataset.features.feature_plan import FeaturePlan
 from dataset.features.json_decoder import JsonDecoder, find_single_objects, is_single_object
 from dataset.features.plain_rows import decoded_of, field_of
+from dataset.features.served_events import describe_features
 from dataset.features.slot_rules import check_slot_features, fields_of, source_of
 from dataset.formats.arrow_columns import AnswerReader
 from dataset.samples.batch import Samples
@@ -397,6 +398,22 @@ def test_a_person_names_the_ids_of_crosses_and_hashes_by_their_values() -> None:
     assert sign_of(spec, "pair", "12") == 12
     with pytest.raises(SpecError, match="has 3 values; 'pair' crosses item, hour"):
         sign_of(spec, "pair", "1,2,3")
+
+
+def test_the_job_fills_histories_and_events_do_not() -> None:
+    history = {"name": "seen", "pooling": "none", "history": {"key": "user", "of": "item", "last": 3}}
+    slots: list[dict[str, Any]] = [{"name": "user"}, {"name": "item"}, history]
+    entries = TypeAdapter(tuple[AnySlot, ...]).validate_python(slots)
+    pipe, schema = ColumnsPipe(kind="columns"), Schema.of(entries)
+    check_slot_features(pipe, entries)
+    assert [field.path for field in FeaturePlan(pipe, schema.emitted).fields] == ["user", "item"]
+    assert describe_features(pipe, schema) is None and describe_features(pipe, schema.emitted) is not None
+    for wrong, message in (
+        ([*slots[:2], history | {"from": "x"}], "slots.2.from: does not go with history"),
+        ([*slots, {"name": "c", "cross": ["item", "seen"]}], "slots.3.cross: of 'seen', a history"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            check_slot_features(pipe, TypeAdapter(tuple[AnySlot, ...]).validate_python(wrong))
 
 
 def test_the_example_of_the_documentation_does_what_it_says() -> None:
