@@ -174,6 +174,17 @@ def test_slots_that_come_go_or_move_are_carried_over_and_their_settings_change_b
         significant_keys(slots(A, dense={"strategy": "shards"}), slots(A, B, dense={"strategy": "shards"}))
 
 
+def test_histories_stay_as_they_are():
+    kept = {"name": "h", "max_len": 3, "pooling": "mean", "history": {"key": "a", "of": "b", "last": 3}}
+    longer = kept | {"max_len": 4, "history": kept["history"] | {"last": 4}}
+    with pytest.raises(SpecError, match=r"^slots: cannot change slot 'h' .history was"):
+        significant_keys(slots(A, B, kept), slots(A, B, longer))
+    for old, new in ((slots(A, B), slots(A, B, kept)), (slots(A, B, kept), slots(A, B))):
+        with pytest.raises(SpecError, match=r"^slots: cannot change .* history"):
+            significant_keys(old, new)
+    assert significant_keys(slots(A, B, kept), slots(A, B, kept, D)) == ["slots"]
+
+
 def test_a_table_comes_and_goes_with_its_slots():
     wider = altered("tables.more", {"dim": 2})
     assert {each.change for each in key_changes(SPEC, wider)} == {ChangeClass.CARRIED}
