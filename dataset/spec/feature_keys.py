@@ -17,6 +17,15 @@ MAX_BOUNDARIES = 10_000
 FieldPath = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+MAX_NUMBER = 1e30
+"""Upper limit of numbers of either sign: what is computed with them fits a float32, or is told as not finite."""
+Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+"""A sign, or a number of either sign."""
+Fraction = Annotated[float, Field(ge=-(1 << 63), lt=1 << 64)]
+"""Bounds like those of Whole, so that no whole number beyond them becomes a float."""
+
+
 class TimePart(StrEnum):
     """A part of a time, in UTC."""
 
@@ -97,15 +106,17 @@ class FeatureKeys(KeywordKeys):
     """How the time is written: "s" (default), "ms", "us", or "iso" for text."""
     count: bool = False
     """The number of elements of a list."""
-    scale: float | None = None
+    scale: float | None = Field(default=None, ge=-MAX_NUMBER, le=MAX_NUMBER)
     """Factor of a dense or meta value."""
     log: bool = False
     """log(1 + value) of a dense value."""
-    buckets: Annotated[tuple[float, ...], Field(max_length=MAX_BOUNDARIES)] = ()
+    buckets: Annotated[tuple[Number, ...], Field(max_length=MAX_BOUNDARIES)] = ()
     """Rising boundaries: the id is the number of boundaries that are at most the value."""
     hash: int | None = Field(default=None, ge=1, lt=1 << 63)
     """Number of ids: the id is mixed, then taken modulo this."""
-    default: bool | int | float | str | None = Field(default=None, union_mode="left_to_right")
+    default: bool | Whole | Annotated[float, Field(ge=-(1 << 63), lt=1 << 64)] | str | None = Field(
+        default=None, union_mode="left_to_right"
+    )
     """The value where the event has none."""
 
     @property

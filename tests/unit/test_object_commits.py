@@ -13,7 +13,7 @@ from millrace.errors import SpecError
 from pserver.commit.part_objects import PartObjects, key_of
 from pserver.errors import PartsUnavailable, StoreDamaged
 from pserver.protocol.shards import ShardCommitPart
-from pserver.store.row_store import SourceFile
+from pserver.store.row_store import StoredFile
 from trainer.checkpoint.commits import FORMAT, MANIFEST, Commits, hash_of, name_of, write_manifest
 from trainer.checkpoint.object_commits import ObjectCommits
 from trainer.checkpoint.object_store import ObjectStore, complete_commit
@@ -101,7 +101,7 @@ def test_a_damaged_cache_is_mended_and_damaged_objects_are_found(store, tmp_path
 def test_a_commit_of_a_shard_that_misses_an_object_is_damaged(store, tmp_path):
     head = Head(store, tmp_path, 1)
     name, manifest, _ = head.upload(1, {"dense": b"d"})
-    part = ShardCommitPart("shard-0", (0, 4096), {}, {"shard-0/x": SourceFile(sha(b"x"), 1)}, {sha(b"x"): 1})
+    part = ShardCommitPart("shard-0", (0, 4096), {}, {"shard-0/x": StoredFile(sha(b"x"), 1)}, {sha(b"x"): 1})
     files = {**manifest["files"], "shard-0/x": {"sha256": sha(b"x"), "bytes": 1}}
     head.objects.publish(name, {**manifest, "shards": [part.message()], "files": files}, [], SOON)
     store.prepare(tmp_path, "job", head.sequence.history, SOON)
@@ -155,9 +155,9 @@ def test_a_commit_made_in_a_shared_folder_is_uploaded_for_all(store, tmp_path):
 def test_a_store_that_does_not_answer_is_told_as_such(tmp_path):
     parts = PartObjects("s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1", 1)
     with pytest.raises(PartsUnavailable, match="parts in s3://bucket/x"):
-        parts.complete(tmp_path, {"a": SourceFile(sha(b"a"), 1)}, {sha(b"a"): 1}, Deadline.after(0.0))
+        parts.complete(tmp_path, {"a": StoredFile(sha(b"a"), 1)}, {sha(b"a"): 1}, Deadline.after(0.0))
     with pytest.raises(StoreDamaged, match="the object store does not have it"):
-        parts.complete(tmp_path, {"a": SourceFile(sha(b"a"), 1)}, {}, Deadline.after(0.0))
+        parts.complete(tmp_path, {"a": StoredFile(sha(b"a"), 1)}, {}, Deadline.after(0.0))
 
 
 # --- garbage ----------------------------------------------------------------------------------------------------------

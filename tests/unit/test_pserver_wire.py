@@ -26,7 +26,7 @@ from pserver.protocol import frames, messages, statuses
 from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
 from pserver.protocol.parts import Part
 from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
-from pserver.store.row_store import SourceFile
+from pserver.store.row_store import StoredFile
 
 COUNTS = st.dictionaries(st.sampled_from(["a", "b", "a table of a longer name"]), st.integers(0, 70), max_size=3)
 
@@ -161,7 +161,7 @@ def test_stats_of_shards_add_up_and_the_fullest_one_counts():
 
 def test_parts_of_a_commit_survive_encoding():
     facts = {"a": {"rows": 3, "rows_by_group": {"1": 3}}}
-    part = ShardCommitPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": SourceFile("ab", 12)})
+    part = ShardCommitPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": StoredFile("ab", 12)})
     assert messages.parts_from(messages.parts_json([part, part])) == [part, part]
     assert messages.parts_from(messages.parts_json([])) == []
 
@@ -214,5 +214,5 @@ def test_the_surface_of_the_protocol_is_the_one_we_promised():
     assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 6, 4, 0, 3) + b"why"
     assert sorted(method.name for method in messages.SERVICE.methods) == [
         "Advance", "ClosePass", "Digest", "Explain", "Feed", "HandOver", "Hello", "OpenPass", "Operate",
-        "Publish", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
+        "Publish", "Recall", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
     ]  # fmt: skip
