@@ -3,7 +3,7 @@
 Both logs hold the metrics of each pass, of predictions made before training on it. A part is what lies between two
 places that both jobs closed at: one pass, where both cut the stream alike. Reads logs only.
 
-Shapes: N parts.
+Shapes: N parts, R draws.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,9 @@ from trainer.control.job_log import JobHistory, read_history
 MIN_PARTS = 6
 """Fewer parts have no p-value below 0.03, whatever they hold."""
 NUM_FLIPS = 10_000
-"""Random signs that a p-value is counted from."""
+"""Draws of random signs that a p-value is counted from."""
+MAX_SIGNS = 1_000_000
+"""Most signs in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,10 @@ def paired(difference_N: F64, weight_N: F64) -> tuple[float, float, float]:
     error = float(np.sqrt(np.sum((share_N * (difference_N - mean)) ** 2) * num / (num - 1)))
     scaled_N = share_N * difference_N
     bound, random, as_far = abs(mean) * (1 - 1e-12), np.random.default_rng(0), 1  # the signs found are one draw
-    for _ in range(NUM_FLIPS):
-        as_far += abs(float(scaled_N @ (1 - 2 * random.integers(0, 2, num)))) >= bound
+    rows = max(1, MAX_SIGNS // num)
+    for begin in range(0, NUM_FLIPS, rows):
+        sign_RN = 1 - 2 * random.integers(0, 2, (min(rows, NUM_FLIPS - begin), num))
+        as_far += int(np.count_nonzero(np.abs(sign_RN @ scaled_N) >= bound))
     return mean, error, as_far / (NUM_FLIPS + 1)
 
 
