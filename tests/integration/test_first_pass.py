@@ -35,15 +35,15 @@ def test_the_first_logged_pass_is_read_before_rows_are_restored_with_the_same_re
     undisturbed = run(job, tmp_path / "undisturbed", *SETTINGS)
     run(job, tmp_path / "stopped", *SETTINGS, drain_after=150)
     readers, looked_up = [], []
-    make_reader, restore, embedded = assembly._reader, assembly.restore, assembly.EmbeddedShards
+    make_reader, restore, embedded = assembly.open_reader, assembly.restore, assembly.EmbeddedShards
 
     class NotedShards(embedded):
         def prepare(self, tables, *, learn):
             looked_up.append(restored.is_set())
             return super().prepare(tables, learn=learn)
 
-    def noted(*args):
-        readers.append(NotedReader(make_reader(*args)))
+    def noted(*args, **more):
+        readers.append(NotedReader(make_reader(*args, **more)))
         return readers[-1]
 
     def restore_late(*args):
@@ -52,7 +52,7 @@ def test_the_first_logged_pass_is_read_before_rows_are_restored_with_the_same_re
         restored.set()
 
     restored = threading.Event()
-    monkeypatch.setattr(assembly, "_reader", noted)
+    monkeypatch.setattr(assembly, "open_reader", noted)
     monkeypatch.setattr(assembly, "restore", restore_late)
     monkeypatch.setattr(assembly, "EmbeddedShards", NotedShards)
     again = config_of(job, tmp_path / "stopped", *SETTINGS, generation=2)
