@@ -29,9 +29,10 @@ MAX_QUEUED = 64
 """Most messages that wait for one peer, and most of its messages that wait here. Sending more is an error."""
 HANDSHAKE_MS = 10_000
 """How long a connection may take for its handshake."""
-PING_MS, SILENT_MS = 250, 1000
-"""Over TCP: time between pings, and the silence after which a connection counts as broken. At a unix socket the kernel
-closes it when the peer's process ends."""
+PING_S, SILENT_S = 1, 3
+"""Over TCP: time between the kernel's probes of an idle connection, and the silence of the peer's machine after which a
+connection counts as broken. At a unix socket the kernel closes it when the peer's process ends. ZeroMQ's own heartbeats
+would do for neither: they count a peer as silent while one long message of it is on its way."""
 PRIVATE = 0o700
 """Mode of the folder of a unix socket."""
 SEND_BUFFER_BYTES = 4 << 20
@@ -210,7 +211,6 @@ class DataConnection:
         if to.key:
             self.socket.curve_serverkey = to.key.encode()
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-            self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = PING_MS, SILENT_MS
             self.socket.ipv6 = is_ipv6(parse_address(to.address)[0])
             self.socket.connect(f"tcp://{to.address}")
         else:
@@ -278,6 +278,9 @@ def _bounded(socket: Socket, max_message_bytes: int) -> Socket:
     socket.maxmsgsize = max_message_bytes
     socket.handshake_ivl = HANDSHAKE_MS
     socket.linger = 0
+    socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, SILENT_S // PING_S
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = PING_S
+    socket.tcp_maxrt = SILENT_S * 1000
     return socket
 
 

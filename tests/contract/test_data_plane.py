@@ -18,10 +18,11 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millrace.address import parse_address
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode
 from millrace.rpc import data_sockets
-from millrace.rpc.data_sockets import DataAddress, DataConnection, KeyPair
+from millrace.rpc.data_sockets import DataAddress, DataConnection, DataListener, KeyPair
 from pserver.client.remote import RemoteShards
 from pserver.errors import InvalidShardCall, ShardUnavailable, StaleGeneration, StepTimedOut
 from pserver.protocol import frames
@@ -31,6 +32,7 @@ from pserver.server.shard_server import ShardServer
 from pserver.server.step_calls import StepCalls
 from tests.contract import shards_world as w
 from tests.fakes.rendezvous import RendezvousHere
+from tests.s3_server import Proxy
 
 WAYS = ["socket", "port"]
 SOON_S = 5.0
@@ -97,6 +99,14 @@ def start(tmp_path, way):
             os.killpg(process.child.pid, signal.SIGKILL)
             process.end()
         process.rendezvous.close()
+
+
+@contextmanager
+def closing_listener(listener):
+    try:
+        yield listener
+    finally:
+        listener.close(0)
 
 
 @contextmanager
@@ -186,6 +196,14 @@ def test_a_shard_that_stops_says_so_to_all_that_wait(start):
     assert process.child.returncode == 0
 
 
+def break_connections(port):
+    """Shut the connections of this process to `port`, as a network does that drops them."""
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as connection:
+            if connection.getpeername()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way):
     process, outcome = start(), []
     one = {"default": w.keys(1, 2)}
@@ -194,8 +212,10 @@ def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way)
         process.freeze()
         push = {"default": w.push_of(one["default"], 5, 0)}
         waiting = exchange_in_thread(shards, batch, push, outcome, w.soon())
-        if way == "port":  # until the silence is noticed, and the call is to be repeated
-            calls = shards._steps._links[0].open
+        if way == "port":  # until it is noticed, and the call is to be repeated
+            link = shards._steps._links[0]
+            break_connections(int(link.connection.socket.last_endpoint.rpartition(b":")[2]))
+            calls = link.open
             while any(call.again_at_s is None for call in list(calls.values())):
                 time.sleep(0.001)
         process.child.send_signal(signal.SIGCONT)
@@ -207,6 +227,24 @@ def test_a_frozen_shard_that_wakes_goes_on_and_counts_each_push_once(start, way)
         assert plain.one.digest(w.soon()) == digest
         prepared = plain.one.prepare(one, learn=False)
         assert (outcome[0]["default"] == plain.one.pull(prepared, w.soon())["default"]).all()
+
+
+def test_one_long_message_over_a_slow_link_breaks_no_connection():
+    keys, size = KeyPair.make(), 3 << 20
+    with closing_listener(DataListener(None, 2 * size)) as listener, zmq.Context() as context:
+        listener.allow(keys.public)
+        with closing(Proxy(parse_address(listener.address.address)[1])) as proxy:
+            proxy.slow(0.01)  # 16 KiB each: two seconds in all
+            at = DataAddress(f"127.0.0.1:{proxy.port}", key=listener.address.key)
+            with closing(DataConnection(context, at, keys, 2 * size)) as connection:
+                data_sockets.send(connection.socket, [b"go"])
+                assert listener.admission.poll(20_000)
+                listener.admit()
+                assert listener.router.poll(20_000)
+                peer, _ = listener.router.recv_multipart()
+                data_sockets.send(listener.router, [peer, bytes(size)])
+                assert connection.socket.poll(20_000) and not connection.broken()
+                assert len(connection.socket.recv()) == size
 
 
 def test_a_frozen_shard_is_named_at_the_deadline(start):
