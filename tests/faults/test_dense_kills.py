@@ -20,7 +20,7 @@ STRATEGIES = {
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [pytest.param("local_sgd", marks=pytest.mark.slow), "sharded"])
 def test_ten_deaths_change_nothing(tmp_path, strategy):
     write_job(tmp_path, num_lines=500)
     said, settings = [], (STRATEGIES[strategy], "passes.max_events=80")

@@ -184,11 +184,11 @@ def test_a_worker_that_is_stopped_outlives_neither_its_generation_nor_the_job(st
     ],
 )
 def test_a_worker_that_is_stopped_is_an_alarm_until_it_goes_on(start, victim, told):
-    job = start(CLICKS, TWO_BY_TWO, 'train.step_deadline="60s"', 'commit.every="1h"')
+    job = start(CLICKS, TWO_BY_TWO, 'train.step_deadline="32s"', 'commit.every="1h"')
     job.until_events(1)
     stopped = job.workers()[victim]
     os.kill(stopped, signal.SIGSTOP)
-    assert re.search(told, job.until_said("stands still, for more than 15 s: ", within_s=40))
+    assert re.search(told, job.until_said("stands still, for more than 8 s: ", within_s=40))
     os.kill(stopped, signal.SIGCONT)
     job.until_said("alarm over: pass ")
     job.process.send_signal(signal.SIGTERM)

@@ -90,7 +90,11 @@ DEATHS_IN_LONG_PASSES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("place", "settings"),
-    [((1, 0), STALE), *(((2, 2), each) for each in (STALE, IN_PARTS, MERGED, COMPRESSED))],
+    [
+        pytest.param((1, 0), STALE, marks=pytest.mark.slow),
+        *(((2, 2), each) for each in (STALE, IN_PARTS)),
+        *(pytest.param((2, 2), each, marks=pytest.mark.slow) for each in (MERGED, COMPRESSED)),
+    ],
     ids=[
         "embedded, stale rows",
         "2 trainers x 2 shards, stale rows",
@@ -157,7 +161,13 @@ OF_CLOSES = ("number", "day", "events", "samples", "rejected", "digests")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("place", "settings"),
-    [((1, 0), ASYNC), ((2, 2), ASYNC), ((2, 2), HALF_ASYNC), ((1, 0), GEO), ((2, 2), GEO)],
+    [
+        pytest.param((1, 0), ASYNC, marks=pytest.mark.slow),
+        ((2, 2), ASYNC),
+        pytest.param((2, 2), HALF_ASYNC, marks=pytest.mark.slow),
+        pytest.param((1, 0), GEO, marks=pytest.mark.slow),
+        ((2, 2), GEO),
+    ],
     ids=[
         "embedded, async",
         "2 trainers x 2 shards, async",

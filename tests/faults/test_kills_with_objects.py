@@ -96,7 +96,11 @@ def timelines(log):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("trainers", "shards", "seed"), [(1, 0, 1), (2, 2, 2)], ids=["embedded", "2 x 2"])
+@pytest.mark.parametrize(
+    ("trainers", "shards", "seed"),
+    [pytest.param(1, 0, 1, marks=pytest.mark.slow), (2, 2, 2)],
+    ids=["embedded", "2 x 2"],
+)
 def test_ten_deaths_with_their_disks_change_nothing(tmp_path, s3, proxy, trainers, shards, seed):  # noqa: F811
     """The object store is slow, refuses, and cuts connections meanwhile."""
     write_job(tmp_path, num_lines=500)

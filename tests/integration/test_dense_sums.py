@@ -25,7 +25,7 @@ def test_sums_beside_the_backward_pass_have_the_same_bits(job):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize("compression", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
 def test_compressed_gradients_learn_as_well_with_the_same_bits_at_every_run(job, compression):
     plain = run(job, f"plain-{compression}")["metrics"]["life"]["ctr"]
     setting = f"dense.compression={compression}"

@@ -20,7 +20,7 @@ MERGED = ("train.batch_size=8", "dense.accumulate=4")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["all_reduce", "shards"])
+@pytest.mark.parametrize("place", ["all_reduce", pytest.param("shards", marks=pytest.mark.slow)])
 def test_four_batches_learn_what_a_batch_of_all_their_samples_learns_on_any_number_of_shards(job, place):
     strategy = f"dense.strategy={place}"
     large = run(job, f"large-{place}", "train.batch_size=32", strategy)["metrics"]["life"]["ctr"]

@@ -76,7 +76,11 @@ def test_the_bytes_between_trainers_and_shards_fall(job):
 GEO = ("train.mode=geo", "train.k_steps=2", "dense.optimizer.kind=sgd", "tables.default.optimizer.kind=sgd")
 
 
-@pytest.mark.parametrize("mode", [("train.mode=sync",), ("train.mode=async",), GEO], ids=["sync", "async", "geo"])
+@pytest.mark.parametrize(
+    "mode",
+    [("train.mode=sync",), *(pytest.param(mode, marks=pytest.mark.slow) for mode in (("train.mode=async",), GEO))],
+    ids=["sync", "async", "geo"],
+)
 def test_every_mode_trains_with_rows_that_travel_in_half_the_bits(tmp_path, mode):
     """One trainer: without shard processes and with two, the slices of the dense part among the rows."""
     found = []
@@ -88,6 +92,7 @@ def test_every_mode_trains_with_rows_that_travel_in_half_the_bits(tmp_path, mode
     assert found[0]["digest"] == found[1]["digest"] and found[0]["metrics"]["life"]["ctr"]["auc"] > 0.5
 
 
+@pytest.mark.slow
 def test_another_wire_between_two_runs_is_logged_and_no_fork(job, tmp_path):
     both = write_job(tmp_path, spec=LEARNT)
     last = tmp_path / "part-2.txt"

@@ -60,7 +60,7 @@ def test_a_job_killed_between_files_ends_with_the_same_digest(jobs, whole, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_so_do_several_trainers_each_with_an_equal_part_of_every_pass(jobs, trainers):
     settings = (*SETTINGS, f"cluster.trainers={trainers}", "cluster.shards=1")
     runs = [millrace(job, *settings, store=f"store-{trainers}") for job in jobs]

@@ -91,7 +91,7 @@ ASYNC = ('train.mode="async"', SLICED)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("shards", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_one_trainer_that_waits_for_nobody_has_the_bits_of_sync(job, shards):
     wanted, found = run(job, 1, 0, f"sync-{shards}", SLICED), run(job, 1, shards, f"async-{shards}", *ASYNC)
     assert found["digest"] == wanted["digest"] and found["metrics"] == wanted["metrics"]
@@ -108,7 +108,7 @@ SGD = ('dense.optimizer={kind="sgd"}', 'tables.default.optimizer={kind="sgd"}', 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("shards", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_one_trainer_with_a_copy_for_each_batch_has_the_bits_of_sync(job, shards):
     wanted = run(job, 1, 0, f"sgd-{shards}", *SGD)
     found = run(job, 1, shards, f"geo-{shards}", *SGD, 'train.mode="geo"', "train.k_steps=1")

@@ -79,7 +79,7 @@ def test_a_worker_joins_from_another_machine_and_strangers_do_not(world, tmp_pat
         assert f"refused {strange.address}: " in launcher.said and words in launcher.said
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [pytest.param("criteo", marks=pytest.mark.slow), "news"])
 def test_four_workers_on_three_machines_have_the_bits_of_loopback(world, tmp_path, name):
     (head, second, third), job_of = world
     settings = example(name, tmp_path)
@@ -97,6 +97,7 @@ def test_four_workers_on_three_machines_have_the_bits_of_loopback(world, tmp_pat
     assert not (third.tmp / "job.toml").exists()
 
 
+@pytest.mark.slow
 def test_torchrun_on_three_machines_gives_the_same_bits(world, tmp_path):
     (head, second, third), job_of = world
     settings = example("criteo", tmp_path)

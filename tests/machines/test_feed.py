@@ -72,7 +72,7 @@ def version_told(version):
     return lambda line: line.startswith("{") and json.loads(line).get("version") == version
 
 
-@pytest.mark.parametrize("shards", [0, 2], ids=["embedded", "2-shards"])
+@pytest.mark.parametrize("shards", [pytest.param(0, marks=pytest.mark.slow), 2], ids=["embedded", "2-shards"])
 def test_a_replica_of_another_machine_catches_up_exactly_after_its_link_was_cut(held, machines, shards, tmp_path):
     home, other = machines(2)
     service = Service(held, home)

@@ -51,7 +51,9 @@ def process_of(machine, worker):
     return found
 
 
-@pytest.mark.parametrize(("launcher", "shards"), [(LOCAL, 0), (LOCAL, 2), (EXTERNAL, 1)])
+@pytest.mark.parametrize(
+    ("launcher", "shards"), [pytest.param(LOCAL, 0, marks=pytest.mark.slow), (LOCAL, 2), (EXTERNAL, 1)]
+)
 def test_a_replica_joins_at_the_launcher_and_follows_its_generations(held, machines, launcher, shards, tmp_path):
     head, other, strange = machines(3)
     followed = FollowedJob(head.tmp, 6)
