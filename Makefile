@@ -10,6 +10,8 @@ EVENTS ?=
 ROUNDS ?= 4
 SMALL := --set passes.max_events=8 --set train.batch_size=8 --set train.threads=1
 LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threads=1
+# Tests start thousands of processes: none of them compiles our modules again, whatever the caller's environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all check docs bench soak faults lock proto format clean
 
