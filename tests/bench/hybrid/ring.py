@@ -44,6 +44,7 @@ from trainer.metrics.halves import FILE_NAME
 from trainer.metrics.samples import row_type
 from trainer.train.assembly import set_up_torch
 from trainer.train.model_building import build_model
+from trainer.train.row_sums import RowSums
 from trainer.train.step import Stepper
 
 CPU = torch.device("cpu")
@@ -130,8 +131,11 @@ class Ring:
         (look,), total = batch.lookups, BATCH * self.ranks.world
         self.dense.clear()
         forward = self.stepper.forward(batch, self.rows.read({TABLE: look.keys}), {self.task: float(total)})
-        pushes, finite = self.stepper.backward(batch, forward)
-        assert finite
+        sums = RowSums.of(batch)
+        self.dense.fills(1.0)
+        self.stepper.backward(batch, forward, sums)
+        pushes = self.stepper.gradients(batch, sums)
+        assert sums.finite and self.dense.finite()
         computed_s = time.perf_counter()
         self.dense.after_backward(number, 1.0)
         brought = self.rows.gather(look.keys, pushes[TABLE])
