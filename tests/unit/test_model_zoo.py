@@ -364,6 +364,30 @@ def test_the_softmax_and_the_recall_are_as_their_plain_twins():
     assert not learner.model.frequency.count_K.any(), "a prediction counts nothing"
 
 
+def test_items_of_earlier_batches_are_candidates_of_the_softmax_as_in_its_plain_twin():
+    learner = Learner("two_tower", PAIRS, item="item", temperature=0.5, cached=10, correct_frequency=False)
+    generator, seen = torch.Generator().manual_seed(3), []
+    for size in (4, 7, 12, 5):
+        batch = Batch(
+            {"ctr": (torch.rand(size, generator=generator) < 0.6).float()},
+            {"user": ints(generator, size, high=USERS), "item": ints(generator, size, high=6)},
+        )
+        inputs, targets = learner.inputs(batch), Targets(batch.label, {}, batch.signs)
+        with torch.no_grad():
+            learner.model.losses(learner.model(inputs), inputs, targets)  # a prediction keeps nothing
+        outputs = learner.model(inputs)
+        lost_B = learner.model.losses(outputs, inputs, targets)["in_batch_softmax"].tolist()
+        user, vectors = (outputs[name].detach().double().numpy() for name in ("user_vector", "item_vector"))
+        item, label = batch.signs["item"].tolist(), batch.label["ctr"].tolist()
+        for b in range(size):
+            others = [vectors[o] for o in range(size) if item[o] != item[b]]
+            others += [vector for sign, vector in seen[:10] if sign != item[b]]
+            scores = [user[b] @ vector / 0.5 for vector in (vectors[b], *others)]
+            wanted = np.log(np.sum(np.exp(scores))) - scores[0] if label[b] else 0
+            assert lost_B[b] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+        seen = [*zip(item, vectors, strict=True), *seen]
+
+
 SIGNS = st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=6)
 
 

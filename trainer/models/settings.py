@@ -135,6 +135,8 @@ class TwoTowerSettings(PerceptronSettings):
     """Counters of that share. Items that fall into one counter count as one; each counter is 4 bytes of the model."""
     frequency_memory: Annotated[int, Field(ge=1000, le=10**7)] = 10**6
     """Number of samples over which the share is taken: a sample weighs less with each one after it."""
+    cached: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """Items of the samples before a batch that are candidates of the softmax, too; 0: those of the batch alone."""
     recall_at: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=8)] = (10,)
     """Recall is measured in the batch: the share of clicks whose item is among the so many best items of the batch."""
 

@@ -6,7 +6,10 @@ them as often as it comes in the stream, so the logarithm of its share is taken 
 share by the steps between two occurrences; here it is a count that decays, in hashed counters. They are buffers of the
 model, so commits hold them and a replay repeats them. Beyond the paper, first-order weights are added to the logit.
 
-Shapes: as in trainer.models.layers; P positive samples, V length of the vectors of users and items.
+A batch has few items. With `cached` the items of the samples before it are candidates, too: their vectors as they were
+then, which move slowly (Wang et al., "Cross-Batch Negative Sampling for Training Two-Tower Recommenders", SIGIR 2021).
+
+Shapes: as in trainer.models.layers; P positive samples, V length of the vectors of users and items, M cached items.
 """
 
 import torch
@@ -51,15 +54,41 @@ class ItemFrequency(nn.Module):
             sign_B = (sign_B ^ (sign_B >> 31)) * mixer
         return (sign_B ^ (sign_B >> 31)) % self._num_buckets
 
-    def log_share(self, sign_B: Tensor, *, learn: bool) -> Tensor:
-        """(B,) the logarithm of the share of these items, with this batch counted; `learn`: keep the count."""
+    def log_share(self, sign_B: Tensor, *cached: Tensor, learn: bool) -> Tensor:
+        """(B + M,) the logarithm of the share of the items of a batch, with it counted, and of those `cached`, (M,).
+
+        `learn`: keep the count.
+        """
         bucket_B = self.buckets_of(sign_B)
         count_K, num_samples = self.get_buffer("count_K"), len(sign_B)
         kept = max(0.0, 1 - num_samples / self._memory)
         new_K = count_K * kept + torch.bincount(bucket_B, minlength=self._num_buckets)
         if learn:
             count_K.copy_(new_K)
-        return torch.log(new_K[bucket_B] / new_K.sum())
+        buckets = torch.cat([bucket_B, *map(self.buckets_of, cached)])
+        return torch.log(new_K[buckets] / new_K.sum())
+
+
+class ItemCache(nn.Module):
+    """The last items of the stream, newest first: their vectors as they were, and their signs."""
+
+    def __init__(self, num_items: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("vectors_MV", torch.zeros(num_items, dim))
+        self.register_buffer("sign_M", torch.zeros(num_items, dtype=torch.int64))
+        self.register_buffer("used_M", torch.zeros(num_items, dtype=torch.bool))
+
+    def items(self) -> tuple[Tensor, Tensor]:
+        """(M, V) vectors and (M,) signs of the items that are there."""
+        used_M = self.get_buffer("used_M")
+        return self.get_buffer("vectors_MV")[used_M], self.get_buffer("sign_M")[used_M]
+
+    def add(self, item_BV: Tensor, sign_B: Tensor) -> None:
+        """Keep the items of a batch; the oldest ones make room."""
+        news = (item_BV.detach(), sign_B, torch.ones_like(sign_B, dtype=torch.bool))
+        for name, new in zip(("vectors_MV", "sign_M", "used_M"), news, strict=True):
+            kept = self.get_buffer(name)
+            kept.copy_(torch.cat([new, kept])[: len(kept)])
 
 
 class TwoTower(nn.Module):
@@ -79,6 +108,7 @@ class TwoTower(nn.Module):
         self.first_order = FirstOrder(shape)
         corrected = settings.softmax and settings.correct_frequency
         self.frequency = ItemFrequency(settings.frequency_buckets, settings.frequency_memory) if corrected else None
+        self.cache = ItemCache(settings.cached, settings.dim) if settings.cached else None
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task, and the vectors for `losses`."""
@@ -91,12 +121,19 @@ class TwoTower(nn.Module):
         """The in-batch softmax of each positive sample of the first task (equations 2 to 5); 0 for the others."""
         if not self._settings.softmax:
             return {}
-        sign_B = targets.sign_B[self._item]
-        scores_BB = self._scores(outputs)
+        sign_B, item_BV = targets.sign_B[self._item], outputs["item_vector"].float()
+        vectors, signs = item_BV, sign_B
+        if self.cache is not None:
+            cached_MV, cached_M = self.cache.items()
+            vectors, signs = torch.cat([item_BV, cached_MV]), torch.cat([sign_B, cached_M])
+            if torch.is_grad_enabled():
+                self.cache.add(item_BV, sign_B)
+        scores = self._scores(outputs, vectors)
         if self.frequency is not None:
-            scores_BB = scores_BB - self.frequency.log_share(sign_B, learn=torch.is_grad_enabled())
+            cached = signs[len(sign_B) :]
+            scores = scores - self.frequency.log_share(sign_B, cached, learn=torch.is_grad_enabled())
         lost_B = functional.cross_entropy(
-            _without_twins(scores_BB, sign_B), torch.arange(len(sign_B), device=sign_B.device), reduction="none"
+            _without_twins(scores, sign_B, signs), torch.arange(len(sign_B), device=sign_B.device), reduction="none"
         )
         positive_B = targets.label_B[self._tasks[0]] > 0
         return {"in_batch_softmax": torch.where(positive_B, lost_B, 0.0) * self._settings.softmax}
@@ -104,22 +141,24 @@ class TwoTower(nn.Module):
     def measures(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
         """By name "recall_at_<k>", (P,): whether the item of a positive sample is among the k best of the batch."""
         sign_B, positive_B = targets.sign_B[self._item], targets.label_B[self._tasks[0]] > 0
-        scores_BB = _without_twins(self._scores(outputs), sign_B)
+        scores_BB = _without_twins(self._scores(outputs, outputs["item_vector"].float()), sign_B, sign_B)
         better_BB = (scores_BB > scores_BB.diagonal().unsqueeze(1)) & _first_of_each(sign_B)
         rank_P = better_BB.sum(1)[positive_B]
         return {f"recall_at_{k}": (rank_P < k).float() for k in self._settings.recall_at}
 
-    def _scores(self, outputs: dict[str, Tensor]) -> Tensor:
-        """(B, B): row b has the scores of the user of sample b with the items of all samples."""
-        user_BV, item_BV = outputs["user_vector"].float(), outputs["item_vector"].float()
-        return user_BV @ item_BV.t() / self._settings.temperature
+    def _scores(self, outputs: dict[str, Tensor], vectors: Tensor) -> Tensor:
+        """(B, N): row b has the scores of the user of sample b with the items whose vectors are (N, V)."""
+        return outputs["user_vector"].float() @ vectors.t() / self._settings.temperature
 
 
-def _without_twins(scores_BB: Tensor, sign_B: Tensor) -> Tensor:
-    """The scores without those of other samples that have the row's own item: they are no wrong answers."""
-    same_BB = sign_B.unsqueeze(1) == sign_B
-    same_BB.fill_diagonal_(False)
-    return scores_BB.masked_fill(same_BB, torch.finfo(scores_BB.dtype).min)
+def _without_twins(scores: Tensor, sign_B: Tensor, signs: Tensor) -> Tensor:
+    """The scores (B, N) without those of other places with the row's own item: they are no wrong answers.
+
+    `signs`: (N,), those of the items; the first B are those of the batch.
+    """
+    same = sign_B.unsqueeze(1) == signs
+    same.fill_diagonal_(False)
+    return scores.masked_fill(same, torch.finfo(scores.dtype).min)
 
 
 def _first_of_each(sign_B: Tensor) -> Tensor:
