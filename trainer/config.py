@@ -19,6 +19,7 @@ from millrace.shared_folder import SharedFolder
 from millrace.timeline import TracePart
 from pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
 from trainer.dense_config import RENAMED_TO_DENSE, DenseSection
+from trainer.guard_config import GuardsSection, RollbackSection
 
 NEWEST_DEFAULTS = 3
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -303,6 +304,8 @@ class GatesSection(Section):
     """Largest root mean square of the exported weights, per table."""
     golden: bool = True
     """Whether the exported model must reproduce the golden predictions: within 1e-5 in float32."""
+    guards: bool = True
+    """Whether an export fails while a slot is outside bounds of `guards` whose action is "hold"."""
 
     @field_validator("calibration")
     @classmethod
@@ -350,6 +353,8 @@ class ExportSection(Section):
     """Number of samples with golden predictions."""
     gates: GatesSection = GatesSection()
     """Checks before `current.json` points to an export."""
+    rollback: RollbackSection | None = None
+    """When `current.json` goes back to an older export (docs/guards.md). Unset: never by itself."""
     command: tuple[str, ...] = ()
     """Program that runs after each complete export, without a shell; its last argument is the export's address."""
     command_deadline: PositiveDuration = 60.0
@@ -401,6 +406,8 @@ class TrainerJob(Section):
     """The job's store."""
     exports: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")], ExportSection] = {}
     """Export streams by name."""
+    guards: GuardsSection | None = None
+    """Guards of the slots (docs/guards.md). Unset: nothing is compared."""
 
 
 class Rerun(Section):

@@ -1,9 +1,9 @@
-"""Figures of every slot over a pass: empty samples, signs, distinct signs, dropped signs.
+"""Figures of every slot over a pass: empty samples, signs, distinct signs, dropped signs, signs by bucket.
 
-They are integer arrays, so ranks and passes merge exactly: sums by addition, registers by maximum. The shards count new
-and unadmitted rows.
+They are integer arrays, so ranks and passes merge exactly: sums and buckets by addition, registers by maximum. The
+shards count new and unadmitted rows.
 
-Shapes: S slots, R registers, N signs.
+Shapes: S slots, R registers, K buckets, N signs.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,10 @@ REGISTER_BITS = 11
 NUM_REGISTERS = 1 << REGISTER_BITS
 """Registers of each slot's HyperLogLog; the standard error of `distinct` is 1.04 / sqrt(2048) = 2.3 %."""
 
+BUCKET_BITS = 5
+NUM_BUCKETS = 1 << BUCKET_BITS
+"""Buckets of each slot, by the first bits of the hash of a sign: the shares of two windows tell whether it drifts."""
+
 HALVED_K = 0.5 ** np.arange(65)
 """The term of a register with value k in the harmonic sum."""
 
@@ -39,10 +43,11 @@ class SlotSum(IntEnum):
 
 
 @njit(nogil=True, cache=True)
-def observe_signs(sign_N, register_R):  # type: ignore[no-untyped-def]
-    """Update the HyperLogLog registers (Flajolet et al. 2007) of one slot with its signs."""
+def observe_signs(sign_N, register_R, bucket_K):  # type: ignore[no-untyped-def]
+    """Count the signs of one slot by bucket, and update its HyperLogLog registers (Flajolet et al. 2007)."""
     for n in range(len(sign_N)):
         value = mix(sign_N[n])
+        bucket_K[value >> np.uint64(64 - BUCKET_BITS)] += 1
         index = value >> np.uint64(64 - REGISTER_BITS)
         rest = value << np.uint64(REGISTER_BITS)
         held = np.uint64(register_R[index])
@@ -55,10 +60,11 @@ def observe_signs(sign_N, register_R):  # type: ignore[no-untyped-def]
         register_R[index] = rank
 
 
-def observe_signs_reference(sign_N: U64, register_R: NDArray[np.uint8]) -> None:
+def observe_signs_reference(sign_N: U64, register_R: NDArray[np.uint8], bucket_K: NDArray[np.int64]) -> None:
     """Plain twin: register = first bits, rank = 1 + leading zeros of the other 53 (54 if all are zero)."""
     for sign in sign_N.tolist():
         bits = f"{mix_reference(sign):064b}"
+        bucket_K[int(bits[:BUCKET_BITS], 2)] += 1
         index, rest = int(bits[:REGISTER_BITS], 2), bits[REGISTER_BITS:]
         rank = len(rest) - len(rest.lstrip("0")) + 1
         register_R[index] = max(int(register_R[index]), rank)
@@ -102,6 +108,8 @@ class SlotCounters:
         """Merged by addition."""
         self.registers_SR = np.zeros((len(schema.slots), NUM_REGISTERS), np.uint8)
         """Merged by maximum."""
+        self.buckets_SK = np.zeros((len(schema.slots), NUM_BUCKETS), np.int64)
+        """Merged by addition. Not in commits."""
 
     def observe(self, samples: Samples) -> None:
         """Count samples in the form that the model gets."""
@@ -117,13 +125,14 @@ class SlotCounters:
     def _observe_signs(self, index: int, column: Ragged) -> None:
         self.sums_SK[index, SlotSum.EMPTY] += int(np.count_nonzero(column.offset_B1[1:] == column.offset_B1[:-1]))
         self.sums_SK[index, SlotSum.VALUES] += len(column.values_N)
-        observe_signs(np.ascontiguousarray(column.values_N), self.registers_SR[index])
+        observe_signs(np.ascontiguousarray(column.values_N), self.registers_SR[index], self.buckets_SK[index])
 
     def widened(self, schema: Schema) -> "SlotCounters":
         """The same counts among those of a schema with more slots, which have none."""
         wide = SlotCounters(schema)
         rows = [wide._index[slot.name] for slot in self._schema.slots]
         wide.sums_SK[rows], wide.registers_SR[rows] = self.sums_SK, self.registers_SR
+        wide.buckets_SK[rows] = self.buckets_SK
         return wide
 
     def add(self, slot: str, what: SlotSum, count: int) -> None:
@@ -133,6 +142,7 @@ class SlotCounters:
     def merge(self, other: "SlotCounters") -> None:
         """Add the counters of another rank or pass."""
         self.sums_SK += other.sums_SK
+        self.buckets_SK += other.buckets_SK
         np.maximum(self.registers_SR, other.registers_SR, out=self.registers_SR)
 
     def figures(self) -> Iterator[SlotFigures]:

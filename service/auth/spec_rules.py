@@ -114,6 +114,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("StoreSection", "mirror"): TextKind.PLACE,
     ("ExportSection", "path"): TextKind.PLACE,
     ("ExportSection", "tables"): TextKind.NAME,
+    ("RollbackSection", "task"): TextKind.NAME,
     ("ExportSection", "command"): TextKind.EXPORT_COMMAND,
     ("ClusterSection", "interface"): TextKind.NETWORK,
     ("ClusterSection", "listen"): TextKind.NETWORK,

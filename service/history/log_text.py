@@ -222,6 +222,9 @@ def _operation(
         case log_records.ExportedOperation():
             error = f": {operation.error}" if operation.error else ""
             return f"exported: {operation.name} of {operation.stream} {operation.outcome}{error}"
+        case log_records.RollbackOperation(paths=paths):
+            what = f"current.json goes back to {paths[0]}" if paths else "exports are promoted again"
+            return f"rollback: {operation.stream}: {what}: {operation.why}"
         case log_records.MatmulOperation():
             return f"matmul: {operation.setting}: {_listed(_kernels(operation.kernels))}"
         case log_records.RestoreOperation():

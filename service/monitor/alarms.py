@@ -36,6 +36,11 @@ class Alarm(StrEnum):
     GATES = "gates"
     """A complete export did not pass its gates: nothing points to it."""
 
+    ROLLBACK = "rollback"
+    """The watched metric fell: `current.json` went back to an older export, and no newer one is promoted."""
+    GUARDS = "guards"
+    """Slots are outside their bounds."""
+
     @property
     def grave(self) -> bool:
         """True if the job ends unless somebody acts."""
@@ -74,6 +79,21 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     gates = {stream: export.raw.get("failed_gates") for stream, export in streams.items()}
     if failed := [f"{stream}: {'; '.join(map(str, whys))}" for stream, whys in gates.items() if whys]:
         yield Alarm.GATES, f"the newest export is not pointed to, for it failed its gates: {', '.join(failed)}"
+
+    if backs := [text for stream, export in streams.items() if (text := _rollback(stream, export.part("rollback")))]:
+        yield Alarm.ROLLBACK, "; ".join(backs)
+    if outside := status.part("operations").part("guards").parts("outside"):
+        slots = "; ".join(f"slot {name}: {each.text('why')}" for name, each in outside.items())
+        yield Alarm.GUARDS, f"slots are outside their bounds: {slots}; `millrace doctor` says more"
+
+
+def _rollback(stream: str, rollback: Status) -> str:
+    """Why a stream is rolled back, and to which export."""
+    if not (why := rollback.text("back")):
+        return ""
+    if trouble := rollback.text("trouble"):
+        return f"exports of {stream}: {why}; current.json cannot go back: {trouble}"
+    return f"exports of {stream} are held: {why}; current.json went back to {rollback.text('current', 'an older one')}"
 
 
 def _stall(status: Status, stalled: Status) -> str:

@@ -17,6 +17,7 @@ from pserver.config import DENSE_SLICES
 from trainer.config import TrainerJob
 from trainer.control.export_destinations import ExportLocation, address_of, destination_of
 from trainer.control.job_spec import check_dense_rules, check_histories, check_section, check_slot_rules, shape_of
+from trainer.guard_config import RollbackSection
 
 RESERVED_COLUMNS = ("event", "error")
 """Columns of the answers in the arrow protocol that are not slots."""
@@ -37,6 +38,7 @@ def check_references(job: TrainerJob) -> None:
     check_sources(job.sources)
     _check_event_time(job, schema)
     _check_exports(job)
+    _check_guards(job, schema)
     check_dense_rules(job)
     if job.train.mode == "geo":
         _check_geo(job)
@@ -167,6 +169,26 @@ def _check_exports(job: TrainerJob) -> None:
                     f"{path}.delta_threshold",
                 )
             clearing = name
+        if stream.rollback is not None:
+            _check_rollback(job, stream.rollback, f"{path}.rollback")
+
+
+def _check_rollback(job: TrainerJob, rollback: RollbackSection, path: str) -> None:
+    """The watched metric exists."""
+    tasks = {task.name: task for task in job.tasks}
+    if rollback.task is not None and rollback.task not in tasks:
+        raise SpecError(f"there is no task {rollback.task!r}; {nearest(rollback.task, tasks)}", f"{path}.task")
+    task = tasks[rollback.task] if rollback.task is not None else job.tasks[0]
+    if task.loss != "bce":
+        raise SpecError(f'is of probabilities, and task {task.name!r} has loss = "{task.loss}"', f"{path}.metric")
+    if rollback.metric == "gauc" and job.metrics.gauc_by is None:
+        raise SpecError("needs metrics.gauc_by", f"{path}.metric")
+
+
+def _check_guards(job: TrainerJob, schema: Schema) -> None:
+    """Guards are of sparse slots."""
+    for name in () if job.guards is None else job.guards.slots:
+        _slot(schema, name, f"guards.slots.{name}", (SlotKind.SPARSE,))
 
 
 def check_places(job: TrainerJob, store: Path, folder: Path) -> None:

@@ -148,9 +148,9 @@ class Job:
             self.point(version, timeline)
         return path
 
-    def point(self, version: int, timeline: str = "t1", chain=None) -> None:
+    def point(self, version: int, timeline: str = "t1", chain=None, **more: Any) -> None:
         chain = self.chain if chain is None else chain
-        told = {"format": 1, "timeline": timeline, "version": version, "path": chain[-1], "chain": chain}
+        told = {"format": 1, "timeline": timeline, "version": version, "path": chain[-1], "chain": chain, **more}
         (self.folder / "current.json").write_text(json.dumps(told))
 
     def update(

@@ -44,6 +44,7 @@ class Ended:
     learning: bool
     span_s: dict | None
     """How far apart event times lay in a pass."""
+    guards: dict
 
 
 def config_of(job: Path, store: Path, *settings: str, generation: int = 1, **more) -> WorkerConfig:
@@ -63,7 +64,9 @@ def run(job: Path, store: Path, *settings: str, generation: int = 1, drain_after
         trainer.loop.run()
         parts.rank0.beginning.joblog.close()
         digest, told = digest_of(parts.shards, parts.dense, Deadline.after(10)), parts.progress.status()
-        return Ended(digest, parts.closer.day, told["metrics"], told["events"], told["learning"], told["event_span_s"])
+        guards = parts.rank0.operator.status().get("guards", {})
+        life = told["metrics"], told["events"], told["learning"], told["event_span_s"]
+        return Ended(digest, parts.closer.day, *life, guards)
 
 
 def killed(job: Path, store: Path, *settings: str, generation: int, point: Failpoint, hit: int) -> None:

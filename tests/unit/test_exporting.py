@@ -101,7 +101,7 @@ class World:
             raise LogFull(self.store, "the disk is full")
         self.waiting.append(body)
 
-    def close(self, time_s=None, samples=1, ended=False, replay=None, low_s=None, day_end_s=None):
+    def close(self, time_s=None, samples=1, ended=False, replay=None, low_s=None, day_end_s=None, auc=float("nan")):
         """A pass closes: `replay` are the bodies that act again."""
         self.version += 1
         times_s = None if time_s is None else (time_s if low_s is None else low_s, time_s)
@@ -110,7 +110,7 @@ class World:
         closing = ClosingPass(
             version=self.version, day=0, ticks=0, event_time_s=self.last_s, pass_times_s=times_s, wall_s=time.time(),
             day_end_s=day_end_s, stats=stats, positions={"p": self.version}, num_samples=samples,
-            metrics={"window": {"ctr": {"auc": float("nan")}}}, ended=ended,
+            metrics={"window": {"ctr": {"auc": auc}}}, ended=ended,
         )  # fmt: skip
         self.exporting.saw(closing)
         waiting, self.waiting = ([], self.waiting) if replay is not None else (self.waiting, [])

@@ -124,6 +124,9 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
             stream="s", name="n", version=1, type="base", timeline="t1", outcome="complete", error=None, final=False,
             current=True, failed_gates=[], command_error=None, at_s=1.5,
         ),
+        records.RollbackOperation(
+            stream="s", version=3, timeline="t1", paths=["t1/n"], level=0.75, value=0.5, why="w",
+        ),
     ]  # fmt: skip
     found = [line_of(1, each).split(b" ", 2)[2].decode().strip() for each in contents]
     assert found == [
@@ -156,6 +159,8 @@ def test_the_lines_of_all_kinds_are_the_ones_of_format_2():
         '{"n":1,"kind":"operation","op":"exported","stream":"s","name":"n","version":1,"type":"base","timeline":"t1",'
         '"outcome":"complete","error":null,"final":false,"current":true,"failed_gates":[],"command_error":null,'
         '"at_s":1.5}',
+        '{"n":1,"kind":"operation","op":"rollback","stream":"s","version":3,"timeline":"t1","paths":["t1/n"],'
+        '"level":0.75,"value":0.5,"why":"w"}',
     ]
     assert {type(each) for each in contents} == {*get_args(records.Content)}, "a line for each kind"
 

@@ -304,6 +304,19 @@ def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
     assert alarms(Status({"operations": {"shrinking": {"held": {}}}})) == {}
 
 
+def test_slots_outside_their_bounds_and_a_rollback_are_alarms_in_words():
+    rollback = {"back": "auc fell", "current": "t1/0000000005-base", "trouble": None}
+    outside = {"user": {"why": "coverage is below 0.9", "action": "alarm", "since": 4}}
+    operations = {"exporting": {"serving": {"rollback": rollback}}, "guards": {"outside": outside}}
+    assert alarms(Status({"operations": operations})) == {
+        Alarm.ROLLBACK: "exports of serving are held: auc fell; current.json went back to t1/0000000005-base",
+        Alarm.GUARDS: "slots are outside their bounds: slot user: coverage is below 0.9; `millrace doctor` says more",
+    }
+    rollback["trouble"] = "none exists"
+    told = alarms(Status({"operations": {"exporting": {"serving": {"rollback": rollback}}}}))[Alarm.ROLLBACK]
+    assert told == "exports of serving: auc fell; current.json cannot go back: none exists"
+
+
 COUNTED = {
     "kind": "count", "exact": False, "n": 3, "estimate": 2.0, "agrees": False, "too_high_by_at_most": 1.0,
     "with_probability": 0.98, "bucket_units": 7,

@@ -238,6 +238,20 @@ def test_an_export_that_is_pointed_back_to_is_refused_as_older(job, kept):
     assert state.served.version.number == 2 and value(figures, "refused_total", reason="older") == 1
 
 
+def test_an_export_that_the_job_went_back_to_is_served_and_then_what_follows_it(job, kept):
+    state, keeper, _ = kept
+    job.export(1)
+    until(lambda: state.served)
+    first = job.chain[:1]
+    job.export(2)
+    until(lambda: state.served.version.number == 2)
+    job.point(1, chain=first, rollback={"timeline": "t1", "version": 3})
+    until(lambda: state.served.version.number == 1)
+    assert not keeper.refused
+    job.export(4)
+    until(lambda: state.served.version.number == 4)
+
+
 def test_exports_of_another_job_in_the_same_place_are_refused(job, kept, tmp_path):
     state, keeper, _ = kept
     job.export(1)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dataset.samples.batch import Ragged, Samples
 from dataset.samples.slot_counters import (
+    NUM_BUCKETS,
     NUM_REGISTERS,
     SlotCounters,
     SlotSum,
@@ -44,9 +45,11 @@ def schema(**settings) -> Schema:
 @given(st.lists(st.integers(0, (1 << 64) - 1), max_size=50))
 def test_registers_equal_those_of_the_twin(signs):
     ours, twins = np.zeros(NUM_REGISTERS, np.uint8), np.zeros(NUM_REGISTERS, np.uint8)
-    observe_signs(np.array(signs, np.uint64), ours)
-    observe_signs_reference(np.array(signs, np.uint64), twins)
+    our_buckets, twins_buckets = (np.zeros(NUM_BUCKETS, np.int64) for _ in range(2))
+    observe_signs(np.array(signs, np.uint64), ours, our_buckets)
+    observe_signs_reference(np.array(signs, np.uint64), twins, twins_buckets)
     assert ours.tolist() == twins.tolist()
+    assert our_buckets.tolist() == twins_buckets.tolist() and our_buckets.sum() == len(signs)
 
 
 def test_registers_that_are_full_equal_those_of_the_twin():
@@ -54,8 +57,8 @@ def test_registers_that_are_full_equal_those_of_the_twin():
     ours, twins = np.zeros(NUM_REGISTERS, np.uint8), np.zeros(NUM_REGISTERS, np.uint8)
     ours[:3] = twins[:3] = 52, 53, 54
     for part in (signs, signs[:100]):
-        observe_signs(part, ours)
-        observe_signs_reference(part, twins)
+        observe_signs(part, ours, np.zeros(NUM_BUCKETS, np.int64))
+        observe_signs_reference(part, twins, np.zeros(NUM_BUCKETS, np.int64))
     assert ours.tolist() == twins.tolist()
 
 
@@ -63,7 +66,7 @@ def test_registers_that_are_full_equal_those_of_the_twin():
 def test_distinct_is_right_within_three_standard_errors(num):
     registers = np.zeros(NUM_REGISTERS, np.uint8)
     for _ in range(2):
-        observe_signs(np.arange(num, dtype=np.uint64), registers)
+        observe_signs(np.arange(num, dtype=np.uint64), registers, np.zeros(NUM_BUCKETS, np.int64))
     assert abs(distinct_of(registers) - num) <= max(1.0, 3 * 0.023 * num)
 
 
@@ -84,6 +87,7 @@ def test_counters_of_two_ranks_merge_to_those_of_all_samples(one, two):
     apart[0].merge(apart[1])
     assert apart[0].sums_SK.tolist() == together.sums_SK.tolist()
     assert apart[0].registers_SR.tolist() == together.registers_SR.tolist()
+    assert apart[0].buckets_SK.tolist() == together.buckets_SK.tolist()
 
 
 @given(ROWS, st.integers(1, 4), st.sampled_from(["head", "tail"]), st.sampled_from([None, 0, 3]))

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol, assert_never
@@ -25,9 +25,18 @@ from millrace.validation import nearest
 from trainer.checkpoint.commits import Commit, Commits
 from trainer.config import ExportSection
 from trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
-from trainer.exports.export_settings import ExportSettings, export_operation, exported_operation, facts_of, request_of
+from trainer.exports.export_settings import (
+    ExportSettings,
+    export_operation,
+    exported_operation,
+    facts_of,
+    request_of,
+    rollback_operation,
+    rollback_request,
+)
 from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.retention import HOLDER, held_commit, release_other_commits, remove_stages
+from trainer.exports.rollback import RollbackState, value_of
 from trainer.exports.schedule import DueExport, ScheduleInput, decide, default_kind
 from trainer.exports.stream_state import Body, ExportStreamState, Kind, LoggedExport, status_of
 from trainer.journal.log import LogFull, Superseded
@@ -40,6 +49,7 @@ from trainer.journal.records import (
     HoldOperation,
     Operation,
     ResizeOperation,
+    RollbackOperation,
     SetOperation,
     ShrinkOperation,
     encode,
@@ -79,6 +89,7 @@ class _Stream:
     chain: ExportStreamState = field(default_factory=ExportStreamState)
     requested: tuple[Kind, str] | None = None
     """Kind and id of an export that a person requested."""
+    rollback: RollbackState = field(default_factory=RollbackState)
 
 
 class ExportCoordinator:
@@ -120,10 +131,12 @@ class ExportCoordinator:
         for each in logged:
             if isinstance(each, ExportedOperation):
                 self._ends[each.stream, each.timeline, each.name] = encode(each)
+        for stream in self._streams.values():
+            stream.rollback.trouble = ""  # another try
         with self._setting.exclusive():  # a chief that was replaced has no say in what is another's
-            for stream in self._streams:
-                if (flight := self._in_flight(stream)) is not None:
-                    self._resume(stream, flight, version)
+            for name in self._streams:
+                if (flight := self._in_flight(name)) is not None:
+                    self._resume(name, flight, version)
             release_other_commits(self._commits, [(request.commit.name, request.stream) for request in self._attempts])
             remove_stages(self._setting.store, [request.stage for request in self._attempts])
 
@@ -142,6 +155,10 @@ class ExportCoordinator:
 
     def tick(self) -> None:
         """Between passes, and while no events come: log exports that ended, begin those that may begin."""
+        going = {request.stream for request in self._attempts if request.point}
+        for name, stream in self._streams.items():
+            if stream.rollback.to_point and name not in going:
+                self._attempts.add(rollback_request(self._setting, name, stream.rollback))
         for request, answer in self._attempts.tick():
             self._over(request, answer)
         self._log_ends()
@@ -204,6 +221,8 @@ class ExportCoordinator:
             self._clock_s = time_s if self._clock_s is None else max(self._clock_s, time_s)
         for name, stream in self._streams.items():
             stream.chain.saw(self._time_s(name, close), close.pass_times_s, close.num_samples)
+            if (watched := stream.section.rollback) is not None and close.num_samples:
+                stream.rollback.saw(watched, close.version, value_of(watched, close.metrics))
         self._look_for_forks()
         for name, stream in self._streams.items():
             if stream.section.on_late == "wait":
@@ -221,9 +240,9 @@ class ExportCoordinator:
             self.tick()
             time.sleep(TURN_LOOK_S)
 
-    def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ExportOperation]:
+    def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> list[ExportOperation | RollbackOperation]:
         """See Decider."""
-        found = []
+        found: list[ExportOperation | RollbackOperation] = [*self._rollbacks(close, ordered)]
         exported = {each.stream for each in ordered if isinstance(each, ExportOperation)}
         going = {each.table for each in ordered if isinstance(each, ShrinkOperation) and not each.at_once}
         for name, stream in self._streams.items():
@@ -239,9 +258,21 @@ class ExportCoordinator:
                 found.append(export_operation(self._setting, name, due, close, time_s, id_))
         return found
 
+    def _rollbacks(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> Iterator[RollbackOperation]:
+        logged = {each.stream for each in ordered if isinstance(each, RollbackOperation)}
+        for name, stream in self._streams.items():
+            section = stream.section.rollback
+            decision = None if section is None or name in logged else stream.rollback.decide(section)
+            if decision is not None:
+                log.warning("exports of %s: rollback: %s", name, decision.why)
+                yield rollback_operation(self._setting, name, close.version, decision)
+
     def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
         """See Decider."""
         match operation:
+            case RollbackOperation(stream=stream):
+                if stream in self._streams and operation.timeline == self._setting.timeline:
+                    self._streams[stream].rollback.went(version, operation.paths, operation.why)
             case ExportOperation(stream=stream):
                 if stream in self._streams:
                     self._cut(encode(operation))
@@ -249,6 +280,9 @@ class ExportCoordinator:
                 if stream in self._streams:
                     self._ends.pop((stream, operation.timeline, operation.name), None)
                     self._streams[stream].chain.over(encode(operation))
+                    if operation.current and operation.timeline == self._setting.timeline:
+                        path = f"{operation.timeline}/{operation.name}"
+                        self._streams[stream].rollback.was_promoted(path, operation.version)
             case DayTickOperation(to=day):
                 self._day = max(self._day, day)
                 self._touch()
@@ -273,7 +307,9 @@ class ExportCoordinator:
         """See Decider."""
         self._look_for_forks()
         streams = {name: each.chain.state() for name, each in self._streams.items()}
-        return {"low_s": self._low_s, "clock_s": self._clock_s, "streams": streams}
+        rollbacks = {name: each.rollback.state() for name, each in self._streams.items() if each.section.rollback}
+        found = {"low_s": self._low_s, "clock_s": self._clock_s, "streams": streams}
+        return found | {"rollbacks": rollbacks} if rollbacks else found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See Decider. A new stream starts empty; an export in flight on another timeline is dropped."""
@@ -288,11 +324,18 @@ class ExportCoordinator:
             if chain.flight is not None and chain.flight.timeline != self._setting.timeline:
                 chain.drop()
                 chain.touched()
+        for name, saved in state.get("rollbacks", {}).items():
+            if name in self._streams and self._streams[name].section.rollback is not None:
+                self._streams[name].rollback = RollbackState.of_state(saved).on_timeline(self._setting.timeline)
 
     def status(self) -> dict[str, Any]:
         """See Decider."""
         failing = self._attempts.failing
-        return {name: status_of(self._view(name), failing.get(name), time.time()) for name in self._streams}
+        return {
+            name: status_of(self._view(name), failing.get(name), time.time())
+            | ({"rollback": each.rollback.status(section)} if (section := each.section.rollback) is not None else {})
+            for name, each in self._streams.items()
+        }
 
     # -- commits
 
@@ -311,7 +354,8 @@ class ExportCoordinator:
         stream = self._streams[name]
         assert self._close is not None and self._close.version == version, "it acts at its close"
         assert self._committer is not None, "begun"
-        facts = facts_of(self._setting, body, stream.chain, self._close, self._day, self._low_s)
+        why = stream.rollback.active
+        facts = facts_of(self._setting, body, stream.chain, self._close, self._day, self._low_s, why)
         tracks = stream.section.delta is not None
         stream.chain.ordered(body, facts, tracks=tracks)
         if body["timeline"] != self._setting.timeline:
@@ -352,11 +396,23 @@ class ExportCoordinator:
 
     def _over(self, request: ExportRequest, answer: ExportAnswer) -> None:
         """Log that an export ended for good, then release what was held for it."""
+        if request.point:
+            self._pointed(request, answer)
+            return
         cut = self._streams[request.stream].chain.cut
         assert cut is not None and cut["name"] == request.name, "one at a time, until its end has acted"
         log_export_end(request, answer)
         self._unlogged.append((exported_operation(cut, answer, time.time()), request))
         self._log_ends()
+
+    def _pointed(self, request: ExportRequest, answer: ExportAnswer) -> None:
+        """Note how current.json went back. Where it failed, the next start of the job tries again."""
+        state = self._streams[request.stream].rollback
+        if state.since != request.version:
+            return
+        state.pointed, state.trouble = answer.path, answer.error or ""
+        what = f"it cannot go back: {answer.error}" if answer.error else f"it is {answer.path} again"
+        log.warning("current.json of %s: %s", request.stream, what)
 
     def _log_ends(self) -> None:
         while self._unlogged:

@@ -4,7 +4,7 @@ Pure, except for the functions in `ExportSettings`. trainer.exports.schedule dec
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +20,10 @@ from pserver.config import TableSection
 from pserver.protocol.histories import table_of
 from trainer.config import ExportSection
 from trainer.exports.request import ExportAnswer, ExportedHistory, ExportRequest, ParentExport
+from trainer.exports.rollback import RollbackDecision, RollbackState
 from trainer.exports.schedule import DueExport
 from trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
-from trainer.journal.records import ExportedOperation, ExportOperation
+from trainer.journal.records import ExportedOperation, ExportOperation, RollbackOperation
 from trainer.rank0.operations import ClosingPass
 from trainer.spec.history_tables import history_tables
 
@@ -57,6 +58,8 @@ class ExportSettings:
     """Locks the store against another rank 0. Raises Superseded where that one has replaced us."""
     trouble: Callable[[], str] = lambda: ""
     """Why no export may begin now; empty where one may."""
+    held: Callable[[], Sequence[str]] = lambda: ()
+    """The slots because of which no export is promoted now, in words."""
     other_slots: bool = False
     """Whether the restored commit was made with other slots."""
 
@@ -181,9 +184,18 @@ def exported_operation(cut: Body, answer: ExportAnswer, now_s: float) -> Exporte
 
 
 def facts_of(
-    setting: ExportSettings, body: Body, chain: ExportStreamState, close: ClosingPass, day: int, low_s: float | None
+    setting: ExportSettings,
+    body: Body,
+    chain: ExportStreamState,
+    close: ClosingPass,
+    day: int,
+    low_s: float | None,
+    rollback: str = "",
 ) -> dict[str, Any]:
-    """Facts that are known only while a version is the present one. `low_s`: lowest event time of all passes."""
+    """Facts that are known only while a version is the present one.
+
+    `low_s`: lowest event time of all passes. `rollback`: why the stream is rolled back; "" where it is not.
+    """
     high_s = close.event_time_s
     since_s = low_s if body["type"] == "base" else chain.low_s
     sections = setting.tables()
@@ -193,6 +205,8 @@ def facts_of(
         "day": day,
         "metrics": _finite(close.metrics.get("window", {})),
         "fingerprint": dict(setting.fingerprint),
+        **({"guards": list(held)} if (held := setting.held()) else {}),
+        **({"rollback": rollback} if rollback else {}),
     }
     return {"manifest": manifest, "tables": {name: sections[name].model_dump(mode="json") for name in body["tables"]}}
 
@@ -221,6 +235,41 @@ def request_of(setting: ExportSettings, body: Body, facts: Mapping[str, Any]) ->
         whole=set(body["tables"]) == set(setting.tables()),
         folder=setting.folder,
         facts=dict(facts["manifest"]),
+    )
+
+
+def rollback_operation(
+    setting: ExportSettings, stream: str, version: int, decision: RollbackDecision
+) -> RollbackOperation:
+    """The operation for a decision at the close of `version`."""
+    return RollbackOperation(
+        stream=stream,
+        version=version,
+        timeline=setting.timeline,
+        paths=list(decision.paths),
+        level=decision.level,
+        value=decision.value,
+        why=decision.why,
+    )
+
+
+def rollback_request(setting: ExportSettings, stream: str, state: RollbackState) -> ExportRequest:
+    """The request to have current.json name an older export."""
+    return ExportRequest(
+        job=setting.job,
+        stream=stream,
+        section=setting.streams[stream],
+        kind="base",
+        timeline=setting.timeline,
+        version=state.since,
+        parent=None,
+        why=state.active,
+        commit=Path(),
+        address=setting.address(stream),
+        stage=Path(),
+        tables={},
+        slots={},
+        point=state.to_point,
     )
 
 

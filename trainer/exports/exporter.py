@@ -80,6 +80,8 @@ def export(request: ExportRequest, scratch: Path, generation: int | None = None)
         with _scratch(scratch):
             outlet = open_destination(request.address, request.job, scratch / "out", deadline)
             head = None if generation is None else ExportHead(timeline_number(request.timeline), generation)
+            if request.point:
+                return pointers.point_back(request, outlet, head)
             answer = ExportRun(request, outlet, scratch, deadline, head).run()
     except MillraceError as error:
         log.warning("export %s of %s failed: %s", request.name, request.stream, error)
@@ -277,6 +279,8 @@ class ExportRun:
             norms={table: float(entry["norm"]) for table, entry in tables.items()},
             not_finite=sum(each.not_finite for each in counts.values()),
             golden=golden,
+            guards=self.request.facts.get("guards", ()),
+            rollback=self.request.facts.get("rollback", ""),
         )
         found = gates.check_gates(self.request.section.gates, facts)
         return manifest.build_manifest(self.request, tables, found, files.written, more)
@@ -285,7 +289,10 @@ class ExportRun:
         """1. current.json, if all gates passed. 2. The donefile. 3. Remove old exports. 4. The user's command."""
         section = self.request.section
         failed = tuple(gate["why"] for gate in content["gates"].values() if not gate["passed"])
-        before = self._chain()
+        current = pointers.read_current(self.outlet)
+        before = [] if current is None else list(current["chain"])
+        if not failed and manifest.rolled_back(current, self.request.timeline) >= self.request.version:
+            failed = ("rolled back: it was cut before the rollback",)
         mine = pointers.chain_of(self.outlet, content, before)
         if not failed:
             pointers.write_current(self.outlet, content, mine, self.head)  # 1
@@ -312,11 +319,6 @@ class ExportRun:
             num_bytes=sum(file["bytes"] for file in content["files"].values()),
             removed=tuple(removed),
         )
-
-    def _chain(self) -> list[str]:
-        """The chain of the current export."""
-        current = pointers.read_current(self.outlet)
-        return [] if current is None else list(current["chain"])
 
     def _command(self) -> str | None:
         section = self.request.section

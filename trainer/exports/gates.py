@@ -4,7 +4,7 @@ An export that fails stays on disk, and its manifest says why.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,10 @@ class GateFacts:
     """Exported weights that are NaN or infinite."""
     golden: tuple[bool, str] | None = None
     """Whether the export reproduces the golden predictions, and an explanation; None: there are none."""
+    guards: Sequence[str] = ()
+    """Slots outside bounds that hold exports, in words."""
+    rollback: str = ""
+    """Why the stream is rolled back; "" where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class GateResult:
 
 
 def check_gates(section: GatesSection, facts: GateFacts) -> dict[str, GateResult]:
-    """Every gate that is set, by name. The gate for finite weights is always set."""
+    """Every gate that is set, by name. Those for finite weights and rollbacks are always set."""
     gates = {"finite": _gate(facts.not_finite == 0, facts.not_finite, 0, "exported weights are no finite numbers")}
     if section.min_auc is not None:
         gates["min_auc"] = _of_tasks(facts.window, "auc", section.min_auc, math.inf)
@@ -61,6 +65,10 @@ def check_gates(section: GatesSection, facts: GateFacts) -> dict[str, GateResult
         high = {table: norm for table, norm in facts.norms.items() if not norm <= most}  # NaN is high
         said = f"root mean square of the weights of {', '.join(high)} is above"
         gates["max_norm"] = _gate(not high, dict(facts.norms), most, said)
+    if section.guards and facts.guards:
+        gates["guards"] = GateResult(False, list(facts.guards), [], f"guards: {'; '.join(facts.guards)}")
+    if facts.rollback:
+        gates["rollback"] = GateResult(False, facts.rollback, "", f"rolled back: {facts.rollback}")
     if section.golden and facts.golden is not None:
         ok, why = facts.golden
         gates["golden"] = GateResult(ok, why, True, f"golden: {why}")

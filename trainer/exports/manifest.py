@@ -134,8 +134,21 @@ class ExportHead:
         return None
 
 
-def build_current(manifest: Mapping[str, Any], chain: Sequence[str], head: ExportHead | None) -> dict[str, Any]:
-    """current.json for an export."""
+def rolled_back(current: Mapping[str, Any] | None, timeline: str) -> int:
+    """The version at which current.json went back to an older export; 0: it did not, on this timeline."""
+    match (current or {}).get("rollback"):
+        case {"timeline": found, "version": int(version)} if found == timeline:
+            return version
+    return 0
+
+
+def build_current(
+    manifest: Mapping[str, Any],
+    chain: Sequence[str],
+    head: ExportHead | None,
+    rollback: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """current.json for an export. `rollback`: the "timeline" and "version" at which it goes back."""
     return {
         "format": FORMAT,
         "name": manifest["name"],
@@ -146,6 +159,7 @@ def build_current(manifest: Mapping[str, Any], chain: Sequence[str], head: Expor
         "chain": list(chain),
         "passed_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **({} if head is None else {"head": asdict(head)}),
+        **({} if rollback is None else {"rollback": dict(rollback)}),
     }
 
 

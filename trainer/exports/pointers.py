@@ -22,6 +22,7 @@ from trainer.exports.destination import ExportDestination, open_destination
 from trainer.exports.export_settings import address_of
 from trainer.exports.manifest import ExportHead, ManifestUnusable
 from trainer.exports.reader import CURRENT, MANIFEST
+from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.retention import StoredExport, exports_to_remove, is_export
 
 DONEFILE = "donefile.txt"
@@ -95,9 +96,13 @@ def chain_of(outlet: ExportDestination, manifest: Mapping[str, Any], known: Sequ
 
 
 def write_current(
-    outlet: ExportDestination, manifest: Mapping[str, Any], chain: Sequence[str], head: ExportHead | None = None
+    outlet: ExportDestination,
+    manifest: Mapping[str, Any],
+    chain: Sequence[str],
+    head: ExportHead | None = None,
+    rollback: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make current.json name an export, for `head`; None: for a person, and the head in it stays.
+    """Make current.json name an export, for `head`; None: for a person, and the head and rollback in it stay.
 
     Raises HeadIsReplaced, and Unavailable where others write it without end.
     """
@@ -106,10 +111,33 @@ def write_current(
         text, tag = found or (None, None)
         current = None if text is None else _replaceable(outlet, text, head)
         _check_newest(outlet, current, head)
-        content = manifests.as_bytes(manifests.build_current(manifest, chain, head or ExportHead.of(current)))
+        back = (current or {}).get("rollback") if head is None and rollback is None else rollback
+        content = manifests.as_bytes(manifests.build_current(manifest, chain, head or ExportHead.of(current), back))
         if outlet.replace(CURRENT, content, tag) or outlet.get(CURRENT) == content:  # the reply may have been lost
             return
     raise Unavailable(f"{outlet.url(CURRENT)} was changed by others {MAX_ROUNDS} times while it was written")
+
+
+def point_back(request: ExportRequest, outlet: ExportDestination, head: ExportHead | None) -> ExportAnswer:
+    """Have current.json name the first of the older exports of a rollback that exists.
+
+    Nothing changes where this rollback was done before, or a later export is current: a rerun or a person came after.
+    """
+    current = read_current(outlet)
+    if current is not None and current.get("timeline") == request.timeline:
+        version = current.get("version")
+        is_later = isinstance(version, int) and version > request.version
+        if is_later or manifests.rolled_back(current, request.timeline) >= request.version:
+            return ExportAnswer(name=request.name, outcome="complete", path=str(current["path"]), current=True)
+    for path in request.point:
+        if (content := read_manifest(outlet, path)) is not None:
+            mark = {"timeline": request.timeline, "version": request.version}
+            write_current(outlet, content, chain_of(outlet, content, ()), head, mark)
+            return ExportAnswer(name=request.name, outcome="complete", path=path, current=True)
+    raise ManifestUnusable(
+        f"none of the exports before the fall exists in {outlet.url('')} any more: set exports.{request.stream}.keep "
+        "higher, or choose one with `millrace exports point`"
+    )
 
 
 def _replaceable(outlet: ExportDestination, text: bytes, head: ExportHead | None) -> dict[str, Any] | None:

@@ -75,11 +75,15 @@ class ExportRequest(Section):
     folder: Path = Path()
     """Folder of the job file: the command after an export runs there."""
     facts: dict[str, Any] = {}
-    """Copied into the manifest: positions, event_time, day, metrics, fingerprint."""
+    """Copied into the manifest: positions, event_time, day, metrics, fingerprint, and what holds the export back."""
+    point: tuple[str, ...] = ()
+    """For a rollback, nothing is exported: current.json names the first of these paths that exists."""
 
     @property
     def name(self) -> str:
-        """Name of the export's folder."""
+        """Name of the export's folder; for a rollback, of the request."""
+        if self.point:
+            return f"rollback-{self.version}"
         return f"{self.version:010d}-{self.kind}"
 
 

@@ -279,13 +279,31 @@ class ExportedOperation:
     """Unix seconds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackOperation:
+    """`current.json` of a stream goes back to an older export; or, if there are no paths, exports go on as before."""
+
+    op: ClassVar[str] = "rollback"
+    stream: str
+    version: int
+    """The version at whose close it acts: exports up to it are not promoted any more."""
+    timeline: str
+    paths: Sequence[str]
+    """The exports that were promoted while the metric was well, newest first: the first that exists is current."""
+    level: float
+    """Median of the metric before."""
+    value: float
+    """The metric at this close."""
+    why: str
+
+
 InertOperation = SpecOperation | RestoreOperation | PartitionsOperation | GapOperation | SkipOperation | MatmulOperation
 """These have taken effect by the time they are logged."""
 RequestedOperation = (
     SetOperation | ResizeOperation | DayTickOperation | ShrinkOperation | ForgetOperation | ExportOperation
 )
 """These may come from a client's request and then carry its id."""
-ActingOperation = RequestedOperation | HoldOperation | ExportedOperation
+ActingOperation = RequestedOperation | HoldOperation | ExportedOperation | RollbackOperation
 """These act at the next close."""
 Operation = InertOperation | ActingOperation
 """Everything but training that changes the state."""
@@ -333,7 +351,7 @@ def encode(content: Content) -> dict[str, Any]:
         case (
             SpecOperation() | RestoreOperation() | GapOperation() | SkipOperation() | MatmulOperation()
             | SetOperation() | ResizeOperation() | DayTickOperation() | ShrinkOperation() | HoldOperation()
-            | ForgetOperation() | ExportOperation() | ExportedOperation()
+            | ForgetOperation() | ExportOperation() | ExportedOperation() | RollbackOperation()
         ):  # fmt: skip
             return {"op": content.op, **_plain(content)}
         case _:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
 
+from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.schema import Schema, Slot
 from millrace.deadline import Deadline
 from millrace.errors import NotYet, SpecError
@@ -33,6 +34,7 @@ from trainer.journal.records import (
     PassClose,
     RequestedOperation,
     ResizeOperation,
+    RollbackOperation,
     SetOperation,
     ShrinkOperation,
     encode,
@@ -89,6 +91,8 @@ class ClosingPass:
     """Days, counted as in `day`, with samples in this pass; none without event time."""
     signals: Sequence[str] = ()
     """Inputs of rows' statistics that this pass has: see trainer.train.signals."""
+    slots: SlotCounters | None = None
+    """Counters of the slots in this pass, over all ranks."""
 
 
 class Decider(Protocol):
@@ -435,7 +439,7 @@ class OperationRunner:
                 return [ForgetRow(table=name, group=operation.group, key=operation.key) for name in where]
             case ExportOperation():
                 return [cut_of(operation)] if operation.clears else []
-            case HoldOperation() | ExportedOperation():
+            case HoldOperation() | ExportedOperation() | RollbackOperation():
                 return []
             case _:
                 assert_never(operation)

@@ -26,6 +26,7 @@ from trainer.rank0.replay_log import LogPlanJournal, ReplayLog
 from trainer.rank0.resizing import ResizePreparation
 from trainer.rank0.shrink_guard import has_rule
 from trainer.rank0.shrinks import Shrinks
+from trainer.rank0.slot_guards import SlotGuards
 from trainer.spec.changes import SHARDS, TRAINERS
 
 OPEN_S = 120.0
@@ -48,6 +49,8 @@ class RankZero:
     shards: Shards
     resizing: ResizePreparation | None = None
     """None where the launcher prepares no workers."""
+    guards: SlotGuards | None = None
+    """None where the job has no guards."""
     contact: HeadContact | None = None
     """With the fence, where an object store is the truth."""
     answers: dict[str, Callable[[Request], dict[str, Any]]] = field(default_factory=dict)
@@ -135,8 +138,11 @@ def rank_zero(
     operator = OperationRunner(job, chronicle, shards, CLOSE_S, workers, prepare)
     shrinking = Shrinks(lambda: operator.aging_tables, schema, shards, learn=job.train.learn)
     operator.add(shrinking)
+    guards = None if job.guards is None else SlotGuards(job.guards, schema)
+    if guards is not None:
+        operator.add(guards)
     contact = None if beginning.head is None else HeadContact(beginning.head.sequence, config.node_timeout)
-    rank0 = RankZero(beginning, planner, chronicle, operator, shrinking, shards, resizing, contact)
+    rank0 = RankZero(beginning, planner, chronicle, operator, shrinking, shards, resizing, guards, contact)
     if resizing is not None:
         operator.add(resizing)
         rank0.answers["resizing"] = resizing.report

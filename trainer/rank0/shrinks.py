@@ -24,6 +24,7 @@ from trainer.journal.records import (
     ForgetOperation,
     HoldOperation,
     ResizeOperation,
+    RollbackOperation,
     SetOperation,
     ShrinkOperation,
 )
@@ -90,7 +91,7 @@ class Shrinks:
                 self._trust(operation)
             case (
                 ShrinkOperation() | SetOperation() | ResizeOperation() | ForgetOperation() | ExportOperation()
-                | ExportedOperation()
+                | ExportedOperation() | RollbackOperation()
             ):  # fmt: skip
                 pass
             case _:

@@ -46,6 +46,8 @@ class CurrentExport:
     version: int
     chain: tuple[str, ...]
     """Paths from the base to the export itself."""
+    goes_back: bool = False
+    """Whether the job went back to it (docs/guards.md): it may be older than the version served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ def parsed(text: bytes, what: str) -> CurrentExport:
     if type(number) is int and number > FORMAT:
         raise ExportUnusable(f"{what} is of format {number}; this replica reads {FORMAT}: use a newer one")
     check_fields(content, FIELDS, what)
-    current = CurrentExport(content["timeline"], content["version"], tuple(map(str, content["chain"])))
+    goes_back = isinstance(content.get("rollback"), dict)
+    current = CurrentExport(content["timeline"], content["version"], tuple(map(str, content["chain"])), goes_back)
     if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
         raise ExportUnusable(f"{what} names a chain with paths outside its folder, or none")
     return current
@@ -76,7 +79,7 @@ def _leads_out(path: str) -> bool:
 def plan(current: CurrentExport, served: ServedVersion | None, loaded: str | None) -> ChainPlan | None:
     """The exports to read, where `served` came from the chain that ends with the path `loaded`; None: nothing is new.
 
-    An older version is read, too: the state refuses it.
+    An older version is read, too: the state refuses it, unless the job went back to it.
     """
     if served is not None and (served.timeline, served.number) == (current.timeline, current.version):
         return None
@@ -190,6 +193,7 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         _bytes(newest, ONNX),
         golden=_bytes(newest, GOLDEN),
         exact=all(_is_exact(export) for export in chain),
+        goes_back=current.goes_back,
     )
 
 

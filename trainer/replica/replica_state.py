@@ -260,7 +260,7 @@ def check_order(newest: ServedVersion | None, update: ReplicaUpdate) -> None:
             raise UpdateRefused(
                 "no-base", f"{label} is a difference, and the newest version is of timeline {newest.timeline}"
             )
-    elif update.version <= newest.number:
+    elif update.version <= newest.number and not (update.goes_back and update.whole and update.version < newest.number):
         raise UpdateRefused("older", f"{label} is not newer than version {newest.number}")
 
 

@@ -74,6 +74,8 @@ class ReplicaUpdate:
     """golden.parquet (trainer.exports.golden): predictions that this version must give, if its source has them."""
     exact: bool = True
     """Whether its rows are the job's bit for bit, and all of them: no type is shorter, no threshold leaves any out."""
+    goes_back: bool = False
+    """Whether a whole update may be older than the version before: the job went back to it."""
     event_times: EventTimes | None = None
     """Event times since the update before; None where the source does not know them, or if `whole`."""
 
@@ -85,9 +87,9 @@ class ReplicaUpdates(Protocol):
         """The next version; several waiting versions come as one. None where there is none by the deadline, or by a
         bound of the source while it looks for its peer.
 
-        The first update is whole. Within a timeline versions only increase; another timeline begins with a whole
-        update. Raises Unavailable where the source cannot be reached now (call again, nothing is lost), and Refused
-        where another call cannot help.
+        The first update is whole. Within a timeline versions only increase, unless the job goes back; another
+        timeline, and the way back, begin with a whole update. Raises Unavailable where the source cannot be reached now
+        (call again, nothing is lost), and Refused where another call cannot help.
         """
         ...
 

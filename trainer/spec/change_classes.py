@@ -54,6 +54,7 @@ AT_ONCE = (
     "passes.max_outage",
     "passes.max_day_jump",
     "exports",
+    "guards",
     "predict",
 )
 """Sections and keys without effect on the result of a pass. The number of its trainers is in its plan."""

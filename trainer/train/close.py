@@ -181,7 +181,7 @@ class PassCloser:
         2. Rank 0's buffers replace those of the other ranks. Ranks send rank 0 their counts and the hash of their dense
            state. Rank 0 compares the hashes, checks the limit of rejected samples, and sends the day, which does not
            advance in a pass without learning.
-        3. Shards close: no push is in flight, the day advances. Reduce metrics.
+        3. Shards close: no push is in flight, the day advances. Reduce metrics, and gather the counters of slots.
         4. Log and sync the close; in a replay, compare it with the logged one. Operations act. Rank 0 sends their
            changes to all ranks.
         5. Publish the status. Nothing of the pass is published before.
@@ -196,11 +196,11 @@ class PassCloser:
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
         metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}
         digests = {"dense": dense, "pushes": f"{pushes:032x}"}
-        write = partial(self._log_close, plan, reading, digests, times_s, metrics, self._day - day_before)
+        slots = self._count_slots(tally)
+        write = partial(self._log_close, plan, reading, digests, times_s, metrics, self._day - day_before, slots)
         word = on_rank_0(self._ranks, write)  # may wait for a full disk
         committed = self._apply(word, commit=word is not None and commit_is_due(plan.number))
-        slots = self._count_slots(tally)
-        self._progress.closed(plan, reading, self._status(plan, reading, metrics, slots, times_s))
+        self._progress.closed(plan, reading, self._status(plan, reading, metrics, times_s))
         return committed
 
     def _status(
@@ -208,7 +208,6 @@ class PassCloser:
         plan: PassPlan,
         reading: PassReading,
         metrics: Mapping[str, Any],
-        slots: Mapping[str, Any],
         times_s: tuple[float, float] | None,
     ) -> Mapping[str, Any]:
         """Lines of the status; an empty pass updates only those that it may change."""
@@ -234,7 +233,7 @@ class PassCloser:
             self._said |= {
                 "metrics": metrics,
                 "loss": metrics["tensors"]["pass"]["loss"]["mean"] if metrics and reading.num_samples else None,
-                "slots": slots,
+                "slots": self._slots_of_life() if self._operator is not None else {},
                 "freshness_s": None if times_s is None else self.freshness.age_s(times_s[1], time.time()),
                 "event_span_s": self._span(times_s),
                 "learning_delay": self.freshness.closed(time.time()),
@@ -268,6 +267,7 @@ class PassCloser:
         times_s: tuple[float, float] | None,
         metrics: Mapping[str, Any],
         ticks: int,
+        slots: SlotCounters | None,
     ) -> RankUpdate:
         """Rank 0: log the close, and have its operations act."""
         assert self._operator is not None, "on rank 0"
@@ -292,6 +292,7 @@ class PassCloser:
             ended=plan.last,
             days=self._pass_days,
             signals=self._pass_signals,
+            slots=slots,
         )
         close = PassClose(
             number=plan.number,
@@ -369,22 +370,31 @@ class PassCloser:
         self._bad.load_state(state["bad"])
         self._slots.sums_SK[:], self._slots.registers_SR[:] = arrays["sums"], arrays["registers"]
 
-    def _count_slots(self, tally: PassTally) -> dict[str, Any]:
-        """On rank 0: counters by slot over all ranks and the job's life; empty on other ranks."""
+    def _slots_of_life(self) -> dict[str, Any]:
+        """Rank 0: the figures of the sparse slots over the job's life."""
+        return {each.name: asdict(each) for each in self._slots.figures() if each.sparse}
+
+    def _count_slots(self, tally: PassTally) -> SlotCounters | None:
+        """On rank 0: the counters by slot of the pass over all ranks, added to those of the job's life; else None."""
         counters = tally.slots or SlotCounters(self._schema)
         heard = self._ranks.gather(
-            {"sums": counters.sums_SK.reshape(-1), "registers": counters.registers_SR.reshape(-1)}
+            {
+                "sums": counters.sums_SK.reshape(-1),
+                "registers": counters.registers_SR.reshape(-1),
+                "buckets": counters.buckets_SK.reshape(-1),
+            }
         )
-        for columns in heard or ():
+        if heard is None:
+            return None
+        of_pass = SlotCounters(self._schema)
+        for each in heard:
             part = SlotCounters(self._schema)
-            part.sums_SK[:] = columns["sums"].reshape(part.sums_SK.shape)
-            part.registers_SR[:] = columns["registers"].reshape(part.registers_SR.shape)
-            self._slots.merge(part)
-        return (
-            {figures.name: asdict(figures) for figures in self._slots.figures() if figures.sparse}
-            if heard is not None
-            else {}
-        )
+            part.sums_SK[:] = each["sums"].reshape(part.sums_SK.shape)
+            part.registers_SR[:] = each["registers"].reshape(part.registers_SR.shape)
+            part.buckets_SK[:] = each["buckets"].reshape(part.buckets_SK.shape)
+            of_pass.merge(part)
+        self._slots.merge(of_pass)
+        return of_pass
 
     def _agree(self, plan: PassPlan, tally: PassTally) -> tuple[PassReading, str, tuple[float, float] | None]:
         """The counts of all ranks, the hash of the dense state, and the pass's event times; the same on all ranks."""

@@ -57,6 +57,7 @@ def open_exporting(
         features = describe_features(job.pipe, schema)
         stager = ExportStager(model, schema, job.tables, job.tasks, job.exports, scratch, dense.tensors, look, features)
         observer.watch(stager.saw)
+    guards = rank0.guards
     setting = ExportSettings(
         job=job.name,
         store=config.store,
@@ -67,6 +68,7 @@ def open_exporting(
         streams=job.exports,
         schema=schema,
         tables=lambda: rank0.operator.tables,
+        held=lambda: () if guards is None else guards.held,
         forks=lambda: sum(bool(found) for _, found in rank0.chronicle.compared),
         stage=stage,
         trouble=rank0.trouble,

@@ -1,0 +1,151 @@
+"""The decider that compares the slots of each pass with bounds and with the passes before.
+
+It logs no operation: what it holds is a pure function of the closes, so a replay holds the same. Its state has the
+counts of the reference: some forty numbers for each slot and block of passes. trainer.rank0.slot_bounds compares.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dataset.spec.schema import Schema
+from millrace.errors import BadInput
+from pserver.protocol.shards import TableStats
+from trainer.guard_config import GuardAction, GuardsSection
+from trainer.journal.records import ActingOperation
+from trainer.rank0.operations import ClosingPass, Request
+from trainer.rank0.slot_bounds import SlotCounts, as_state, figures_of, of_state, outside, slots_of, summed
+
+MAX_BLOCKS = 8
+"""Blocks of passes in the reference; when one is full, the oldest may leave. So the reference has up to an eighth more
+passes than `window`."""
+
+log = logging.getLogger(__name__)
+
+
+class SlotOutside(BadInput):
+    """A slot whose action is "stop" is outside its bounds."""
+
+    def __init__(self, version: int, why: str) -> None:
+        super().__init__(
+            f'pass {version} is not learnt for good: {why}; its action is "stop". Repair the stream, or skip the range '
+            "with `millrace skip`; or, if the data are right, widen the bounds in `guards`, and start the job again"
+        )
+
+
+class SlotGuards:
+    """See module docstring; it is a Decider."""
+
+    name: ClassVar[str] = "guards"
+
+    def __init__(self, section: GuardsSection, schema: Schema) -> None:
+        self._section = section
+        self._slots = {slot.name: (slot.sparse.table, slot.group) for slot in schema.sparse}
+        self._blocks: list[dict[str, SlotCounts]] = []
+        """Oldest first; the last one may have room."""
+        self._filled = 0
+        """Passes in the last block."""
+        self._rows: Mapping[str, Mapping[int, int]] = {}
+        """Rows by table and slot group at the last close."""
+        self._figures: Mapping[str, Mapping[str, float | None]] = {}
+        self._outside: Mapping[str, Mapping[str, Any]] = {}
+        """By slot: "why", "action" and the version "since" when. Replaced, never changed."""
+
+    @property
+    def _block_passes(self) -> int:
+        return -(-self._section.window // MAX_BLOCKS)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The slots because of which no export is promoted, in words."""
+        holding = ((name, each) for name, each in self._outside.items() if each["action"] != GuardAction.ALARM)
+        return tuple(f"slot {name}: {each['why']}" for name, each in holding)
+
+    # -- see Decider
+
+    def asked(self, request: Request) -> None:
+        """See Decider. Clients ask for nothing here."""
+
+    def saw(self, close: ClosingPass) -> None:
+        """See Decider."""
+        before, self._rows = self._rows, {name: dict(stats.rows_by_group) for name, stats in close.stats.items()}
+        if close.num_samples < self._section.min_samples or close.slots is None:
+            return
+        slots, reference, figures, found = slots_of(close.slots), summed(self._blocks), {}, {}
+        for name, slot in slots.items():
+            new_rows = self._new_rows(name, before, close.stats)
+            figures[name] = figures_of(slot, new_rows, reference.get(name))
+            bounds = self._section.bounds_of(name)
+            if why := "; ".join(outside(bounds, figures[name])):
+                since = self._outside.get(name, {}).get("since", close.version)
+                found[name] = {"why": why, "action": (bounds.action or GuardAction.ALARM).value, "since": since}
+        for name in sorted(found.keys() - self._outside.keys()):
+            log.warning("slot %s: %s, in pass %d", name, found[name]["why"], close.version)
+        self._figures, self._outside = figures, found
+        self._remember({name: slot.counts for name, slot in slots.items()})
+
+    def due(self, close: ClosingPass, ordered: Sequence[ActingOperation]) -> tuple[()]:
+        """See Decider. Raises SlotOutside, never in a replay."""
+        stops = [f"slot {name}: {each['why']}" for name, each in self._outside.items() if each["action"] == "stop"]
+        if stops and close.num_samples >= self._section.min_samples:
+            raise SlotOutside(close.version, ", ".join(stops))
+        return ()
+
+    def acted(self, version: int, operation: ActingOperation, replaying: bool) -> None:
+        """See Decider."""
+
+    def wants_pass(self, ended: bool) -> bool:
+        """See Decider."""
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """See Decider."""
+        return {
+            "blocks": [as_state(block) for block in self._blocks],
+            "filled": self._filled,
+            "figures": {name: dict(each) for name, each in self._figures.items()},
+            "outside": {name: dict(each) for name, each in self._outside.items()},
+            "rows": {
+                table: {str(group): rows for group, rows in groups.items()} for table, groups in self._rows.items()
+            },
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See Decider. A slot that the job no longer has is left out."""
+        self._blocks = [
+            {name: counts for name, counts in of_state(block).items() if name in self._slots}
+            for block in state.get("blocks", ())
+        ]
+        self._filled = state.get("filled", 0)
+        self._figures = {name: each for name, each in state.get("figures", {}).items() if name in self._slots}
+        self._outside = {name: each for name, each in state.get("outside", {}).items() if name in self._slots}
+        self._rows = {
+            table: {int(group): rows for group, rows in groups.items()}
+            for table, groups in state.get("rows", {}).items()
+        }
+
+    def status(self) -> dict[str, Any]:
+        """See Decider: figures by slot, and the slots outside their bounds."""
+        return {"slots": dict(self._figures), "outside": dict(self._outside)}
+
+    def _remember(self, counts: dict[str, SlotCounts]) -> None:
+        """Add a pass to the reference; blocks leave once the others have `window` passes."""
+        if self._blocks and self._filled < self._block_passes:
+            self._blocks[-1] = summed((self._blocks[-1], counts))
+            self._filled += 1
+            return
+        self._blocks.append(counts)
+        self._filled = 1
+        most = -(-self._section.window // self._block_passes) + 1
+        del self._blocks[: max(0, len(self._blocks) - most)]
+
+    def _new_rows(
+        self, slot: str, before: Mapping[str, Mapping[int, int]], stats: Mapping[str, TableStats]
+    ) -> int | None:
+        """Rows that a slot has more than at the last close; None while rows of its table are removed."""
+        table, group = self._slots[slot]
+        now = stats.get(table)
+        if now is None or now.sweeping or (table not in before and now.num_rows != now.new_rows):
+            return None
+        grown = now.rows_by_group.get(group, 0) - before.get(table, {}).get(group, 0)
+        return grown if grown >= 0 else None
