@@ -73,7 +73,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Millrace needs Python 3.11 or later; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev,docs,kafka,ray,ui]' $(if $(LOCKED),--constraint $(LOCK))
+	$(BIN)/pip install --quiet --editable '.[dev,docs,kafka,postgres,ray,ui]' $(if $(LOCKED),--constraint $(LOCK))
 	touch $@
 
 clean:

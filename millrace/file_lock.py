@@ -14,8 +14,10 @@ _POLL_S = 0.005
 
 
 @contextmanager
-def locked(path: Path, deadline: Deadline) -> Iterator[int]:
+def locked(path: Path, deadline: Deadline, *, shared: bool = False) -> Iterator[int]:
     """Hold the lock on the file `path`, made if absent, against every other holder, in this process or another.
+
+    A `shared` lock has any number of holders, but none beside one that is not shared.
 
     -> the file's descriptor. A process that inherits it holds the lock, too, from its start. The lock ends with the
     processes that hold it, however they end. Raises DeadlineExceeded where another held it too long, and Unwritable
@@ -24,7 +26,7 @@ def locked(path: Path, deadline: Deadline) -> Iterator[int]:
     with writing(path):
         lock = path.open("a")
     with lock as file:
-        while not _acquired(file.fileno()):
+        while not _acquired(file.fileno(), fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             if deadline.passed():
                 raise DeadlineExceeded(
                     f"{path} is locked by another process, which did not release it in time: a worker of this job that"
@@ -46,9 +48,9 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _acquired(file: int) -> bool:
+def _acquired(file: int, kind: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

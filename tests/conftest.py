@@ -1,7 +1,7 @@
 """What all tests share."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.kafka.cluster import Cluster
+    from tests.postgres.cluster import Cluster as Postgres
 
 # The same examples at every run; no limit on time, since a kernel compiles at its first call. `make soak` tries more.
 settings.register_profile("millrace", deadline=None, derandomize=True, max_examples=40)
@@ -56,3 +57,33 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Cluster"]:
 def own_kafka(tmp_path: Path) -> Iterator["Cluster"]:
     """A running broker of the test's own, to stop, kill and start again."""
     yield from _started(tmp_path / "kafka")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator["Postgres"]:
+    """A running PostgreSQL that all tests share: take databases of your own, and leave it running."""
+    from tests.postgres import cluster
+
+    if reason := cluster.why_not():
+        (pytest.fail if cluster.required() else pytest.skip)(f"no PostgreSQL: {reason}")
+    made = cluster.Cluster()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def new_database(request: pytest.FixtureRequest) -> Callable[[Path], str]:
+    """Gives the URL of a new database, of each kind in turn; SQLite's is in the folder that is named."""
+    if request.param == "sqlite":
+        return lambda folder: f"sqlite:///{folder}/records.db"
+    postgres: Postgres = request.getfixturevalue("postgres")
+    return lambda _: postgres.database()
+
+
+@pytest.fixture
+def url(new_database: Callable[[Path], str], tmp_path: Path) -> str:
+    """The URL of a new database of each kind."""
+    return new_database(tmp_path)

@@ -1,5 +1,6 @@
 """The application: composes the routes of all resources, authorization, and the checks of every request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from service.api.authorization import SCHEME
 from service.api.etags import JobLocks
 from service.api.event_streams import MAX_CAUGHT_UP, JobPoll, Streams
 from service.api.idempotency import IdempotencyStore
+from service.api.inactive import OnlyActive
 from service.api.job_cache import JobCache
 from service.api.job_figures import figures_of
 from service.api.middleware import RequestChecks
@@ -51,6 +53,8 @@ class ApiSettings:
     """Folder for private files of the workers of predictions. Default: the folder for temporary files."""
     names: tuple[str, ...] = ()
     """Host names under which it answers, besides the local ones."""
+    fence: Callable[[], object] | None = None
+    """Raises NotActive while this service must not answer, as another one may be active."""
 
     @classmethod
     def of_a_run(cls) -> "ApiSettings":
@@ -76,6 +80,8 @@ def app(host: Host, terms: ApiSettings) -> FastAPI:
     api.state.statuses, api.state.repeats, api.state.turns = JobCache(host), IdempotencyStore(host.records), JobLocks()
     host.work.on_end = api.state.statuses.forget
     api.state.streams = Streams(poller(api.state.statuses), terms.limits.max_streams, terms.limits.max_streams_each)
+    if terms.fence is not None:
+        api.add_middleware(OnlyActive, fence=terms.fence)
     api.add_middleware(RequestChecks, names=terms.names, max_body=terms.limits.max_body)
     for error in (HTTPException, RequestValidationError, MillraceError, Exception):
         api.add_exception_handler(error, on_error)

@@ -110,6 +110,24 @@ class _JobCollector(Collector):
         yield from _durability(statuses)
         yield from _exports(statuses)
         yield from _task_metrics(statuses)
+        yield _service_active(1)
+
+
+def standby_exposition() -> bytes:
+    """The text of /metrics for a service that waits for its turn."""
+    registry = CollectorRegistry()
+    registry.register(_StandbyCollector())
+    return generate_latest(registry)
+
+
+class _StandbyCollector(Collector):
+    def collect(self) -> Iterator[Metric]:
+        """The only figure of a standby."""
+        yield _service_active(0)
+
+
+def _service_active(value: int) -> Metric:
+    return GaugeMetricFamily("millrace_service_active", "1 where this service is active, 0 where it waits", value=value)
 
 
 def _counters(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:

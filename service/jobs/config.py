@@ -10,6 +10,7 @@ from millrace.config import Duration, PositiveSize, Section, Size, load_toml, va
 from service.auth.config import AccessSection, AllowSection, TlsSection
 
 SQLITE = "sqlite:///"
+POSTGRESQL = "postgresql"
 
 
 class LimitsSection(Section):
@@ -46,8 +47,9 @@ class ServiceConfig(Section):
     """Folder of the database and of the jobs' folders; created if absent."""
     listen: str = "127.0.0.1:8080"
     """Address of the API."""
-    database: str | None = None
-    """Database URL of SQLAlchemy. Default: SQLite, below `root`."""
+    database: str | None = Field(default=None, repr=False)
+    """Database URL of SQLAlchemy: "postgresql+psycopg://USER@HOST/NAME?passfile=FILE" lets a second service wait and
+    take over. Default: SQLite, below `root`, for one service."""
     tls: TlsSection = TlsSection()
     """Encryption."""
     access: AccessSection = AccessSection()
@@ -69,6 +71,11 @@ class ServiceConfig(Section):
     def database_url(self) -> str:
         """URL of the database."""
         return self.database or f"sqlite:///{self.root / 'records.db'}"
+
+    @property
+    def shares_records(self) -> bool:
+        """Whether other services may have the same records, and wait for their turn."""
+        return self.database_url.startswith(POSTGRESQL)
 
     @property
     def private(self) -> tuple[Path, ...]:

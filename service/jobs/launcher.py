@@ -23,6 +23,7 @@ from service.cluster.runtime import LAUNCHER
 from service.cluster.store import OUTPUT
 from service.cluster.store_defaults import with_store_defaults
 from service.cluster.supervision import RunOutcome
+from service.jobs.activation import Fence
 from service.jobs.folder import Assignment, JobFolder, LauncherProcess
 from service.jobs.host import Ending
 from service.jobs.output_files import OutputWriter, shortened_periodically
@@ -41,9 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lock", type=int, required=True, help="descriptor of the folder's lock, which is held")
     parser.add_argument("--max-output", type=int, required=True, help="bytes of workers' output that are kept")
     parser.add_argument("--paused", action="store_true", help="begin without planning a pass of events")
+    parser.add_argument("--fence-file", type=Path, help="file with the number of the newest active service")
+    parser.add_argument("--fence", type=int, default=0, help="number of the service that starts this launcher")
     given = parser.parse_args(arguments)
     os.set_inheritable(given.lock, False)  # workers that outlive this process for a moment must not hold its lock
     setup(LAUNCHER)
+    if given.fence_file is not None and not Fence(given.fence_file, given.fence).passed():
+        log.warning("a newer service is active; the one that started this launcher was frozen, or cut off")
+        sys.exit(ExitCode.RETRY)  # without an outcome: the newer service decides
     folder = JobFolder(given.folder)
     with shortened_periodically(folder.printed):
         code = launch(folder, max_output=given.max_output, paused=given.paused)

@@ -11,6 +11,7 @@ from millrace.file_lock import locked
 from millrace.process import unbuffered
 from service.cluster.store import PAUSED, RUN, in_use
 from service.cluster.worker_plan import PYTHON
+from service.jobs.activation import Fence
 from service.jobs.decisions import ObservedState
 from service.jobs.folder import Assignment, FolderDamaged, JobFolder
 from service.jobs.output_files import emptied_file
@@ -68,15 +69,21 @@ def _what_is_missing(store: Path) -> str:
     return f"{store} holds no run" if store.exists() else f"{store} is missing"
 
 
+def _behind(fence: Fence | None) -> list[str]:
+    return [] if fence is None else ["--fence-file", str(fence.file), "--fence", str(fence.number)]
+
+
 LOCK_S = 1.0
 """How long to wait for a process that holds the lock while it checks whether a launcher runs."""
 
 
-def start_launcher(folder: JobFolder, ask: int, *, paused: bool, max_output: int) -> "subprocess.Popen[bytes]":
+def start_launcher(
+    folder: JobFolder, ask: int, *, paused: bool, max_output: int, fence: Fence | None = None
+) -> "subprocess.Popen[bytes]":
     """Start a launcher for the job of `folder`. Raises DeadlineExceeded where one runs, Unwritable, and OSError.
 
     1. Take the folder's lock. 2. Write the launcher's identity. 3. Start it. It inherits the lock, so that it holds the
-    lock from its first instant to its end.
+    lock from its first instant to its end. Behind a `fence` it ends at once where a newer service is active.
     """
     with locked(folder.lock, Deadline.after(LOCK_S)) as lock:  # 1
         folder.address.unlink(missing_ok=True)
@@ -86,7 +93,7 @@ def start_launcher(folder: JobFolder, ask: int, *, paused: bool, max_output: int
         command = [*PYTHON, "service.jobs.launcher", str(folder.path), "--lock", str(lock)]
         with printed:
             return subprocess.Popen(  # 3
-                [*command, "--max-output", str(max_output), *(["--paused"] if paused else [])],
+                [*command, "--max-output", str(max_output), *(["--paused"] if paused else []), *_behind(fence)],
                 cwd=folder.path,
                 env=unbuffered(os.environ),
                 stdin=subprocess.DEVNULL,

@@ -24,6 +24,7 @@ from service.auth.spec_sizes import check_size
 from service.cluster.restarts import RestartLimits
 from service.cluster.store import OUTPUT, check_free, in_use, remove
 from service.jobs import output_files
+from service.jobs.activation import IN_USE_S, Active, Wait, active
 from service.jobs.background import in_background
 from service.jobs.config import ServiceConfig
 from service.jobs.decisions import ObservedState, phase_of, requested_changes
@@ -35,13 +36,11 @@ from service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, p
 from service.jobs.registry import JobRecord, JobRegistry
 from service.jobs.supervisor import Supervisor
 from service.monitor.status import Status
-from service.records.database import Records, opened, utc_now
+from service.records.database import utc_now
 from service.spec.job import LoadedJob, job_of
 
 log = logging.getLogger(__name__)
 
-IN_USE_S = 1.0
-"""How long to wait for another service with the same root to end."""
 PRUNE_S = 3600.0
 """Time between two deletions of old records."""
 TRASH, KEPT = "trash", "kept"
@@ -51,8 +50,11 @@ TRASH, KEPT = "trash", "kept"
 class LocalHost:
     """See service.jobs.host.Host. Created by `host_jobs`."""
 
-    def __init__(self, config: ServiceConfig, records: Records, work: OperationQueue) -> None:
-        self._config, self.records, self.work = config, records, work
+    def __init__(self, config: ServiceConfig, active: Active, work: OperationQueue) -> None:
+        self._config, self.records, self.work = config, active.records, work
+        self.lease = active.lease
+        """The lease that makes this service the active one; None where there can be no other."""
+        records = active.records
         self._register = JobRegistry(records)
         limits = config.limits
         self._supervisor = Supervisor(
@@ -62,6 +64,7 @@ class LocalHost:
             stop_s=limits.stop,
             max_output=limits.max_output,
             limits=RestartLimits(max_restarts=limits.max_restarts, window_s=limits.restart_window),
+            fence=active.fence,
         )
         self._creating = threading.Lock()  # one at a time: two requests for one name must not both write its folder
         self._closing = threading.Event()
@@ -322,32 +325,31 @@ def _make_folder(folder: JobFolder) -> None:
 
 
 @contextmanager
-def host_jobs(config: ServiceConfig, problem_of: ProblemOf = plain_problem) -> Iterator[LocalHost]:
+def host_jobs(
+    config: ServiceConfig, problem_of: ProblemOf = plain_problem, wait: Wait | None = None
+) -> Iterator[LocalHost]:
     """The host of the jobs below `config.root`, created if absent. Jobs outlive the context.
 
-    Raises SpecError where another service hosts them, and the errors of `opened`.
+    Raises SpecError where another service hosts them, unless `wait` waits for it, and the errors of `active`.
     """
     root = config.root
     with writing(root):
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         config.jobs.mkdir(exist_ok=True)
     with ExitStack() as held:
-        try:
-            held.enter_context(locked(root / "service.lock", Deadline.after(IN_USE_S)))
-        except DeadlineExceeded:
-            raise SpecError(f"another service hosts the jobs in {root}; end it, or choose another", "root") from None
+        mine = held.enter_context(active(config, wait))
         shutil.rmtree(root / TRASH, ignore_errors=True)
         shutil.rmtree(
             config.predicting, ignore_errors=True
         )  # left by a service that was killed together with its workers
         with writing(config.predicting):
-            config.predicting.mkdir(mode=0o700)
-        limits, records = config.limits, held.enter_context(opened(config.database_url))
+            config.predicting.mkdir(mode=0o700, exist_ok=True)
+        limits = config.limits
         work = OperationQueue(
-            records, max_operations=limits.max_operations, threads=limits.operations, problem_of=problem_of
+            mine.records, max_operations=limits.max_operations, threads=limits.operations, problem_of=problem_of
         )
         held.callback(work.close)
-        host = LocalHost(config, records, work)
+        host = LocalHost(config, mine, work)
         held.callback(host.close)
         host.start()
         yield host

@@ -19,6 +19,7 @@ from service.cluster.job_run import set_paused
 from service.cluster.restarts import RestartLimits
 from service.cluster.store import RUN
 from service.jobs import launcher_process
+from service.jobs.activation import Fence
 from service.jobs.background import BackgroundWork
 from service.jobs.decisions import (
     Act,
@@ -85,8 +86,10 @@ class Supervisor:
         stop_s: float,
         max_output: int,
         limits: RestartLimits,
+        fence: Fence | None = None,
     ) -> None:
-        self._register, self._records, self._check = register, records, check
+        """`fence`: what launchers check at their start."""
+        self._register, self._records, self._check, self._fence = register, records, check, fence
         self._stop_s, self._max_output, self._limits = stop_s, max_output, limits
         self._watched: dict[str, _Watched] = {}
         self.looking = threading.Lock()
@@ -148,6 +151,7 @@ class Supervisor:
             seen = self.observed(entry)
             act = decide(entry.wanted, seen, time.time(), self._stop_s, self._limits)
             if not isinstance(act, NoAction):
+                self._records.check_active()
                 self._log(name, watched, f"{type(act).__name__}: {act.reason}")
             self._carry_out(entry, watched, act)
         except (MillraceError, OSError) as error:
@@ -221,7 +225,7 @@ class Supervisor:
         self._audit("start", entry, act.reason)
         paused = entry.desired is Desired.PAUSED
         watched.process = launcher_process.start_launcher(
-            entry.folder, entry.ask, paused=paused, max_output=self._max_output
+            entry.folder, entry.ask, paused=paused, max_output=self._max_output, fence=self._fence
         )
         watched.dead_since_s = None
 

@@ -1,11 +1,11 @@
 """The database of the service's records: opens it, migrates it, and gives sessions.
 
-It is SQLite unless the URL names another one. Users of the sessions interpret the rows.
+It is SQLite, or PostgreSQL (service.records.postgres). Users of the sessions interpret the rows.
 """
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,13 +15,23 @@ from urllib.parse import quote
 from alembic import command
 from alembic.config import Config
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection, Engine, create_engine, delete, event
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, Engine, create_engine, delete, event, func, inspect, select
+from sqlalchemy import exc as sql_errors
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from millrace.errors import MillraceError, SpecError, Unavailable
-from service.records.schema import AuditRow, Base, OperationRow, RepeatRow, RowDamaged, json_of_row
+from service.records import postgres
+from service.records.schema import (
+    LEASE,
+    AuditRow,
+    LeaseRow,
+    OperationRow,
+    RepeatRow,
+    RowDamaged,
+    json_of_row,
+)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_S = 5.0
@@ -38,6 +48,10 @@ NO_TEXT = "Could not decode to UTF-8"
 """The message of Python's sqlite3 for a text that is not UTF-8."""
 VERSIONS = "alembic_version"
 """The table with the version of the schema."""
+FIRST = frozenset({"audit", "jobs", "operations", "repeats", "tokens"})
+"""The tables of the first version of the schema."""
+MAX_NAME = 64
+"""Longest name of a job in the audit log; refused requests may name longer ones."""
 WRITES = "millrace_writes"
 """Option of a connection: whether its transactions may write."""
 
@@ -46,11 +60,19 @@ class RecordsUnusable(MillraceError):
     """The database is of a later version of Millrace, is damaged, or belongs to another program."""
 
 
+class NotActive(Unavailable):
+    """Another service with the same records is active, or may be."""
+
+
 class Records:
     """The database. Any thread; each session belongs to one thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.shared = engine.dialect.name == postgres.DIALECT
+        """Whether several services may have it."""
+        self.fence: Callable[[], int] | None = None
+        """The number of the lease with which this service writes; raises NotActive. None: it needs none."""
         self._write = sessionmaker(engine.execution_options(**{WRITES: True}), expire_on_commit=False)
         self._read = sessionmaker(engine.execution_options(**{WRITES: False}), expire_on_commit=False)
 
@@ -58,10 +80,35 @@ class Records:
     def session(self) -> Iterator[Session]:
         """A session that may write: committed at the end, rolled back on an error. Other writers wait for it.
 
-        Raises Unavailable where the database is busy, unreachable or damaged.
+        Raises Unavailable where the database is busy, unreachable or damaged, NotActive where another service is
+        active.
         """
-        with self._translated(), self._write.begin() as session:
+        fence = None if self.fence is None else self.fence()
+        with self.unfenced() as session:
+            if fence is not None and fence != session.scalar(select(LeaseRow.number)):
+                raise NotActive("this service is no longer active: another one has taken its place")
             yield session
+
+    @contextmanager
+    def unfenced(self) -> Iterator[Session]:
+        """A session that may write whoever is active: to tokens and to the lease. Raises Unavailable."""
+        with self._translated(), self._write.begin() as session:
+            if self.shared:  # SQLite's writers wait for each other; here they do at this row
+                session.execute(select(LeaseRow.id).where(LeaseRow.id == LEASE).with_for_update())
+            yield session
+
+    def check_active(self) -> None:
+        """Before an act outside of the database: raise NotActive where another service is active, and Unavailable."""
+        if self.fence is not None:
+            with self.session():
+                pass
+
+    def held(self) -> bool:
+        """Whether a service holds the lease now; False where there is no lease yet. Raises Unavailable."""
+        with self._translated(), self._engine.connect() as connection:
+            if not inspect(connection).has_table(LeaseRow.__tablename__):
+                return False
+            return bool(connection.scalar(select(LeaseRow.expires_at > func.clock_timestamp())))
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -78,6 +125,8 @@ class Records:
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         with self._translated(RecordsUnusable), self._engine.execution_options(**{WRITES: True}).begin() as connection:
             config.attributes["connection"] = connection
+            if self.shared:
+                self._begin_migration(connection)
             try:
                 command.upgrade(config, "head")
             except CommandError as error:
@@ -85,6 +134,15 @@ class Records:
                     f"the records at {self._engine.url.render_as_string()} are not of this version of Millrace "
                     f"({error}); start the version that made them, or a later one"
                 ) from error
+
+    def _begin_migration(self, connection: Connection) -> None:
+        """Wait for other migrations. Raises RecordsUnusable for a database of another program."""
+        postgres.wait_for_migration(connection)
+        if tables := postgres.foreign_tables(connection, VERSIONS):
+            raise RecordsUnusable(
+                f"{self._engine.url.database} is a database of another program (its tables: {', '.join(tables)}); name "
+                "another one in `database`"
+            )
 
     def audit(
         self,
@@ -104,7 +162,7 @@ class Records:
             role=role,
             method=what,
             path=path,
-            job=job,
+            job=None if job is None else job[:MAX_NAME],
             status=status,
             detail=dict(detail or {}),
         )
@@ -128,6 +186,8 @@ class Records:
         except OperationalError as error:
             if NO_TEXT in str(error):
                 raise RecordsUnusable(self._damaged(error.orig)) from error
+            raise Unavailable(f"the service's records cannot be used now: {_first_line(error)}") from error
+        except (*postgres.UNUSABLE, sql_errors.TimeoutError) as error:
             raise Unavailable(f"the service's records cannot be used now: {_first_line(error)}") from error
         except DatabaseError as error:
             if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:  # the other bits give details
@@ -153,38 +213,60 @@ class Records:
 
 
 def opened(url: str) -> Records:
-    """The database at `url`, created if absent, migrated. Raises SpecError, RecordsUnusable, Unavailable."""
+    """The database at `url`, created if absent, migrated. Raises SpecError, RecordsUnusable, Unavailable.
+
+    A shared database that a service uses now stays as it is: whoever becomes active migrates it.
+    """
+    records = Records(_engine_of(url))
     try:
-        parsed = make_url(url)
-        engine = create_engine(parsed, json_deserializer=json_of_row)
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise SpecError(f"{_first_line(error)}; as in sqlite:////var/lib/millrace/records.db", "database") from None
-    if engine.dialect.name == "sqlite":
-        _check_ours(parsed.database)
-        _keep_private(parsed.database)
-        event.listen(engine, "connect", _set_up)
-        event.listen(engine, "begin", _begin)
-    records = Records(engine)
-    try:
-        records.migrate()
+        if not (records.shared and records.held()):
+            records.migrate()
     except BaseException:
         records.close()
         raise
     return records
 
 
+def _engine_of(url: str) -> Engine:
+    """The engine; errors never show the URL, which may hold a password. Raises SpecError, RecordsUnusable."""
+    try:
+        parsed = make_url(url)
+        kind = parsed.get_backend_name()
+        if kind == postgres.DIALECT:
+            return postgres.engine_of(parsed)
+        if kind == "sqlite":
+            return _sqlite_engine(parsed)
+    except ArgumentError:
+        raise SpecError("no URL of a database; as in sqlite:////var/lib/millrace/records.db", "database") from None
+    except (NoSuchModuleError, ImportError) as error:
+        raise SpecError(
+            f"{_first_line(error)}; PostgreSQL is postgresql+psycopg://USER@HOST/NAME, with the extra `postgres`: "
+            "pip install 'millrace[postgres]'",
+            "database",
+        ) from None
+    raise SpecError(f"{kind} is not known; known are sqlite and postgresql", "database")
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    engine = create_engine(url, json_deserializer=json_of_row)
+    _check_ours(url.database)
+    _keep_private(url.database)
+    event.listen(engine, "connect", _set_up)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
 def _check_ours(database: str | None) -> None:
     """Raise RecordsUnusable for an SQLite file of another program, before anything in it is changed."""
     if not database or not Path(database).is_file():
         return
-    ours = set(Base.metadata.tables)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(Path(database).absolute()))}?mode=ro", uri=True)) as file:
             tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error:
         return  # the migration reports the error
     tables -= {name for name in tables if name.startswith("sqlite_")}
-    if tables and not (VERSIONS in tables and ours <= tables):
+    if tables and not (VERSIONS in tables and FIRST <= tables):
         raise RecordsUnusable(
             f"{database} is a database of another program (its tables: {', '.join(sorted(tables)[:5])}); name another "
             "file in `database`, or restore that of the service"

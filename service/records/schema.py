@@ -27,8 +27,9 @@ def _or_damaged(process: Callable[[Any], Any], value: Any) -> Any:
         raise RowDamaged(f"{value!r} is not a time") from error
 
 
-def json_of_row(text: str) -> Any:
+def json_of_row(text: str | bytes) -> Any:
     """The value of a JSON column. Raises RowDamaged."""
+    text = text.decode() if isinstance(text, bytes) else text  # PostgreSQL's driver has bytes
     try:
         return documents.parse(text, f"{text[:40]!r}")
     except documents.InvalidDocument as error:
@@ -66,15 +67,32 @@ class Instant(TypeDecorator[datetime]):
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """From the database."""
-        if value is None or value.tzinfo is not None:
-            return value
-        return value.replace(tzinfo=UTC)
+        """From the database, in UTC; SQLite has no zones, PostgreSQL answers in that of the session."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
         """See TypeDecorator. Raises RowDamaged for a value that is not a time."""
         process = super().result_processor(dialect, coltype)
         return process and partial(_or_damaged, process)
+
+
+class StoredText(TypeDecorator[str]):
+    """Text that every database stores: PostgreSQL refuses NUL, which a path of a request may hold."""
+
+    impl: Any = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """To the database: NUL becomes U+FFFD."""
+        return None if value is None else value.replace("\0", "\ufffd")
+
+
+class StoredLongText(StoredText):
+    """Such text of any length."""
+
+    impl = Text
 
 
 class Base(DeclarativeBase):
@@ -84,7 +102,7 @@ class Base(DeclarativeBase):
         datetime: Instant(),
         dict[str, Any]: JSON(),
         list[dict[str, Any]]: JSON(),
-        str: String(),
+        str: StoredText(),
     }
 
 
@@ -93,14 +111,14 @@ class JobRow(Base):
 
     __tablename__ = "jobs"
 
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(StoredText(64), primary_key=True)
     spec: Mapped[dict[str, Any]]
     """As the user wrote it, overrides applied."""
     folder: Mapped[str]
     """The job's own folder."""
     base: Mapped[str]
     """The folder where relative paths of the spec start."""
-    desired: Mapped[str] = mapped_column(String(16))
+    desired: Mapped[str] = mapped_column(StoredText(16))
     """One of service.jobs.host.Desired."""
     ask: Mapped[int] = mapped_column(Integer)
     """Number of requests to start or restart the job. An outcome is valid for one value only."""
@@ -121,14 +139,14 @@ class OperationRow(Base):
     __tablename__ = "operations"
     __table_args__ = (Index("operations_by_job", "job", "id"),)
 
-    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    id: Mapped[str] = mapped_column(StoredText(40), primary_key=True)
     """In the order of their creation."""
-    kind: Mapped[str] = mapped_column(String(32))
-    job: Mapped[str | None] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(StoredText(32))
+    job: Mapped[str | None] = mapped_column(StoredText(64))
     who: Mapped[str]
-    state: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(StoredText(16))
     progress: Mapped[float | None] = mapped_column(Float)
-    said: Mapped[str] = mapped_column(Text)
+    said: Mapped[str] = mapped_column(StoredLongText)
     result: Mapped[Any] = mapped_column(JSON(none_as_null=True), nullable=True)
     problem: Mapped[Any] = mapped_column(JSON(none_as_null=True), nullable=True)
     created_at: Mapped[datetime]
@@ -144,11 +162,11 @@ class AuditRow(Base):
     id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
     at: Mapped[datetime]
     who: Mapped[str]
-    role: Mapped[str | None] = mapped_column(String(16))
-    method: Mapped[str] = mapped_column(String(16))
+    role: Mapped[str | None] = mapped_column(StoredText(16))
+    method: Mapped[str] = mapped_column(StoredText(16))
     """The HTTP method, or the name of an action without a request."""
-    path: Mapped[str] = mapped_column(Text)
-    job: Mapped[str | None] = mapped_column(String(64))
+    path: Mapped[str] = mapped_column(StoredLongText)
+    job: Mapped[str | None] = mapped_column(StoredText(64))
     status: Mapped[int | None] = mapped_column(Integer)
     detail: Mapped[dict[str, Any]]
 
@@ -158,11 +176,11 @@ class TokenRow(Base):
 
     __tablename__ = "tokens"
 
-    id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    name: Mapped[str] = mapped_column(String(64))
-    role: Mapped[str] = mapped_column(String(16))
-    hash: Mapped[str] = mapped_column(String(128))
-    salt: Mapped[str] = mapped_column(String(64))
+    id: Mapped[str] = mapped_column(StoredText(40), primary_key=True)
+    name: Mapped[str] = mapped_column(StoredText(64))
+    role: Mapped[str] = mapped_column(StoredText(16))
+    hash: Mapped[str] = mapped_column(StoredText(128))
+    salt: Mapped[str] = mapped_column(StoredText(64))
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
@@ -175,12 +193,35 @@ class RepeatRow(Base):
     __tablename__ = "repeats"
     __table_args__ = (Index("repeats_by_time", "at"),)
 
-    key: Mapped[str] = mapped_column(String(255), primary_key=True)
-    who: Mapped[str] = mapped_column(String(255), primary_key=True)
-    method: Mapped[str] = mapped_column(String(16))
-    path: Mapped[str] = mapped_column(Text)
-    body_hash: Mapped[str] = mapped_column(String(128))
+    key: Mapped[str] = mapped_column(StoredText(255), primary_key=True)
+    who: Mapped[str] = mapped_column(StoredText(255), primary_key=True)
+    method: Mapped[str] = mapped_column(StoredText(16))
+    path: Mapped[str] = mapped_column(StoredLongText)
+    body_hash: Mapped[str] = mapped_column(StoredText(128))
     status: Mapped[int | None] = mapped_column(Integer)
     headers: Mapped[dict[str, Any]]
-    body: Mapped[str | None] = mapped_column(Text)
+    body: Mapped[str | None] = mapped_column(StoredLongText)
     at: Mapped[datetime]
+
+
+class LeaseRow(Base):
+    """Which service is active, where several share the records: one row, see service.records.lease."""
+
+    __tablename__ = "lease"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    """Always LEASE."""
+    number: Mapped[int] = mapped_column(Integer)
+    """Number of times that a service became active: the fence."""
+    holder: Mapped[str]
+    """The machine and process of the service, in words; empty before the first."""
+    url: Mapped[str]
+    """The address of its API; empty until it is known."""
+    root: Mapped[str]
+    """The folder of its jobs."""
+    expires_at: Mapped[datetime]
+    """From this time on, of the database's clock, another service may become active."""
+
+
+LEASE = 1
+"""The id of the only row of "lease"."""

@@ -5,11 +5,14 @@ The jobs go on when the service ends; the next start finds them again.
 
 import gc
 import logging
+import os
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from service.jobs.host import Host
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""Time between two looks whether another service has taken the place of this one."""
 
 Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
 
@@ -45,11 +51,25 @@ def serve_until_stopped(path: Path) -> None:
             "what runs; name it by an absolute path",
             script,
         )
-    with stop_flag() as stopping, running_service(config) as service:
+    from service.jobs.activation import EndedWaiting
+
+    with stop_flag() as stopping, suppress(EndedWaiting), running_service(config, stopping) as service:
         gc.collect()
         gc.freeze()  # else every full garbage collection blocks all requests for a third of a second
         print(f"serving {service.url}, jobs in {config.jobs}", flush=True)
-        stopping.wait()
+        while not stopping.wait(LOOK_S):
+            if service.lost.is_set():
+                _begin_anew()
+
+
+def _begin_anew() -> NoReturn:
+    """Replace this process by a new one of the same command, which waits for its turn.
+
+    At once, without an orderly end: nothing of a service whose place was taken may act any more.
+    """
+    log.warning("another service is active; this one begins anew, and waits for its turn")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +79,18 @@ class RunningService:
     host: "Host"
     url: str
     """Its address."""
+    lost: threading.Event
+    """Set once another service has taken its place."""
 
 
 @contextmanager
-def running_service(config: "ServiceConfig") -> Iterator[RunningService]:
+def running_service(config: "ServiceConfig", stopping: threading.Event | None = None) -> Iterator[RunningService]:
     """Serve by `config`, whose paths are absolute, while the context lasts. Raises SpecError.
 
-    1. Lock the jobs for this service, and supervise them. 2. Load the tokens, and check where the API may listen.
-    3. Serve the API.
+    `stopping` ends a wait for another service with the same records: EndedWaiting is raised.
+
+    1. Become the active service of the jobs, and supervise them. 2. Load the tokens, and check where the API may
+    listen. 3. Serve the API.
     """
     # Imported here: every command imports this module, and few need a server.
     from service.api.app import ApiSettings, app
@@ -77,10 +101,12 @@ def running_service(config: "ServiceConfig") -> Iterator[RunningService]:
     from service.auth.token_store import StoredTokens
     from service.auth.tokens import Tokens
     from service.jobs.local_host import host_jobs
+    from service.server.waiting import Waiting
     from service.ui.mount import mount
 
     with ExitStack() as held:
-        host = held.enter_context(host_jobs(config, problem_of))  # 1
+        waiting = Waiting(config, stopping or threading.Event())
+        host = held.enter_context(host_jobs(config, problem_of, waiting))  # 1
         tokens = Tokens(StoredTokens(host.records))
         exposure = exposure_of(config.listen, config.access, config.tls, any_token=tokens.any_live())  # 2
         terms = ApiSettings(
@@ -91,11 +117,17 @@ def running_service(config: "ServiceConfig") -> Iterator[RunningService]:
             private=config.private,
             predicting=config.predicting,
             names=exposure.names,
+            fence=None if host.lease is None else host.lease.fence,
         )
         listener = held.enter_context(listen(exposure.host, exposure.port, "listen"))
         api = app(host, terms)
         mount(api, config.limits.max_streams, config.limits.max_streams_each)
         held.enter_context(prioritized())  # for the threads that answer; those that start jobs are there already
         held.enter_context(serving(api, listener, exposure.cert, exposure.key))  # 3
-        address = replace(exposure, port=listener.getsockname()[1]).url  # port 0 takes a free one
-        yield RunningService(host, address)
+        exposure = replace(exposure, port=listener.getsockname()[1])  # port 0 takes a free one
+        lost = threading.Event()
+        if host.lease is not None:
+            name = exposure.host if exposure.host in exposure.names else exposure.names[-1]  # that of 0.0.0.0
+            host.lease.publish(replace(exposure, host=name).url)
+            lost = host.lease.lost
+        yield RunningService(host, exposure.url, lost)

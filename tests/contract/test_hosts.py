@@ -21,16 +21,16 @@ from service.spec.job import job_of
 from tests.integration.stream_job import SPEC
 
 RAW = tomllib.loads(SPEC)
-HOSTS = ("service", "run", "memory")
+HOSTS = ("service", "service on postgresql", "run", "memory")
 
 
 def new(name="small", start=False, **sections):
     return NewJob(spec={**RAW, **sections}, name=name, start=start)
 
 
-def config_of(tmp_path, **limits):
+def config_of(tmp_path, database=None, **limits):
     allow = AllowSection(pipe_commands=[("cat",)], roots=(str(tmp_path / "data"),))
-    return ServiceConfig(root=tmp_path / "root", allow=allow, limits=LimitsSection(**limits))
+    return ServiceConfig(root=tmp_path / "root", database=database, allow=allow, limits=LimitsSection(**limits))
 
 
 @pytest.fixture
@@ -47,6 +47,11 @@ def host(request, tmp_path):
             host = request.getfixturevalue("local")
             host.create(new(), "ann")
             yield host
+        case "service on postgresql":
+            config = config_of(tmp_path, request.getfixturevalue("postgres").database(), max_jobs=2)
+            with host_jobs(config) as host:
+                host.create(new(), "ann")
+                yield host
         case "run":
             with foreground_host(job_of(RAW, tmp_path), lambda: {"state": "starting"}) as host:
                 yield host
@@ -118,11 +123,11 @@ def test_a_job_has_a_folder_with_its_spec_and_a_store_of_its_own(local, tmp_path
     assert JobFolder(job.folder).job() == (job.spec, job.base)
 
 
-def test_jobs_are_there_again_after_the_host_was(tmp_path):
-    with host_jobs(config_of(tmp_path)) as host:
+def test_jobs_are_there_again_after_the_host_was(tmp_path, url):
+    with host_jobs(config_of(tmp_path, url)) as host:
         before = host.create(new(), "ann")
         host.act("small", Action.STOP, "ann")
-    with host_jobs(config_of(tmp_path)) as host:
+    with host_jobs(config_of(tmp_path, url)) as host:
         assert host.job("small") == before
 
 

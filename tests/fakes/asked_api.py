@@ -70,9 +70,15 @@ class Served:
 class Api(Served):
     """The API of jobs in memory, with a token of each role."""
 
-    def __init__(self, root: Path, limits: LimitsSection | None = None, allow: AllowSection | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        limits: LimitsSection | None = None,
+        allow: AllowSection | None = None,
+        database: str | None = None,
+    ) -> None:
         limits = limits or LimitsSection()
-        self.records = opened(f"sqlite:///{root / 'records.db'}")
+        self.records = opened(database or f"sqlite:///{root / 'records.db'}")
         work = OperationQueue(self.records, threads=2, max_operations=limits.max_operations, problem_of=problem_of)
         self.host = MemoryHost(self.records, work, root)
         tokens = Tokens(MemoryTokenRows())

@@ -28,8 +28,8 @@ def test_however_many_kinds_there_are_few_lines_are_written_and_the_next_says_ho
 
 
 @pytest.fixture
-def served(tmp_path):
-    with api(tmp_path) as served:
+def served(tmp_path, url):
+    with api(tmp_path, database=url) as served:
         served.job()
         yield served
 

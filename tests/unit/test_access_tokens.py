@@ -33,13 +33,15 @@ def time():
     return Time()
 
 
-@pytest.fixture(params=["memory", "records"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def rows(request, tmp_path):
     if request.param == "memory":
         yield MemoryTokenRows()
-    else:
-        with opened(f"sqlite:///{tmp_path / 'records.db'}") as records:
-            yield StoredTokens(records)
+        return
+    in_file = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path / 'records.db'}" if in_file else request.getfixturevalue("postgres").database()
+    with opened(url) as records:
+        yield StoredTokens(records)
 
 
 @pytest.fixture

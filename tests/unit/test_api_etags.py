@@ -13,8 +13,8 @@ from tests.fakes.asked_api import api
 
 
 @pytest.fixture
-def served(tmp_path):
-    with api(tmp_path) as served:
+def served(tmp_path, url):
+    with api(tmp_path, database=url) as served:
         served.job()
         yield served
 

@@ -27,8 +27,8 @@ KEYS = {"keys": {"tables.default.optimizer.lr": 0.02}}
 
 
 @pytest.fixture
-def served(tmp_path):
-    with api(tmp_path, limits=LimitsSection(max_body=4096, max_operations=2)) as made:
+def served(tmp_path, url):
+    with api(tmp_path, limits=LimitsSection(max_body=4096, max_operations=2), database=url) as made:
         made.job("news")
         yield made
 

@@ -40,10 +40,10 @@ GATES = {"min_auc": {"passed": False, "value": 0.5, "limit": 0.6, "why": "auc of
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(tmp_path_factory, new_database):
     """A stopped job with two commits, two exports, dead letters and output."""
     root = tmp_path_factory.mktemp("api")
-    with api(root) as made:
+    with api(root, database=new_database(root)) as made:
         made.job("small", STATUS, tomllib.loads(SPEC + '[exports.main]\npath = "out"\n'))
         past = made.past("small")
         letters = past.store / "dead_letters"

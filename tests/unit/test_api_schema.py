@@ -39,8 +39,9 @@ STREAM = "/v1/jobs/{job}/metrics/stream"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with api(tmp_path_factory.mktemp("api")) as made:
+def served(tmp_path_factory, new_database):
+    root = tmp_path_factory.mktemp("api")
+    with api(root, database=new_database(root)) as made:
         made.job("news", {"version": 2})
         made.host.act("news", "stop", "tests")
         made.past()

@@ -15,8 +15,8 @@ WITHIN_S = 20
 
 
 @pytest.fixture
-def records(tmp_path):
-    with opened(f"sqlite:///{tmp_path}/records.db") as records:
+def records(url):
+    with opened(url) as records:
         yield records
 
 
