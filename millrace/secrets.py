@@ -90,6 +90,15 @@ def is_reference(value: Any) -> bool:
     return kind in ("env", "file") and isinstance(name, str) and name != "" and "\0" not in name
 
 
+def references_of(raw: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    """The path of each key in `raw` that is a reference to a secret, and its kind, "env" or "file"."""
+    if is_reference(raw):
+        yield at, next(iter(raw))
+    elif isinstance(raw, Mapping | list | tuple):
+        for key, value in raw.items() if isinstance(raw, Mapping) else enumerate(raw):
+            yield from references_of(value, f"{at}.{key}" if at else str(key))
+
+
 def resolve_secret(value: Any, folder: Path, at: str) -> Any:
     """The secret that `value` is or names; files are relative to `folder`. Raises SpecError naming the key `at`.
 

@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 import millrace
-from millrace.lifecycle import exit_code_of
+from millrace.lifecycle import ExitCode, exit_code_of
 from millrace.timeline import parse_window
-from service.cli.arguments import Overrides, SpecFile
+from service.cli.arguments import Health, Overrides, SpecFile
 from service.cli.export_commands import exporting
 from service.cli.fault_commands import faults
 from service.cli.history_commands import past
 from service.cli.inspect_commands import looking
 from service.cli.join_token_command import join_token
 from service.cli.prediction_commands import predicting
+from service.cli.render_command import render
 from service.cli.replica_command import replica
 from service.cli.resize_command import resize
 from service.cli.run_command import run_job
@@ -36,6 +37,7 @@ cli = typer.Typer(
 )
 cli.add_typer(spec, name="spec")
 cli.add_typer(token, name="token")
+cli.add_typer(render, name="render")
 cli.add_typer(past)
 cli.add_typer(exporting)
 cli.add_typer(looking)
@@ -56,6 +58,14 @@ Listen = Annotated[
     str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, for example at 127.0.0.1:8080.")
 ]
 
+RetryStopped = Annotated[
+    bool,
+    typer.Option(
+        "--retry-stopped",
+        help="After a signal end with exit code 75, also at workers that joined: an orchestrator starts them again.",
+    ),
+]
+
 Trace = Annotated[
     str | None,
     typer.Option(
@@ -73,10 +83,15 @@ def run(
     fresh: Fresh = False,
     listen: Listen = None,
     trace: Trace = None,
+    health: Health = None,
+    retry_stopped: RetryStopped = False,
 ) -> None:
     """Run a job in the foreground until its stream ends, or Ctrl-C."""
     window = None if trace is None else parse_window(trace)
-    raise typer.Exit(run_job(load_job(job, overrides), choose_show(), fresh=fresh, listen=listen, trace=window))
+    stopped = ExitCode.RETRY if retry_stopped else ExitCode.DRAINED
+    loaded, show = load_job(job, overrides), choose_show()
+    code = run_job(loaded, show, fresh=fresh, listen=listen, trace=window, health=health, stopped=stopped)
+    raise typer.Exit(code)
 
 
 @cli.command()

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from millrace.http.health import health_served
+from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
 from millrace.timeline import TraceWindow
 from service.cluster.job_run import open_run, print_outcome
@@ -18,30 +20,39 @@ GetStatus = Callable[[], Mapping[str, Any]]
 
 
 def run_job(
-    job: LoadedJob, show: Show, *, fresh: bool, listen: str | None = None, trace: TraceWindow | None = None
+    job: LoadedJob,
+    show: Show,
+    *,
+    fresh: bool,
+    listen: str | None = None,
+    trace: TraceWindow | None = None,
+    health: str | None = None,
+    stopped: ExitCode = ExitCode.DRAINED,
 ) -> int:
     """Run `job` to its end; returns the exit code.
 
-    `listen` = "127.0.0.1:8080" serves the API meanwhile. `trace`: the steps of a timeline. Raises SpecError where the
-    pipe command, the store or that address cannot be used, before any worker starts or the store is changed.
+    `listen` = "127.0.0.1:8080" serves the API meanwhile. `trace`: the steps of a timeline. `health`: where to answer
+    probes. `stopped`: the exit code, also of its agents, where a signal stopped the job. Raises SpecError where the
+    pipe command, the store or an address cannot be used, before any worker starts or the store is changed.
     """
     job = job if fresh else with_store_defaults(job)
     check_run(job, fresh=fresh)
     with ExitStack() as held:
         serve = held.enter_context(_listening(job, listen)) if listen else None
-        run = held.enter_context(open_run(job, show.on_line, fresh=fresh, trace=trace))
+        run = held.enter_context(open_run(job, show.on_line, fresh=fresh, trace=trace, stopped=stopped))
         both = RunThenPredict(run, job, show.on_line)
         with ExitStack() as shown:
             if serve:
                 shown.enter_context(serve(both.status))
             shown.enter_context(show.watching(both.status))
+            shown.enter_context(health_served(health, run.launcher.lacks))
             outcome = both.run()
         code = print_outcome(outcome, run.launcher, run.report, run.store / REPORT)
         if run.trace:
             print_printable(f"trace     {run.trace}")
         for line in prediction_lines(both.predicted) if both.predicted else ():
             print_printable(line)
-        return code
+        return stopped if run.launcher.stopped and code == ExitCode.DRAINED else code
 
 
 @contextmanager

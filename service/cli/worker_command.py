@@ -12,11 +12,13 @@ from millrace import logs
 from millrace.address import parse_address
 from millrace.config import parse_duration
 from millrace.errors import Refused, SpecError
+from millrace.http.health import health_served
 from millrace.identity.join_token import StaleToken, read_token
 from millrace.lifecycle import stop_flag
 from millrace.rpc.joining import AgentFacts
+from service.cli.arguments import Health
 from service.cluster.agent import Agent, Joined
-from service.cluster.machine import machine_id
+from service.cluster.machine import cores_here, machine_id
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """Variables of the environment that torchrun and indexed jobs set."""
@@ -38,6 +40,7 @@ def worker(
     wait: Annotated[
         str, typer.Option(metavar="DURATION", help="Longest wait for a launcher that does not answer, such as 5m.")
     ] = "5m",
+    health: Health = None,
 ) -> None:
     """Join a job whose `cluster.launcher` is "external", and run one of its workers until the job ends.
 
@@ -61,10 +64,10 @@ def worker(
         rank=rank,
         world=world,
         local_rank=local_rank,
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores_here(),
     )
     try:
-        with stop_flag() as stopping, Agent(to, facts, stopping) as agent:
+        with stop_flag() as stopping, Agent(to, facts, stopping) as agent, health_served(health, agent.lacks):
             code = agent.run()
     except StaleToken:
         raise Refused(

@@ -73,6 +73,7 @@ class Agent:
         self._node_timeout_s, self._pause_s = to.wait_s, PAUSE_S
         self._heard_s = time.monotonic()
         self._shown = ""
+        self._worker: str | None = None  # the one that runs
 
     def __enter__(self) -> "Agent":
         self._held.callback(self._client.close)
@@ -81,6 +82,12 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
+
+    def lacks(self) -> str:
+        """The things that it lacks to be ready, in words; "" while it runs a worker. Any thread."""
+        if self._worker is not None:
+            return ""
+        return f"has no worker: the job {self._shown}" if self._shown else "has no worker"
 
     def run(self) -> int:
         """Run workers until the job ends; the exit code of the job, or RETRY where this agent was asked to end.
@@ -162,9 +169,11 @@ class Agent:
                 reason = error.reason if isinstance(error, CannotStart) else str(error)
                 self._report(given, cannot_start=reason)
                 return
+            self._worker = given.worker
             try:
                 self._attend(given, child)
             finally:
+                self._worker = None
                 child.end()
 
     def _attend(self, given: WorkerOffer, child: AgentChild) -> None:

@@ -14,7 +14,7 @@ MAX_SOURCE_FILES = 64
 
 def input_files(job: LoadedJob) -> list[str]:
     """Files of the pipe, of the user's model and of the source, relative to the job's folder."""
-    named = [*_named_by_pipe(job), *_model_files(job)]
+    named = [*named_by_pipe(job), *model_files(job.folder, job.spec.model.class_path or "")]
     for source in job.spec.sources.values():
         if isinstance(source, FilesSource) and source.root is None:
             found = (path for pattern in source.paths for path in Pattern(pattern).matches(job.folder))
@@ -22,7 +22,7 @@ def input_files(job: LoadedJob) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def _named_by_pipe(job: LoadedJob) -> Iterator[str]:
+def named_by_pipe(job: LoadedJob) -> Iterator[str]:
     """Arguments of the pipe command, or the schema of events, that are files of the job's folder."""
     pipe = job.spec.pipe
     for word in pipe.command if isinstance(pipe, PipeSection) else filter(None, [pipe.schema_file]):
@@ -30,8 +30,8 @@ def _named_by_pipe(job: LoadedJob) -> Iterator[str]:
             yield word
 
 
-def _model_files(job: LoadedJob) -> Iterator[str]:
-    """The module of the user's model: a file, or a package."""
-    module, _, _ = (job.spec.model.class_path or "").partition(":")
+def model_files(folder: Path, class_path: str) -> Iterator[str]:
+    """The module of a user's class in the job's folder: a file, or a package."""
+    module, _, _ = class_path.partition(":")
     path = module.replace(".", "/")
-    yield from (name for name in (f"{path}.py", f"{path}/__init__.py") if module and (job.folder / name).is_file())
+    yield from (name for name in (f"{path}.py", f"{path}/__init__.py") if module and (folder / name).is_file())

@@ -73,12 +73,13 @@ def open_run(
     paused: bool = False,
     private: Path | None = None,
     trace: TraceWindow | None = None,
+    stopped: ExitCode = ExitCode.DRAINED,
 ) -> Iterator[JobRun]:
     """The run of `job` in its store, which is claimed until the context ends.
 
     `fresh` removes the old content of the store. `paused`: the run begins without planning a pass of events.
     `private`: the folder for configurations of workers, instead of one in the store. `trace`: the steps of a timeline.
-    Raises SpecError where the store cannot be used.
+    `stopped`: the exit code of agents where the job was stopped. Raises SpecError where the store cannot be used.
     """
     if fresh:
         check_fresh(job)
@@ -96,7 +97,15 @@ def open_run(
         limits = restart_limits(job.spec.cluster)
         spare, sees = isinstance(launcher, SpareLauncher), held.enter_context(_seen_by_workers(job))
         plans = GenerationPlans(job, folder, newest, spare=spare, sees=sees, trace=trace)
-        runner = JobRunner(job.spec.name, plans.phases(), on_line, launcher=launcher, restarts=limits, standbys=plans)
+        runner = JobRunner(
+            job.spec.name,
+            plans.phases(),
+            on_line,
+            launcher=launcher,
+            restarts=limits,
+            standbys=plans,
+            stop_code=stopped,
+        )
         if trace is None:
             yield JobRun(runner, store)
             return

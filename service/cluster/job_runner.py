@@ -29,6 +29,9 @@ from service.monitor.status import Status
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""
 
+NOT_READY = ("starting", "restarting", STANDBY)
+"""States of a job whose workers do not run yet."""
+
 
 class JobRunner:
     """Runs a job on a launcher: starts its workers, restarts them after a death, ends them together.
@@ -48,12 +51,16 @@ class JobRunner:
         faults: Faults = lambda generation, worker: (),
         status_interval_s: float = 0.5,
         standbys: StandbyPlans | None = None,
+        stop_code: ExitCode = ExitCode.DRAINED,
     ) -> None:
-        """`standbys` plans the workers that stand by when the job is resized, if the launcher has room for them."""
+        """`standbys` plans the workers that stand by when the job is resized, if the launcher has room for them.
+
+        `stop_code`: the exit code for agents where the job was stopped, instead of DRAINED.
+        """
         self._launcher = launcher
         self._phases, self._on_line, self._faults, self._standbys = phases, on_line, faults, standbys
         self._limits, self._restarts = limits or EndingLimits(), restarts or RestartLimits()
-        self._status_interval_s = status_interval_s
+        self._status_interval_s, self._stop_code = status_interval_s, stop_code
         self._events: Events = queue.SimpleQueue()
         self._deaths: list[Death] = []
         self._before: Mapping[str, Any] = {"job": job, "state": "starting"}  # shown until a chief answers
@@ -85,6 +92,15 @@ class JobRunner:
         waits = self._generation.waits
         return told if waits is None else {**told, "stalled": {"waits_for": "workers", "text": waits}}
 
+    def lacks(self) -> str:
+        """The things that the job lacks to be ready, in words; "" while its workers run. Any thread."""
+        status = self.status()
+        stalled = status.get("stalled") or {}
+        if stalled.get("waits_for") == "workers":
+            return str(stalled["text"])
+        state = str(status.get("state"))
+        return f"the job is {state}" if state in NOT_READY else ""
+
     def last_lines(self, worker: str) -> list[str]:
         """The last lines of output of a worker of the last generation. Any thread."""
         return self._generation.last_lines(worker) if self._generation is not None else []
@@ -104,7 +120,8 @@ class JobRunner:
             with on_stop_signal(lambda: self._events.put((0, StopRequested()))):
                 outcome = self._run_phases()
         finally:
-            self._launcher.end(outcome.code, outcome.reason)
+            drained = self.stopped and outcome.code == ExitCode.DRAINED
+            self._launcher.end(self._stop_code if drained else outcome.code, outcome.reason)
         return outcome
 
     def _run_phases(self) -> RunOutcome:

@@ -14,7 +14,7 @@ NOBODY_JOINS = format_address(LOOPBACK, 0)
 
 
 class WorkerResources(Section):
-    """Resources that a Ray cluster reserves for one process."""
+    """Resources that a Ray cluster reserves for one process, or the limits of its container on Kubernetes."""
 
     cores: float = Field(default=1.0, gt=0, le=4096)
     """Processors. A trainer has as many threads of torch, and one at least."""
@@ -66,7 +66,7 @@ class ClusterSection(Section):
     ray_address: str | None = None
     """Address of the Ray cluster, HOST:PORT, as its head tells it. Launcher "ray" needs it."""
     resources: RoleResources = RoleResources()
-    """Resources of each process. Read by launcher "ray"."""
+    """Resources of each process. Read by launcher "ray" and by `millrace render kubernetes`."""
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":

@@ -1,7 +1,9 @@
 """The command line: its surface, its exit codes, and whole runs of fake workers through it."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -18,12 +20,14 @@ from service.cli.run_command import run_job
 from service.cluster import generation_plans
 from service.cluster import job_run as launching
 from service.cluster import worker_plan as planning
+from service.cluster.local import ProcessLauncher
 from service.cluster.runtime import WorkerRole
 from service.cluster.supervision import RunOutcome
 from service.monitor.shows import PlainShow
 from service.spec.job import load_job
 from tests.fakes.launch import fake_worker
 from tests.integration.stream_job import write_job
+from tests.unit.test_launcher import when
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NEWS = GOLDEN / "news.toml"
@@ -275,3 +279,17 @@ def test_help_is_there_for_every_command():
     root = typer.main.get_command(main.cli)
     commands = [*root.commands.values(), *root.commands["spec"].commands.values()]
     assert all(command.help and re.search(r"\w", command.help) for command in commands)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("options", "expected"), [((), 0), (("--retry-stopped",), 75)])
+def test_a_run_that_a_signal_stopped_may_ask_to_be_started_again(
+    millrace_says, workers_do, tmp_path, monkeypatch, options, expected
+):
+    told = []
+    monkeypatch.setattr(ProcessLauncher, "end", lambda _, code, reason: told.append(code))
+    workers_do(["serve"], ["write", str(tmp_path / "up"), "up"], ["await_drain"], ["exit", 0])
+    store = "--set", CAT, "--set", f"store.path={tmp_path / 'store'}"
+    with when((tmp_path / "up").exists, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        code, out, _ = millrace_says("run", NEWS, *store, *options)
+    assert (code, out) == (expected, "done: stopped after the pass in training\n") and told == [expected]

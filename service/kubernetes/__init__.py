@@ -1,0 +1,1 @@
+"""Manifests that run a job on Kubernetes."""

@@ -1,0 +1,22 @@
+"""Settings of the manifests of a job that are not in its job file."""
+
+from dataclasses import dataclass
+
+IMAGE = "millrace:0.1.0"
+"""The image of deploy/Dockerfile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestSettings:
+    """See module docstring. Secrets are named, never read: `kubectl create secret` makes them."""
+
+    image: str = IMAGE
+    namespace: str = "default"
+    identity_secret: str = ""
+    """Secret with the files of the folder `identity` of the job's store; default: NAME-identity."""
+    environment_secret: str = ""
+    """Secret whose keys become variables of the environment, such as AWS_ACCESS_KEY_ID; default: NAME-environment."""
+    replicas: int = 0
+    """Pods that serve predictions of the newest version."""
+    queue: str | None = None
+    """Queue of Volcano: all pods of the job start together or none. None: the cluster's own scheduler."""

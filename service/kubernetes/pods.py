@@ -1,0 +1,156 @@
+"""Pods of a job: containers without rights, their volumes, probes and resources. Pure: each function makes a part.
+
+service.kubernetes.workloads makes the objects that own pods.
+"""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from service.kubernetes.config import ManifestSettings
+from service.spec.config import WorkerResources
+
+Part = dict[str, Any]
+
+USER = 10001
+"""User and group of the image."""
+JOB_FOLDER = "/srv/job"
+IDENTITY_FOLDER = "/srv/identity"
+SECRET_FOLDER = "/srv/secret"
+TOKEN_FILE = f"{IDENTITY_FOLDER}/join_token"
+EPHEMERAL_PORTS = 32768, 60999
+"""Ports that workers listen at: a system takes them of this range, and the pods of a job fix it."""
+ENDED_FOR_GOOD = [1, 2, 70]
+"""Exit codes after which another try would end the same way; see millrace.lifecycle.ExitCode."""
+_UNITS = {30: "Gi", 20: "Mi", 10: "Ki"}
+SMALL = WorkerResources(cores=0.1, memory=64 << 20)
+"""Resources of a container that copies files."""
+
+
+def pod_template(
+    labels: Part,
+    settings: ManifestSettings,
+    *,
+    group: str,
+    containers: Sequence[Part],
+    inits: Sequence[Part],
+    volumes: Sequence[Part],
+    grace_s: int,
+    restart: str = "Never",
+) -> Part:
+    """A template of pods without any right that they do not need. `group`: the PodGroup, where there is a queue."""
+    metadata: Part = {"labels": labels}
+    spec: Part = {
+        "restartPolicy": restart,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "sysctls": [{"name": "net.ipv4.ip_local_port_range", "value": "{} {}".format(*EPHEMERAL_PORTS)}],
+        },
+        "initContainers": [*inits],
+        "containers": [*containers],
+        "volumes": [*volumes],
+    }
+    if settings.queue is not None:
+        metadata["annotations"] = {"scheduling.k8s.io/group-name": group}
+        spec = {"schedulerName": "volcano", **spec}
+    return {"metadata": metadata, "spec": spec}
+
+
+def container(
+    name: str, settings: ManifestSettings, command: Sequence[str], needs: WorkerResources, mounts: Sequence[Part]
+) -> Part:
+    """A container without rights. Its requests are its limits: a job is as fast as the slowest of its workers."""
+    return {
+        "name": name,
+        "image": settings.image,
+        "command": [*command],
+        "resources": {"requests": resources(needs), "limits": resources(needs)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [*mounts],
+    }
+
+
+def worker_environment(settings: ManifestSettings) -> Part:
+    """The environment of launcher and workers: the containers of a pod are one machine; secrets by reference."""
+    pod = {"name": "MILLRACE_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    return {"env": [pod], "envFrom": [{"secretRef": {"name": settings.environment_secret, "optional": True}}]}
+
+
+def probes(port: int, live: str = "/live", ready: str = "/ready") -> Part:
+    """Probes by HTTP. A pod has five minutes to begin: kernels may be compiled and large images loaded meanwhile."""
+    return {
+        "startupProbe": {**_asked(live, port), "periodSeconds": 2, "failureThreshold": 150},
+        "livenessProbe": {**_asked(live, port), "periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": {**_asked(ready, port), "periodSeconds": 5, "failureThreshold": 3},
+    }
+
+
+def _asked(path: str, port: int) -> Part:
+    return {"httpGet": {"path": path, "port": port}, "timeoutSeconds": 5}
+
+
+def resources(needs: WorkerResources) -> Part:
+    """Cores, bytes and GPUs as Kubernetes writes them."""
+    cores = f"{needs.cores:g}" if needs.cores == round(needs.cores) else f"{max(1, round(needs.cores * 1000))}m"
+    found: Part = {"cpu": cores, "memory": _bytes(needs.memory)}
+    return {**found, "nvidia.com/gpu": str(needs.gpus)} if needs.gpus else found
+
+
+def _bytes(number: int) -> str:
+    fits = (f"{number >> shift}{unit}" for shift, unit in _UNITS.items() if number % (1 << shift) == 0)
+    return next(fits, str(number))
+
+
+def copy_of(secret_files: Sequence[str], folder: str, settings: ManifestSettings, volume: str, at: str) -> Part:
+    """A container that copies files of a Secret before the others start, for their owner only.
+
+    The files of a Secret are the group's, too, where a pod has an fsGroup; without one they are root's alone.
+    """
+    sources = [f"{SECRET_FOLDER}/{name}" for name in secret_files]
+    command = ["install", "-D", "--mode=600", f"--target-directory={folder}", *sources]
+    return container("identity", settings, command, SMALL, [mount("secret", SECRET_FOLDER, True), mount(volume, at)])
+
+
+def mount(volume: str, at: str, read_only: bool = False) -> Part:
+    """A volume at a path of a container."""
+    return {"name": volume, "mountPath": at, **({"readOnly": True} if read_only else {})}
+
+
+def secret_volume(name: str, files: Sequence[str]) -> Part:
+    """The named files of a Secret, and no other ones."""
+    items = [{"key": each, "path": each} for each in files]
+    return {"name": "secret", "secret": {"secretName": name, "defaultMode": 0o440, "items": items}}
+
+
+def scratch(name: str, medium: str = "") -> Part:
+    """An empty folder, which goes with the pod."""
+    return {"name": name, "emptyDir": {"medium": medium} if medium else {}}
+
+
+def scratch_mounts() -> list[Part]:
+    """Folders that every process may write."""
+    return [mount("tmp", "/tmp"), mount("kernels", "/var/cache/millrace")]
+
+
+def scratch_volumes() -> list[Part]:
+    """The volumes of `scratch_mounts`."""
+    return [scratch("tmp"), scratch("kernels")]
+
+
+def volume_of_store(path: str) -> str:
+    """The folder of a container that is the volume with the store at `path`."""
+    return str(PurePosixPath(path).parent)

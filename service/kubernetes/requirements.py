@@ -1,0 +1,93 @@
+"""Checks whether a job can run in pods: what it names must be reachable from there, and nothing secret is shown."""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from dataset.spec.config import FilesSource, KafkaSource
+from millrace.address import is_wildcard, parse_address
+from millrace.errors import SpecError
+from millrace.secrets import references_of
+from service.cluster.launchers import EXTERNAL
+from service.kubernetes.config import ManifestSettings
+from service.spec.config import WorkerResources
+from service.spec.job import LoadedJob
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+"""Names of objects that leave room for what is appended to the job's."""
+KAFKA_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
+
+
+def check_renderable(job: LoadedJob, settings: ManifestSettings) -> None:
+    """Raise SpecError at the first key that does not work in pods, with what to do."""
+    named = [("name", job.spec.name), ("--namespace", settings.namespace)]
+    named += [("--identity-secret", settings.identity_secret), ("--environment-secret", settings.environment_secret)]
+    named += [("--queue", settings.queue or "")]
+    for key, name in named:
+        if name and not NAME.fullmatch(name):
+            raise SpecError(
+                f"{name!r} cannot be in names of Kubernetes: small letters, digits and '-', 40 at most", key
+            )
+    _check_cluster(job)
+    _check_store(job)
+    _check_secrets(job)
+    for key, why in _local_places(job):
+        raise SpecError(why, key)
+    for role, needs in needed(job).items():
+        if needs.memory == 0:
+            raise SpecError(
+                f"is not set: a container has a limit of memory; set it, such as {role}={{cores=2,memory='4GiB'}}",
+                f"cluster.resources.{role}.memory",
+            )
+
+
+def needed(job: LoadedJob) -> dict[str, WorkerResources]:
+    """The resources of each role that has processes."""
+    given, cluster = job.spec.cluster.resources, job.cluster
+    return {"trainer": given.trainer, **({"shard": given.shard} if cluster.num_shards else {})}
+
+
+def _check_cluster(job: LoadedJob) -> None:
+    cluster = job.spec.cluster
+    if cluster.launcher != EXTERNAL:
+        raise SpecError(f'is {cluster.launcher!r}: pods join the launcher; set "external"', "cluster.launcher")
+    host, port = parse_address(cluster.listen)
+    if not is_wildcard(host) or port == 0:
+        raise SpecError(
+            f'is {cluster.listen!r}: nobody knows the address of a pod before; set "0.0.0.0:7070"', "cluster.listen"
+        )
+
+
+def _check_store(job: LoadedJob) -> None:
+    store, path = job.spec.store, PurePosixPath(job.spec.store.path)
+    if store.parts != "object":
+        raise SpecError(f'is {store.parts!r}: disks of pods go with them; set "object", and a mirror', "store.parts")
+    if not path.is_absolute() or len(path.parts) < 3 or ".." in path.parts:
+        raise SpecError(
+            f"is {store.path!r}: set an absolute path whose folder becomes a volume, such as /srv/millrace/store",
+            "store.path",
+        )
+
+
+def _check_secrets(job: LoadedJob) -> None:
+    for key in job.secrets:
+        raise SpecError('is written in the job file, which a ConfigMap shows to many; use { env = "NAME" }', key)
+    for key, kind in references_of(job.raw):
+        if kind != "env":
+            raise SpecError('names a file, which a pod does not have; use { env = "NAME" }', key)
+
+
+def _local_places(job: LoadedJob) -> Iterator[tuple[str, str]]:
+    """Keys that name something on one machine's disk, and what to do."""
+    for name, source in job.spec.sources.items():
+        if isinstance(source, FilesSource) and source.root is None:
+            yield f"sources.{name}.root", "is not set: a pod has no such files; keep them in an object store"
+        if isinstance(source, KafkaSource):
+            for key in KAFKA_FILES:
+                if key in source.options:
+                    yield f"sources.{name}.options.{key}", "names a file, which a pod does not have"
+    for name, export in job.spec.exports.items():
+        if export.path is None or not export.path.startswith("s3://"):
+            yield f"exports.{name}.path", "is a folder of a pod, which goes with it; export to an object store"
+    if job.spec.predict is not None:
+        yield "predict", "does not run in pods; run `millrace predict` from the object store"

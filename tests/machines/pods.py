@@ -1,0 +1,91 @@
+"""Pods of rendered manifests on test machines, a machine each: the commands of their containers, volumes, names."""
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.machines.external_job import Output
+from tests.machines.network import Machine
+
+PLACE = "/srv"
+"""All volumes but the scratch folders of the system lie below it; each machine gets an empty one."""
+
+
+class PodMachine:
+    """A machine that runs one pod."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        template: Mapping[str, Any],
+        texts: Mapping[str, Mapping[str, str]],
+        secrets: Mapping[str, Mapping[str, str]],
+        hosts: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> None:
+        """`texts`: data of ConfigMaps, `secrets`: of Secrets, by their names. `hosts`: addresses by name."""
+        self.machine, self._spec, self._environment = machine, template["spec"], environment
+        self._texts, self._secrets = texts, secrets
+        (machine.tmp / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in hosts.items()))
+        machine.call("sh", "-c", f"mount --bind /tmp/hosts /etc/hosts && mount -t tmpfs none {PLACE}")
+        self._fill_volumes()
+
+    def start(self) -> list[Output]:
+        """Run the plain init containers to their ends, then start the others; sidecars come first."""
+        outputs = []
+        for each in (*self._spec["initContainers"], *self._spec["containers"]):
+            output = self._start(each)
+            if each in self._spec["initContainers"] and each.get("restartPolicy") != "Always":
+                assert output.end() == 0, output.said
+            else:
+                outputs.append(output)
+        return outputs
+
+    def _start(self, container: Mapping[str, Any]) -> Output:
+        """Each container has a mount namespace of its own, as in a pod; a restart is not played."""
+        known = {**self._environment}
+        for variable in container.get("env", ()):
+            assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+            known[variable["name"]] = f"uid-of-{self.machine.name}"
+        for each in container.get("envFrom", ()):
+            known |= self._secrets[each["secretRef"]["name"]]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return Output(self.machine.start(("unshare", "--mount", *container["command"]), environment=known, **pipes))
+
+    def _fill_volumes(self) -> None:
+        """Make the folders of all volumes, with the files of ConfigMaps and Secrets."""
+        volumes = {each["name"]: each for each in self._spec["volumes"]}
+        for container in (*self._spec["initContainers"], *self._spec["containers"]):
+            for mount in container["volumeMounts"]:
+                path, volume = mount["mountPath"], volumes[mount["name"]]
+                if path.startswith(f"{PLACE}/"):
+                    self.machine.call("mkdir", "-p", path)
+                    for name, text in self._files(volume).items():
+                        self._write(f"{path}/{name}", text)
+
+    def _files(self, volume: Mapping[str, Any]) -> dict[str, str]:
+        kinds = (("configMap", "name", self._texts), ("secret", "secretName", self._secrets))
+        for kind, key, known in kinds:
+            if kind in volume:
+                data = known[volume[kind][key]]
+                items: Sequence[Mapping[str, str]] = volume[kind].get("items") or [
+                    {"key": key, "path": key} for key in data
+                ]
+                return {item["path"]: data[item["key"]] for item in items}
+        assert "emptyDir" in volume
+        return {}
+
+    def _write(self, path: str, text: str) -> None:
+        kept = self.machine.tmp / "text"
+        kept.write_text(text)
+        self.machine.call(
+            "sh", "-c", f"mkdir -p {shlex.quote(str(Path(path).parent))} && cp /tmp/text {shlex.quote(path)}"
+        )
+
+
+def templates(objects: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The template of each pod, as often as there are such pods, the head first."""
+    jobs = [each["spec"] for each in objects if each["kind"] == "Job"]
+    return [spec["template"] for spec in jobs for _ in range(spec["parallelism"])]

@@ -1,0 +1,70 @@
+"""Facts that an agent tells of its machine: cores within a container's limit, an identity that may be given; probes."""
+
+import os
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from millrace.errors import SpecError
+from millrace.http.health import health_served
+from service.cluster.machine import MACHINE, cores_here, machine_id
+from tests.kafka.cluster import free_ports
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("max 100000\n", CORES),
+        ("", CORES),
+        ("100000 100000\n", 1),
+        ("1000 100000\n", 1),
+        ("150000 100000\n", min(CORES, 2)),
+        ("9900000 100000\n", CORES),
+        ("nonsense", CORES),
+    ],
+)
+def test_cores_are_those_of_the_container(tmp_path, text, cores):
+    (tmp_path / "cpu.max").write_text(text)
+    assert cores_here(tmp_path / "cpu.max") == cores
+
+
+def test_without_a_limit_all_cores_count(tmp_path):
+    assert cores_here(tmp_path / "absent") == CORES
+
+
+def test_an_orchestrator_may_name_the_machine(monkeypatch):
+    monkeypatch.delenv(MACHINE, raising=False)
+    own = machine_id()
+    monkeypatch.setenv(MACHINE, "pod-1")
+    first = machine_id()
+    monkeypatch.setenv(MACHINE, "pod-2")
+    assert len({own, first, machine_id()}) == 3
+    monkeypatch.setenv(MACHINE, "")
+    assert machine_id() == own
+
+
+def test_probes_are_answered_until_the_end():
+    lacks = ["has no worker"]
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    with health_served(f"127.0.0.1:{port}", lambda: lacks[0]):
+        assert urlopen(f"{url}/live", timeout=10).read() == b"live\n"
+        with pytest.raises(HTTPError, match="503") as refused:
+            urlopen(f"{url}/ready", timeout=10)
+        assert refused.value.read() == b"has no worker\n"
+        lacks[0] = ""
+        assert urlopen(f"{url}/ready", timeout=10).read() == b"ready\n"
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{url}/v1/jobs", timeout=10)
+    with pytest.raises(OSError):
+        urlopen(f"{url}/live", timeout=10)
+    with health_served(None, lambda: ""):
+        pass
+
+
+def test_a_wrong_address_is_refused():
+    with pytest.raises(SpecError, match="--health"), health_served("nowhere", lambda: ""):
+        pass
