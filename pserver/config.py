@@ -336,8 +336,9 @@ class ShardProcess(Section):
     """Number of trainers of the job."""
     tables: dict[TableName, TableSection]
     """The tables of the job."""
-    histories: dict[TableName, PositiveCount] = {}
-    """The tables that hold histories in place of weights, with the most signs of a key."""
+    histories: dict[TableName, PositiveCount | tuple[Count, ...]] = {}
+    """The tables that hold histories in place of weights, with the most signs of a key; or counters, with the lengths
+    of their windows in seconds, 0 for one without end."""
     groups: dict[str, SlotGroup] = {}
     """Slot group of each sparse slot, by name."""
     seed: Seed

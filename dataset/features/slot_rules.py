@@ -45,10 +45,10 @@ def check_slot_features(pipe: AnyPipe, entries: Sequence[SlotEntry]) -> None:
             if (path := getattr(entry, key)) is not None:
                 _check_path(path, at(number, key))
     schema = Schema.of(entries)
-    histories = {slot.name for slot in schema.histories}
+    filled = {slot.name for slot in schema.filled}
     for number, entry in enumerate(entries):
-        if known := [part for part in entry.cross if part in histories]:
-            raise SpecError(f"of {known[0]!r}, a history: the job fills it later", at(number, "cross"))
+        if known := [part for part in entry.cross if part in filled]:
+            raise SpecError(f"of {known[0]!r}, a history or counters: the job fills it later", at(number, "cross"))
     fields_of(pipe, schema.emitted)
 
 
@@ -82,6 +82,9 @@ def _problems(entry: SlotEntry, pipe: ColumnsPipe) -> Iterator[tuple[str, str]]:
     if isinstance(entry, SparseSlot) and entry.history is not None:
         for key in keys:
             yield key, "does not go with history: the job fills this slot"
+    if isinstance(entry, DenseSlot) and entry.counters is not None:
+        for key in keys:
+            yield key, "does not go with counters: the job fills this slot"
     if isinstance(entry, SparseSlot) and entry.weighted:
         yield "weighted", 'is not built for pipe.kind = "columns"; use a pipe command'
     if len(entry.expanded()) > 1:

@@ -117,10 +117,11 @@ class SlotCounters:
         for name, column in samples.sparse.items():
             self._observe_signs(self._index[name], column)
 
-    def observe_filled(self, slot: str, column: Ragged) -> None:
-        """Count a sparse slot that was filled after the other slots of its samples were counted."""
-        self.sums_SK[self._index[slot], SlotSum.SAMPLES] += len(column.offset_B1) - 1
-        self._observe_signs(self._index[slot], column)
+    def observe_filled(self, slot: str, num_samples: int, column: Ragged | None = None) -> None:
+        """Count a slot that was filled after the other slots of its samples were counted; `column`: of a sparse one."""
+        self.sums_SK[self._index[slot], SlotSum.SAMPLES] += num_samples
+        if column is not None:
+            self._observe_signs(self._index[slot], column)
 
     def _observe_signs(self, index: int, column: Ragged) -> None:
         self.sums_SK[index, SlotSum.EMPTY] += int(np.count_nonzero(column.offset_B1[1:] == column.offset_B1[:-1]))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from dataset.spec.counters import CountersSection
 from dataset.spec.event_format import EventFormat
 from dataset.spec.feature_keys import FeatureKeys, FieldPath
 from dataset.spec.path_pattern import PathPattern, Pattern
@@ -458,7 +459,19 @@ class DenseSlot(SlotEntry):
     kind: Literal["dense"]
     """Dense."""
     size: int = Field(default=1, ge=1, le=MAX_DENSE)
-    """Number of floats."""
+    """Number of floats; of counters, set by them."""
+    counters: CountersSection | None = None
+    """Set: the job fills this slot with what it counted in earlier samples; see CountersSection."""
+
+    @model_validator(mode="after")
+    def _sized(self) -> "DenseSlot":
+        if self.counters is not None and self.size != self.counters.size:
+            if "size" in self.model_fields_set:
+                raise ValueError(
+                    f"size = {self.size} is not the {self.counters.size} numbers of counters; leave it out"
+                )
+            object.__setattr__(self, "size", self.counters.size)  # the model is frozen once it is checked
+        return self
 
 
 class MetaSlot(SlotEntry):

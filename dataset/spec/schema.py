@@ -15,6 +15,7 @@ from dataset.spec.config import (
     SlotKind,
     SparseSlot,
 )
+from dataset.spec.counters import CountersSection
 from millrace.errors import SpecError
 
 NUM_GROUPS = 1 << 16
@@ -57,6 +58,12 @@ class Slot:
         """The setting of a slot that the job fills."""
         assert self.sparse.history is not None, "one of Schema.histories"
         return self.sparse.history
+
+    @property
+    def counters(self) -> CountersSection:
+        """The setting of a dense slot that the job fills."""
+        assert isinstance(self.entry, DenseSlot) and self.entry.counters is not None, "one of Schema.counters"
+        return self.entry.counters
 
 
 @dataclass(frozen=True)
@@ -113,13 +120,24 @@ class Schema:
 
     @cached_property
     def emitted(self) -> "Schema":
-        """The slots that the pipe emits: all but histories, in order; group numbers are those of the whole schema."""
-        return Schema(tuple(slot for slot in self.slots if slot not in self.histories))
+        """The slots that the pipe emits: all that the job does not fill, in order; group numbers are those of the whole
+        schema."""
+        return Schema(tuple(slot for slot in self.slots if slot not in self.filled))
+
+    @cached_property
+    def filled(self) -> tuple[Slot, ...]:
+        """Slots that the job fills from earlier samples: histories, then counters."""
+        return (*self.histories, *self.counters)
 
     @cached_property
     def histories(self) -> tuple[Slot, ...]:
         """Sparse slots that the job fills from earlier samples, in order."""
         return tuple(slot for slot in self.sparse if slot.sparse.history is not None)
+
+    @cached_property
+    def counters(self) -> tuple[Slot, ...]:
+        """Dense slots that the job fills from earlier samples, in order."""
+        return tuple(s for s in self.dense if isinstance(s.entry, DenseSlot) and s.entry.counters is not None)
 
     def check_sample(self, sample: SampleSection) -> None:
         """Raise SpecError if the sample section names a slot of the wrong kind."""

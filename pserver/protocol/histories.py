@@ -1,6 +1,8 @@
-"""Histories as ranks ask for them: what their samples add and want to know, and the answers of a shard.
+"""Histories and counters as ranks ask for them: what their samples add and want to know, and the answers of a shard.
 
-A question is a sample, or several neighbours of one event with one key. pserver.tables.pass_histories answers.
+A question is a sample, or several neighbours of one event with one key. pserver.tables.pass_histories answers. To a
+table of counters it has three numbers in place of signs: time in seconds, shows and clicks; the answer has shows and
+clicks of each window.
 
 Shapes: Q questions in the order of the log, N signs that they add, M signs of answers, P chosen questions.
 """
@@ -66,11 +68,21 @@ class HistoryAnswers:
 
 
 PREFIX = "history-"
+COUNTERS_PREFIX = "counters-"
+
+Remembered = int | tuple[int, ...]
+"""The memory of a table for each key: its last signs, at most so many; or counters, of windows in seconds, 0 for one
+without end."""
 
 
 def table_of(slot: str) -> str:
     """The table of the histories of a slot."""
     return f"{PREFIX}{slot}"
+
+
+def counters_table_of(slot: str) -> str:
+    """The table of the counters of a slot."""
+    return f"{COUNTERS_PREFIX}{slot}"
 
 
 Questions = Mapping[str, HistoryQuestions]

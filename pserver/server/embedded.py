@@ -13,7 +13,7 @@ from pserver.config import PartStore, TableSection, Wire
 from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import Answers, Questions
+from pserver.protocol.histories import Answers, Questions, Remembered
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
@@ -41,12 +41,12 @@ class EmbeddedShards:
         parts: PartStore | None = None,
         feed_at: TlsEndpoint | None = None,
         wire: Wire = Wire.FLOAT32,
-        histories: Mapping[str, int] = NO_HISTORIES,
+        histories: Mapping[str, Remembered] = NO_HISTORIES,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
         `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to; `feed_at`:
         where the live feed is served, if not at loopback; `wire`: how rows and gradients would travel: they are
-        rounded alike; `histories`: the tables that hold histories, with the most signs of a key."""
+        rounded alike; `histories`: the tables that hold histories or counters, and which."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
         where = {"live": live, "groups": groups, "generation": generation, "parts": parts}
         self._shard = Shard(tables, seed, pool=self._pool, histories=histories, **where)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from pserver.config import DENSE_SLICES, PartStore, TableSection
 from pserver.errors import InvalidShardCall
 from pserver.feed.feed_server import FeedServer
 from pserver.feed.publisher import ShardFeed
+from pserver.protocol.histories import Remembered
 from pserver.protocol.parts import WHOLE, Part
 from pserver.protocol.placement import Placement
 from pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart, TableStats
@@ -59,11 +60,11 @@ class Shard:
         groups: Mapping[str, int] | None = None,
         generation: int = 1,
         parts: PartStore | None = None,
-        histories: Mapping[str, int] = NO_HISTORIES,
+        histories: Mapping[str, Remembered] = NO_HISTORIES,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits, and rows are only in memory.
         `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers. `parts`: where commits
-        are uploaded to. `histories`: the tables that hold histories, with the most signs of a key."""
+        are uploaded to. `histories`: the tables that hold histories or counters, and which."""
         buckets = (placement or Placement.even(1)).buckets_of(number)
         self.tables = {name: ShardTable(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
         uploads = () if parts is None else (PartObjects(parts.address, generation), parts.cache)

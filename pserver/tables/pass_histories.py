@@ -1,38 +1,48 @@
-"""The tables of histories on one shard: the last signs of each key, as rows whose bits are signs.
+"""The tables of histories and counters on one shard: the last signs of each key, or its counts, as bits of rows.
 
 During a pass every rank asks once about the samples of its part. The answers are computed when all ranks have asked:
 from the rows as the last closed pass left them, and from the questions of the pass in the order of the log, which is
 that of ranks, and within a rank's part that of its questions. So they depend on the log alone. The rows change at the
 close of the pass, so that a pass that is given up leaves nothing.
 
-Shapes: as in pserver.rows.history_kernels.
+Shapes: as in pserver.rows.history_kernels and pserver.rows.counter_kernels.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
 
 from millrace.keys import unique_keys
 from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import Answers, HistoryAnswers, HistoryQuestions, Questions, check_tables
+from pserver.protocol.histories import (
+    I64,
+    Answers,
+    HistoryAnswers,
+    HistoryQuestions,
+    Questions,
+    Remembered,
+    check_tables,
+)
 from pserver.protocol.shards import F32, U64
-from pserver.rows import history_kernels
+from pserver.rows import counter_kernels, history_kernels
 from pserver.rows.arrays import frozen
-from pserver.rows.history_kernels import packed, unpacked
 from pserver.tables.table import ShardTable
 
-NO_HISTORIES: Mapping[str, int] = MappingProxyType({})
+NO_HISTORIES: Mapping[str, Remembered] = MappingProxyType({})
 """No table holds histories."""
+NUM_ADDED = 3
+"""Numbers of a question to counters: time in seconds, shows, clicks. A time of 2**32 or more is none."""
 
 
 class PassHistories:
     """The histories of the open pass. One call at a time."""
 
-    def __init__(self, tables: Mapping[str, ShardTable], lengths: Mapping[str, int]) -> None:
-        """`lengths`: the tables that hold histories, with the most signs of a key."""
-        self._tables = {name: tables[name] for name in lengths}
-        self._lengths = dict(lengths)
+    def __init__(self, tables: Mapping[str, ShardTable], remembered: Mapping[str, Remembered]) -> None:
+        """`remembered`: the tables that hold histories or counters, and which."""
+        self._tables = {name: tables[name] for name in remembered}
+        self._remembered = dict(remembered)
         self._asked: dict[int, Questions] = {}
         self._answers: dict[int, dict[str, HistoryAnswers]] = {}
         self._changed: dict[str, tuple[int, U64, F32, F32]] = {}
@@ -50,9 +60,8 @@ class PassHistories:
         check_tables(questions, self._tables)
         self._asked.setdefault(rank, questions)
         if len(self._asked) == num_ranks and not self._answers:
-            self._answers = {rank: {} for rank in self._asked}
-            for name in self._tables:
-                self._answer(name)
+            found = {name: self._answer(name) for name in self._tables}
+            self._answers = {rank: {name: found[name][rank] for name in found} for rank in self._asked}
         return bool(self._answers)
 
     def answers(self, rank: int) -> Answers | None:
@@ -63,27 +72,22 @@ class PassHistories:
         """The ranks that have not asked."""
         return [rank for rank in range(num_ranks) if rank not in self._asked]
 
-    def _answer(self, name: str) -> None:
-        table, last, ranks = self._tables[name], self._lengths[name], sorted(self._asked)
+    def _answer(self, name: str) -> dict[int, HistoryAnswers]:
+        """The answers of one table, by rank; its rows change at the close."""
+        table, ranks = self._tables[name], sorted(self._asked)
         parts = [self._asked[rank][name] for rank in ranks]
         asked = HistoryQuestions.concat(parts)
         keys_U = unique_keys(asked.key_Q)
-        number_Q = np.searchsorted(keys_U, asked.key_Q)
-        count_U, sign_UL = unpacked(table.rows_of(keys_U))
-        order = number_Q, asked.event_Q, asked.offset_Q1
-        length_Q = np.empty(len(number_Q), np.int64)
-        history_kernels.answer_lengths(*order, count_U.copy(), last, length_Q)
-        answer_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
-        answer_M = np.empty(answer_Q1[-1], np.uint64)
-        history_kernels.answer(*order, frozen(asked.sign_N), count_U, sign_UL, answer_Q1, answer_M)
-        answers, begin = HistoryAnswers(answer_Q1, answer_M), 0
-        for rank, part in zip(ranks, parts, strict=True):
-            self._answers[rank][name] = answers.between(begin, begin + len(part.key_Q))
-            begin += len(part.key_Q)
-        new_U = np.bincount(number_Q, np.diff(asked.offset_Q1), len(keys_U)).astype(np.float32)
+        number_Q, rows_UD = np.searchsorted(keys_U, asked.key_Q), table.rows_of(keys_U)
+        match self._remembered[name]:
+            case int() as last:
+                answers, grown_UD, new_U = extended(asked, number_Q, rows_UD, last)
+            case windows_s:
+                answers, grown_UD, new_U = counted(asked, number_Q, rows_UD, windows_s)
         grown_U = new_U > 0
-        rows_UD = packed(count_U[grown_U], sign_UL[grown_U])
-        self._changed[name] = asked.group, keys_U[grown_U], rows_UD, new_U[grown_U]
+        self._changed[name] = asked.group, keys_U[grown_U], grown_UD[grown_U], new_U[grown_U]
+        end_R = np.cumsum([0, *(len(part.key_Q) for part in parts)]).tolist()
+        return {rank: answers.between(*ends) for rank, ends in zip(ranks, pairwise(end_R), strict=True)}
 
     def close_pass(self, version: int) -> None:
         """Write the rows of `version`. Raises InvalidShardCall if only some ranks have asked."""
@@ -92,3 +96,41 @@ class PassHistories:
         for name, (group, keys_U, rows_UD, new_U) in self._changed.items():
             self._tables[name].overwrite(keys_U, np.full(len(keys_U), group, np.uint16), rows_UD, new_U, version)
         self._changed = {}
+
+
+def extended(asked: HistoryQuestions, number_Q: I64, rows_UD: F32, last: int) -> tuple[HistoryAnswers, F32, F32]:
+    """Answers from histories of `last` signs in rows; the rows after the questions, and (U,) numbers of new signs.
+
+    `number_Q`: the row of the key of each question.
+    """
+    count_U, sign_UL = history_kernels.unpacked(rows_UD)
+    order = number_Q, asked.event_Q, asked.offset_Q1
+    length_Q = np.empty(len(number_Q), np.int64)
+    history_kernels.answer_lengths(*order, count_U.copy(), last, length_Q)
+    answer_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+    answer_M = np.empty(answer_Q1[-1], np.uint64)
+    history_kernels.answer(*order, frozen(asked.sign_N), count_U, sign_UL, answer_Q1, answer_M)
+    new_U = np.bincount(number_Q, np.diff(asked.offset_Q1), len(rows_UD)).astype(np.float32)
+    return HistoryAnswers(answer_Q1, answer_M), history_kernels.packed(count_U, sign_UL), new_U
+
+
+def counted(
+    asked: HistoryQuestions, number_Q: I64, rows_UD: F32, windows_s: tuple[int, ...]
+) -> tuple[HistoryAnswers, F32, F32]:
+    """As `extended`, from counters: an answer has shows and clicks in each window; (U,) numbers of new shows.
+
+    Raises InvalidShardCall for questions that are not three numbers each: time, shows, clicks.
+    """
+    is_number_N = asked.sign_N <= counter_kernels.MAX_COUNT
+    if (np.diff(asked.offset_Q1) != NUM_ADDED).any() or not is_number_N.reshape(-1, NUM_ADDED)[:, 1:].all():
+        raise InvalidShardCall("a question to counters that has not a time, shows and clicks")
+    time_Q, show_Q, click_Q = np.where(is_number_N, asked.sign_N, 0).astype(np.int64).reshape(-1, NUM_ADDED).T.copy()
+    if (click_Q > show_Q).any():
+        raise InvalidShardCall("a question to counters with more clicks than shows")
+    time_Q[~is_number_N[::NUM_ADDED]] = counter_kernels.NO_TIME
+    word_UC, answer_QV = counter_kernels.unpacked(rows_UD), np.empty((len(number_Q), 2 * len(windows_s)), np.int64)
+    window_s_W = np.array(windows_s, np.int64)
+    counter_kernels.count(number_Q, asked.event_Q, time_Q, show_Q, click_Q, window_s_W, word_UC, answer_QV)
+    offset_Q1 = np.arange(len(number_Q) + 1) * answer_QV.shape[1]
+    new_U = np.bincount(number_Q, show_Q, len(rows_UD)).astype(np.float32)
+    return HistoryAnswers(offset_Q1, answer_QV.reshape(-1).astype(np.uint64)), counter_kernels.packed(word_UC), new_U

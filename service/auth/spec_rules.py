@@ -95,6 +95,8 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("HistorySection", "key"): TextKind.NAME,
     ("HistorySection", "of"): TextKind.NAME,
     ("HistorySection", "when"): TextKind.NAME,
+    ("CountersSection", "key"): TextKind.NAME,
+    ("CountersSection", "click"): TextKind.NAME,
     ("TaskSection", "name"): TextKind.NAME,
     ("TaskSection", "label"): TextKind.NAME,
     ("TaskSection", "mask"): TextKind.NAME,

@@ -27,7 +27,7 @@ from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
-from trainer.control.job_spec import STALL_SHARE, lengths_of, tables_on_shards
+from trainer.control.job_spec import STALL_SHARE, remembered_of, tables_on_shards
 from trainer.control.predictions import PredictionRequest
 from trainer.control.store_addresses import parse_store_address
 
@@ -290,7 +290,7 @@ def _shards(
         "num_shards": len(live),
         "num_ranks": num_ranks,
         "tables": {table: section.model_dump(mode="json") for table, section in tables.items()},
-        "histories": {name: last for name, last in lengths_of(schema).items() if name in tables},
+        "histories": {name: kept for name, kept in remembered_of(schema).items() if name in tables},
         "groups": {slot.name: slot.group for slot in schema.sparse},
         "seed": job.spec.seed,
         "mode": job.spec.train.mode,

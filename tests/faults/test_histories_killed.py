@@ -1,4 +1,4 @@
-"""Histories after deaths, with other numbers of trainers and shards, are those of one trainer that nobody disturbed."""
+"""Histories and counters after deaths, with other numbers of trainers and shards, are those of one calm trainer."""
 
 import json
 from contextlib import contextmanager
@@ -34,6 +34,16 @@ name = "seen"
 pooling = "none"
 share = "seen"
 history = { key = "group", of = "history", last = 3 }
+
+[[slots]]
+name = "counts"
+kind = "dense"
+counters = { key = "a", windows = ["all"], click = "click" }
+
+[[slots]]
+name = "shown"
+kind = "dense"
+counters = { key = ["a", "group"], what = ["shows"], windows = ["all"] }
 
 [[tasks]]"""
 WITH_HISTORIES = (
@@ -99,6 +109,27 @@ def exported(job):
     return dict(zip(rows["sign"], rows["history"], strict=True))
 
 
+def counted(job):
+    """Shows and clicks of each sign in the one export, and shows of all pairs."""
+    (path,) = (job.store / "exports" / "serving").rglob("counters-counts-*.parquet")
+    told = json.loads((path.parent / "manifest.json").read_text())["counters"]
+    assert told["counts"]["windows_s"] == [0] and told["counts"]["rows"] == 20 and told["shown"]["key"] == "a group"
+    (pairs,) = path.parent.glob("counters-shown-*.parquet")
+    rows = pq.read_table(path).to_pydict()
+    found = {sign: list(counts) for sign, *counts in zip(rows["sign"], rows["shows"], rows["clicks"], strict=True)}
+    return found, sum(pq.read_table(pairs)["shows"].to_pylist())
+
+
+def counted_by_hand(folder):
+    """The same from the lines of the job: 2 x y 1 a 1 b n history.. 1 click 1 group."""
+    found, lines = {}, [line for part in sorted(folder.glob("part-*.txt")) for line in part.read_text().splitlines()]
+    for line in lines:
+        words = line.split()
+        shows, clicks = found.setdefault(int(words[4]), [0, 0])
+        found[int(words[4])] = [shows + 1, clicks + int(words[-3])]
+    return found, len(lines)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
@@ -107,11 +138,13 @@ def test_histories_are_those_of_one_undisturbed_trainer(tmp_path):
     killed = job_at(tmp_path, "killed", "cluster={trainers=3, shards=2}", "train.threads=1")
     one, _ = ended(calm)
     three, _ = ended(killed, DEATHS)
+    assert (one["samples"], one["passes"]) == (three["samples"], three["passes"])
     found = remembered(calm, tmp_path / "live-1")
     assert found == remembered(killed, tmp_path / "live-3")
-    assert sorted(found) == ["history-clicked", "history-seen"] and all(found.values())
-    assert one["samples"] == three["samples"]
+    tables = ["counters-counts", "counters-shown", "history-clicked", "history-seen"]
+    assert sorted(found) == tables and all(found.values())
     assert exported(calm) == dict(enumerate(clicked(calm, tmp_path / "live-2")))
+    assert counted(calm) == counted_by_hand(tmp_path)
     assert one["slots"]["clicked"] == three["slots"]["clicked"] and one["slots"]["clicked"]["mean_count"] > 3
 
 

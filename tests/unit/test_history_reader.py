@@ -15,7 +15,7 @@ from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from pserver.server.embedded import EmbeddedShards
 from trainer.features.history_reader import HistoryReader
-from trainer.spec.history_tables import history_tables, lengths_of
+from trainer.spec.history_tables import history_tables, remembered_of
 
 LAST = 3
 HISTORY = HistorySection(key="user", of="item", last=LAST, when="click")
@@ -83,7 +83,7 @@ def told(column):
 
 
 def shards_of():
-    return EmbeddedShards(history_tables(SCHEMA), 1, histories=lengths_of(SCHEMA))
+    return EmbeddedShards(history_tables(SCHEMA), 1, histories=remembered_of(SCHEMA))
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Slots with histories in a job file: what is refused, and the tables that shards hold for them."""
+"""Slots with histories or counters in a job file: what is refused, and the tables that shards hold for them."""
 
 import pytest
 
@@ -9,12 +9,16 @@ from tests.integration.stream_job import SPEC
 from trainer.config import ExportSection
 from trainer.control.predictions import check_no_histories
 from trainer.exports.model_document import describe
-from trainer.spec.history_tables import keyed_like, lengths_of
+from trainer.spec.history_tables import keyed_like, remembered_of
 from trainer.spec.shard_tables import tables_on_shards
 
 HISTORY = 'history = { key = "a", of = "b", last = 7, when = "click" }'
 SLOT = f'[[slots]]\nname = "clicked"\n{HISTORY}\n\n[[tasks]]'
 GOOD = SPEC.replace("[[tasks]]", SLOT, 1)
+
+
+COUNTERS = 'counters = { key = "a", windows = ["all"], click = "click" }'
+COUNTED = SPEC.replace("[[tasks]]", f'[[slots]]\nname = "counts"\nkind = "dense"\n{COUNTERS}\n\n[[tasks]]', 1)
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def test_a_history_has_a_table_of_its_own_on_the_shards(load):
     job = load()
     schema, tables = Schema.of(job.slots), tables_on_shards(job.tables, job.dense, job.slots)
     assert list(tables) == ["default", "history-clicked"] and tables["history-clicked"].dim == 15
-    assert lengths_of(schema) == {"history-clicked": 7}
+    assert remembered_of(schema) == {"history-clicked": 7}
     groups = {slot.name: slot.group for slot in schema.sparse}
     assert list(keyed_like(schema, "default", groups["a"])) == ["history-clicked"]
     assert not list(keyed_like(schema, "default", groups["b"]))
@@ -54,6 +58,43 @@ def test_a_history_that_does_not_fit_is_refused_with_its_key(load, old, new, sai
     with pytest.raises(SpecError) as caught:
         load(GOOD.replace(old, new, 1))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('key = "a"', 'key = "click"', "counters.key: 'click' is not a sparse slot that the pipe emits"),
+        ('key = "a"', 'key = ["a", "d"]', "counters.key: 'd' is not a sparse slot that the pipe emits"),
+        ('click = "click"', 'click = "d"', "counters.click: 'd' is not a meta slot with a number"),
+        ('["all"]', '["1h"]', "counters.windows: source 'lines' has no event_time, which windows need"),
+        ('name = "counts"', 'name = "cou.nts"', "names a table: give it at most 56 letters"),
+        (
+            "[train]",
+            '[train]\nmode = "async"',
+            """train.mode: is 'async', and slot 'counts' is counters: counters need""",
+        ),
+        ("[tables.default]", "[tables.counters-counts]\n[tables.default]", "tables.counters-counts"),
+    ],
+)
+def test_counters_that_do_not_fit_are_refused_with_their_key(load, old, new, said):
+    with pytest.raises(SpecError) as caught:
+        load(COUNTED.replace(old, new, 1))
+    assert said in str(caught.value)
+
+
+def test_counters_have_a_table_of_their_own_and_predictions_refuse_them(load):
+    job = load(COUNTED)
+    schema, tables = Schema.of(job.slots), tables_on_shards(job.tables, job.dense, job.slots)
+    assert list(tables) == ["default", "counters-counts"] and tables["counters-counts"].dim == 2
+    assert list(keyed_like(schema, "default", schema.by_name["a"].group)) == ["counters-counts"]
+    pair = Schema.of(load(COUNTED.replace('key = "a"', 'key = ["a", "b"]')).slots)
+    assert not list(keyed_like(pair, "default", pair.by_name["b"].group))
+    with pytest.raises(SpecError, match="slot 'counts' is counters, which only training fills"):
+        check_no_histories(job, "slots")
+    described = describe(schema, job.tables, job.tasks, ExportSection())
+    (told,) = (slot for slot in described["slots"] if "counters" in slot)
+    assert told["size"] == 3 and told["counters"]["windows"] == ["all"] and told["counters"]["prior"] == 0.05
+    assert "sends the floats in the slot" in described["rules"]["counters"]
 
 
 def test_predictions_refuse_histories_and_exports_say_that_they_have_none(load):

@@ -19,7 +19,7 @@ from trainer.spec.changes import (
 )
 from trainer.spec.defaults import FIRST, fill_defaults
 from trainer.spec.dense_rules import check_dense_rules
-from trainer.spec.history_tables import check_histories, history_tables, lengths_of
+from trainer.spec.history_tables import check_histories, history_tables, remembered_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
@@ -42,7 +42,7 @@ __all__ = [
     "has_rule",
     "history_tables",
     "hot_keys",
-    "lengths_of",
+    "remembered_of",
     "shape_of",
     "significant_keys",
     "tables_on_shards",

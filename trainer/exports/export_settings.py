@@ -17,9 +17,9 @@ from millrace.blob.store_address import parse
 from millrace.done_markers import is_done
 from millrace.errors import SpecError
 from pserver.config import TableSection
-from pserver.protocol.histories import table_of
+from pserver.protocol.histories import counters_table_of, table_of
 from trainer.config import ExportSection
-from trainer.exports.request import ExportAnswer, ExportedHistory, ExportRequest, ParentExport
+from trainer.exports.request import ExportAnswer, ExportedCounters, ExportedHistory, ExportRequest, ParentExport
 from trainer.exports.rollback import RollbackDecision, RollbackState
 from trainer.exports.schedule import DueExport
 from trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
@@ -95,6 +95,21 @@ class ExportSettings:
                 of=slot.history.of,
             )
             for slot in self.schema.histories
+        }
+
+    @cached_property
+    def counters(self) -> dict[str, ExportedCounters]:
+        """The slots with counters."""
+        sections = history_tables(self.schema)
+        return {
+            slot.name: ExportedCounters(
+                table=counters_table_of(slot.name),
+                section=sections[counters_table_of(slot.name)],
+                key=" ".join(slot.counters.keys),
+                group=self.schema.by_name[slot.counters.keys[-1]].group,
+                windows_s=slot.counters.windows_s,
+            )
+            for slot in self.schema.counters
         }
 
     def by_event(self, stream: str) -> bool:
@@ -232,6 +247,7 @@ def request_of(setting: ExportSettings, body: Body, facts: Mapping[str, Any]) ->
         slots={name: setting.slots.get(name, {}) for name in body["tables"]},
         groups={slot.name: slot.group for slot in setting.schema.sparse},
         histories=setting.histories,
+        counters=setting.counters,
         whole=set(body["tables"]) == set(setting.tables()),
         folder=setting.folder,
         facts=dict(facts["manifest"]),

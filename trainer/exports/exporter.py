@@ -31,7 +31,7 @@ from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
 from trainer.checkpoint.object_store import complete_commit
 from trainer.exports import gates, manifest, pointers, user_command
 from trainer.exports.destination import ExportDestination, open_destination
-from trainer.exports.history_files import write_histories
+from trainer.exports.history_files import write_memory
 from trainer.exports.manifest import ExportHead, ManifestUnusable
 from trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
 from trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
@@ -163,9 +163,9 @@ class ExportRun:
             with ExitStack() as open_stores:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
-                histories = self._histories(commit, open_stores, files)
+                memories = self._memories(commit, open_stores, files)
                 model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
-            content = self._manifest(counts, tables, {**model.message(), **histories}, model.gate, files, current_rows)
+            content = self._manifest(counts, tables, {**model.message(), **memories}, model.gate, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
             failpoint(Failpoint.EXPORT_MANIFEST)
             self.deadline.check("completing the export")
@@ -210,17 +210,21 @@ class ExportRun:
             entries[table] = counts[table].message(slots, section, dtype)
         return counts, entries
 
-    def _histories(self, commit: Commit, stack: ExitStack, files: ExportFiles) -> dict[str, Any]:
-        """Write the histories of a base of all tables; the manifest's entries about histories, if there are any."""
+    def _memories(self, commit: Commit, stack: ExitStack, files: ExportFiles) -> dict[str, Any]:
+        """Write histories and counters of a base of all tables; the manifest's entries about them, if there are any."""
         request, version = self.request, self.request.version
-        if request.kind != "base" or not request.whole:
-            return {"without_histories": sorted(request.histories)} if request.histories else {}
-        found = {}
-        for name, each in request.histories.items():
-            rows = CommitTableRows(commit, each.table, each.section, {each.key: each.group}, self.scratch / "rows")
-            source = stack.enter_context(rows)
-            found[name] = write_histories(name, each, source, version, files.open, self.deadline)
-        return {"histories": found} if found else {}
+        told: dict[str, Any] = {}
+        for kind, memories in (("histories", request.histories), ("counters", request.counters)):
+            if memories and (request.kind != "base" or not request.whole):
+                told[f"without_{kind}"] = sorted(memories)
+            elif memories:
+                told[kind] = found = {}
+                for name, each in memories.items():
+                    slots = {each.key: each.group}
+                    rows = CommitTableRows(commit, each.table, each.section, slots, self.scratch / "rows")
+                    source = stack.enter_context(rows)
+                    found[name] = write_memory(name, each, source, version, files.open, self.deadline)
+        return told
 
     def _served(self, sources: Mapping[str, CommitTableRows]) -> ServedRows:
         """The rows of a reader of the export. Without thresholds a reader has every row after a delta, too."""

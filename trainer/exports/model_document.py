@@ -10,6 +10,7 @@ from dataset.spec.config import DenseSlot
 from dataset.spec.schema import Schema, Slot
 from millrace.keys import key_of_reference, sign_of_text
 from pserver.config import TableSection
+from pserver.rows.counter_kernels import PARTS
 from trainer.config import ExportSection
 
 FORMAT = 1
@@ -48,6 +49,17 @@ HISTORIES = (
     "samples with the same sign in slot `key`, where slot `when` is not 0. A base of all tables has the histories at "
     "its version in histories-<slot>-<n>.parquet; other exports have none (without_histories in the manifest). Whoever "
     "asks for a prediction sends the signs in the slot."
+)
+COUNTERS = (
+    "A slot with counters is filled by the job that trains: for each window, and in it for each of `what`, a float "
+    "of the earlier samples with the same sign, the first, in slot `key`; of a list of slots, in all of them. With "
+    "their number n and the number c of those whose slot `click` was neither 0 nor missing: shows is log(1 + n), "
+    "clicks is log(1 + c), ctr is log((c + prior * prior_weight) / (n + prior_weight) / prior), or 0 if n is 0. "
+    "Logarithms are natural. A window of w seconds has the samples whose unix second s is at most the sample's t, "
+    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Zeros without a key. A base of all tables has the "
+    "counts at its version in counters-<slot>-<n>.parquet, by sub-window of p seconds, and by key: of a list, that "
+    "of the first sign, then of each other sign ^ the key before; other exports have none (without_counters in the "
+    "manifest). Whoever asks for a prediction sends the floats in the slot."
 )
 INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "
@@ -114,7 +126,8 @@ def describe(
             ],
         },
         "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS}
-        | ({"histories": HISTORIES} if schema.histories else {}),
+        | ({"histories": HISTORIES} if schema.histories else {})
+        | ({"counters": COUNTERS} if schema.counters else {}),
     }
     return document if features is None else document | {"features": dict(features)}
 
@@ -153,7 +166,8 @@ def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str
 
 def _dense(slot: Slot) -> dict[str, Any]:
     assert isinstance(slot.entry, DenseSlot)
-    return {"name": slot.name, "kind": "dense", "size": slot.entry.size}
+    told = {} if (counters := slot.entry.counters) is None else {"counters": counters.model_dump(mode="json")}
+    return {"name": slot.name, "kind": "dense", "size": slot.entry.size, **told}
 
 
 def _inputs(schema: Schema, tables: Mapping[str, TableSection]) -> list[tuple[str, str, tuple[int, ...]]]:

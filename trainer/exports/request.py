@@ -20,19 +20,31 @@ class ParentExport(Section):
     """Of the parent."""
 
 
-class ExportedHistory(Section):
-    """The histories of one slot."""
+class ExportedMemory(Section):
+    """The memory of a slot that the job fills: one row for each key."""
 
     table: str
-    """Their table on the shards."""
+    """Its table on the shards."""
     section: TableSection
     """Its section."""
     key: str
-    """Slot with the key."""
+    """Slot with the key; of a cross all, with blanks between."""
     group: SlotGroup
-    """Slot group of the key."""
+    """Slot group of the key; of a cross, that of the last slot."""
+
+
+class ExportedHistory(ExportedMemory):
+    """The histories of one slot."""
+
     of: str
     """Slot whose signs are remembered."""
+
+
+class ExportedCounters(ExportedMemory):
+    """The counters of one slot."""
+
+    windows_s: tuple[Count, ...]
+    """Their windows, in seconds; 0: all time."""
 
 
 class ExportRequest(Section):
@@ -70,6 +82,8 @@ class ExportRequest(Section):
     """Slot group of every sparse slot by name. Default: as in `slots`."""
     histories: dict[str, ExportedHistory] = {}
     """By slot. A base of all tables has them; other exports have none, and say so."""
+    counters: dict[str, ExportedCounters] = {}
+    """By slot; as `histories`."""
     whole: bool = True
     """Whether all tables of the job are exported."""
     folder: Path = Path()

@@ -1,4 +1,4 @@
-"""Fills the slots with histories, between the reading of a pass and its batches.
+"""Fills the slots with histories and counters, between the reading of a pass and its batches.
 
 It stands around the reader of a stream. A rank reads its whole part of a pass, and waits until the pass is open, so
 that the shards hold the histories of the version before. Then it asks them about all samples at once.
@@ -17,22 +17,27 @@ from numpy.typing import NDArray
 from dataset.loader.batch_loader import PassReader, PassTally
 from dataset.samples.batch import Ragged, Samples
 from dataset.samples.slot_counters import SlotCounters
+from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema, Slot
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
-from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, pick, table_of
+from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, pick, table_of
 from pserver.protocol.shards import Shards
+from trainer.features.counter_columns import F32, counter_column
 
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
 POLL_S = 0.2
 """Pause between two checks of a waiting thread whether to stop."""
 NO_QUESTION = -1
+NO_TIME = 1 << 32
+"""The time of a sample without event time, and the first second that counters do not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockQuestions:
-    """The questions of the samples of one block to one table of histories."""
+    """The questions of the samples of one block to one table of histories or counters."""
 
     question_B: I64
     """The question of each sample, from 0; NO_QUESTION: it has no key."""
@@ -40,7 +45,8 @@ class BlockQuestions:
 
 
 class HistoryReader:
-    """A PassReader whose samples have their histories. `read` is called on one thread, the others on any."""
+    """A PassReader whose samples have their histories and counters. `read` is called on one thread, the others on
+    any."""
 
     def __init__(self, reader: PassReader, schema: Schema, shards: Shards, wait_s: float) -> None:
         """`reader` gives the slots of `schema.emitted`. `wait_s`: longest wait for the questions of other ranks."""
@@ -71,37 +77,47 @@ class HistoryReader:
                 return
         counters = None if tally.slots is None else tally.slots.widened(self._schema)
         asked = {slot.name: list(questions_of(blocks, slot, self._schema)) for slot in self._schema.histories}
+        asked |= {slot.name: list(counter_questions(blocks, slot, self._schema)) for slot in self._schema.counters}
         answers = self._recall(pass_number, asked)
         begin = dict.fromkeys(asked, 0)
         for place, block in enumerate(blocks):
-            columns = {}
+            sparse, dense = {}, {}
             for name, of_blocks in asked.items():
                 end = begin[name] + len(of_blocks[place].questions.key_Q)
-                columns[name] = answered(of_blocks[place].question_B, answers[name].between(begin[name], end))
+                found, slot = answers[name].between(begin[name], end), self._schema.by_name[name]
+                if slot.kind is SlotKind.SPARSE:
+                    sparse[name] = answered(of_blocks[place].question_B, found)
+                else:
+                    dense[name] = counter_column(of_blocks[place].question_B, found, slot.counters)
                 begin[name] = end
-            yield self._with(block, columns, counters)
+            yield self._with(block, sparse, dense, counters)
         tally.slots = counters
 
     def _recall(self, pass_number: int, asked: Mapping[str, Sequence[BlockQuestions]]) -> dict[str, HistoryAnswers]:
         """The answers to the questions of all blocks, by slot. A rank without samples asks, too: others wait for it."""
-        questions = {
-            table_of(slot.name): HistoryQuestions.concat(
-                [no_questions(self._group(slot)), *(each.questions for each in asked[slot.name])]
-            )
-            for slot in self._schema.histories
-        }
+        tables, questions = {}, {}
+        for name, of_blocks in asked.items():
+            slot = self._schema.by_name[name]
+            sparse = slot.kind is SlotKind.SPARSE
+            tables[name] = table_of(name) if sparse else counters_table_of(name)
+            group = self._schema.by_name[slot.history.key if sparse else slot.counters.keys[-1]].group
+            parts = [no_questions(group), *(each.questions for each in of_blocks)]
+            questions[tables[name]] = HistoryQuestions.concat(parts)
         answers = self._shards.recall(pass_number, questions, Deadline.after(self._wait_s))
-        return {name: answers[table_of(name)] for name in asked}
+        return {name: answers[table] for name, table in tables.items()}
 
-    def _group(self, slot: Slot) -> int:
-        return self._schema.by_name[slot.history.key].group
-
-    def _with(self, block: Samples, columns: Mapping[str, Ragged], counters: SlotCounters | None) -> Samples:
-        for name, column in columns.items():
-            if counters is not None:
-                counters.observe_filled(name, column)
-        known = {**block.sparse, **columns}
-        return replace(block, sparse={slot.name: known[slot.name] for slot in self._schema.sparse})
+    def _with(
+        self, block: Samples, sparse: Mapping[str, Ragged], dense: Mapping[str, F32], counters: SlotCounters | None
+    ) -> Samples:
+        if counters is not None:
+            for name in (*sparse, *dense):
+                counters.observe_filled(name, len(block), sparse.get(name))
+        signs, values = {**block.sparse, **sparse}, {**block.dense, **dense}
+        return replace(
+            block,
+            sparse={slot.name: signs[slot.name] for slot in self._schema.sparse},
+            dense={slot.name: values[slot.name] for slot in self._schema.dense},
+        )
 
 
 def no_questions(group: int) -> HistoryQuestions:
@@ -111,25 +127,60 @@ def no_questions(group: int) -> HistoryQuestions:
 
 
 def questions_of(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Iterator[BlockQuestions]:
-    """The questions of each block. A block never splits an event."""
+    """The questions of each block to histories. A block never splits an event."""
     history = slot.history
-    group = schema.by_name[history.key].group
+    key = schema.by_name[history.key]
     for block in blocks:
-        key, of = block.sparse[history.key], block.sparse[history.of]
-        keyed_K = np.flatnonzero(np.diff(key.offset_B1))
-        key_K = np.empty(len(keyed_K), np.uint64)
-        keys_of(key.values_N[key.offset_B1[keyed_K]], group, key_K)
-        event_K = np.cumsum(_differs(block.event_B))[keyed_K] - 1
+        of, kept_B = block.sparse[history.of], _kept(block, history.when)
+        keyed_K, key_K, event_K = _keyed(block, [key])
         new_K = _differs(event_K) | _differs(key_K)
         question_K = np.cumsum(new_K) - 1
-        question_B = np.full(len(block), NO_QUESTION, np.int64)
-        question_B[keyed_K] = question_K
-        kept_K = _kept(block, history.when)[keyed_K]
+        kept_K = kept_B[keyed_K]
         length_P = np.diff(of.offset_B1)[keyed_K[kept_K]]
         num_Q = np.bincount(question_K[kept_K], length_P, int(new_K.sum())).astype(np.int64)
         _, sign_N = pick(of.offset_B1, of.values_N, keyed_K[kept_K])
         offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(num_Q)])
-        yield BlockQuestions(question_B, HistoryQuestions(group, key_K[new_K], event_K[new_K], offset_Q1, sign_N))
+        questions = HistoryQuestions(key.group, key_K[new_K], event_K[new_K], offset_Q1, sign_N)
+        yield BlockQuestions(_places(len(block), keyed_K, question_K), questions)
+
+
+def counter_questions(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Iterator[BlockQuestions]:
+    """The questions of each block to counters: of neighbours of one event with one key and time."""
+    keys, click = [schema.by_name[name] for name in slot.counters.keys], slot.counters.click
+    for block in blocks:
+        keyed_K, key_K, event_K = _keyed(block, keys)
+        time_s_K = block.time_s_B[keyed_K]
+        known_K = (time_s_K >= 0) & (time_s_K < NO_TIME)
+        time_K = np.where(known_K, np.nan_to_num(time_s_K, posinf=0.0, neginf=0.0), NO_TIME).astype(np.int64)
+        new_K = _differs(event_K) | _differs(key_K) | _differs(time_K)
+        question_K = np.cumsum(new_K) - 1
+        clicked_K = _kept(block, click)[keyed_K] & (click is not None)
+        num_Q = [np.bincount(each, minlength=int(new_K.sum())) for each in (question_K, question_K[clicked_K])]
+        sign_N = np.stack([time_K[new_K], *num_Q], 1).reshape(-1).astype(np.uint64)
+        offset_Q1 = np.arange(len(num_Q[0]) + 1) * (len(num_Q) + 1)
+        questions = HistoryQuestions(keys[-1].group, key_K[new_K], event_K[new_K], offset_Q1, sign_N)
+        yield BlockQuestions(_places(len(block), keyed_K, question_K), questions)
+
+
+def _keyed(block: Samples, keys: Sequence[Slot]) -> tuple[I64, U64, I64]:
+    """The samples that have a key: their places, keys and events.
+
+    The key of several signs: that of the first, then for each other the key of its sign ^ the key before.
+    """
+    columns = [block.sparse[slot.name] for slot in keys]
+    keyed_K = np.flatnonzero(np.logical_and.reduce([np.diff(column.offset_B1) > 0 for column in columns]))
+    key_K = np.zeros(len(keyed_K), np.uint64)
+    for slot, column in zip(keys, columns, strict=True):
+        sign_K = column.values_N[column.offset_B1[keyed_K]] ^ key_K
+        keys_of(sign_K, slot.group, key_K)
+    return keyed_K, key_K, np.cumsum(_differs(block.event_B))[keyed_K] - 1
+
+
+def _places(num_samples: int, keyed_K: I64, question_K: I64) -> I64:
+    """(B,) the question of each sample."""
+    question_B = np.full(num_samples, NO_QUESTION, np.int64)
+    question_B[keyed_K] = question_K
+    return question_B
 
 
 def answered(question_B: I64, answers: HistoryAnswers) -> Ragged:
@@ -149,7 +200,7 @@ def _differs(value_K: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _kept(block: Samples, when: str | None) -> NDArray[np.bool_]:
-    """(B,) whether a sample is remembered: its meta slot `when` is neither 0 nor missing."""
+    """(B,) whether the meta slot `when` of a sample is neither 0 nor missing. Unset: of every sample."""
     if when is None:
         return np.ones(len(block), np.bool_)
     kept_B: NDArray[np.bool_] = np.nan_to_num(block.meta[when].astype(np.float64), nan=0.0) != 0

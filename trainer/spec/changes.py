@@ -111,9 +111,9 @@ def _meaning_of_slots(before: Mapping[str, Any], after: Mapping[str, Any]) -> tu
     if changes.altered:
         name, why = next(iter(changes.altered.items()))
         return ChangeClass.NEW, f"slot {name!r} ({why}; another name would make it a new slot)"
-    histories = {slot.name for spec in (before, after) for slot in schema_of(spec).histories}
-    if histories.intersection([*changes.added, *changes.removed]):
-        return ChangeClass.NEW, "the slots with a history, whose tables are made with the store,"
+    filled = {slot.name for spec in (before, after) for slot in schema_of(spec).filled}
+    if filled.intersection([*changes.added, *changes.removed]):
+        return ChangeClass.NEW, "the slots with a history or counters, whose tables are made with the store,"
     if (changes.added or changes.removed or changes.moved) and any(_on_shards(spec) for spec in (before, after)):
         return ChangeClass.NEW, 'its order and number with dense.strategy = "shards", whose weights are in rows,'
     if changes.added or changes.removed or changes.moved:

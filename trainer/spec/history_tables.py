@@ -1,85 +1,129 @@
-"""The tables of histories on the shards, one for each slot with a history, and the checks of such slots. Pure.
+"""The tables of histories and counters on the shards, one for each slot that the job fills, and their checks. Pure.
 
-A row holds the last signs of one key (pserver.rows.history_kernels). Its key is that of the sign in the slot `key`, so
-that whoever forgets a user forgets the user's histories.
+A row holds the last signs of one key (pserver.rows.history_kernels), or its counts (pserver.rows.counter_kernels). Its
+key is that of the sign in the slot `key`, so that whoever forgets a user forgets the user's histories and counters.
 """
 
 import re
 from collections.abc import Iterator
 
-from dataset.spec.config import HistorySection, MetaSlot
+from dataset.spec.config import MetaSlot
 from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.validation import nearest
 from pserver.config import Initial, Sgd, TableSection
-from pserver.protocol.histories import table_of
-from pserver.rows.history_kernels import width_of
+from pserver.protocol.histories import Remembered, counters_table_of, table_of
+from pserver.rows import counter_kernels, history_kernels
 from trainer.config import TrainerJob
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,56}")
-"""Names of slots whose histories can have a table."""
+"""Names of slots whose histories or counters can have a table."""
 
 
-def lengths_of(schema: Schema) -> dict[str, int]:
-    """The tables of histories, with the most signs of a key."""
-    return {table_of(slot.name): slot.history.last for slot in schema.histories}
+def remembered_of(schema: Schema) -> dict[str, Remembered]:
+    """The tables of histories, with the most signs of a key, and of counters, with their windows."""
+    return {
+        **{table_of(slot.name): slot.history.last for slot in schema.histories},
+        **{counters_table_of(slot.name): slot.counters.windows_s for slot in schema.counters},
+    }
 
 
 def history_tables(schema: Schema) -> dict[str, TableSection]:
-    """The tables of histories as shards hold them: rows whose bits no step learns."""
-    return {table_of(slot.name): _section(slot.history) for slot in schema.histories}
+    """The tables of histories and counters as shards hold them: rows whose bits no step learns."""
+    histories = {
+        table_of(slot.name): _section(history_kernels.width_of(slot.history.last), slot.history.delete_after_days)
+        for slot in schema.histories
+    }
+    return histories | {
+        counters_table_of(slot.name): _section(
+            counter_kernels.width_of(slot.counters.windows_s), slot.counters.delete_after_days
+        )
+        for slot in schema.counters
+    }
 
 
-def _section(history: HistorySection) -> TableSection:
+def _section(dim: int, delete_after_days: int | None) -> TableSection:
     return TableSection(
-        dim=width_of(history.last),
+        dim=dim,
         first_order=False,
         init=Initial.ZEROS,
         optimizer=Sgd(kind="sgd"),
         decay=1.0,
-        delete_after_days=history.delete_after_days,
+        delete_after_days=delete_after_days,
     )
 
 
 def keyed_like(schema: Schema, table: str, group: int) -> Iterator[str]:
-    """The tables of histories whose keys are those of a slot group of `table`."""
-    for slot in schema.histories:
-        key = schema.by_name[slot.history.key]
-        if key.sparse.table == table and key.group == group:
-            yield table_of(slot.name)
+    """The tables of histories and counters whose keys are those of a slot group of `table`, of no other slot too."""
+    keys = [
+        *((table_of(slot.name), slot.history.key) for slot in schema.histories),
+        *((counters_table_of(s.name), s.counters.keys[0]) for s in schema.counters if len(s.counters.keys) == 1),
+    ]
+    for name, key in keys:
+        slot = schema.by_name[key]
+        if slot.sparse.table == table and slot.group == group:
+            yield name
 
 
 def check_no_histories(job: TrainerJob, path: str) -> None:
-    """Raise SpecError for a job with histories: what only reads a version does not follow the log that fills them."""
-    if slots := [slot.name for slot in Schema.of(job.slots).histories]:
+    """Raise SpecError for a job with histories or counters: what only reads a version does not follow the log that
+    fills them."""
+    schema = Schema.of(job.slots)
+    if schema.filled:
+        what, sent = ("a history", "signs") if schema.histories else ("counters", "values")
         raise SpecError(
-            f"slot {slots[0]!r} is a history, which only training fills: prediction jobs with histories are not built "
-            "yet. Train on the events instead, with train.learn = false to keep the model, or send the signs of this "
-            "slot to a replica",
+            f"slot {schema.filled[0].name!r} is {what}, which only training fills: prediction jobs with histories or "
+            f"counters are not built yet. Train on the events instead, with train.learn = false to keep the model, or "
+            f"send the {sent} of this slot to a replica",
             path,
         )
 
 
 def check_histories(job: TrainerJob, schema: Schema) -> None:
-    """Raise SpecError for a history of a slot that does not exist or does not fit, or with a mode that has none."""
+    """Raise SpecError for a history or counters of a slot that does not exist or does not fit, or with a mode that has
+    none."""
     for slot in schema.histories:
-        at = next(f"slots.{number}" for number, entry in enumerate(job.slots) if slot.name in entry.expanded())
-        history, table = slot.history, table_of(slot.name)
+        at, history = _place(job, slot), slot.history
         _emitted(schema, history.key, f"{at}.history.key")
         remembered = _emitted(schema, history.of, f"{at}.history.of").sparse.values
         if remembered != slot.sparse.values:
             raise SpecError(f"is {slot.sparse.values!r}; slot {history.of!r} has {remembered!r}", f"{at}.values")
         if history.when is not None:
             _number(schema, history.when, f"{at}.history.when")
-        if NAME.fullmatch(slot.name) is None:
-            raise SpecError(f"slot {slot.name!r} names a table: give it at most 56 letters, digits, '_' and '-'", at)
-        if table in job.tables:
-            raise SpecError(f"is the table of the histories of slot {slot.name!r}; rename it", f"tables.{table}")
-        if job.train.mode != "sync":
+        _check_filled(job, slot, at, table_of(slot.name), "a history")
+    for slot in schema.counters:
+        at, counters = _place(job, slot), slot.counters
+        for key in counters.keys:
+            _emitted(schema, key, f"{at}.counters.key")
+        if counters.click is not None:
+            _number(schema, counters.click, f"{at}.counters.click")
+        if any(counters.windows_s) and (source := _timeless(job)):
             raise SpecError(
-                f'is {job.train.mode!r}, and slot {slot.name!r} is a history: histories need mode = "sync"',
-                "train.mode",
+                f'source {source!r} has no event_time, which windows need; set it, or windows = ["all"]',
+                f"{at}.counters.windows",
             )
+        _check_filled(job, slot, at, counters_table_of(slot.name), "counters")
+
+
+def _place(job: TrainerJob, slot: Slot) -> str:
+    return next(f"slots.{number}" for number, entry in enumerate(job.slots) if slot.name in entry.expanded())
+
+
+def _check_filled(job: TrainerJob, slot: Slot, at: str, table: str, what: str) -> None:
+    if NAME.fullmatch(slot.name) is None:
+        raise SpecError(f"slot {slot.name!r} names a table: give it at most 56 letters, digits, '_' and '-'", at)
+    if table in job.tables:
+        raise SpecError(f"is the table of the slot {slot.name!r}, which is {what}; rename it", f"tables.{table}")
+    if job.train.mode != "sync":
+        name = "histories" if what == "a history" else what
+        raise SpecError(
+            f'is {job.train.mode!r}, and slot {slot.name!r} is {what}: {name} need mode = "sync"', "train.mode"
+        )
+
+
+def _timeless(job: TrainerJob) -> str:
+    """A source without event time; empty if all have one."""
+    return next((name for name, source in job.sources.items() if source.event_time.kind == "none"), "")
 
 
 def _emitted(schema: Schema, name: str, path: str) -> Slot:

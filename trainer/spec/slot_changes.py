@@ -71,6 +71,8 @@ def _altered(was: Slot, now: Slot) -> str:
                 return f"group was {was.group} and is {now.group}"
         case DenseSlot(size=before_size), DenseSlot(size=after_size) if before_size != after_size:
             return f"size was {before_size} and is {after_size}"
+        case DenseSlot(counters=one), DenseSlot(counters=other) if one != other:
+            return f"counters was {one!r} and is {other!r}"
     return ""
 
 

@@ -63,7 +63,7 @@ from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
 from trainer.rank0.resizing import ResizePreparation
 from trainer.rank0.standby import Standby
 from trainer.spec.defaults import fill_defaults
-from trainer.spec.history_tables import lengths_of
+from trainer.spec.history_tables import remembered_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
@@ -538,8 +538,8 @@ def _shards(
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)
         feed_at = feed_server.endpoint_of(config.interface, identity)
-        lengths = lengths_of(schema)
-        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire, histories=lengths)
+        remembered = remembered_of(schema)
+        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire, histories=remembered)
     return RemoteShards(
         config.shards,
         tables,

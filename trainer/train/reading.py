@@ -1,4 +1,4 @@
-"""Opens what reads the samples of a trainer's passes: source, pipe, histories."""
+"""Opens what reads the samples of a trainer's passes: source, pipe, histories, counters."""
 
 from dataset.loader.batch_loader import PassReader
 from dataset.loader.dead_letters import DeadLetters
@@ -20,7 +20,7 @@ def open_reader(
     shards: Shards,
     instead: PassReader | None = None,
 ) -> PassReader:
-    """Reads the source and pipe of the spec, and closes the source; a HistoryReader around it fills histories.
+    """Reads the source and pipe of the spec, and closes the source; around it a HistoryReader, if the job fills slots.
 
     `instead`: takes the place of source and pipe.
     """
@@ -34,4 +34,4 @@ def open_reader(
         masks={task.label: task.mask for task in job.tasks if task.mask},
         max_outage_s=job.passes.max_outage,
     )
-    return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.histories else reader
+    return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.filled else reader

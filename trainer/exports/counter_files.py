@@ -1,0 +1,48 @@
+"""The columns of the counters of a slot in the Parquet files of a base.
+
+    counters-<slot>-<n>.parquet    slot, sign, key: those of the counters'; window_s, begin_s, length_s, shows, clicks
+
+A row is one sub-window: of the window of `window_s` seconds, from the unix time `begin_s` on, `length_s` long; these
+three are 0 for the counts of all time. Sub-windows without shows are left out.
+
+Shapes: U rows of a chunk, C words of a row, P places of a window, N rows of the file.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pserver.rows.counter_kernels import PARTS, unpacked, words_of
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+COUNTED = [
+    pa.field(name, pa.int64(), nullable=False) for name in ("window_s", "begin_s", "length_s", "shows", "clicks")
+]
+
+
+def sub_windows(rows_UD: F32, windows_s: Sequence[int]) -> tuple[I64, list[I64]]:
+    """(N,) the place of each sub-window's row in `rows_UD`, ascending; and the columns COUNTED, (N,) each."""
+    word_UC, place, found = unpacked(rows_UD), 0, []
+    for window_s in windows_s:
+        found += list(_of_window(word_UC[:, place : place + words_of(window_s)], window_s))
+        place += words_of(window_s)
+    row_N, *columns = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    order_N = np.argsort(row_N, kind="stable")
+    return row_N[order_N], [column_N[order_N] for column_N in columns]
+
+
+def _of_window(word_UC: I64, window_s: int) -> Iterator[tuple[I64, I64, I64, I64, I64, I64]]:
+    """Row, window, begin, length, shows and clicks of the sub-windows that have shows, from the oldest on."""
+    part_s, newest_U = window_s // PARTS, word_UC[:, 0]
+    for back in range(PARTS, -1, -1) if window_s else (0,):
+        number_U = newest_U - back
+        place_U = 1 + 2 * (number_U % (PARTS + 1)) if window_s else np.zeros(len(word_UC), np.int64)
+        show_U, click_U = (np.take_along_axis(word_UC, (place_U + more)[:, None], 1)[:, 0] for more in (0, 1))
+        row_N = np.flatnonzero(show_U)
+        same_N = np.ones(len(row_N), np.int64)
+        begin_N = number_U[row_N] * part_s
+        yield row_N, same_N * window_s, begin_N, same_N * part_s, show_U[row_N], click_U[row_N]
