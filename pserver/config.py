@@ -339,6 +339,8 @@ class ShardProcess(Section):
     histories: dict[TableName, PositiveCount | tuple[Count, ...]] = {}
     """The tables that hold histories in place of weights, with the most signs of a key; or counters, with the lengths
     of their windows in seconds, 0 for one without end."""
+    joins: dict[TableName, PositiveDuration] = {}
+    """The table of what waits for a join, if the job has one, with the window of event time."""
     groups: dict[str, SlotGroup] = {}
     """Slot group of each sparse slot, by name."""
     seed: Seed

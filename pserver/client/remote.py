@@ -30,9 +30,10 @@ from pserver.client.data_plane import Call, DataPlane, Greeting
 from pserver.config import DENSE_SLICES, TableSection, Wire
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol import frames, history_messages, messages
+from pserver.protocol import frames, history_messages, join_messages, messages
 from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from pserver.protocol.histories import Answers, Questions
+from pserver.protocol.joins import JoinAnswers, JoinEvents
 from pserver.protocol.parts import WHOLE, Part, Split
 from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
@@ -88,7 +89,7 @@ class _LateSlices:
 class RemoteShards:
     """Implements pserver.protocol.shards.Shards with processes.
 
-    One thread calls `prepare`, one `recall`, one writes and settles snapshots, one makes the other calls.
+    One thread calls `prepare`, one `recall` and `join`, one writes and settles snapshots, one makes the other calls.
     """
 
     def __init__(
@@ -408,6 +409,16 @@ class RemoteShards:
             return history_messages.answers_from(reply)
 
         return history_messages.gathered(self._each(ask, self._recalls), places)
+
+    def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
+        """See Shards."""
+        of_shards, places = join_messages.route(events, self._placement)
+
+        def send(shard: int) -> JoinAnswers:
+            request = join_messages.request_of(self._caller, of_shards[shard])
+            return join_messages.answers_from(self._connections[shard].call("Join", request, pb.JoinReply, deadline))
+
+        return join_messages.gathered(self._each(send, self._recalls), places)
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""

@@ -128,6 +128,58 @@ class HistoryAnswers(_message.Message):
     signs: bytes
     def __init__(self, lengths: _Optional[bytes] = ..., signs: _Optional[bytes] = ...) -> None: ...
 
+class JoinRequest(_message.Message):
+    __slots__ = ("caller", "pass_number", "num_events", "last_s", "keys", "places", "times", "labels", "lengths", "samples")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_S_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    pass_number: int
+    num_events: int
+    last_s: float
+    keys: bytes
+    places: bytes
+    times: bytes
+    labels: bytes
+    lengths: bytes
+    samples: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., num_events: _Optional[int] = ..., last_s: _Optional[float] = ..., keys: _Optional[bytes] = ..., places: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("outcomes", "joined", "expired", "num_unmatched")
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNMATCHED_FIELD_NUMBER: _ClassVar[int]
+    outcomes: bytes
+    joined: ReleasedSamples
+    expired: ReleasedSamples
+    num_unmatched: int
+    def __init__(self, outcomes: _Optional[bytes] = ..., joined: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., expired: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., num_unmatched: _Optional[int] = ...) -> None: ...
+
+class ReleasedSamples(_message.Message):
+    __slots__ = ("keys", "orders", "times", "labels", "lengths", "samples")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    orders: bytes
+    times: bytes
+    labels: bytes
+    lengths: bytes
+    samples: bytes
+    def __init__(self, keys: _Optional[bytes] = ..., orders: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ...) -> None: ...
+
 class ClosePassRequest(_message.Message):
     __slots__ = ("caller", "pass_number", "day")
     CALLER_FIELD_NUMBER: _ClassVar[int]

@@ -9,6 +9,7 @@ Shapes: Q questions in the order of the log, N signs that they add, M signs of a
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from pserver.errors import InvalidShardCall
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ Answers = Mapping[str, HistoryAnswers]
 """By table."""
 
 
-def pick(offset_Q1: I64, value_N: U64, at_P: I64) -> tuple[I64, U64]:
+def pick(offset_Q1: I64, value_N: NDArray[Number], at_P: I64) -> tuple[I64, NDArray[Number]]:
     """The lists at some places, as offsets and values."""
     length_P = np.diff(offset_Q1)[at_P]
     offset_P1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_P)])
@@ -103,3 +105,10 @@ def check_tables(questions: Questions, tables: Iterable[str]) -> None:
     """Raise InvalidShardCall unless there are questions, maybe none, to each of `tables`."""
     if sorted(questions) != sorted(tables):
         raise InvalidShardCall(f"questions about histories in tables {sorted(questions)}, not {sorted(tables)}")
+
+
+def array_from(data: bytes, kind: type[Number]) -> NDArray[Number]:
+    """An array of a message. Raises InvalidShardCall if it ends in the middle of a number."""
+    if len(data) % np.dtype(kind).itemsize:
+        raise InvalidShardCall("an array of a message ends in the middle of a number")
+    return np.frombuffer(data, kind)

@@ -4,17 +4,13 @@ Shapes: as in pserver.protocol.histories.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol.histories import I64, Answers, HistoryAnswers, HistoryQuestions, Questions
+from pserver.protocol.histories import I64, Answers, HistoryAnswers, HistoryQuestions, Questions, array_from
 from pserver.protocol.placement import Placement
-
-Number = TypeVar("Number", np.uint32, np.uint64)
 
 
 def route(questions: Questions, placement: Placement) -> tuple[list[Questions], list[dict[str, I64]]]:
@@ -54,8 +50,8 @@ def questions_from(request: pb.RecallRequest) -> dict[str, HistoryQuestions]:
     """The inverse of `request_of`. Raises InvalidShardCall for arrays that do not fit each other."""
     found = {}
     for name, part in request.questions.items():
-        key_Q, sign_N = (_array(data, np.uint64) for data in (part.keys, part.signs))
-        event_Q, length_Q = (_array(data, np.uint32).astype(np.int64) for data in (part.events, part.lengths))
+        key_Q, sign_N = (array_from(data, np.uint64) for data in (part.keys, part.signs))
+        event_Q, length_Q = (array_from(data, np.uint32).astype(np.int64) for data in (part.events, part.lengths))
         offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
         fits = len(key_Q) == len(event_Q) == len(length_Q) and int(offset_Q1[-1]) == len(sign_N)
         if not fits or part.group >= 1 << 16 or (np.diff(event_Q) < 0).any():
@@ -82,13 +78,7 @@ def answers_from(reply: pb.RecallReply) -> dict[str, HistoryAnswers]:
     """The inverse of `reply_of`."""
     found = {}
     for name, part in reply.answers.items():
-        length_Q = _array(part.lengths, np.uint32).astype(np.int64)
+        length_Q = array_from(part.lengths, np.uint32).astype(np.int64)
         offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
-        found[name] = HistoryAnswers(offset_Q1, _array(part.signs, np.uint64))
+        found[name] = HistoryAnswers(offset_Q1, array_from(part.signs, np.uint64))
     return found
-
-
-def _array(data: bytes, kind: type[Number]) -> NDArray[Number]:
-    if len(data) % np.dtype(kind).itemsize:
-        raise InvalidShardCall("an array of a message about histories ends in the middle of a number")
-    return np.frombuffer(data, kind)

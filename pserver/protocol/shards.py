@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from millrace.deadline import Deadline
 from millrace.traffic import Links
 from pserver.protocol.histories import Answers, Questions
+from pserver.protocol.joins import JoinAnswers, JoinEvents
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.store.row_store import StoredFile
 
@@ -154,6 +155,16 @@ class Shards(Protocol):
 
         Returns the histories, by table, once all ranks have asked: as of the last closed pass, and the questions of
         this pass before, by rank. A job without such tables does not call it. A repeat adds nothing.
+        """
+        ...
+
+    def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
+        """Every rank, once in each pass that is open, on the thread of `recall` and before it: the impressions and
+        clicks of its part.
+
+        Returns what they release once all ranks have sent theirs: as of the last closed pass, and the events of this
+        pass before, by rank; and this rank's part of the impressions whose window ends with the pass. A job without a
+        join does not call it. A repeat adds nothing.
         """
         ...
 

@@ -14,6 +14,7 @@ from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 from pserver.errors import InvalidShardCall
 from pserver.protocol.histories import Answers, Questions, Remembered
+from pserver.protocol.joins import JoinAnswers, JoinEvents
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
@@ -21,12 +22,13 @@ from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.pushes import Push, ResolvedBatch
 from pserver.server.shard import Shard
 from pserver.tables.pass_histories import NO_HISTORIES
+from pserver.tables.pass_joins import NO_JOINS
 
 
 class EmbeddedShards:
     """Implements pserver.protocol.shards.Shards for a job with one trainer.
 
-    One thread calls `prepare`, one `recall`, one writes and settles snapshots, one makes the other calls.
+    One thread calls `prepare`, one `recall` and `join`, one writes and settles snapshots, one makes the other calls.
     """
 
     def __init__(
@@ -42,14 +44,16 @@ class EmbeddedShards:
         feed_at: TlsEndpoint | None = None,
         wire: Wire = Wire.FLOAT32,
         histories: Mapping[str, Remembered] = NO_HISTORIES,
+        joins: Mapping[str, float] = NO_JOINS,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits. `groups`: slot groups by slot;
         `generation`: of the workers; `policy`: `sync` unless given; `parts`: where commits are uploaded to; `feed_at`:
         where the live feed is served, if not at loopback; `wire`: how rows and gradients would travel: they are
-        rounded alike; `histories`: the tables that hold histories or counters, and which."""
+        rounded alike; `histories`: the tables that hold histories or counters, and which; `joins`: the table of what
+        waits for a join, with the seconds of its window."""
         self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="rows") if num_threads > 1 else None
         where = {"live": live, "groups": groups, "generation": generation, "parts": parts}
-        self._shard = Shard(tables, seed, pool=self._pool, histories=histories, **where)  # type: ignore[arg-type]
+        self._shard = Shard(tables, seed, pool=self._pool, histories=histories, joins=joins, **where)  # type: ignore[arg-type]
         self._feed_at, self._wires = feed_at, wires_of(tables, wire)
         self._ledger = PassState(1, policy or Sync())
         self._close_digest = ""
@@ -128,6 +132,15 @@ class EmbeddedShards:
         histories = self._shard.histories
         histories.ask(0, questions, 1)
         return histories.answers(0) or {}
+
+    def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
+        """See Shards."""
+        self._ledger.check_open(events.pass_number, 0)
+        joins = self._shard.joins
+        joins.ask(0, events, 1)
+        answers = joins.answers(0)
+        assert answers is not None, "the only rank has sent its events"
+        return answers
 
     def close_pass(self, day: int, deadline: Deadline) -> dict[str, str]:
         """See Shards."""

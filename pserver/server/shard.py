@@ -41,6 +41,7 @@ from pserver.rows.kernels import EMPTY
 from pserver.rows.table_rows import I32
 from pserver.server.pushes import NONE_SENT, Push, ResolvedBatch
 from pserver.tables.pass_histories import NO_HISTORIES, PassHistories
+from pserver.tables.pass_joins import NO_JOINS, PassJoins
 from pserver.tables.sweeping import Sweeper, run
 from pserver.tables.table import ShardTable
 
@@ -61,18 +62,22 @@ class Shard:
         generation: int = 1,
         parts: PartStore | None = None,
         histories: Mapping[str, Remembered] = NO_HISTORIES,
+        joins: Mapping[str, float] = NO_JOINS,
     ) -> None:
         """`live`: folder of committed rows; without it there are no commits, and rows are only in memory.
         `groups`: slot groups of the sparse slots, by name. `generation`: that of the workers. `parts`: where commits
-        are uploaded to. `histories`: the tables that hold histories or counters, and which."""
+        are uploaded to. `histories`: the tables that hold histories or counters, and which. `joins`: the table of what
+        waits for a join, with the seconds of its window."""
         buckets = (placement or Placement.even(1)).buckets_of(number)
         self.tables = {name: ShardTable(name, section, seed, pool, groups, buckets) for name, section in tables.items()}
         uploads = () if parts is None else (PartObjects(parts.address, generation), parts.cache)
         self._stores = None if live is None else ShardStores(number, buckets, self.tables, live, *uploads)
         self.histories = PassHistories(self.tables, histories)
         """The histories of the open pass."""
+        self.joins = PassJoins(self.tables, joins)
+        """The join of the open pass."""
         self._sweeper = Sweeper()
-        hidden = {DENSE_SLICES, *histories}
+        hidden = {DENSE_SLICES, *histories, *joins}
         features = {name: table.feed for name, table in self.tables.items() if name not in hidden}
         self._feed = ShardFeed(features, generation)
         self._feed_server: FeedServer | None = None
@@ -172,6 +177,7 @@ class Shard:
     def open_pass(self) -> None:
         """Begin a pass."""
         self.histories.open_pass()
+        self.joins.open_pass()
         for table in self.tables.values():
             table.open_pass()
 
@@ -180,6 +186,7 @@ class Shard:
         """Make `version`: set the day of touched rows. Returns the digest, in hex, of the rows changed by pushes."""
         self._feed.seal()  # from here on, rows of the version before are deleted
         self.histories.close_pass(version)
+        self.joins.close_pass(version)
         digest = add(table.close_pass(day) for table in self.tables.values())
         self._feed.closed(version)
         return f"{digest:032x}"

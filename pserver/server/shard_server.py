@@ -31,7 +31,7 @@ from pserver.consistency.sync import names
 from pserver.errors import InvalidShardCall, StepTimedOut
 from pserver.feed import feed_server
 from pserver.proto import shard_pb2 as pb
-from pserver.protocol import history_messages, messages, statuses
+from pserver.protocol import history_messages, join_messages, messages, statuses
 from pserver.protocol.placement import Placement
 from pserver.protocol.shards import ShardFigures
 from pserver.protocol.table_operations import ShrinkRows
@@ -40,6 +40,8 @@ from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.rank_memories import RankMemories
 from pserver.server.shard import Shard
 from pserver.server.step_calls import StepCalls
+from pserver.tables.pass_histories import PassHistories
+from pserver.tables.pass_joins import PassJoins
 
 
 class _HasCaller(Protocol):
@@ -85,6 +87,7 @@ class _Servicer:
             generation=config.generation,
             parts=config.parts,
             histories=config.histories,
+            joins=config.joins,
         )
         self._turn = threading.Condition()
         self._ledger = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
@@ -169,15 +172,34 @@ class _Servicer:
             self._ledger.check_open(number, rank)
             if histories.ask(rank, questions, ranks):
                 self._turn.notify_all()
-
-            def is_answered() -> bool:
-                self._ledger.check_open(number, rank)
-                return histories.answers(rank) is not None
-
-            missing = lambda: f"rank {names(histories.missing(ranks))}"  # noqa: E731
-            self._wait(is_answered, "the histories", number, _deadline_of(context), missing)
+            self._wait_for_ranks(histories, rank, "the histories", number, context)
             answers = histories.answers(rank)
         return history_messages.reply_of(answers or {}, self._config.max_message)
+
+    @_guarded
+    def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        number, rank, ranks = request.pass_number, request.caller.rank, self._config.num_ranks
+        events, joins = join_messages.events_from(request), self._shard.joins
+        with self._turn:
+            self._ledger.check_open(number, rank)
+            if joins.ask(rank, events, ranks):
+                self._turn.notify_all()
+            self._wait_for_ranks(joins, rank, "the join", number, context)
+            answers = joins.answers(rank)
+        assert answers is not None, "it was waited for"
+        return join_messages.reply_of(answers, self._config.max_message)
+
+    def _wait_for_ranks(
+        self, asked: PassHistories | PassJoins, rank: int, what: str, number: int, context: Context
+    ) -> None:
+        """Within the turn: wait until all ranks have asked, and `rank` has its answers."""
+
+        def is_answered() -> bool:
+            self._ledger.check_open(number, rank)
+            return asked.answers(rank) is not None
+
+        missing = lambda: f"rank {names(asked.missing(self._config.num_ranks))}"  # noqa: E731
+        self._wait(is_answered, what, number, _deadline_of(context), missing)
 
     @_guarded
     def ClosePass(self, request: pb.ClosePassRequest, context: Context) -> pb.ClosePassReply:

@@ -217,6 +217,19 @@ class ShardTable:
         finally:
             self.release(rows_U)
 
+    def first_words(self, num_words: int) -> tuple[U64, U32]:
+        """Keys of all rows, in any order, and (U, `num_words`) the first words of their weights: for a table that no
+        step learns, in unbounded memory; on the step's thread."""
+        with self._rows.moving:
+            assert isinstance(self._rows.floats, Slab), "no vector joins later"
+            rows_U = np.flatnonzero(self._rows.columns["changed_version"][: self._rows.num_numbers])
+            words_UW = self._rows.floats.slab_RW[rows_U, :num_words].view(np.uint32)
+            return self._rows.columns["keys"][rows_U], words_UW
+
+    def delete(self, keys_U: U64) -> None:
+        """Delete rows that the open pass has not changed, for a table that no step learns; before its close."""
+        self._departures.forget(keys_U)
+
     def overwrite(self, keys_U: U64, group_U: U16, rows_UD: F32, show_U: F32, version: int) -> None:
         """Write the weights of unique keys, bit for bit, for a table that no step learns; before the close of
         `version`. `show_U` is added to their shows."""

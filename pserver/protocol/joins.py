@@ -1,0 +1,135 @@
+"""Impressions and clicks as ranks send them to the shards, and the samples that shards release.
+
+Samples are bytes here: the trainer makes them, and reads them again. pserver.tables.pass_joins answers.
+
+Shapes: Q events, E samples that are released, P chosen ones, N bytes of samples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pserver.protocol.histories import pick
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+U64 = NDArray[np.uint64]
+
+JOIN_TABLE = "join-pending"
+"""The table of the impressions and clicks that wait for each other."""
+
+
+class JoinOutcome(IntEnum):
+    """The outcome of one event."""
+
+    HELD = 0
+    """It waits for the other one."""
+    JOINED = 1
+    """Its sample, or that of the click's impression, is released with the click's label."""
+    REPEATED_IMPRESSION = 2
+    """Its key has an impression in the window already; it is dropped."""
+    REPEATED_CLICK = 3
+    """Its impression has a click already; it is dropped."""
+    LATE = 4
+    """A click later than the window: it is dropped. Or an impression that waits, and whose click was too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinEvents:
+    """The events of one rank in one pass, or those of them that one shard holds the keys of."""
+
+    pass_number: int
+    num_events: int
+    """Number of all events of the rank."""
+    last_s: float
+    """The greatest event time of all events of the rank; -inf without any."""
+    key_Q: U64
+    place_Q: I64
+    """Number of the event among those of its rank, from 0."""
+    time_Q: F64
+    """Unix seconds, finite."""
+    label_Q: F32
+    """That of a click; 0: an impression."""
+    offset_Q1: I64
+    """Event q has the sample `data_N[offset_Q1[q]:offset_Q1[q + 1]]`; a click has none."""
+    data_N: U8
+
+    def chosen(self, at_P: I64) -> "JoinEvents":
+        """Some of the events."""
+        columns = self.key_Q[at_P], self.place_Q[at_P], self.time_Q[at_P], self.label_Q[at_P]
+        return JoinEvents(
+            self.pass_number, self.num_events, self.last_s, *columns, *pick(self.offset_Q1, self.data_N, at_P)
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence["JoinEvents"]) -> "JoinEvents":
+        """The events of several ranks in their order, numbered through."""
+        before = np.cumsum([0, *(part.num_events for part in parts)]).tolist()
+        return cls(
+            parts[0].pass_number,
+            before[-1],
+            max(part.last_s for part in parts),
+            np.concatenate([part.key_Q for part in parts]),
+            np.concatenate([part.place_Q + begin for part, begin in zip(parts, before[:-1], strict=True)]),
+            np.concatenate([part.time_Q for part in parts]),
+            np.concatenate([part.label_Q for part in parts]),
+            *joined_lists([(part.offset_Q1, part.data_N) for part in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSamples:
+    """Samples that are released, with their labels."""
+
+    key_E: U64
+    order_E: U64
+    """Place of the impression in the log: the pass in the upper 32 bits, its number in the pass in the others."""
+    time_E: F64
+    """Event time of the impression."""
+    label_E: F32
+    offset_E1: I64
+    data_N: U8
+
+    def __len__(self) -> int:
+        return len(self.key_E)
+
+    def chosen(self, at_P: I64) -> "JoinedSamples":
+        """Some of the samples, in this order."""
+        columns = self.key_E[at_P], self.order_E[at_P], self.time_E[at_P], self.label_E[at_P]
+        return JoinedSamples(*columns, *pick(self.offset_E1, self.data_N, at_P))
+
+    @classmethod
+    def concat(cls, parts: Sequence["JoinedSamples"]) -> "JoinedSamples":
+        """The samples of all parts."""
+        return cls(
+            np.concatenate([part.key_E for part in parts]),
+            np.concatenate([part.order_E for part in parts]),
+            np.concatenate([part.time_E for part in parts]),
+            np.concatenate([part.label_E for part in parts]),
+            *joined_lists([(part.offset_E1, part.data_N) for part in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnswers:
+    """The answer to the events of one rank."""
+
+    outcome_Q: U8
+    """A JoinOutcome for each event."""
+    joined: JoinedSamples
+    """One for each event with JoinOutcome.JOINED, in their order."""
+    expired: JoinedSamples
+    """Impressions without a click whose window has ended, by their order in the log: this rank's part of them."""
+    num_unmatched: int
+    """Clicks without an impression that are given up: this rank's part of them."""
+
+
+def joined_lists(parts: Sequence[tuple[I64, U8]]) -> tuple[I64, U8]:
+    """Several lists of lists as one: offsets and values."""
+    lengths = np.concatenate([np.diff(offset_Q1) for offset_Q1, _ in parts])
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), np.concatenate([data_N for _, data_N in parts])

@@ -1,0 +1,195 @@
+"""The law of a join: what is released depends on the log alone, whatever the numbers of trainers and shards."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pserver.config import Sgd, TableSection
+from pserver.errors import InvalidShardCall
+from pserver.proto import shard_pb2 as pb
+from pserver.protocol import join_messages
+from pserver.protocol.joins import JOIN_TABLE, JoinEvents
+from pserver.rows.digest import add
+from pserver.rows.join_kernels import join_reference, join_width_of
+from tests.contract import shards_world as w
+
+WINDOW_S, BYTES = 10.0, 9
+SECTION = TableSection(dim=join_width_of(BYTES), first_order=False, init_range=0.0, optimizer=Sgd(kind="sgd"))
+EVENTS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 15), st.sampled_from([0.0, 0.0, 1.0, 2.5]), st.binary(max_size=BYTES)),
+    max_size=12,
+)
+"""Each has a key, a time in the pass, a label (0: an impression) and a sample."""
+
+
+def key_of(number):
+    return int(w.keys(number).keys_U[0])
+
+
+def passes_of(drawn):
+    """Events of passes whose times advance, as (key, time, label, sample); clicks have no sample."""
+    return [
+        [(key_of(key), 6.0 * number + at, label, b"" if label else data) for key, at, label, data in events]
+        for number, events in enumerate(drawn)
+    ]
+
+
+def events_of(pass_number, events):
+    lengths = [len(data) for *_, data in events]
+    return JoinEvents(
+        pass_number,
+        len(events),
+        max((at for _, at, _, _ in events), default=-np.inf),
+        np.array([key for key, *_ in events], np.uint64),
+        np.arange(len(events)),
+        np.array([at for _, at, _, _ in events], np.float64),
+        np.array([label for _, _, label, _ in events], np.float32),
+        np.array([0, *np.cumsum(lengths)], np.int64),
+        np.frombuffer(b"".join(data for *_, data in events), np.uint8),
+    )
+
+
+def told(samples):
+    ends = samples.offset_E1.tolist()
+    data = [samples.data_N[begin:end].tobytes() for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    return list(zip(samples.order_E.tolist(), samples.time_E.tolist(), samples.label_E.tolist(), data, strict=True))
+
+
+@dataclass
+class Log:
+    """What was released, and the digests of closes."""
+
+    released: list = field(default_factory=list)
+    closes: list = field(default_factory=list)
+
+
+def run(world, passes, first=1, repeats=False):
+    log = Log()
+    for number, events in enumerate(passes, first):
+        cuts = [len(events) * rank // len(world.ranks) for rank in range(len(world.ranks) + 1)]
+        parts = [events_of(number, events[begin:end]) for begin, end in zip(cuts[:-1], cuts[1:], strict=True)]
+
+        def act(rank, shards, number=number, parts=parts):
+            shards.open_pass(number, w.soon())
+            found = [shards.join(parts[rank], w.soon()) for _ in range(1 + repeats)]
+            assert told(found[-1].joined) == told(found[0].joined)
+            return found[0], shards.close_pass(number, w.soon())
+
+        answers = world.each(act)
+        joined = [each[1:] for answer, _ in answers for each in told(answer.joined)]
+        outcomes = [outcome for answer, _ in answers for outcome in answer.outcome_Q.tolist()]
+        for answer, _ in answers:
+            assert told(answer.expired) == sorted(told(answer.expired)), "each rank's part is in the order of the log"
+        expired = sorted(each for answer, _ in answers for each in told(answer.expired))
+        log.released.append((outcomes, joined, expired, sum(answer.num_unmatched for answer, _ in answers)))
+        log.closes.append(add(int(digest, 16) for digest in answers[0][1].values()))
+    return log
+
+
+def plain(passes, first=1, known=None):
+    """The law: a dictionary that reads the log, each pass in the order of time."""
+    known, found = {} if known is None else known, []
+    for number, events in enumerate(passes, first):
+        numbered = [(key, number << 32 | place, *rest) for place, (key, *rest) in enumerate(events)]
+        end_s = max((at for _, at, _, _ in events), default=-np.inf)
+        turns = sorted(range(len(events)), key=lambda place, events=events: (events[place][1], place))
+        in_turn, expired, unmatched = join_reference([numbered[place] for place in turns], WINDOW_S, known, end_s)
+        outcomes = [in_turn[turns.index(place)] for place in range(len(events))]
+        joined = [each[1:] for each in outcomes if each[0] == 1]
+        gone = [(order, at, 0.0, data) for order, at, data in expired]
+        found.append(([each[0] for each in outcomes], joined, gone, unmatched))
+    return found
+
+
+def world_of(shards, ranks, **more):
+    return w.job(shards, ranks, {JOIN_TABLE: SECTION}, joins={JOIN_TABLE: WINDOW_S}, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(EVENTS, min_size=1, max_size=5))
+def test_an_embedded_shard_releases_as_a_dictionary_that_reads_the_log(drawn):
+    passes = passes_of(drawn)
+    with world_of(0, 1) as world:
+        assert run(world, passes).released == plain(passes)
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.lists(EVENTS, min_size=2, max_size=4))
+def test_releases_and_digests_are_those_of_one_trainer_with_any_numbers(drawn):
+    passes = passes_of(drawn)
+    with world_of(0, 1) as world:
+        one, digest = run(world, passes), world.one.digest(w.soon())
+    assert one.released == plain(passes)
+    for shards, ranks in ((1, 1), (2, 2), (3, 3)):
+        with world_of(shards, ranks) as world:
+            assert run(world, passes, repeats=ranks == 2) == one, (shards, ranks)
+            assert world.one.digest(w.soon()) == digest
+
+
+PASSES = [
+    [(1, 0.0, 0.0, b"one"), (2, 1.0, 0.0, b"two"), (3, 2.0, 1.0, b""), (4, 2.0, 2.5, b"")],
+    [(2, 9.0, 1.0, b""), (3, 9.5, 0.0, b"three"), (2, 9.6, 1.0, b""), (2, 9.7, 0.0, b"again")],
+    [(1, 10.5, 1.0, b""), (5, 12.0, 0.0, b"five"), (6, 21.9, 0.0, b"six")],
+]
+PASSES = [[(key_of(key), *rest) for key, *rest in events] for events in PASSES]
+SECOND = ([1, 1, 3, 2], [(1.0, 1.0, b"two"), (9.5, 1.0, b"three")], [], 0)
+THIRD = ([4, 0, 0], [], [(1 << 32, 0.0, 0.0, b"one")], 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3)])
+def test_a_join_goes_on_from_a_commit_on_other_shards(before, after, tmp_path):
+    with world_of(before, 1, live=tmp_path / "live") as world:
+        world.one.restore(tmp_path, [], 0, w.soon())
+        assert run(world, PASSES[:2]).released[1] == SECOND
+        parts = w.commit(world.one, tmp_path / "commit", 2)
+        rest = run(world, PASSES[2:], first=3)
+        digest = world.one.digest(w.soon())
+        gone = w.commit(world.one, tmp_path / "later", 3)
+    with world_of(after, 1, live=tmp_path / "again") as world:
+        world.one.restore(tmp_path / "commit", parts, 2, w.soon())
+        assert run(world, PASSES[2:], first=3) == rest
+        assert world.one.digest(w.soon()) == digest
+    with world_of(after, 1, live=tmp_path / "third") as world:
+        world.one.restore(tmp_path / "later", gone, 3, w.soon())
+        assert world.one.digest(w.soon()) == digest, "what expired is gone from commits, too"
+    assert rest.released == [THIRD]
+
+
+def test_a_pass_that_is_given_up_leaves_nothing(tmp_path):
+    with world_of(0, 1, live=tmp_path / "live") as world:
+        world.one.restore(tmp_path, [], 0, w.soon())
+        world.one.open_pass(1, w.soon())
+        world.one.join(events_of(1, PASSES[0]), w.soon())
+        assert world.one.digest(w.soon()) == {JOIN_TABLE: 0}
+
+
+def test_a_shard_refuses_events_out_of_turn():
+    with world_of(2, 2) as world:
+        with pytest.raises(InvalidShardCall, match="a call for pass 1 while pass 0 is closed"):
+            world.one.join(events_of(1, []), w.soon())
+    with w.job(0, 1) as world:
+        world.one.open_pass(1, w.soon())
+        with pytest.raises(InvalidShardCall, match="joins nothing"):
+            world.one.join(events_of(1, []), w.soon())
+
+
+@pytest.mark.parametrize("part", ["keys", "places", "times", "labels", "lengths", "samples"])
+def test_messages_that_do_not_fit_are_refused(part):
+    request = join_messages.request_of(pb.Caller(), events_of(1, PASSES[0]))
+    again = join_messages.events_from(request)
+    assert again.place_Q.tolist() == [0, 1, 2, 3] and again.data_N.tobytes() == b"onetwo"
+    setattr(request, part, getattr(request, part)[:-1])
+    with pytest.raises(InvalidShardCall, match=r"do not fit|in the middle of a number"):
+        join_messages.events_from(request)
+
+
+def test_samples_that_no_message_can_carry_are_refused_with_what_to_raise():
+    with world_of(0, 1) as world:
+        world.one.open_pass(1, w.soon())
+        answers = world.one.join(events_of(1, PASSES[1]), w.soon())
+    assert join_messages.answers_from(join_messages.reply_of(answers, 10_000)).outcome_Q.tolist() == [0, 0, 3, 1]
+    with pytest.raises(InvalidShardCall, match=r"raise cluster\.max_message"):
+        join_messages.reply_of(answers, 20)
