@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
+from dataset.spec.join_section import JoinSection
 from millrace.blob.store_address import parse as parse_address
 from millrace.config import Count, Duration, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
 from millrace.errors import SpecError
@@ -388,6 +389,8 @@ class TrainerJob(Section):
     """The predictions."""
     sample: SampleSection = SampleSection()
     """Group and weight of a sample; see SampleSection."""
+    join: JoinSection | None = None
+    """Impressions whose labels come later, in events of their own; see JoinSection. Unset: labels come with events."""
     tables: dict[TableName, TableSection] = {"default": TableSection()}
     """Embedding tables by name. Commits and exports have a folder with the name of each table."""
     model: ModelSection

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     NON_FINITE = "non-finite value"
     NOT_UTF8 = "not UTF-8"
     GENERATOR = "generator error"
+    SAMPLE_TOO_LONG = "longer than join.max_sample_bytes"
     HALF = "output ends inside a line"
 
     @classmethod

@@ -97,6 +97,8 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("HistorySection", "when"): TextKind.NAME,
     ("CountersSection", "key"): TextKind.NAME,
     ("CountersSection", "click"): TextKind.NAME,
+    ("JoinSection", "label"): TextKind.NAME,
+    ("JoinSection", "key"): TextKind.NAME,
     ("TaskSection", "name"): TextKind.NAME,
     ("TaskSection", "label"): TextKind.NAME,
     ("TaskSection", "mask"): TextKind.NAME,

@@ -27,7 +27,7 @@ from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
-from trainer.control.job_spec import STALL_SHARE, remembered_of, tables_on_shards
+from trainer.control.job_spec import STALL_SHARE, remembered_of, tables_on_shards, windows_of
 from trainer.control.predictions import PredictionRequest
 from trainer.control.store_addresses import parse_store_address
 
@@ -151,7 +151,7 @@ def plan_job(
         run_folder=run_folder,
         shards=_shards(
             job,
-            tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots),
+            tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots, job.spec.join),
             run_folder,
             common,
             [_live(job, generation, shard) for shard in range(cluster.num_shards)],
@@ -291,6 +291,7 @@ def _shards(
         "num_ranks": num_ranks,
         "tables": {table: section.model_dump(mode="json") for table, section in tables.items()},
         "histories": {name: kept for name, kept in remembered_of(schema).items() if name in tables},
+        "joins": {name: window_s for name, window_s in windows_of(job.spec.join).items() if name in tables},
         "groups": {slot.name: slot.group for slot in schema.sparse},
         "seed": job.spec.seed,
         "mode": job.spec.train.mode,

@@ -48,6 +48,7 @@ from trainer.control.predictions import (
     PredictionPlan,
     PredictionRequest,
     check_no_histories,
+    check_no_join,
     fingerprint_of,
     segments_of,
     with_absolute_paths,
@@ -95,6 +96,7 @@ def predict(
     """
     job = with_store_defaults(job) if job else job_of(request)
     check_no_histories(job.spec, "slots")
+    check_no_join(job.spec, "join")
     request = with_absolute_paths(request, job.folder)
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     output = PredictionOutput(Path(request.output).absolute())

@@ -16,7 +16,14 @@ from millrace.validation import nearest
 from pserver.config import DENSE_SLICES
 from trainer.config import TrainerJob
 from trainer.control.export_destinations import ExportLocation, address_of, destination_of
-from trainer.control.job_spec import check_dense_rules, check_histories, check_section, check_slot_rules, shape_of
+from trainer.control.job_spec import (
+    check_dense_rules,
+    check_histories,
+    check_join,
+    check_section,
+    check_slot_rules,
+    shape_of,
+)
 from trainer.guard_config import RollbackSection
 
 RESERVED_COLUMNS = ("event", "error")
@@ -34,6 +41,7 @@ def check_references(job: TrainerJob) -> None:
     _check_sample_and_metrics(job, schema)
     _check_tables(job, schema)
     check_histories(job, schema)
+    check_join(job, schema)
     _check_pipe(job, schema)
     check_sources(job.sources)
     _check_event_time(job, schema)

@@ -14,15 +14,16 @@ from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from millrace.rpc.job_client import JobClient
 from millrace.validation import nearest
+from pserver.config import TableSection
 from service.cluster.job_run import read_report
 from service.cluster.store import REPORT, in_use
 from service.cluster.store_defaults import with_store_defaults
 from service.monitor.lines import count
 from service.monitor.status import Status
-from service.spec.job import LoadedJob
+from service.spec.job import Job, LoadedJob
 from service.tables import committed_tables
 from trainer.control.commit_store import Commit
-from trainer.control.job_spec import has_rule, history_tables
+from trainer.control.job_spec import has_rule, history_tables, join_tables
 
 COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
 """Figures of a table that a status reports; null for a job that does not run, except bytes."""
@@ -33,8 +34,13 @@ Rule = Mapping[str, Any]
 # List
 
 
+def _filled_tables(spec: Job) -> dict[str, TableSection]:
+    """The tables that the job fills itself: histories, and what waits for a join."""
+    return {**history_tables(Schema.of(spec.slots)), **join_tables(spec.join)}
+
+
 def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
-    """Of each table: "name", "rows", COUNTS, "dim", "slots" (figures by slot), "held". Histories are last."""
+    """Of each table: "name", "rows", COUNTS, "dim", "slots" (figures by slot), "held". Histories, joins are last."""
     slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
     figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
     reported = status.parts("tables")
@@ -52,7 +58,7 @@ def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
             },
             "held": dict(held[name].raw) if name in held else None,
         }
-        for name, table in {**job.spec.tables, **history_tables(Schema.of(job.spec.slots))}.items()
+        for name, table in {**job.spec.tables, **_filled_tables(job.spec)}.items()
     ]
 
 
@@ -71,7 +77,7 @@ def committed_status(job: LoadedJob, commit: Commit) -> Status:
     fresh = report if report.number("passes") == commit.version else Status({})
     schema = Schema.of(job.spec.slots)
     slots, tables = schema.sparse, dict[str, Any]()
-    for name in (*job.spec.tables, *history_tables(schema)):
+    for name in (*job.spec.tables, *_filled_tables(job.spec)):
         parts = [part.tables[name] for part in commit.shards if name in part.tables]
         groups: dict[int, int] = {}
         for part in parts:

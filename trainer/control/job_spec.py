@@ -20,6 +20,7 @@ from trainer.spec.changes import (
 from trainer.spec.defaults import FIRST, fill_defaults
 from trainer.spec.dense_rules import check_dense_rules
 from trainer.spec.history_tables import check_histories, history_tables, remembered_of
+from trainer.spec.join_tables import check_join, join_tables, windows_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
@@ -34,6 +35,7 @@ __all__ = [
     "check_class",
     "check_dense_rules",
     "check_histories",
+    "check_join",
     "check_section",
     "check_set",
     "check_slot_rules",
@@ -42,9 +44,11 @@ __all__ = [
     "has_rule",
     "history_tables",
     "hot_keys",
+    "join_tables",
     "remembered_of",
     "shape_of",
     "significant_keys",
     "tables_on_shards",
+    "windows_of",
     "with_overrides",
 ]

@@ -23,6 +23,7 @@ from trainer.predict.prediction_plan import (
     with_absolute_paths,
 )
 from trainer.spec.history_tables import check_no_histories
+from trainer.spec.join_tables import check_no_join
 
 __all__ = [
     "LIVE",
@@ -32,6 +33,7 @@ __all__ = [
     "PredictionRequest",
     "check_after",
     "check_no_histories",
+    "check_no_join",
     "check_outputs",
     "error_at",
     "fingerprint_of",

@@ -6,7 +6,6 @@ that the shards hold the histories of the version before. Then it asks them abou
 Shapes: B samples of a block, Q questions of a pass: neighbours of one event with one key are one question.
 """
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,11 +24,10 @@ from millrace.keys import keys_of
 from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, pick, table_of
 from pserver.protocol.shards import Shards
 from trainer.features.counter_columns import F32, counter_column
+from trainer.features.pass_gate import GatedReader
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
-POLL_S = 0.2
-"""Pause between two checks of a waiting thread whether to stop."""
 NO_QUESTION = -1
 NO_TIME = 1 << 32
 """The time of a sample without event time, and the first second that counters do not know."""
@@ -44,37 +42,19 @@ class BlockQuestions:
     questions: HistoryQuestions
 
 
-class HistoryReader:
-    """A PassReader whose samples have their histories and counters. `read` is called on one thread, the others on
-    any."""
+class HistoryReader(GatedReader):
+    """A PassReader whose samples have their histories and counters."""
 
     def __init__(self, reader: PassReader, schema: Schema, shards: Shards, wait_s: float) -> None:
         """`reader` gives the slots of `schema.emitted`. `wait_s`: longest wait for the questions of other ranks."""
-        self._reader, self._schema, self._shards, self._wait_s = reader, schema, shards, wait_s
-        self._open, self._stopping = 0, False
-        self._changed = threading.Condition()
-
-    def opened(self, pass_number: int) -> None:
-        """The shards have opened a pass."""
-        with self._changed:
-            self._open = pass_number
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """See PassReader."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._reader.close()
+        super().__init__(reader)
+        self._schema, self._shards, self._wait_s = schema, shards, wait_s
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """See PassReader. The samples of this rank's part are in memory while it waits (passes.max_events)."""
         blocks = list(self._reader.read(pass_number, segments, tally))
-        with self._changed:
-            while self._open < pass_number and not self._stopping:
-                self._changed.wait(POLL_S)
-            if self._stopping:
-                return
+        if not self.await_open(pass_number):
+            return
         counters = None if tally.slots is None else tally.slots.widened(self._schema)
         asked = {slot.name: list(questions_of(blocks, slot, self._schema)) for slot in self._schema.histories}
         asked |= {slot.name: list(counter_questions(blocks, slot, self._schema)) for slot in self._schema.counters}

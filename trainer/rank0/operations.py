@@ -206,7 +206,7 @@ class OperationRunner:
     def tables_on_shards(self) -> Mapping[str, TableSection]:
         """As `tables`, with slices of the dense parameters if shards hold them, and histories. Any thread."""
         now = self._now
-        return tables_on_shards(now.tables, now.dense, now.slots)
+        return tables_on_shards(now.tables, now.dense, now.slots, now.join)
 
     @property
     def aging_tables(self) -> Mapping[str, TableSection]:

@@ -85,6 +85,8 @@ TABLE: tuple[KeyClass, ...] = (
     KeyClass("model.name", _NEW),
     KeyClass("model.class", _BETWEEN, _SHAPES),
     KeyClass("model.settings", _BETWEEN, _SHAPES),
+    *(KeyClass(f"join.{key}", _BETWEEN) for key in ("window", "negatives", "keep_negatives")),
+    KeyClass("join", _NEW),
     KeyClass("tasks", _BETWEEN, _SHAPES),
     *(KeyClass(key, _HOT) for key in HOT),
     KeyClass("tables.*.admission", _BETWEEN, "`millrace set` changes n, p and score of an entry while the job runs"),

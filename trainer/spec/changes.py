@@ -114,6 +114,8 @@ def _meaning_of_slots(before: Mapping[str, Any], after: Mapping[str, Any]) -> tu
     filled = {slot.name for spec in (before, after) for slot in schema_of(spec).filled}
     if filled.intersection([*changes.added, *changes.removed]):
         return ChangeClass.NEW, "the slots with a history or counters, whose tables are made with the store,"
+    if changes != SlotChanges() and any(spec.get("join") for spec in (before, after)):
+        return ChangeClass.NEW, "the slots of a job with a join, whose waiting samples have the old ones,"
     if (changes.added or changes.removed or changes.moved) and any(_on_shards(spec) for spec in (before, after)):
         return ChangeClass.NEW, 'its order and number with dense.strategy = "shards", whose weights are in rows,'
     if changes.added or changes.removed or changes.moved:

@@ -1,4 +1,4 @@
-"""The tables that shards hold: those of the job file, histories, and slices of the dense parameters.
+"""The tables that shards hold: those of the job file, histories, a join, and slices of the dense parameters.
 
 With `dense.strategy = "shards"` each slice of the flat buffer of parameters is a row. A row holds the difference to the
 initial weights, so a row that was never pushed has its right value, 0. Shards keep, merge, commit and move these rows
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from dataset.spec.config import AnySlot
+from dataset.spec.join_section import JoinSection
 from dataset.spec.schema import Schema
 from pserver.config import (
     DENSE_SLICES,
@@ -32,15 +33,19 @@ from trainer.dense_config import (
     DenseSgd,
 )
 from trainer.spec.history_tables import history_tables
+from trainer.spec.join_tables import join_tables
 
 
 def tables_on_shards(
-    tables: Mapping[str, TableSection], dense: DenseSection, slots: Sequence[AnySlot] = ()
+    tables: Mapping[str, TableSection],
+    dense: DenseSection,
+    slots: Sequence[AnySlot] = (),
+    join: JoinSection | None = None,
 ) -> dict[str, TableSection]:
-    """The tables that the shards hold: those of the job file, the slices of the dense parameters if they do, and
-    histories of `slots`."""
+    """The tables that the shards hold: those of the job file, the slices of the dense parameters if they do,
+    histories of `slots`, and what waits for `join`."""
     slices = {DENSE_SLICES: _slices(dense.optimizer)} if dense.strategy == "shards" else {}
-    return {**tables, **slices, **history_tables(Schema.of(slots))}
+    return {**tables, **slices, **history_tables(Schema.of(slots)), **join_tables(join)}
 
 
 def _slices(optimizer: DenseOptimizer) -> TableSection:

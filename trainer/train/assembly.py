@@ -51,7 +51,7 @@ from trainer.exports.coordinator import ExportCoordinator
 from trainer.exports.pointers import newest_timeline
 from trainer.features.deduplication import tables_of
 from trainer.features.default_rows import DefaultRows, widths_of
-from trainer.features.history_reader import HistoryReader
+from trainer.features.pass_gate import GatedReader
 from trainer.features.pooling import pooling_for
 from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.fence.head_contact import watched
@@ -64,6 +64,7 @@ from trainer.rank0.resizing import ResizePreparation
 from trainer.rank0.standby import Standby
 from trainer.spec.defaults import fill_defaults
 from trainer.spec.history_tables import remembered_of
+from trainer.spec.join_tables import windows_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
@@ -71,6 +72,7 @@ from trainer.train.carried_state import CarriedState
 from trainer.train.close import PassCloser
 from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
+from trainer.train.fake_negatives import label_learnt_at_once
 from trainer.train.fingerprint import comparable, fingerprint, merged_rows
 from trainer.train.first_pass import read_first
 from trainer.train.freed_memory import keep_freed_memory
@@ -177,7 +179,7 @@ def open_trainer(
             *held.enter_context(keeping),
             infer_first=_infer_first(job, shards, stepper, observer, progress, dense),
             average=job.dense.average,
-            histories=reader if isinstance(reader, HistoryReader) else None,
+            gated=reader if isinstance(reader, GatedReader) else None,
         )
         maker.begin()  # with the settings in force
         answer = None if rank0 is None else rank0.answer
@@ -234,7 +236,7 @@ def _stepper(
     apart = job.metrics.progressive == "inference" and depends_on_mode(model)
     norms = batch_norms(job.dense.buffers, model, ranks)
     given = model, schema, job.tasks, job.train, pooling, device, default_rows, kernels
-    return Stepper(*given, norms=norms, measures_apart=apart)
+    return Stepper(*given, norms=norms, measures_apart=apart, at_once=label_learnt_at_once(job.join))
 
 
 def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:
@@ -533,13 +535,13 @@ def _shards(
     config: WorkerConfig, job: TrainerJob, schema: Schema, policy: Consistency, identity: Identity | None
 ) -> Shards:
     groups = {slot.name: slot.group for slot in schema.sparse}
-    tables = tables_on_shards(job.tables, job.dense, job.slots)
+    tables = tables_on_shards(job.tables, job.dense, job.slots, job.join)
     if not config.shards:
         parts = PartStore(address=str(_mirror(config, job))) if job.store.parts == "object" else None
         own = (config.cores, config.live, groups, config.generation, policy, parts)
         feed_at = feed_server.endpoint_of(config.interface, identity)
-        remembered = remembered_of(schema)
-        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire, histories=remembered)
+        filled = {"histories": remembered_of(schema), "joins": windows_of(job.join)}
+        return EmbeddedShards(tables, job.seed, *own, feed_at=feed_at, wire=config.wire, **filled)  # type: ignore[arg-type]
     return RemoteShards(
         config.shards,
         tables,

@@ -240,8 +240,8 @@ class TrainLoop:
         clock.begin(WaitsFor.SHARDS)
         parts.shards.open_pass(plan.number, Deadline.after(parts.train.step_deadline))
         clock.at(WaitsFor.PIPE)
-        if parts.histories is not None:
-            parts.histories.opened(plan.number)
+        if parts.gated is not None:
+            parts.gated.opened(plan.number)
         batches = self._batches(plan)
         parts.stepper.open_pass(plan.number)
         parts.rate.open_pass(plan.number)

@@ -1,4 +1,4 @@
-"""Opens what reads the samples of a trainer's passes: source, pipe, histories, counters."""
+"""Opens what reads the samples of a trainer's passes: source, pipe, join, histories, counters."""
 
 from dataset.loader.batch_loader import PassReader
 from dataset.loader.dead_letters import DeadLetters
@@ -9,6 +9,7 @@ from dataset.stream.source import Source
 from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.features.history_reader import HistoryReader
+from trainer.features.join_reader import JoinReader
 
 
 def open_reader(
@@ -20,7 +21,7 @@ def open_reader(
     shards: Shards,
     instead: PassReader | None = None,
 ) -> PassReader:
-    """Reads the source and pipe of the spec, and closes the source; around it a HistoryReader, if the job fills slots.
+    """Reads the source and pipe of the spec, and closes the source; GatedReaders around it join, or fill slots.
 
     `instead`: takes the place of source and pipe.
     """
@@ -31,7 +32,9 @@ def open_reader(
         SourceSet(job.sources),
         dead_letters,
         config.folder,
-        masks={task.label: task.mask for task in job.tasks if task.mask},
+        masks={task.label: task.mask for task in job.tasks if task.mask} | ({job.join.label: ""} if job.join else {}),
         max_outage_s=job.passes.max_outage,
     )
+    if job.join is not None:
+        reader = JoinReader(reader, job.join, schema, shards, job.train.step_deadline, job.seed, job.sample.weight)
     return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.filled else reader

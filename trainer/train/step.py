@@ -22,6 +22,7 @@ from trainer.features.model_inputs import inputs_of
 from trainer.features.pooling import Pooling
 from trainer.features.training_batches import TrainingBatch
 from trainer.models.outputs import check_outputs
+from trainer.train.fake_negatives import fake_negative_weights
 from trainer.train.kernel_choice import KernelSchedule
 from trainer.train.mixed_precision import LossScale, Precision
 from trainer.train.own_losses import OwnLosses
@@ -62,8 +63,10 @@ class Stepper:
         *,
         norms: BatchNorms | None = None,
         measures_apart: bool = False,
+        at_once: str | None = None,
     ) -> None:
-        """`measures_apart`: whether samples are measured in a forward pass of their own, in inference mode."""
+        """`measures_apart`: whether samples are measured in a forward pass of their own, in inference mode. `at_once`:
+        the label whose negatives are learnt before it is known (trainer.train.fake_negatives)."""
         self._kernels = kernels or KernelSchedule()
         self._model, self._schema, self._tasks = model, schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)
@@ -72,7 +75,7 @@ class Stepper:
         self._norms, self._measures_apart = norms or OwnBatchNorms(model), measures_apart
         self._precision = Precision(train, device)
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
-        self._loss = 0.0
+        self._loss, self._at_once = 0.0, at_once
 
     def open_pass(self, number: int) -> None:
         """Have the model follow the table of kernels of this pass."""
@@ -103,6 +106,8 @@ class Stepper:
             output = outputs.pop(task.name).float()
             label = torch.from_numpy(batch.label_B[task.name]).to(self._device)
             weight = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+            if task.label == self._at_once:
+                weight = weight * fake_negative_weights(output, label)
             if task.loss == "bce":
                 loss_B = functional.binary_cross_entropy_with_logits(output, label, weight, reduction="none")
                 prediction = torch.sigmoid(output.detach())

@@ -10,7 +10,7 @@ from trainer.collectives.ranks import Ranks
 from trainer.config import TaskSection, TrainSection
 from trainer.dense.strategy import DenseStrategy
 from trainer.exports.coordinator import ExportCoordinator
-from trainer.features.history_reader import HistoryReader
+from trainer.features.pass_gate import GatedReader
 from trainer.features.training_batches import BatchMaker, TrainingBatch
 from trainer.rank0.parts import RankZero
 from trainer.status.progress import TrainerProgress
@@ -53,5 +53,5 @@ class TrainerParts:
     """Only where each pass is predicted before it is learnt from."""
     average: bool = True
     """`dense.average`."""
-    histories: HistoryReader | None = None
-    """Only where slots have histories."""
+    gated: GatedReader | None = None
+    """Only where slots have histories, or samples wait for their labels."""

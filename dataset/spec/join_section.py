@@ -1,0 +1,37 @@
+"""The section `join` of a job file: impressions whose labels come later, as clicks in events of their own."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from millrace.config import PositiveDuration, Section
+
+
+class Negatives(StrEnum):
+    """When an impression is learnt as a negative."""
+
+    AT_WINDOW_END = "at_window_end"
+    AT_ONCE = "at_once"
+
+
+class JoinSection(Section):
+    """Impressions are joined with the clicks that come later, by a key, within a window of event time.
+
+    An event whose `label` is neither 0 nor missing is a click: only its key, time and label count. Any other event is
+    an impression: its sample waits on the shards for its click, or for the end of the window."""
+
+    label: str
+    """Meta slot with the label. A click has it in its event; the sample of an impression gets it from its click, or 0
+    where none comes within the window."""
+    key: str
+    """Meta slot with the key of an impression and of its click, for example the id of the impression."""
+    window: PositiveDuration
+    """Longest time from an impression to its click, of event time."""
+    negatives: Negatives = Negatives.AT_WINDOW_END
+    """"at_window_end": an impression is learnt once, when its click comes or its window ends; "at_once": it is learnt
+    with label 0 when it comes, and again with its label when its click comes, with weights that correct this."""
+    keep_negatives: float = Field(default=1.0, gt=0, le=1)
+    """Share of the impressions without a click that are learnt, drawn by key; their weight is divided by it. Below 1
+    it needs `sample.weight`."""
+    max_sample_bytes: int = Field(default=1024, ge=64, le=16_000)
+    """Memory for a waiting sample, of every one; an impression whose sample needs more is rejected."""

@@ -1,0 +1,222 @@
+"""Late labels, after deaths and with any numbers of workers, are those of an offline join of the same events."""
+
+import json
+import operator
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millrace.deadline import Deadline
+from millrace.failpoints import Failpoint
+from pserver.protocol.joins import JOIN_TABLE
+from pserver.rows.join_kernels import join_reference
+from pserver.server.embedded import EmbeddedShards
+from service.faults.deaths import CHIEF, AtFailpoint
+from service.faults.injection import Deaths, run
+from service.spec.job import load_job
+from tests.e2e.test_examples import millrace
+from trainer.checkpoint.commits import Commits
+from trainer.journal.log import read
+from trainer.journal.records import PassClose
+from trainer.spec.shard_tables import tables_on_shards
+
+WINDOW_S, PASS = 60, 80
+SPEC = """
+name = "late"
+seed = 3
+
+[sources.events]
+kind = "files"
+paths = ["events.jsonl"]
+event_time = { slot = "ts" }
+
+[pipe]
+kind = "columns"
+
+[[slots]]
+name = "user"
+
+[[slots]]
+name = "item"
+
+[[slots]]
+name = "click"
+kind = "meta"
+
+[[slots]]
+name = "ts"
+kind = "meta"
+type = "int64"
+
+[[slots]]
+name = "key"
+kind = "meta"
+type = "uint64"
+
+[join]
+label = "click"
+key = "key"
+window = "60s"
+max_sample_bytes = 64
+
+[[tasks]]
+name = "ctr"
+label = "click"
+
+[tables.default]
+dim = 4
+
+[model]
+name = "deepfm"
+[model.settings]
+hidden = [8]
+
+[train]
+batch_size = 4096
+
+[passes]
+max_events = 80
+
+[store]
+path = "store"
+"""
+OFFLINE = (
+    SPEC.replace('paths = ["events.jsonl"]', 'paths = ["joined.jsonl"]')
+    .replace('kind = "columns"', 'kind = "columns"\nexplode = "samples"')
+    .replace(SPEC[SPEC.index("[join]") : SPEC.index("[[tasks]]")], "")
+)
+for _name in ("user", "item", "click", "ts", "key"):
+    OFFLINE = OFFLINE.replace(f'name = "{_name}"\n', f'name = "{_name}"\nfrom = "samples.{_name}"\n')
+DEATHS = (
+    AtFailpoint("shard-1", Failpoint.PARTLY_PUSHED, 3),
+    AtFailpoint(CHIEF, Failpoint.CLOSED, 2),
+)
+
+
+def events_of(num_impressions):
+    """Impressions with clicks that come within the window, too late, twice, before them or for none; in log order."""
+    rng, found = np.random.default_rng(7), []
+    for key in range(num_impressions):
+        user, item, at_s = int(rng.integers(20)), int(rng.integers(30)), 1_700_006_400 + 2 * key
+        found.append((at_s + 0.5, {"ts": at_s, "key": key, "user": user, "item": item}))
+        if rng.random() < 0.15 + 0.5 * (item % 3 == 0):
+            delay_s = int(rng.exponential(25))
+            early = rng.random() < 0.1
+            read_s = at_s - 3 if early else at_s + delay_s + 1
+            found.append((read_s, {"ts": at_s + delay_s, "key": key, "click": 1}))
+            if rng.random() < 0.2:
+                found.append((at_s + delay_s + 4, {"ts": at_s + delay_s + 4, "key": key, "click": 1}))
+        if rng.random() < 0.03:
+            found.append((at_s, {"ts": at_s, "key": 10**6 + key, "click": 1}))
+    return [event for _, event in sorted(found, key=lambda each: each[0])]
+
+
+def place_of(latest, at_s):
+    """The first event of a pass that is later than the window of an impression."""
+    return next(place for place, each in enumerate(latest) if each > at_s + WINDOW_S)
+
+
+def offline(events):
+    """The events of the offline join: as many, each with the samples that it releases; and how many clicks are late."""
+    known, found, late = {}, [], 0
+    for number, begin in enumerate(range(0, len(events), PASS), 1):
+        part = events[begin : begin + PASS]
+        given = [
+            (each["key"], number << 32 | place, each["ts"], each.get("click", 0), json.dumps(each).encode())
+            for place, each in enumerate(part)
+        ]
+        given.sort(key=lambda each: each[2])
+        told, expired, _ = join_reference(given, WINDOW_S, known, max(each["ts"] for each in part))
+        samples = [[] for _ in part]
+        for place, (outcome, _, label, sample) in enumerate(told):
+            late += outcome == 4
+            if outcome == 1:
+                samples[place].append(json.loads(sample) | {"click": label})
+        latest = [at_s for _, _, at_s, _, _ in given]
+        negatives = [[] for _ in part]
+        for _, at_s, sample in expired:
+            negatives[place_of(latest, at_s)].append(json.loads(sample) | {"click": 0})
+        samples = [*map(operator.add, negatives, samples)]
+        found += [{"samples": each} for each in samples]
+    return found, late
+
+
+def write_jobs(folder: Path, num_impressions=300):
+    events = events_of(num_impressions)
+    joined, late = offline(events)
+    for name, lines in (("events", events), ("joined", joined)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (folder / "job.toml").write_text(SPEC)
+    (folder / "offline.toml").write_text(OFFLINE)
+    return joined, late
+
+
+def job_at(path: Path, store: str, *settings: str):
+    every = "commit={every='600s', every_passes=2}"
+    return load_job(path, [f"store.path={store}", every, "train.threads=1", "exports={serving={}}", *settings])
+
+
+def ended(job, deaths=()):
+    """Run a job to its end, with deaths; its report."""
+    said, planned = [], Deaths(job.store, iter(deaths))
+    assert run(job, planned, lambda worker, text: said.append(f"{worker}: {text}")).code == 0, said[-20:]
+    assert [died.death for died in planned.died] == list(deaths)
+    return json.loads((job.store / "report.json").read_text())
+
+
+def learnt(job):
+    """The digests of every close that depend on what was learnt alone."""
+    closes = {each.content.number: each.content for each in read(job.store / "log") if type(each.content) is PassClose}
+    return {
+        number: (close.samples, {key: value for key, value in close.digests.items() if key in ("dense", "metrics")})
+        for number, close in closes.items()
+    }
+
+
+@contextmanager
+def committed(job, live):
+    commit = Commits(job.store).whole()[-1]
+    tables = tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots, job.spec.join)
+    shards = EmbeddedShards(tables, job.spec.seed, live=live)
+    try:
+        shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
+        yield shards.digest(Deadline.after(60))
+    finally:
+        shards.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_late_labels_are_learnt_as_an_offline_join_has_them(tmp_path):
+    joined, late = write_jobs(tmp_path)
+    calm = job_at(tmp_path / "job.toml", "calm")
+    killed = job_at(tmp_path / "job.toml", "killed", "cluster={trainers=1, shards=2}")
+    oracle = job_at(tmp_path / "offline.toml", "offline")
+    one, other, offline_run = ended(calm), ended(killed, DEATHS), ended(oracle)
+    assert one["samples"] == offline_run["samples"] == sum(len(event["samples"]) for event in joined)
+    assert learnt(calm) == learnt(oracle) and len(learnt(calm)) > 4
+    assert learnt(calm) == learnt(killed) and one["digest"] == other["digest"]
+    assert one["left_out"] == other["left_out"] and one["left_out"]["click after the window"] == late > 0
+    assert {"repeated click", "click without an impression"} <= one["left_out"].keys()
+    with committed(calm, tmp_path / "live-1") as ours, committed(oracle, tmp_path / "live-2") as theirs:
+        assert ours["default"] == theirs["default"] and ours[JOIN_TABLE] != 0
+    (manifest,) = (calm.store / "exports" / "serving").rglob("manifest.json")
+    assert JOIN_TABLE not in manifest.read_text(), "samples that wait are not exported"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_hundred_kills_change_nothing(tmp_path):
+    """`millrace faults` compares each close of killed runs with a calm one, which the test above compares offline."""
+    write_jobs(tmp_path, 3000)
+    small = ("passes.max_events=40", "train.threads=1", "cluster={trainers=2,shards=2}")
+    sets, kills, seed = [word for setting in small for word in ("--set", setting)], 0, 0
+    while kills < 100:
+        seed += 1
+        told = millrace("faults", tmp_path / "job.toml", "--rounds", 4, "--seed", seed, *sets, limit_s=900)
+        (numbers,) = re.findall(r"(\d+) kills, (\d+) recovered, (\d+) identical", told)
+        assert len(set(numbers)) == 1, told
+        kills += int(numbers[0])

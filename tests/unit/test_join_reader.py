@@ -1,0 +1,165 @@
+"""From the events of a pass to samples with their labels."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.loader.batch_loader import PassTally
+from dataset.samples.batch import Ragged, Samples
+from dataset.samples.slot_counters import SlotCounters
+from dataset.spec.config import MetaSlot, SparseSlot
+from dataset.spec.join_section import JoinSection, Negatives
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from pserver.rows.join_kernels import join_reference
+from pserver.server.embedded import EmbeddedShards
+from trainer.features.join_reader import JoinReader
+from trainer.spec.join_tables import join_tables, windows_of
+from trainer.train.fake_negatives import fake_negative_weights
+
+SCHEMA = Schema.of(
+    (
+        SparseSlot(name="signs"),
+        MetaSlot(name="click", kind="meta"),
+        MetaSlot(name="key", kind="meta", type="string"),
+        MetaSlot(name="weight", kind="meta"),
+    )
+)
+JOIN = JoinSection(label="click", key="key", window=10.0, max_sample_bytes=64)
+EVENTS = st.lists(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcd"),
+            st.one_of(st.integers(0, 12), st.just(float("nan"))),
+            st.sampled_from([0.0, float("nan"), 1.0]),
+            st.lists(st.integers(0, 9), max_size=6),
+        ),
+        max_size=2,
+    ),
+    max_size=8,
+)
+"""Events of (key, time in the pass, label, signs); more than five are too long."""
+
+
+def block_of(events, begin_s):
+    samples = [sample for event in events for sample in event]
+    signs = [each for *_, each in samples]
+    offsets = np.array([0, *np.cumsum([len(each) for each in signs])], np.int64)
+    keys = np.empty(len(samples), object)
+    keys[:] = [key for key, *_ in samples]
+    return Samples(
+        {"signs": Ragged(np.array([sign for each in signs for sign in each], np.uint64), offsets)},
+        {},
+        {
+            "click": np.array([label for _, _, label, _ in samples], np.float32),
+            "key": keys,
+            "weight": np.full(len(samples), 2.0, np.float32),
+        },
+        np.repeat(np.arange(len(events)), [len(event) for event in events]),
+        np.array([begin_s + at for _, at, _, _ in samples], np.float64),
+    )
+
+
+class Blocks:
+    """A PassReader of two blocks a pass, each with its own numbers of events."""
+
+    def __init__(self, passes):
+        self._passes = passes
+
+    def read(self, pass_number, segments, tally):
+        tally.slots = SlotCounters(SCHEMA)
+        events = self._passes[pass_number - 1]
+        for part in (events[:3], events[3:]):
+            yield block_of(part, 6.0 * pass_number)
+
+    def close(self):
+        pass
+
+
+def run(passes, join):
+    """By pass: the samples as (signs, label, weight, time, event), and the tally."""
+    shards = EmbeddedShards(join_tables(join), 1, joins=windows_of(join))
+    reader, found = JoinReader(Blocks(passes), join, SCHEMA, shards, 20.0, 5, "weight"), []
+    for number in range(1, len(passes) + 1):
+        shards.open_pass(number, Deadline.after(20))
+        reader.opened(number)
+        tally = PassTally()
+        mine = [sample for block in reader.read(number, (), tally) for sample in told(block)]
+        assert tally.num_samples == len(mine) == next(iter(tally.slots.figures())).num_samples
+        found.append((mine, tally))
+        shards.close_pass(0, Deadline.after(20))
+    shards.close()
+    return found
+
+
+def told(block):
+    signs, ends = block.sparse["signs"].values_N.tolist(), block.sparse["signs"].offset_B1.tolist()
+    lists = [tuple(signs[begin:end]) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    columns = block.meta["click"].tolist(), block.meta["weight"].tolist(), block.time_s_B.tolist()
+    return list(zip(lists, *columns, block.event_B.tolist(), strict=True))
+
+
+def plain(passes, *, at_once=False):
+    """By pass: the samples as (signs, label, time), and how many are left out."""
+    known, found = {}, []
+    for number, events in enumerate(passes, 1):
+        given, num_long = [], 0
+        for key, at, label, signs in (sample for event in events for sample in event):
+            clicked = label == 1
+            num_long += bool(at == at and not clicked and len(signs) > 5)
+            if at == at and (clicked or len(signs) <= 5):
+                given.append((key, number << 32 | len(given), 6.0 * number + at, float(clicked), bytes(signs)))
+        given.sort(key=lambda each: each[2])
+        end_s = max((each[2] for each in given), default=-np.inf)
+        outcomes, expired, unmatched = join_reference(given, 10.0, known, end_s)
+        samples, latest = [], -np.inf
+        for event, (outcome, at_s, label, data) in zip(given, outcomes, strict=True):
+            if not at_once:
+                ends = [each for each in expired if latest <= each[1] + 10.0 < event[2]]
+                samples += [(tuple(data), 0.0, at_s) for _, at_s, data in ends]
+            latest = max(latest, event[2])
+            if outcome == 1:
+                samples.append((tuple(data), label, at_s))
+            elif at_once and event[3] == 0 and outcome in (0, 4):
+                samples.append((tuple(event[4]), 0.0, event[2]))
+        found.append((samples, num_long, unmatched + sum(each[0] > 1 for each in outcomes)))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(EVENTS, min_size=1, max_size=4), st.sampled_from(list(Negatives)))
+def test_every_sample_has_the_label_that_the_log_gives_it(passes, negatives):
+    found = run(passes, JOIN.model_copy(update={"negatives": negatives}))
+    for (samples, tally), (wanted, num_long, num_out) in zip(
+        found, plain(passes, at_once=negatives is Negatives.AT_ONCE), strict=True
+    ):
+        assert [(signs, label, at_s) for signs, label, _, at_s, _ in samples] == wanted
+        events = [event for *_, event in samples]
+        assert events == sorted(events) and all(weight == 2.0 for _, _, weight, _, _ in samples)
+        assert tally.rejected.get("longer than join.max_sample_bytes", 0) <= num_long
+        assert sum(tally.left_out.values()) == num_out
+
+
+@pytest.mark.parametrize("negatives", list(Negatives))
+def test_a_drawn_share_of_the_negatives_is_kept_with_its_weight(negatives):
+    shown = [[(f"key {number}", 1.0, 0.0, [number % 5])] for number in range(2000)]
+    clicked = [[(f"key {number}", 2.0, 1.0, [])] for number in range(0, 2000, 10)]
+    ended = [[("last", 100.0, 0.0, [])]]
+    join = JOIN.model_copy(update={"keep_negatives": 0.25, "negatives": negatives})
+    samples = [sample for mine, _ in run([shown, clicked, ended], join) for sample in mine]
+    kept = [weight for _, label, weight, _, _ in samples if label == 0]
+    assert set(kept) == {8.0} and 0.2 < len(kept) / (2000 if negatives is Negatives.AT_ONCE else 1800) < 0.3
+    assert [weight for _, label, weight, _, _ in samples if label == 1] == [2.0] * 200
+
+
+def test_fake_negative_weights_leave_the_true_probability_where_it_is():
+    """The law of the formula: at the true logit the expected gradient over both kinds of samples is 0."""
+    logit = torch.tensor([-2.0, 0.0, 1.5], dtype=torch.float64, requires_grad=True)
+    p = torch.sigmoid(logit.detach())
+    for label, share in ((1.0, p / (1 + p)), (0.0, 1 / (1 + p))):
+        label_B = torch.full_like(p, label)
+        weight_B = share * fake_negative_weights(logit, label_B)
+        torch.nn.functional.binary_cross_entropy_with_logits(logit, label_B, weight_B, reduction="sum").backward()
+    assert torch.allclose(logit.grad, torch.zeros_like(p), atol=1e-12)

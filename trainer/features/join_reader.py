@@ -1,0 +1,203 @@
+"""Joins impressions with their clicks, between the reading of a pass and its batches.
+
+It stands around the reader of a stream. A rank reads its whole part of a pass, and waits until the pass is open, so
+that the shards hold what the version before left waiting. Then it sends its events, and gets back the samples that have
+their labels: those that its own events release, each in the place of its event, and its share of the impressions whose
+window ends with the pass, each where it ends. All of them are in the order of the events' times, so that batches have
+positives and negatives wherever the stream has.
+
+Shapes: B samples of a pass, Q those that are events of the join, E samples released, X negatives among them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dataset.formats.arrow_columns import signs_of_texts
+from dataset.loader.batch_loader import PassReader, PassTally
+from dataset.samples.batch import F64, I64, Samples
+from dataset.samples.rejection import Reason
+from dataset.samples.sample_bytes import decode_samples, encode_samples
+from dataset.samples.slot_counters import SlotCounters, SlotSum
+from dataset.spec.join_section import JoinSection, Negatives
+from dataset.spec.schema import Schema
+from dataset.stream.source import Segment
+from millrace.deadline import Deadline
+from millrace.keys import keys_of
+from millrace.seeds import derive
+from pserver.protocol.histories import pick
+from pserver.protocol.joins import F32, U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
+from pserver.protocol.shards import Shards
+from trainer.features.pass_gate import GatedReader
+
+COUNTED: Mapping[JoinOutcome, str] = {
+    JoinOutcome.REPEATED_IMPRESSION: "repeated impression",
+    JoinOutcome.REPEATED_CLICK: "repeated click",
+    JoinOutcome.LATE: "click after the window",
+}
+"""Outcomes that drop an event, as they are counted among what is left out."""
+UNMATCHED = "click without an impression"
+
+
+@dataclass(frozen=True, slots=True)
+class PassEvents:
+    """The events of a rank's part of a pass, with their numbers."""
+
+    events: JoinEvents
+    event_Q: I64
+    """Number of the event of the stream, from 0; equal for samples of one event."""
+
+
+class JoinReader(GatedReader):
+    """A PassReader whose samples have their labels."""
+
+    def __init__(
+        self,
+        reader: PassReader,
+        join: JoinSection,
+        schema: Schema,
+        shards: Shards,
+        wait_s: float,
+        seed: int,
+        weight: str | None,
+    ) -> None:
+        """`wait_s`: longest wait for the events of other ranks. `weight`: the meta slot with the sample's weight."""
+        super().__init__(reader)
+        self._join, self._schema, self._shards, self._wait_s = join, schema, shards, wait_s
+        self._salt, self._weight = np.uint64(derive(seed, "keep_negatives")), weight
+
+    def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
+        """See PassReader. The samples of this rank's part are in memory while it waits (passes.max_events)."""
+        blocks = list(self._reader.read(pass_number, segments, tally))
+        mine = events_of(pass_number, blocks, self._join, self._schema, tally)
+        if not self.await_open(pass_number):
+            return
+        answers = self._shards.join(mine.events, Deadline.after(self._wait_s))
+        for outcome, reason in COUNTED.items():
+            _leave_out(tally, reason, int(np.count_nonzero(answers.outcome_Q == outcome)))
+        _leave_out(tally, UNMATCHED, answers.num_unmatched)
+        counters = SlotCounters(self._schema)
+        if tally.slots is not None:
+            counters.sums_SK[:, SlotSum.PADDING :] = tally.slots.sums_SK[:, SlotSum.PADDING :]
+        samples = self._released(mine, answers)
+        counters.observe(samples)
+        tally.num_samples, tally.slots = len(samples), counters
+        if len(samples):
+            yield samples
+
+    def _released(self, mine: PassEvents, answers: JoinAnswers) -> Samples:
+        """The samples that events release, and the negatives: learnt at once, or each before the first event that is
+        later than the end of its window."""
+        events, at_E = mine.events, np.flatnonzero(answers.outcome_Q == JoinOutcome.JOINED)
+        if self._join.negatives is Negatives.AT_ONCE:
+            at_X = np.flatnonzero(at_once(events, answers.outcome_Q))
+            at_X = at_X[self._kept(events.key_Q[at_X])]
+            negatives, event_X = impressions(events, at_X), mine.event_Q[at_X]
+        else:
+            negatives = answers.expired.chosen(np.flatnonzero(self._kept(answers.expired.key_E)))
+            at_X = places_of(negatives.time_E + self._join.window, events.time_Q)
+            event_X = -1 - np.arange(len(negatives))  # each is an event of its own
+        order_E = np.argsort(np.concatenate([2 * at_E + 1, 2 * at_X]), kind="stable")
+        event_E = np.concatenate([mine.event_Q[at_E], event_X])[order_E]
+        return self._samples(JoinedSamples.concat([answers.joined, negatives]).chosen(order_E), numbered(event_E))
+
+    def _kept(self, key_E: U64) -> NDArray[np.bool_]:
+        """(E,) which negatives are learnt: drawn by key, so that the numbers of trainers and shards do not matter."""
+        if self._join.keep_negatives == 1:
+            return np.ones(len(key_E), np.bool_)
+        drawn_E = np.empty(len(key_E), np.uint64)
+        keys_of(np.ascontiguousarray(key_E) ^ self._salt, 0, drawn_E)
+        kept_E: NDArray[np.bool_] = (drawn_E >> np.uint64(11)).astype(np.float64) / 2.0**53 < self._join.keep_negatives
+        return kept_E
+
+    def _samples(self, released: JoinedSamples, event_E: I64) -> Samples:
+        """The samples with their labels; the weight of a negative is divided by the share that is kept."""
+        join = self._join
+        samples = decode_samples(released.offset_E1, released.data_N, self._schema, event_E, released.time_E)
+        meta = dict(samples.meta)
+        meta[join.label] = released.label_E.astype(meta[join.label].dtype)
+        if join.keep_negatives < 1:
+            assert self._weight is not None, "the spec was checked"
+            share_E = np.where(released.label_E == 0, np.float32(join.keep_negatives), np.float32(1))
+            meta[self._weight] = (meta[self._weight] / share_E).astype(np.float32)
+        return replace(samples, meta=meta)
+
+
+def events_of(
+    pass_number: int, blocks: Sequence[Samples], join: JoinSection, schema: Schema, tally: PassTally
+) -> PassEvents:
+    """The impressions and clicks of a rank's part of a pass, in the order of their times. Rejects those without a time,
+    and samples that are too long."""
+    parts, begin = [_no_events()], 0
+    for block in blocks:
+        event_B = begin + numbered(block.event_B)
+        begin = int(event_B[-1]) + 1 if len(event_B) else begin
+        label_B = np.nan_to_num(block.meta[join.label].astype(np.float32), nan=0.0)
+        offset_B1, data_N = encode_samples(block, schema)
+        long_B = (np.diff(offset_B1) > join.max_sample_bytes) & (label_B == 0)
+        untimed_B = ~np.isfinite(block.time_s_B)
+        for wrong_B, reason in ((untimed_B, Reason.NO_TIME), (long_B & ~untimed_B, Reason.SAMPLE_TOO_LONG)):
+            for event in np.unique(block.event_B[wrong_B]).tolist():
+                tally.reject(reason, f"event {event}: {reason}")
+        at_Q = np.flatnonzero(~long_B & ~untimed_B)
+        length_Q = np.where(label_B[at_Q] == 0, np.diff(offset_B1)[at_Q], 0)
+        offset_P1, of_impressions_N = pick(offset_B1, data_N, at_Q[label_B[at_Q] == 0])
+        assert int(offset_P1[-1]) == int(length_Q.sum()), "clicks have no sample"
+        key_Q = join_keys(block.meta[join.key][at_Q])
+        parts.append((key_Q, event_B[at_Q], block.time_s_B[at_Q], label_B[at_Q], length_Q, of_impressions_N))
+    key_Q, event_Q, time_Q, label_Q, length_Q, data_N = (np.concatenate(c) for c in zip(*parts, strict=True))
+    offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+    last_s = float(time_Q.max()) if len(time_Q) else -np.inf
+    given = pass_number, len(key_Q), last_s, key_Q, np.arange(len(key_Q)), time_Q, label_Q, offset_Q1, data_N
+    turn_Q = np.argsort(time_Q, kind="stable")
+    return PassEvents(JoinEvents(*given).chosen(turn_Q), event_Q[turn_Q])
+
+
+def join_keys(value_Q: NDArray[np.generic]) -> U64:
+    """(Q,) keys of rows of whole numbers or texts."""
+    if value_Q.dtype == object:
+        sign_Q = signs_of_texts(pa.array([str(value) for value in value_Q], pa.utf8()))
+    else:
+        sign_Q = np.ascontiguousarray(value_Q.astype(np.uint64))
+    key_Q = np.empty(len(sign_Q), np.uint64)
+    keys_of(sign_Q, 0, key_Q)
+    return key_Q
+
+
+def places_of(end_X: F64, time_Q: F64) -> I64:
+    """(X,) the first event later than each of these times, of events in the order of time; else the end."""
+    at_X: I64 = np.searchsorted(time_Q, end_X, side="right")
+    return at_X
+
+
+def numbered(event_B: I64) -> I64:
+    """(B,) equal neighbours numbered through, from 0."""
+    number_B: I64 = np.cumsum(np.diff(event_B, prepend=event_B[:1] - 1) != 0) - 1
+    return number_B
+
+
+def at_once(events: JoinEvents, outcome_Q: U8) -> NDArray[np.bool_]:
+    """(Q,) the impressions that wait, and are learnt as negatives at once."""
+    waits_Q = (outcome_Q == JoinOutcome.HELD) | (outcome_Q == JoinOutcome.LATE)
+    found_Q: NDArray[np.bool_] = (events.label_Q == 0) & waits_Q
+    return found_Q
+
+
+def impressions(events: JoinEvents, at_P: I64) -> JoinedSamples:
+    """The samples of some impressions, without a click."""
+    order_P = events.place_Q[at_P].astype(np.uint64)
+    columns = events.key_Q[at_P], order_P, events.time_Q[at_P], events.label_Q[at_P]
+    return JoinedSamples(*columns, *pick(events.offset_Q1, events.data_N, at_P))
+
+
+def _no_events() -> tuple[U64, I64, F64, F32, I64, U8]:
+    no_numbers = np.empty(0, np.int64)
+    return np.empty(0, np.uint64), no_numbers, np.empty(0), np.empty(0, np.float32), no_numbers, np.empty(0, np.uint8)
+
+
+def _leave_out(tally: PassTally, reason: str, number: int) -> None:
+    if number:
+        tally.left_out[reason] = tally.left_out.get(reason, 0) + number
