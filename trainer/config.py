@@ -9,7 +9,17 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
 from dataset.spec.join_section import JoinSection
 from millrace.blob.store_address import parse as parse_address
-from millrace.config import Count, Duration, FolderPath, PositiveCount, PositiveDuration, PositiveSize, Section, Seed
+from millrace.config import (
+    Count,
+    Duration,
+    FolderPath,
+    PositiveCount,
+    PositiveDuration,
+    PositiveSize,
+    Section,
+    Seed,
+    Size,
+)
 from millrace.errors import SpecError
 from millrace.failpoints import ArmedFailpoint
 from millrace.identity.credentials import Credentials
@@ -68,6 +78,8 @@ class ModelSection(Section):
         return self
 
 
+MAX_SHUFFLED = 2_000_000
+"""Most positions of a pass that is shuffled: 16 bytes each for its order, beside the samples."""
 MAX_LOSS_SCALE = 2.0**100
 """Largest scale of the loss."""
 MAX_STALENESS = 8
@@ -192,6 +204,27 @@ class PassesSection(Section):
     """Most days by which a pass may be ahead of the one before. More stop the job, since a clock is probably wrong."""
     max_outage: Duration = 600.0
     """How long a source may be unavailable before the job stops."""
+    shuffle: bool = False
+    """Whether the events of a pass are learnt in another order: a permutation by seed, pass and position, which is the
+    same for any number of trainers. Every trainer reads the whole pass from the source, and gives its own part of the
+    events to the pipe; its samples of the pass are in memory. Learning is no longer measured in the order of time
+    within a pass. Needs a pipe whose samples can be traced to their events."""
+    keep: Size = 0
+    """Bytes of samples after the pipe that each trainer keeps in memory for the next epoch of their source, so that
+    pipe and source rest. What is beyond is read again in each epoch; so is a pass that was cut in another way, and with
+    `shuffle` and several trainers every pass. 0: nothing is kept."""
+    keep_in: FolderPath | None = None
+    """Folder, relative to the spec's folder: samples after the pipe are kept in files there, up to `keep` bytes, and
+    used again by later epochs, by a job that starts again, and by other jobs with the same sources and pipe. Empty it
+    when the program of the pipe changes."""
+
+    @model_validator(mode="after")
+    def _kept(self) -> "PassesSection":
+        if self.keep_in is not None and not self.keep:
+            raise ValueError('keep_in needs keep, the most bytes of its files: keep = "8GiB"')
+        if self.shuffle and self.max_events > MAX_SHUFFLED:
+            raise ValueError(f"shuffle keeps a pass in memory: max_events is at most {MAX_SHUFFLED} with it")
+        return self
 
 
 class MetricsSection(Section):

@@ -156,8 +156,12 @@ class Loader(Generic[T]):
         batch_size: int,
         max_batches: int,
         num_merged: int = 1,
+        *,
+        reads_all: bool = False,
     ) -> None:
-        """`num_merged`: number of batches that are put together before `make`; `max_batches` counts what it makes."""
+        """`num_merged`: number of batches that are put together before `make`; `max_batches` counts what it makes.
+        `reads_all`: whether the reader gets the segments of all ranks, of which it takes its share."""
+        self.reads_all = reads_all
         self._reader, self._make, self._batch_size, self._num_merged = reader, make, batch_size, num_merged
         self._submitted: Queue[tuple[int, Sequence[Segment]]] = Queue(MAX_SUBMITTED)
         self._order: Queue[int] = Queue(2 * MAX_SUBMITTED)

@@ -15,6 +15,8 @@ from typing import assert_never
 
 from dataset.loader.batch_loader import PassTally
 from dataset.loader.dead_letters import DeadLetters
+from dataset.loader.kept_segments import KeptSegment, KeptSegments
+from dataset.loader.pass_shuffle import PassShuffle, RankShare
 from dataset.pipe.arrow_runner import ArrowRunner
 from dataset.pipe.columns_runner import ColumnsRunner
 from dataset.pipe.command import Command, prepare_command
@@ -27,6 +29,7 @@ from dataset.samples.batch import Samples
 from dataset.samples.rejection import Rejection
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import AnyPipe, ColumnsPipe, EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
+from dataset.spec.epochs import split_epoch
 from dataset.spec.schema import Schema
 from dataset.spec.source_set import SourceSet
 from dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
@@ -92,7 +95,11 @@ class SegmentReader:
         spec: Path | None = None,
         masks: Mapping[str, str] | None = None,
         max_outage_s: float = 600.0,
+        kept: KeptSegments | None = None,
+        shuffles: RankShare | None = None,
     ) -> None:
+        """`kept`: takes samples that are read again. `shuffles`: each pass is shuffled, `read` gets the segments of all
+        trainers, and this trainer takes its share."""
         self._sections = SourceSet.of(source_config)
         for name, section in self._sections.sections.items():
             path = f"sources.{name}.event_time" if name else "event_time"
@@ -100,6 +107,7 @@ class SegmentReader:
         self._windows = {name: TimeWindow.of(section) for name, section in self._sections.sections.items()}
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
+        self._kept, self._shuffles = kept, shuffles
         self._stopping = threading.Event()
         event_time = next(iter(self._sections.sections.values())).event_time  # else that of the segment's source
         self._pool = make_pool(pipe, schema, event_time, dict(masks or {}), folder, spec, max_outage_s)
@@ -109,14 +117,74 @@ class SegmentReader:
         tally.slots = SlotCounters(self._schema)
         if self._dead_letters is not None:
             self._dead_letters.begin(pass_number)
+        again = {name: again for name, again in map(self._occasion, segments)}
+        segments = [replace(each, partition=self._occasion(each)[0]) for each in segments]
+        if self._shuffles is not None:
+            yield from self._read_shuffled(
+                pass_number, PassShuffle(self._shuffles, pass_number, segments), again, tally
+            )
+            return
         num_lines = 0
-        for work, outcome in self._pool.run(self._works(pass_number, segments, tally)):
+        for work, outcome in self._outcomes(pass_number, segments, again, tally, None):
             self._count(pass_number, work, outcome, tally)
             for samples in outcome.blocks:
                 if not self._pipe.traced:  # from line numbers in the segment to numbers in the pass
                     samples = replace(samples, event_B=samples.event_B + num_lines)
                 yield samples
             num_lines += outcome.num_judged
+
+    def _occasion(self, segment: Segment) -> tuple[str, bool]:
+        """The name of a segment's partition in its source, without an epoch; and whether a later epoch reads it."""
+        section = self._sections.section_of(segment.partition)
+        name, epoch = split_epoch(segment.partition) if section.epochs > 1 else (segment.partition, 1)
+        return name, epoch < section.epochs
+
+    def _read_shuffled(
+        self, pass_number: int, shuffle: PassShuffle, again: Mapping[str, bool], tally: PassTally
+    ) -> Iterator[Samples]:
+        """This trainer's samples of a pass in shuffled order; they are in memory at a time."""
+        placed: list[Samples] = []
+        for work, outcome in self._outcomes(pass_number, shuffle.segments, again, tally, shuffle):
+            self._count(pass_number, work, outcome, tally)
+            placed += [shuffle.placed(work.segment, samples) for samples in outcome.blocks]
+        yield from shuffle.in_order(placed)
+
+    def _outcomes(
+        self,
+        pass_number: int,
+        segments: Sequence[Segment],
+        again: Mapping[str, bool],
+        tally: PassTally,
+        shuffle: PassShuffle | None,
+    ) -> Iterator[tuple[PipeInput, PipeOutput]]:
+        """The results of the parts of the segments, in order: as they were kept, or through the pipe."""
+        parts = [part for segment in segments for part in split_segment(segment, self._pipe.processes)]
+        if self._kept is None or (shuffle is not None and not shuffle.is_whole):
+            yield from self._pool.run(self._works(pass_number, parts, tally, shuffle))
+            return
+        waiting: list[Segment] = []
+        for part in parts:
+            found = self._kept.find(part, again=again[part.partition])
+            if found is None:
+                waiting.append(part)
+                continue
+            yield from self._fresh(pass_number, waiting, again, tally, self._kept)
+            waiting = []
+            yield found.work(part), found.outcome
+        yield from self._fresh(pass_number, waiting, again, tally, self._kept)
+
+    def _fresh(
+        self,
+        pass_number: int,
+        parts: Sequence[Segment],
+        again: Mapping[str, bool],
+        tally: PassTally,
+        kept: KeptSegments,
+    ) -> Iterator[tuple[PipeInput, PipeOutput]]:
+        """The results of parts through the pipe, which are then kept."""
+        for work, outcome in self._pool.run(self._works(pass_number, parts, tally, None)):
+            kept.keep(work.segment, KeptSegment.of(work, outcome), again=again[work.segment.partition])
+            yield work, outcome
 
     def close(self) -> None:
         """End the processes, the source, and a `read` in progress. May be called twice."""
@@ -126,24 +194,27 @@ class SegmentReader:
         if self._dead_letters is not None:
             self._dead_letters.close()
 
-    def _works(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[PipeInput]:
-        lines = not self._pipe.traced
-        for segment in segments:
-            for part in split_segment(segment, self._pipe.processes):
-                begin_s = time.monotonic()
-                with span(Span.READING):
-                    work = self._work(pass_number, part, lines=lines)
-                tally.source_s += time.monotonic() - begin_s
-                yield work
+    def _works(
+        self, pass_number: int, parts: Sequence[Segment], tally: PassTally, shuffle: PassShuffle | None
+    ) -> Iterator[PipeInput]:
+        for part in parts:
+            begin_s = time.monotonic()
+            with span(Span.READING):
+                work = self._work(pass_number, part, shuffle)
+            tally.source_s += time.monotonic() - begin_s
+            yield work
 
-    def _work(self, pass_number: int, segment: Segment, *, lines: bool) -> PipeInput:
+    def _work(self, pass_number: int, segment: Segment, shuffle: PassShuffle | None) -> PipeInput:
         name = self._sections.name_of(segment.partition)
         section = self._sections.sections[name]
+        events: Iterable[Events] = self._events(pass_number, segment)
+        if shuffle is not None:
+            events = (shuffle.own(segment, block) for block in events)
         return reject_early(
             segment,
-            self._events(pass_number, segment),
+            events,
             section.max_event_bytes,
-            lines=lines,
+            lines=not self._pipe.traced,
             window=self._windows[name],
             event_time=section.event_time,
         )

@@ -32,6 +32,14 @@ class Ragged:
         weights_N = None if self.weights_N is None else self.weights_N[first:last]
         return Ragged(self.values_N[first:last], self.offset_B1[begin : end + 1] - first, weights_N)
 
+    def take(self, order_B: I64) -> "Ragged":
+        """The signs of the samples `order_B`, in that order."""
+        length_B = np.diff(self.offset_B1)[order_B]
+        offset_B1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_B)])
+        place_N = np.arange(offset_B1[-1]) + np.repeat(self.offset_B1[:-1][order_B] - offset_B1[:-1], length_B)
+        weights_N = None if self.weights_N is None else self.weights_N[place_N]
+        return Ragged(self.values_N[place_N], offset_B1, weights_N)
+
     def first_B(self) -> U64:
         """(B,) the first sign of each sample, 0 where it has none."""
         begin_B, end_B = self.offset_B1[:-1], self.offset_B1[1:]
@@ -80,6 +88,16 @@ class Samples:
             {name: column[begin:end] for name, column in self.meta.items()},
             self.event_B[begin:end],
             self.time_s_B[begin:end],
+        )
+
+    def take(self, order_B: I64) -> "Samples":
+        """The samples `order_B`, in that order."""
+        return Samples(
+            {name: column.take(order_B) for name, column in self.sparse.items()},
+            {name: column[order_B] for name, column in self.dense.items()},
+            {name: column[order_B] for name, column in self.meta.items()},
+            self.event_B[order_B],
+            self.time_s_B[order_B],
         )
 
     @classmethod

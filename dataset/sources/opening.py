@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import assert_never
 
 from dataset.spec.config import AnySource, FilesSource, KafkaSource, SimulatedSource
+from dataset.spec.epochs import split_epoch
 from dataset.spec.source_set import SourceSet
 from dataset.stream.source import Source
 from millrace.deadline import Deadline
@@ -19,6 +20,12 @@ def open_source(
 
     Raises SpecError if the configuration is wrong, SourceUnavailable without an answer in time.
     """
+    if config.epochs > 1:
+        from dataset.sources.repeated import RepeatedSource
+
+        once, names = config.model_copy(update={"epochs": 1}), None if known is None else _own_names(known)
+        source = open_source(once, folder=folder, job=job, seed=seed, deadline=deadline, known=names)
+        return RepeatedSource(source, config.epochs)
     match config:
         case FilesSource():
             from dataset.sources.files import FileStream
@@ -34,6 +41,11 @@ def open_source(
             return SimulatedStream(config, seed)
         case _:
             assert_never(config)
+
+
+def _own_names(known: Collection[str]) -> list[str]:
+    """The names of partitions without their epochs."""
+    return list(dict.fromkeys(split_epoch(name)[0] for name in known))
 
 
 def open_sources(

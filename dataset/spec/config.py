@@ -51,6 +51,8 @@ class EventTime(Section):
 
 OVERLAP_S = 3600.0
 """Default of a Kafka source's `overlap`."""
+MAX_EPOCHS = 100
+"""Upper limit of `epochs`: each epoch adds its own partitions to log and commits."""
 MAX_SOURCES = 16
 """Most sources of a job."""
 
@@ -78,6 +80,10 @@ class SourceSection(Section):
     """Event time; without one, the day does not advance."""
     max_event_bytes: PositiveSize = 1 << 20
     """A longer event is rejected."""
+    epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
+    """How many times the source is read, one epoch after another; more than one needs a source that ends. A source that
+    comes `after` this one begins when the last epoch is in passes. Metrics are those of the first epoch, since later
+    ones predict what was learnt already; see docs/warm-up.md."""
     on_gap: Literal["fail", "earliest", "latest"] = "fail"
     """If a position is no longer retained: stop, or continue at the first or last one; losses are counted."""
 

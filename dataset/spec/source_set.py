@@ -118,6 +118,23 @@ def check_sources(sources: Mapping[str, AnySource]) -> None:
             raise SpecError("either all sources of a job have an event time, or none", f"sources.{name}.event_time")
         if source.after is not None:
             _check_after(name, source.after, sources)
+    for name in (name for name, source in sources.items() if source.epochs > 1):
+        _check_epochs(name, sources)
+
+
+def _check_epochs(name: str, sources: Mapping[str, AnySource]) -> None:
+    path = f"sources.{name}.epochs"
+    if not ends(sources[name]):
+        raise SpecError(
+            "a source is read again when it has ended, and this one never ends: files end with follow = false, Kafka "
+            'with end = "latest" or a time',
+            path,
+        )
+    for other, source in sources.items():
+        if not ends(source) and name not in SourceSet(sources).predecessors(other):
+            raise SpecError(
+                f"source {other!r} never ends, so the second epoch would never begin; give it after = {name!r}", path
+            )
 
 
 def _check_after(name: str, after: str, sources: Mapping[str, AnySource]) -> None:

@@ -114,6 +114,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("MetricsSection", "gauc_by"): TextKind.NAME,
     ("MetricsSection", "slices"): TextKind.NAME,
     ("MetricsSection", "own"): TextKind.METRIC,
+    ("PassesSection", "keep_in"): TextKind.FOLDER,
     ("StoreSection", "path"): TextKind.FOLDER,
     ("StoreSection", "mirror"): TextKind.PLACE,
     ("ExportSection", "path"): TextKind.PLACE,

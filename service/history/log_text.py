@@ -166,7 +166,7 @@ def _plan(plan: PassPlan) -> str:
         else:
             found.append((segment.begin, segment.end))
     where = [f"{name} {begin}-{end}" for name, parts in ranges.items() for begin, end in parts]
-    only = "" if plan.learn else ", only predicted"
+    only = ("" if plan.learn else ", only predicted") + (f", epoch {plan.epoch}" if plan.epoch > 1 else "")
     return f"pass {plan.number}: {count(plan.num_positions)} events{only}: {_listed(where)}"
 
 

@@ -124,7 +124,7 @@ def _places(history: JobHistory) -> Iterator[tuple[_Place, _Part]]:
     reached: dict[str, int] = {}
     for number in sorted(history.closes.keys() & history.plans.keys()):
         plan, close = history.plans[number].content, history.closes[number].content
-        if not plan.num_positions:
+        if not plan.num_positions or plan.epoch > 1:  # later epochs predict what was learnt already
             continue
         reached |= plan.positions()
         figures = {(task, name): value for task, found in close.of_pass.items() for name, value in found.items()}

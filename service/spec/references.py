@@ -20,6 +20,7 @@ from trainer.control.job_spec import (
     check_dense_rules,
     check_histories,
     check_join,
+    check_order,
     check_section,
     check_slot_rules,
     shape_of,
@@ -42,6 +43,7 @@ def check_references(job: TrainerJob) -> None:
     _check_tables(job, schema)
     check_histories(job, schema)
     check_join(job, schema)
+    check_order(job, schema)
     _check_pipe(job, schema)
     check_sources(job.sources)
     _check_event_time(job, schema)

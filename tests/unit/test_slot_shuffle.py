@@ -10,7 +10,7 @@ from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from dataset.spec.schema import Schema
 from millrace.errors import SpecError
 from service.predict.slot_worth import format_losses, measure
-from trainer.predict.slot_shuffle import check_shuffled, shuffled, take
+from trainer.predict.slot_shuffle import check_shuffled, shuffled
 
 SLOTS = [SparseSlot(name="ids", weighted=True), DenseSlot(kind="dense", name="price"), MetaSlot(kind="meta", name="y")]
 
@@ -29,7 +29,7 @@ def listed(found):
 def test_signs_and_their_weights_move_with_their_sample(lists, random):
     order = list(range(len(lists)))
     random.shuffle(order)
-    moved = take(column(lists), np.array(order, np.int64))
+    moved = column(lists).take(np.array(order, np.int64))
     assert listed(moved) == [lists[number] for number in order]
     assert np.array_equal(moved.values_N.astype(np.float32), moved.weights_N)
 

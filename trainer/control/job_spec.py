@@ -21,6 +21,7 @@ from trainer.spec.defaults import FIRST, fill_defaults
 from trainer.spec.dense_rules import check_dense_rules
 from trainer.spec.history_tables import check_histories, history_tables, remembered_of
 from trainer.spec.join_tables import check_join, join_tables, windows_of
+from trainer.spec.order_rules import check_order
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
@@ -36,6 +37,7 @@ __all__ = [
     "check_dense_rules",
     "check_histories",
     "check_join",
+    "check_order",
     "check_section",
     "check_set",
     "check_slot_rules",

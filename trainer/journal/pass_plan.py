@@ -26,6 +26,8 @@ class PassPlan:
     """False: the pass is only predicted (`train.learn`, `train.learn_until`); the model does not change."""
     last: bool = False
     """True if the stream has ended: this pass has no events, nor has any later one."""
+    epoch: int = 1
+    """How many times its events have been read with it (`sources.*.epochs`)."""
 
     @property
     def num_positions(self) -> int:
@@ -44,13 +46,13 @@ class PassPlan:
         """The plan as JSON-able data."""
         segments = [[asdict(segment) for segment in rank] for rank in self.segments]
         message = {"number": self.number, "segments": segments, "learn": self.learn}
-        return message | ({"last": True} if self.last else {})
+        return message | ({"last": True} if self.last else {}) | ({"epoch": self.epoch} if self.epoch > 1 else {})
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> "PassPlan":
         """The inverse of `message`."""
         segments = tuple(tuple(Segment(**segment) for segment in rank) for rank in message["segments"])
-        return cls(message["number"], segments, message["learn"], message.get("last", False))
+        return cls(message["number"], segments, message["learn"], message.get("last", False), message.get("epoch", 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,8 +128,11 @@ class Meter:
 
     # -- the close
 
-    def close_pass(self, reduce: Reduce) -> dict[str, Any] | None:
-        """Close the pass on all ranks. On rank 0, add it to window and life, and return its metrics; None elsewhere."""
+    def close_pass(self, reduce: Reduce, *, again: bool = False) -> dict[str, Any] | None:
+        """Close the pass on all ranks. On rank 0, add it to window and life, and return its metrics; None elsewhere.
+
+        `again`: its samples were learnt in an earlier epoch, so they are not added to window, life and halves.
+        """
         self._open()
         self._pass.carry()
         heard = reduce.gather(self._message())
@@ -143,8 +146,9 @@ class Meter:
             return None
         self._pass.tensors = messages.merge_tensors(heard)
         if self._samples is not None:
-            self._exact(self._samples.in_order(heard))
-        self._fold(messages.merge_times(heard))
+            self._exact(self._samples.in_order(heard), again=again)
+        if not again:
+            self._fold(messages.merge_times(heard))
         return self.report_pass()
 
     def _message(self) -> Columns:
@@ -180,7 +184,7 @@ class Meter:
             begin += rows_RW.size
         self._pass.carry()
 
-    def _exact(self, rows_N: NDArray[Any]) -> None:
+    def _exact(self, rows_N: NDArray[Any], *, again: bool) -> None:
         """Compute what needs every sample: AUCs of groups, and the file of the halves."""
         for task, (name, is_bce) in enumerate(self._tasks):
             if self._grouped and is_bce:
@@ -191,7 +195,7 @@ class Meter:
                 if self._ranking.any:
                     of_groups = rows_N["group"][counted_N], columns[0][counted_N], columns[1][counted_N]
                     self._ranking.add(*of_groups, self._pass.totals[f"groups/{name}"][0])
-        if self._halves is not None:
+        if self._halves is not None and not again:
             self._halves.append(rows_N)
 
     def _fold(self, parts: Mapping[int, int]) -> None:

@@ -1,14 +1,13 @@
 """Gives samples the values of other samples in some slots: what the metrics then lose is what those slots are worth.
 
-Shapes: B samples, N signs.
+Shapes: B samples.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Samples
 from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema
 from millrace.errors import SpecError
@@ -37,13 +36,5 @@ def shuffled(samples: Samples, names: Sequence[str], seed: int) -> Samples:
         if name in dense:
             dense[name] = dense[name][order_B]
         else:
-            sparse[name] = take(sparse[name], order_B)
+            sparse[name] = sparse[name].take(order_B)
     return Samples(sparse, dense, samples.meta, samples.event_B, samples.time_s_B)
-
-
-def take(column: Ragged, order_B: NDArray[np.int64]) -> Ragged:
-    """The signs of the samples `order_B`, in that order."""
-    length_B = np.diff(column.offset_B1)[order_B]
-    offset_B1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_B)])
-    place_N = np.arange(offset_B1[-1]) + np.repeat(column.offset_B1[:-1][order_B] - offset_B1[:-1], length_B)
-    return Ragged(column.values_N[place_N], offset_B1, None if column.weights_N is None else column.weights_N[place_N])

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, Queue
 from typing import Literal, Protocol
@@ -318,7 +318,7 @@ class Planner:
             if not waited or not self.wants_pass():
                 return None
             max_events = 0
-        plan = self._cut(request.number, partitions, positions, max_events, learn)
+        plan = replace(self._cut(request.number, partitions, positions, max_events, learn), epoch=turn.epoch)
         self._retrier.call(lambda: self._journal.plan(plan))
         return plan
 

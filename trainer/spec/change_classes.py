@@ -53,6 +53,8 @@ AT_ONCE = (
     "dense.priority",
     "passes.max_outage",
     "passes.max_day_jump",
+    "passes.keep",
+    "passes.keep_in",
     "exports",
     "guards",
     "predict",

@@ -77,9 +77,10 @@ def check_join(job: TrainerJob, schema: Schema) -> None:
                     'negatives = "at_window_end"',
                     f"tasks.{number}.loss",
                 )
-    if schema.histories:
+    if schema.filled:
         raise SpecError(
-            f"slot {schema.histories[0].name!r} is a history, and a job with a join has none yet: leave one out",
+            f"slot {schema.filled[0].name!r} has a history or counters, and a job with a join has none yet: leave one "
+            "out",
             "join",
         )
     if JOIN_TABLE in job.tables:

@@ -197,7 +197,7 @@ def _leading(
 def _loading(reader: PassReader, maker: BatchMaker, job: TrainerJob) -> Iterator[Loader[TrainingBatch]]:
     """Batches, read ahead. At the end none waits for rows any more."""
     sizes = job.train.batch_size, job.train.prefetch_batches, job.dense.accumulate
-    loader = Loader(reader, maker.make, *sizes)
+    loader = Loader(reader, maker.make, *sizes, reads_all=job.passes.shuffle)
     try:
         yield loader
     finally:

@@ -194,7 +194,7 @@ class PassCloser:
         self._dense.buffers.broadcast()
         reading, dense, times_s = self._agree(plan, tally)
         pushes = add(int(digest, 16) for digest in self._shards.close_pass(self._day, deadline).values())
-        metrics = self._observer.close_pass(self._ranks) if plan.num_positions else {}
+        metrics = self._observer.close_pass(self._ranks, again=plan.epoch > 1) if plan.num_positions else {}
         digests = {"dense": dense, "pushes": f"{pushes:032x}"}
         slots = self._count_slots(tally)
         write = partial(self._log_close, plan, reading, digests, times_s, metrics, self._day - day_before, slots)

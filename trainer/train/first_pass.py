@@ -29,4 +29,5 @@ def read_first(
 def read_ahead(plan: PassPlan, ranks: Ranks, maker: BatchMaker, loader: Loader[TrainingBatch]) -> None:
     """Begin to read a pass on this rank."""
     maker.expect(plan.number, plan.learn)
-    loader.submit(plan.number, plan.segments[ranks.rank])
+    segments = [each for rank in plan.segments for each in rank] if loader.reads_all else plan.segments[ranks.rank]
+    loader.submit(plan.number, segments)

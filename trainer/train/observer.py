@@ -104,11 +104,14 @@ class Observer:
         """Return a summary of the event times of the pass, and forget them."""
         return self._times.take()
 
-    def close_pass(self, ranks: Ranks) -> dict[str, Any]:
-        """Collective: reduce the pass. Returns the metrics of pass, window and life on rank 0, nothing elsewhere."""
-        closed = self._meter.close_pass(ranks)
+    def close_pass(self, ranks: Ranks, *, again: bool = False) -> dict[str, Any]:
+        """Collective: reduce the pass. Returns the metrics of pass, window and life on rank 0, nothing elsewhere.
+
+        `again`: see Meter.
+        """
+        closed = self._meter.close_pass(ranks, again=again)
         if self._infer_first is not None:
-            self._infer_first.close_pass(ranks)
+            self._infer_first.close_pass(ranks, again=again)
         return {} if closed is None else self._report()
 
     def fingerprints(self) -> dict[str, str]:

@@ -1,7 +1,12 @@
 """Opens what reads the samples of a trainer's passes: source, pipe, join, histories, counters."""
 
+from collections.abc import Mapping
+
 from dataset.loader.batch_loader import PassReader
 from dataset.loader.dead_letters import DeadLetters
+from dataset.loader.kept_files import KeptFiles
+from dataset.loader.kept_segments import KeptSegments, MemorySegments
+from dataset.loader.pass_shuffle import RankShare
 from dataset.loader.segment_reader import SegmentReader
 from dataset.spec.schema import Schema
 from dataset.spec.source_set import SourceSet
@@ -25,6 +30,7 @@ def open_reader(
 
     `instead`: takes the place of source and pipe.
     """
+    masks = {task.label: task.mask for task in job.tasks if task.mask} | ({job.join.label: ""} if job.join else {})
     reader = instead or SegmentReader(
         source,
         job.pipe,
@@ -32,9 +38,19 @@ def open_reader(
         SourceSet(job.sources),
         dead_letters,
         config.folder,
-        masks={task.label: task.mask for task in job.tasks if task.mask} | ({job.join.label: ""} if job.join else {}),
+        masks=masks,
         max_outage_s=job.passes.max_outage,
+        kept=_kept(config, job, schema.emitted, masks),
+        shuffles=RankShare(job.seed, config.rank, config.world) if job.passes.shuffle else None,
     )
     if job.join is not None:
         reader = JoinReader(reader, job.join, schema, shards, job.train.step_deadline, job.seed, job.sample.weight)
     return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.filled else reader
+
+
+def _kept(config: WorkerConfig, job: TrainerJob, schema: Schema, masks: Mapping[str, str]) -> KeptSegments | None:
+    """Where samples after the pipe are kept; None if they are not."""
+    if job.passes.keep_in is not None:
+        folder = config.folder / job.passes.keep_in
+        return KeptFiles(folder, job.passes.keep, job.pipe, schema, SourceSet(job.sources), masks)
+    return MemorySegments(job.passes.keep) if job.passes.keep else None

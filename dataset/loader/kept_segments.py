@@ -1,0 +1,106 @@
+"""Samples of segments after the pipe, kept for the next time that the segments are read.
+
+In memory for the epochs of one run; dataset.loader.kept_files keeps them in a folder, also for other jobs.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from dataset.pipe.segment_work import PipeInput, PipeOutput
+from dataset.samples.batch import Samples
+from dataset.stream.source import Segment
+
+BYTES_OF_TEXT = 64
+"""Bytes of a text of a meta slot, beside its characters, more or less."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSegment:
+    """The result of reading a segment: samples, rejections and counts."""
+
+    num_events: int
+    left_out: Mapping[str, int]
+    outcome: PipeOutput
+
+    @classmethod
+    def of(cls, work: PipeInput, outcome: PipeOutput) -> "KeptSegment":
+        """The result of `work`; its times are those of a segment that costs nothing."""
+        return cls(work.num_events, work.left_out, replace(outcome, pipe_s=0.0, parse_s=0.0))
+
+    def work(self, segment: Segment) -> PipeInput:
+        """As it was given to the pipe, without its events."""
+        return PipeInput(segment, [], [], self.num_events, None, self.left_out)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory, more or less."""
+        counters, rejections = self.outcome.counters, self.outcome.rejections
+        bad = sum(len(each.data or b"") + len(each.detail) for each in rejections)
+        return counters.sums_SK.nbytes + counters.registers_SR.nbytes + bad + sum(map(bytes_of, self.outcome.blocks))
+
+
+class KeptSegments(Protocol):
+    """Keeps segments within a bound of bytes; beyond it, `keep` does nothing. Used by one thread."""
+
+    def find(self, segment: Segment, *, again: bool) -> KeptSegment | None:
+        """The result that was kept for exactly this segment; None if it has to be read. `again`: see `keep`."""
+        ...
+
+    def keep(self, segment: Segment, part: KeptSegment, *, again: bool) -> None:
+        """Keep the result of a segment, if there is room. `again`: whether a later epoch of this run reads it again."""
+        ...
+
+
+class MemorySegments:
+    """Kept in this process; see KeptSegments. The last epoch gives the memory back as it goes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self.num_bytes = max_bytes, 0
+        self._parts: dict[tuple[str, str, int, int], KeptSegment] = {}
+        self._full = False
+
+    def find(self, segment: Segment, *, again: bool) -> KeptSegment | None:
+        """See KeptSegments."""
+        if again:
+            return self._parts.get(_key(segment))
+        part = self._parts.pop(_key(segment), None)
+        self.num_bytes -= 0 if part is None else part.num_bytes
+        return part
+
+    def keep(self, segment: Segment, part: KeptSegment, *, again: bool) -> None:
+        """See KeptSegments."""
+        if not again:
+            return
+        if self.num_bytes + part.num_bytes > self._max_bytes:
+            if not self._full:
+                log.warning(
+                    "passes.keep is reached: %d bytes of samples are kept, others go through the pipe in each epoch",
+                    self.num_bytes,
+                )
+            self._full = True
+            return
+        self._parts[_key(segment)] = part
+        self.num_bytes += part.num_bytes
+
+
+def _key(segment: Segment) -> tuple[str, str, int, int]:
+    return segment.partition, segment.identity, segment.begin, segment.end
+
+
+def bytes_of(samples: Samples) -> int:
+    """Bytes of a block in memory, more or less."""
+    num = samples.event_B.nbytes + samples.time_s_B.nbytes
+    for column in samples.sparse.values():
+        weights = 0 if column.weights_N is None else column.weights_N.nbytes
+        num += column.values_N.nbytes + column.offset_B1.nbytes + weights
+    for values in (*samples.dense.values(), *samples.meta.values()):
+        num += values.nbytes
+        if values.dtype == np.object_:
+            num += sum(BYTES_OF_TEXT + len(text or "") for text in values)
+    return num

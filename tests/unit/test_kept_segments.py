@@ -1,0 +1,187 @@
+"""Samples kept in memory and in files are those of the pipe, with all that is counted; bounds, and damaged files."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.dead_letters import DeadLetters
+from dataset.loader.kept_files import KeptFiles
+from dataset.loader.kept_segments import MemorySegments
+from dataset.loader.pass_shuffle import RankShare
+from dataset.loader.segment_reader import SegmentReader
+from dataset.sources.repeated import RepeatedSource
+from dataset.spec.config import ColumnsPipe, DeadLettersSection, EventTime, SourceSection
+from dataset.spec.epochs import in_epoch
+from dataset.spec.schema import Schema
+from dataset.spec.source_set import SourceSet
+from dataset.spec.stream_spec import SlotsSpec
+from dataset.stream.scripted_source import MemorySource
+from dataset.stream.source import Segment
+from millrace.config import validate
+
+SLOTS = [
+    {"name": "a"},
+    {"name": "tags", "values": "string"},
+    {"name": "x", "kind": "dense"},
+    {"name": "click", "kind": "meta"},
+    {"name": "who", "kind": "meta", "type": "string"},
+]
+PIPE = ColumnsPipe(kind="columns", batch_events=4)
+SECTION = SourceSection(event_time=EventTime(field="ts"), epochs=2)
+EVENT = st.one_of(
+    st.just(b"broken"),
+    st.fixed_dictionaries(
+        {
+            "a": st.integers(0, 9),
+            "tags": st.lists(st.sampled_from(["p", "q", "é"]), max_size=3),
+            "x": st.integers(-5, 5),
+            "click": st.integers(0, 1),
+            "who": st.text("xyz", min_size=1, max_size=3),
+            "ts": st.integers(0, 10**6),
+        }
+    ).map(lambda event: json.dumps(event).encode()),
+)
+
+
+def schema_of(*names):
+    return Schema.of(validate(SlotsSpec, {"slots": [each for each in SLOTS if each["name"] in names]}).slots)
+
+
+WHOLE = schema_of("a", "tags", "x", "click", "who")
+
+
+class Reads:
+    """Reads the same events again and again, and counts the reads of the source."""
+
+    def __init__(self, events, kept, folder, schema=WHOLE, shuffles=None):
+        self.source = MemorySource([events])
+        self.letters = DeadLetters(folder, 0, DeadLettersSection())
+        self.reader = SegmentReader(
+            RepeatedSource(self.source, 2), PIPE, schema, SECTION, self.letters, folder, kept=kept, shuffles=shuffles
+        )
+        self.num = len(events)
+
+    def epoch(self, number, cut=7):
+        """What passes of `cut` events give, as plain values, with their tallies."""
+        found = []
+        for begin in range(0, self.num, cut):
+            tally = PassTally()
+            segment = Segment(in_epoch("memory/0", number), 0, begin, min(begin + cut, self.num))
+            blocks = [plain(block) for block in self.reader.read(begin, [segment], tally)]
+            self.letters.publish(begin)
+            counted = tally.num_events, tally.num_samples, tally.rejected, tally.num_dead_letters, tally.num_judged
+            sums = tally.slots.sums_SK.tolist(), tally.slots.registers_SR.sum(axis=1).tolist()
+            found.append(([row for block in blocks for row in block], counted, sums))
+        return found
+
+
+def plain(samples):
+    """A row for each sample."""
+    return [
+        (
+            {name: samples.slice(b, b + 1).sparse[name].values_N.tolist() for name in samples.sparse},
+            {name: column[b].tolist() for name, column in samples.dense.items()},
+            {name: str(column[b]) for name, column in samples.meta.items()},
+            int(samples.event_B[b]),
+            repr(float(samples.time_s_B[b])),
+        )
+        for b in range(len(samples))
+    ]
+
+
+def files_in(folder, schema=WHOLE, max_bytes=1 << 20):
+    return KeptFiles(folder, max_bytes, PIPE, schema, SourceSet.of(SECTION), {})
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(EVENT, min_size=1, max_size=20), st.booleans(), st.booleans())
+def test_what_is_kept_is_what_the_pipe_gives(tmp_path_factory, events, in_files, shuffled):
+    folder = tmp_path_factory.mktemp("kept")
+    shuffles = RankShare(3, 0, 1) if shuffled else None
+    kept = files_in(folder / "kept") if in_files else MemorySegments(1 << 20)
+    reads, fresh = Reads(events, kept, folder, shuffles=shuffles), Reads(events, None, folder, shuffles=shuffles)
+    for number in (1, 2):
+        assert reads.epoch(number) == fresh.epoch(number)
+    assert 2 * reads.source.num_reads == fresh.source.num_reads, "the second epoch reads nothing"
+    if not in_files:
+        assert kept.num_bytes == 0, "the last epoch gives the memory back"
+    if shuffled and len(events) > 12:
+        assert reads.epoch(2) != Reads(events, None, folder).epoch(2)
+
+
+def events_of(num):
+    return [
+        json.dumps({"a": n, "tags": ["p"], "x": n, "click": n % 2, "who": "me", "ts": n}).encode() for n in range(num)
+    ]
+
+
+def test_beyond_the_bound_samples_go_through_the_pipe_in_each_epoch(tmp_path, caplog):
+    events = events_of(21)
+    one = MemorySegments(1 << 20)
+    Reads(events[:7], one, tmp_path).epoch(1)
+    reads, fresh = Reads(events, MemorySegments(one.num_bytes + 10), tmp_path), Reads(events, None, tmp_path)
+    for number in (1, 2):
+        assert reads.epoch(number) == fresh.epoch(number)
+    assert reads.source.num_reads == 5 and fresh.source.num_reads == 6
+    assert caplog.text.count("passes.keep is reached") == 1
+
+
+def test_another_cut_is_read_again(tmp_path):
+    reads, fresh = Reads(events_of(20), MemorySegments(1 << 20), tmp_path), Reads(events_of(20), None, tmp_path)
+    reads.epoch(1)
+    assert reads.epoch(2, cut=6) == fresh.epoch(2, cut=6)
+
+
+def test_a_trainer_that_has_a_part_of_a_shuffled_pass_keeps_nothing(tmp_path):
+    kept = MemorySegments(1 << 20)
+    reads = Reads(events_of(20), kept, tmp_path, shuffles=RankShare(3, 1, 2))
+    assert sum(len(rows) for rows, *_ in reads.epoch(1)) in range(8, 13)
+    assert kept.num_bytes == 0
+
+
+def test_files_serve_a_job_with_fewer_slots_and_no_other_pipe(tmp_path):
+    events = events_of(9)
+    Reads(events, files_in(tmp_path / "kept"), tmp_path).epoch(1)
+    fewer = schema_of("a", "click")
+    reads = Reads(events, files_in(tmp_path / "kept", fewer), tmp_path, fewer)
+    assert reads.epoch(1) == Reads(events, None, tmp_path, fewer).epoch(1)
+    assert reads.source.num_reads == 0
+    other = KeptFiles(
+        tmp_path / "kept", 1 << 20, PIPE.model_copy(update={"explode": "tags"}), WHOLE, SourceSet.of(SECTION), {}
+    )
+    again = Reads(events, other, tmp_path)
+    again.epoch(1)
+    assert again.source.num_reads == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"ARROW1 and then nothing", None])
+def test_a_damaged_file_counts_as_absent(tmp_path, damage):
+    events = events_of(5)
+    Reads(events, files_in(tmp_path / "kept"), tmp_path).epoch(1)
+    (path,) = (tmp_path / "kept").glob("*.arrow")
+    path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
+    reads = Reads(events, files_in(tmp_path / "kept"), tmp_path)
+    assert reads.epoch(1) == Reads(events, None, tmp_path).epoch(1) and reads.source.num_reads == 1
+
+
+def test_a_folder_at_its_bound_takes_no_more_files(tmp_path):
+    reads = Reads(events_of(14), files_in(tmp_path / "kept", max_bytes=100), tmp_path)
+    assert reads.epoch(1) == Reads(events_of(14), None, tmp_path).epoch(1)
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_texts_and_weights_come_back(tmp_path):
+    weighted = Schema.of(validate(SlotsSpec, {"slots": [{"name": "w", "weighted": True}]}).slots)
+    from dataset.loader.kept_files import _columns, _samples
+    from dataset.samples.batch import Ragged, Samples
+
+    column = Ragged(np.array([1, 2, 3], np.uint64), np.array([0, 2, 3]), np.array([0.5, 1, 2], np.float32))
+    samples = Samples({"w": column}, {}, {}, np.array([4, 5]), np.full(2, np.nan))
+    import pyarrow as pa
+
+    found = _samples(pa.RecordBatch.from_pydict(_columns(samples)), weighted).sparse["w"]
+    assert found.weights_N.tolist() == [0.5, 1, 2] and found.offset_B1.tolist() == [0, 2, 3]
