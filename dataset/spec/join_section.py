@@ -7,10 +7,11 @@ from pydantic import Field
 from millrace.config import PositiveDuration, Section
 
 
-class Negatives(StrEnum):
-    """When an impression is learnt as a negative."""
+class LearnAt(StrEnum):
+    """When an impression is learnt."""
 
     AT_WINDOW_END = "at_window_end"
+    AT_CLICK = "at_click"
     AT_ONCE = "at_once"
 
 
@@ -27,9 +28,10 @@ class JoinSection(Section):
     """Meta slot with the key of an impression and of its click, for example the id of the impression."""
     window: PositiveDuration
     """Longest time from an impression to its click, of event time."""
-    negatives: Negatives = Negatives.AT_WINDOW_END
-    """"at_window_end": an impression is learnt once, when its click comes or its window ends; "at_once": it is learnt
-    with label 0 when it comes, and again with its label when its click comes, with weights that correct this."""
+    learn: LearnAt = LearnAt.AT_WINDOW_END
+    """"at_window_end": each impression when its window ends, with its label; "at_click": clicked ones when their click
+    comes, the others when their window ends; "at_once": each with label 0 when it comes, and clicked ones again with
+    their label when their click comes, with weights that correct this."""
     keep_negatives: float = Field(default=1.0, gt=0, le=1)
     """Share of the impressions without a click that are learnt, drawn by key; their weight is divided by it. Below 1
     it needs `sample.weight`."""

@@ -129,7 +129,7 @@ class HistoryAnswers(_message.Message):
     def __init__(self, lengths: _Optional[bytes] = ..., signs: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("caller", "pass_number", "num_events", "last_s", "keys", "places", "times", "labels", "lengths", "samples")
+    __slots__ = ("caller", "pass_number", "num_events", "last_s", "keys", "places", "times", "labels", "lengths", "samples", "holds")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NUM_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class JoinRequest(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     pass_number: int
     num_events: int
@@ -150,7 +151,8 @@ class JoinRequest(_message.Message):
     labels: bytes
     lengths: bytes
     samples: bytes
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., num_events: _Optional[int] = ..., last_s: _Optional[float] = ..., keys: _Optional[bytes] = ..., places: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ...) -> None: ...
+    holds: bool
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., num_events: _Optional[int] = ..., last_s: _Optional[float] = ..., keys: _Optional[bytes] = ..., places: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., holds: _Optional[bool] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("outcomes", "joined", "expired", "num_unmatched")

@@ -26,7 +26,10 @@ def gathered(answers: Sequence[JoinAnswers], places: Sequence[I64]) -> JoinAnswe
     outcome_Q = np.empty(sum(map(len, places)), np.uint8)
     for each, at_P in zip(answers, places, strict=True):
         outcome_Q[at_P] = each.outcome_Q
-    joined_E = [at_P[each.outcome_Q == JoinOutcome.JOINED] for each, at_P in zip(answers, places, strict=True)]
+    joined_E = [
+        at_P[each.outcome_Q == JoinOutcome.JOINED][: len(each.joined)]  # none where clicked impressions wait on
+        for each, at_P in zip(answers, places, strict=True)
+    ]
     joined = JoinedSamples.concat([each.joined for each in answers])
     expired = JoinedSamples.concat([each.expired for each in answers])
     return JoinAnswers(
@@ -50,6 +53,7 @@ def request_of(caller: pb.Caller, events: JoinEvents) -> pb.JoinRequest:
         labels=events.label_Q.tobytes(),
         lengths=np.diff(events.offset_Q1).astype(np.uint32).tobytes(),
         samples=events.data_N.tobytes(),
+        holds=events.holds,
     )
 
 
@@ -62,7 +66,7 @@ def events_from(request: pb.JoinRequest) -> JoinEvents:
     if not fits or not np.isfinite(time_Q).all() or (place_Q >= request.num_events).any():
         raise InvalidShardCall("events of a join that do not fit each other")
     given = request.pass_number, request.num_events, request.last_s
-    return JoinEvents(*given, key_Q, place_Q, time_Q, label_Q, offset_Q1, data_N)
+    return JoinEvents(*given, key_Q, place_Q, time_Q, label_Q, request.holds, offset_Q1, data_N)
 
 
 def reply_of(answers: JoinAnswers, max_bytes: int) -> pb.JoinReply:

@@ -30,7 +30,7 @@ class JoinOutcome(IntEnum):
     HELD = 0
     """It waits for the other one."""
     JOINED = 1
-    """Its sample, or that of the click's impression, is released with the click's label."""
+    """Its sample, or that of the click's impression, is released with the click's label, or waits on with it."""
     REPEATED_IMPRESSION = 2
     """Its key has an impression in the window already; it is dropped."""
     REPEATED_CLICK = 3
@@ -55,13 +55,15 @@ class JoinEvents:
     """Unix seconds, finite."""
     label_Q: F32
     """That of a click; 0: an impression."""
+    holds: bool
+    """Whether clicked impressions wait for the end of the window, too."""
     offset_Q1: I64
     """Event q has the sample `data_N[offset_Q1[q]:offset_Q1[q + 1]]`; a click has none."""
     data_N: U8
 
     def chosen(self, at_P: I64) -> "JoinEvents":
         """Some of the events."""
-        columns = self.key_Q[at_P], self.place_Q[at_P], self.time_Q[at_P], self.label_Q[at_P]
+        columns = self.key_Q[at_P], self.place_Q[at_P], self.time_Q[at_P], self.label_Q[at_P], self.holds
         return JoinEvents(
             self.pass_number, self.num_events, self.last_s, *columns, *pick(self.offset_Q1, self.data_N, at_P)
         )
@@ -78,6 +80,7 @@ class JoinEvents:
             np.concatenate([part.place_Q + begin for part, begin in zip(parts, before[:-1], strict=True)]),
             np.concatenate([part.time_Q for part in parts]),
             np.concatenate([part.label_Q for part in parts]),
+            parts[0].holds,
             *joined_lists([(part.offset_Q1, part.data_N) for part in parts]),
         )
 
@@ -122,9 +125,9 @@ class JoinAnswers:
     outcome_Q: U8
     """A JoinOutcome for each event."""
     joined: JoinedSamples
-    """One for each event with JoinOutcome.JOINED, in their order."""
+    """One for each event with JoinOutcome.JOINED, in their order; none where clicked impressions wait on."""
     expired: JoinedSamples
-    """Impressions without a click whose window has ended, by their order in the log: this rank's part of them."""
+    """Impressions that still wait and whose window has ended, by their order in the log: this rank's part of them."""
     num_unmatched: int
     """Clicks without an impression that are given up: this rank's part of them."""
 

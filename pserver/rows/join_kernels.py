@@ -22,7 +22,8 @@ U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 NOTHING, WAITING, CLICKED, EARLY = 0, 1, 2, 3
-"""States of a key: no row; an impression waits; an impression was clicked; a click waits for its impression."""
+"""States of a key: no row; an impression waits; an impression was clicked, and may wait on; a click waits for its
+impression."""
 HEAD_WORDS = 7
 STORED, UNKNOWN = -1, -2
 """In place of the number of an event of the pass: a sample that a row holds; no sample."""
@@ -86,13 +87,14 @@ def samples_of(rows_UD: F32) -> tuple[I64, U8]:
 
 @njit(nogil=True, cache=True)
 def decide(  # type: ignore[no-untyped-def]
-    turn_Q, number_Q, order_Q, time_Q, label_Q, window_s, state_U, order_U, time_U, label_U, holder_U, outcome_Q,
+    turn_Q, number_Q, order_Q, time_Q, label_Q, window_s, holds, state_U, order_U, time_U, label_U, holder_U, outcome_Q,
     source_Q, released_order_Q, released_time_Q, released_label_Q,
 ):  # fmt: skip
     """Write the outcome of each event, and for a release the event that brought the sample, or STORED.
 
     `turn_Q`: the events in the order in which they count. `number_Q`: the key of each event, by its place in the
-    columns by U, which become those after the pass. `holder_U`: the event whose sample waits, STORED or UNKNOWN.
+    columns by U, which become those after the pass. `holds`: clicked impressions wait on. `holder_U`: the event whose
+    sample waits, STORED or UNKNOWN.
     """
     for q in turn_Q:
         u = number_Q[q]
@@ -108,7 +110,9 @@ def decide(  # type: ignore[no-untyped-def]
                 continue
             outcome_Q[q], source_Q[q] = _JOINED, holder_U[u]
             released_order_Q[q], released_time_Q[q], released_label_Q[q] = order_U[u], time_U[u], label_Q[q]
-            state_U[u], holder_U[u] = CLICKED, UNKNOWN
+            state_U[u], label_U[u] = CLICKED, label_Q[q]
+            if not holds:
+                holder_U[u] = UNKNOWN
         elif click:
             outcome_Q[q] = _REPEATED_CLICK
         elif state_U[u] != EARLY:
@@ -119,7 +123,7 @@ def decide(  # type: ignore[no-untyped-def]
         else:
             outcome_Q[q], source_Q[q] = _JOINED, q
             released_order_Q[q], released_time_Q[q], released_label_Q[q] = order_Q[q], time_Q[q], label_U[u]
-            state_U[u], order_U[u], time_U[u], label_U[u], holder_U[u] = CLICKED, order_Q[q], time_Q[q], 0.0, UNKNOWN
+            state_U[u], order_U[u], time_U[u], holder_U[u] = CLICKED, order_Q[q], time_Q[q], q if holds else UNKNOWN
 
 
 Waiting = tuple[int, int, float, float, bytes]
@@ -127,13 +131,19 @@ Waiting = tuple[int, int, float, float, bytes]
 
 
 def join_reference(
-    events: list[tuple[int, int, float, float, bytes]], window_s: float, known: dict[int, Waiting], end_s: float
-) -> tuple[list[tuple[int, float, float, bytes]], list[tuple[int, float, bytes]], int]:
+    events: list[tuple[int, int, float, float, bytes]],
+    window_s: float,
+    known: dict[int, Waiting],
+    end_s: float,
+    *,
+    holds: bool = False,
+) -> tuple[list[tuple[int, float, float, bytes]], list[tuple[int, float, float, bytes]], int]:
     """The twin, with the end of a pass: events are (key, order, time, label, sample) in the order in which they count;
     `known` is changed.
 
-    Returns the outcome of each event with the time, label and sample that are released; then what expires, as
-    (order, time, sample) by order; and the number of clicks that are given up. `end_s`: the greatest time of the pass.
+    Returns the outcome of each event with the time, label and sample that meet; then what expires, as
+    (order, time, label, sample) by order; and the number of clicks that are given up. `end_s`: the greatest time of the
+    pass.
     """
     told: list[tuple[int, float, float, bytes]] = []
     for key, order, time_s, label, sample in events:
@@ -143,7 +153,7 @@ def join_reference(
             if state == NOTHING:
                 known[key] = WAITING, order, time_s, 0.0, sample
             elif state == EARLY and since_s <= time_s + window_s:
-                known[key] = CLICKED, order, time_s, 0.0, b""
+                known[key] = CLICKED, order, time_s, waits, sample
                 outcome = _JOINED, time_s, waits, sample
             elif state == EARLY:
                 known[key] = WAITING, order, time_s, 0.0, sample
@@ -157,10 +167,11 @@ def join_reference(
         elif time_s > since_s + window_s:
             outcome = _LATE, 0.0, 0.0, b""
         else:
-            known[key] = CLICKED, known[key][1], since_s, 0.0, b""
+            known[key] = CLICKED, known[key][1], since_s, label, held
             outcome = _JOINED, since_s, label, held
         told.append(outcome)
     gone = [key for key, waiting in known.items() if waiting[2] + window_s < end_s]
     ended = [known.pop(key) for key in gone]
-    expired = sorted((order, time_s, sample) for state, order, time_s, _, sample in ended if state == WAITING)
+    waited = (WAITING, CLICKED) if holds else (WAITING,)
+    expired = sorted((order, time_s, label, sample) for state, order, time_s, label, sample in ended if state in waited)
     return told, expired, sum(waiting[0] == EARLY for waiting in ended)

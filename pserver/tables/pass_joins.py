@@ -10,7 +10,7 @@ pass that is given up leaves nothing.
 Shapes: as in pserver.rows.join_kernels; R rows of the table, E samples released by events, X by the end of windows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -24,7 +24,17 @@ from pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEven
 from pserver.protocol.shards import F32, U64
 from pserver.rows import join_kernels
 from pserver.rows.arrays import frozen
-from pserver.rows.join_kernels import EARLY, HEAD_WORDS, NOTHING, STORED, UNKNOWN, WAITING, WaitingRows, samples_of
+from pserver.rows.join_kernels import (
+    CLICKED,
+    EARLY,
+    HEAD_WORDS,
+    NOTHING,
+    STORED,
+    UNKNOWN,
+    WAITING,
+    WaitingRows,
+    samples_of,
+)
 from pserver.tables.table import ShardTable
 
 NO_JOINS: Mapping[str, float] = MappingProxyType({})
@@ -76,7 +86,8 @@ class PassJoins:
         made = _JoinOfPass.of(JoinEvents.concat(parts), table, self._window_s)
         over_U, (others, others_R) = made.over(self._window_s), made.others(table, self._window_s)
         joined, joined_E = made.joined()
-        expired = JoinedSamples.concat([made.expired(over_U), _expired_others(table, others, others_R)])
+        waited = (WAITING, CLICKED) if parts[0].holds else (WAITING,)
+        expired = JoinedSamples.concat([made.expired(over_U, waited), _expired_others(table, others, others_R, waited)])
         early_U = over_U & (made.rows.state_U == EARLY)
         given_up_G = np.concatenate([made.keys_U[early_U], others_R[others.state_U == EARLY]])
         self._gone_G = np.concatenate([made.keys_U[over_U & (made.before_U != NOTHING)], others_R])
@@ -133,7 +144,7 @@ class _JoinOfPass:
         outcome_Q, source_Q = np.empty(num, np.uint8), np.empty(num, np.int64)
         columns = rows.state_U, rows.order_U, rows.time_U, rows.label_U, holder_U
         turn_Q = np.lexsort((events.place_Q, events.time_Q))
-        given = turn_Q, number_Q, order_Q, frozen(events.time_Q), frozen(events.label_Q), window_s
+        given = turn_Q, number_Q, order_Q, frozen(events.time_Q), frozen(events.label_Q), window_s, events.holds
         join_kernels.decide(*given, *columns, outcome_Q, source_Q, *released)
         empty = np.zeros(2, np.int64), np.empty(0, np.uint8)
         samples = joined_lists([samples_of(stored_UD), (events.offset_Q1, events.data_N), empty])
@@ -141,7 +152,7 @@ class _JoinOfPass:
 
     def joined(self) -> tuple[JoinedSamples, I64]:
         """The samples that events release, and the events."""
-        at_E = np.flatnonzero(self.outcome_Q == JoinOutcome.JOINED)
+        at_E = np.flatnonzero((self.outcome_Q == JoinOutcome.JOINED) & (not self.events.holds))
         order_Q, time_Q, label_Q = self.released
         columns = self.events.key_Q[at_E], order_Q[at_E], time_Q[at_E], label_Q[at_E]
         return JoinedSamples(*columns, *self._samples(self.source_Q[at_E], self.number_Q[at_E])), at_E
@@ -151,10 +162,10 @@ class _JoinOfPass:
         over_U: NDArray[np.bool_] = (self.rows.state_U != NOTHING) & self.rows.over(window_s, self.events.last_s)
         return over_U
 
-    def expired(self, over_U: NDArray[np.bool_]) -> JoinedSamples:
-        """The impressions among them that wait."""
-        at_X = np.flatnonzero(over_U & (self.rows.state_U == WAITING))
-        columns = self.keys_U[at_X], self.rows.order_U[at_X], self.rows.time_U[at_X], np.zeros(len(at_X), np.float32)
+    def expired(self, over_U: NDArray[np.bool_], waited: Sequence[int]) -> JoinedSamples:
+        """The impressions among them that wait, in states of `waited`."""
+        at_X = np.flatnonzero(over_U & np.isin(self.rows.state_U, waited))
+        columns = self.keys_U[at_X], self.rows.order_U[at_X], self.rows.time_U[at_X], self.rows.label_U[at_X]
         return JoinedSamples(*columns, *self._samples(self.holder_U[at_X], at_X))
 
     def others(self, table: ShardTable, window_s: float) -> tuple[WaitingRows, U64]:
@@ -176,9 +187,9 @@ class _JoinOfPass:
         return pick(*self.samples, at_P)
 
 
-def _expired_others(table: ShardTable, others: WaitingRows, keys_R: U64) -> JoinedSamples:
-    at_X = np.flatnonzero(others.state_U == WAITING)
-    columns = keys_R[at_X], others.order_U[at_X], others.time_U[at_X], np.zeros(len(at_X), np.float32)
+def _expired_others(table: ShardTable, others: WaitingRows, keys_R: U64, waited: Sequence[int]) -> JoinedSamples:
+    at_X = np.flatnonzero(np.isin(others.state_U, waited))
+    columns = keys_R[at_X], others.order_U[at_X], others.time_U[at_X], others.label_U[at_X]
     return JoinedSamples(*columns, *samples_of(table.rows_of(keys_R[at_X])))
 
 

@@ -37,7 +37,7 @@ def passes_of(drawn):
     ]
 
 
-def events_of(pass_number, events):
+def events_of(pass_number, events, holds=False):
     lengths = [len(data) for *_, data in events]
     return JoinEvents(
         pass_number,
@@ -47,6 +47,7 @@ def events_of(pass_number, events):
         np.arange(len(events)),
         np.array([at for _, at, _, _ in events], np.float64),
         np.array([label for _, _, label, _ in events], np.float32),
+        holds,
         np.array([0, *np.cumsum(lengths)], np.int64),
         np.frombuffer(b"".join(data for *_, data in events), np.uint8),
     )
@@ -66,11 +67,11 @@ class Log:
     closes: list = field(default_factory=list)
 
 
-def run(world, passes, first=1, repeats=False):
+def run(world, passes, first=1, repeats=False, holds=False):
     log = Log()
     for number, events in enumerate(passes, first):
         cuts = [len(events) * rank // len(world.ranks) for rank in range(len(world.ranks) + 1)]
-        parts = [events_of(number, events[begin:end]) for begin, end in zip(cuts[:-1], cuts[1:], strict=True)]
+        parts = [events_of(number, events[begin:end], holds) for begin, end in zip(cuts[:-1], cuts[1:], strict=True)]
 
         def act(rank, shards, number=number, parts=parts):
             shards.open_pass(number, w.soon())
@@ -89,18 +90,18 @@ def run(world, passes, first=1, repeats=False):
     return log
 
 
-def plain(passes, first=1, known=None):
+def plain(passes, holds=False):
     """The law: a dictionary that reads the log, each pass in the order of time."""
-    known, found = {} if known is None else known, []
-    for number, events in enumerate(passes, first):
+    known, found = {}, []
+    for number, events in enumerate(passes, 1):
         numbered = [(key, number << 32 | place, *rest) for place, (key, *rest) in enumerate(events)]
         end_s = max((at for _, at, _, _ in events), default=-np.inf)
         turns = sorted(range(len(events)), key=lambda place, events=events: (events[place][1], place))
-        in_turn, expired, unmatched = join_reference([numbered[place] for place in turns], WINDOW_S, known, end_s)
+        in_order = [numbered[place] for place in turns]
+        in_turn, expired, unmatched = join_reference(in_order, WINDOW_S, known, end_s, holds=holds)
         outcomes = [in_turn[turns.index(place)] for place in range(len(events))]
-        joined = [each[1:] for each in outcomes if each[0] == 1]
-        gone = [(order, at, 0.0, data) for order, at, data in expired]
-        found.append(([each[0] for each in outcomes], joined, gone, unmatched))
+        joined = [each[1:] for each in outcomes if each[0] == 1 and not holds]
+        found.append(([each[0] for each in outcomes], joined, expired, unmatched))
     return found
 
 
@@ -109,23 +110,23 @@ def world_of(shards, ranks, **more):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(EVENTS, min_size=1, max_size=5))
-def test_an_embedded_shard_releases_as_a_dictionary_that_reads_the_log(drawn):
+@given(st.lists(EVENTS, min_size=1, max_size=5), st.booleans())
+def test_an_embedded_shard_releases_as_a_dictionary_that_reads_the_log(drawn, holds):
     passes = passes_of(drawn)
     with world_of(0, 1) as world:
-        assert run(world, passes).released == plain(passes)
+        assert run(world, passes, holds=holds).released == plain(passes, holds)
 
 
 @settings(max_examples=3, deadline=None)
-@given(st.lists(EVENTS, min_size=2, max_size=4))
-def test_releases_and_digests_are_those_of_one_trainer_with_any_numbers(drawn):
+@given(st.lists(EVENTS, min_size=2, max_size=4), st.booleans())
+def test_releases_and_digests_are_those_of_one_trainer_with_any_numbers(drawn, holds):
     passes = passes_of(drawn)
     with world_of(0, 1) as world:
-        one, digest = run(world, passes), world.one.digest(w.soon())
-    assert one.released == plain(passes)
+        one, digest = run(world, passes, holds=holds), world.one.digest(w.soon())
+    assert one.released == plain(passes, holds)
     for shards, ranks in ((1, 1), (2, 2), (3, 3)):
         with world_of(shards, ranks) as world:
-            assert run(world, passes, repeats=ranks == 2) == one, (shards, ranks)
+            assert run(world, passes, repeats=ranks == 2, holds=holds) == one, (shards, ranks)
             assert world.one.digest(w.soon()) == digest
 
 

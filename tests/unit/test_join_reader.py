@@ -10,7 +10,7 @@ from dataset.loader.batch_loader import PassTally
 from dataset.samples.batch import Ragged, Samples
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import MetaSlot, SparseSlot
-from dataset.spec.join_section import JoinSection, Negatives
+from dataset.spec.join_section import JoinSection, LearnAt
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from pserver.rows.join_kernels import join_reference
@@ -101,7 +101,7 @@ def told(block):
     return list(zip(lists, *columns, block.event_B.tolist(), strict=True))
 
 
-def plain(passes, *, at_once=False):
+def plain(passes, *, at_once=False, holds=False):
     """By pass: the samples as (signs, label, time), and how many are left out."""
     known, found = {}, []
     for number, events in enumerate(passes, 1):
@@ -113,14 +113,14 @@ def plain(passes, *, at_once=False):
                 given.append((key, number << 32 | len(given), 6.0 * number + at, float(clicked), bytes(signs)))
         given.sort(key=lambda each: each[2])
         end_s = max((each[2] for each in given), default=-np.inf)
-        outcomes, expired, unmatched = join_reference(given, 10.0, known, end_s)
+        outcomes, expired, unmatched = join_reference(given, 10.0, known, end_s, holds=holds)
         samples, latest = [], -np.inf
         for event, (outcome, at_s, label, data) in zip(given, outcomes, strict=True):
             if not at_once:
                 ends = [each for each in expired if latest <= each[1] + 10.0 < event[2]]
-                samples += [(tuple(data), 0.0, at_s) for _, at_s, data in ends]
+                samples += [(tuple(data), label, at_s) for _, at_s, label, data in ends]
             latest = max(latest, event[2])
-            if outcome == 1:
+            if outcome == 1 and not holds:
                 samples.append((tuple(data), label, at_s))
             elif at_once and event[3] == 0 and outcome in (0, 4):
                 samples.append((tuple(event[4]), 0.0, event[2]))
@@ -129,12 +129,11 @@ def plain(passes, *, at_once=False):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(EVENTS, min_size=1, max_size=4), st.sampled_from(list(Negatives)))
-def test_every_sample_has_the_label_that_the_log_gives_it(passes, negatives):
-    found = run(passes, JOIN.model_copy(update={"negatives": negatives}))
-    for (samples, tally), (wanted, num_long, num_out) in zip(
-        found, plain(passes, at_once=negatives is Negatives.AT_ONCE), strict=True
-    ):
+@given(st.lists(EVENTS, min_size=1, max_size=4), st.sampled_from(list(LearnAt)))
+def test_every_sample_has_the_label_that_the_log_gives_it(passes, learn):
+    found = run(passes, JOIN.model_copy(update={"learn": learn}))
+    law = plain(passes, at_once=learn is LearnAt.AT_ONCE, holds=learn is LearnAt.AT_WINDOW_END)
+    for (samples, tally), (wanted, num_long, num_out) in zip(found, law, strict=True):
         assert [(signs, label, at_s) for signs, label, _, at_s, _ in samples] == wanted
         events = [event for *_, event in samples]
         assert events == sorted(events) and all(weight == 2.0 for _, _, weight, _, _ in samples)
@@ -142,15 +141,15 @@ def test_every_sample_has_the_label_that_the_log_gives_it(passes, negatives):
         assert sum(tally.left_out.values()) == num_out
 
 
-@pytest.mark.parametrize("negatives", list(Negatives))
-def test_a_drawn_share_of_the_negatives_is_kept_with_its_weight(negatives):
+@pytest.mark.parametrize("learn", list(LearnAt))
+def test_a_drawn_share_of_the_negatives_is_kept_with_its_weight(learn):
     shown = [[(f"key {number}", 1.0, 0.0, [number % 5])] for number in range(2000)]
     clicked = [[(f"key {number}", 2.0, 1.0, [])] for number in range(0, 2000, 10)]
     ended = [[("last", 100.0, 0.0, [])]]
-    join = JOIN.model_copy(update={"keep_negatives": 0.25, "negatives": negatives})
+    join = JOIN.model_copy(update={"keep_negatives": 0.25, "learn": learn})
     samples = [sample for mine, _ in run([shown, clicked, ended], join) for sample in mine]
     kept = [weight for _, label, weight, _, _ in samples if label == 0]
-    assert set(kept) == {8.0} and 0.2 < len(kept) / (2000 if negatives is Negatives.AT_ONCE else 1800) < 0.3
+    assert set(kept) == {8.0} and 0.2 < len(kept) / (2000 if learn is LearnAt.AT_ONCE else 1800) < 0.3
     assert [weight for _, label, weight, _, _ in samples if label == 1] == [2.0] * 200
 
 

@@ -45,7 +45,7 @@ def test_a_join_has_a_table_of_its_own_on_the_shards(load):
             "sample.weight: 'ts' is not a meta slot",
         ),
         ('window = "60s"', 'window = "0s"', "join.window"),
-        ('window = "60s"', 'window = "60s"\nnegatives = "never"', "join.negatives"),
+        ('window = "60s"', 'window = "60s"\nlearn = "never"', "join.learn"),
         ("max_sample_bytes = 64", "max_sample_bytes = 63", "join.max_sample_bytes"),
         ("max_sample_bytes = 64", "max_sample_bytes = 16001", "join.max_sample_bytes"),
         ("[join]", HISTORY, "join: slot 'past' is a history, and a job with a join has none yet"),
@@ -61,9 +61,9 @@ def test_a_join_that_does_not_fit_is_refused_with_its_key(load, old, new, said):
 
 
 def test_negatives_at_once_need_probabilities(load):
-    at_once = SPEC.replace('key = "key"', 'key = "key"\nnegatives = "at_once"')
-    assert load(at_once).join.negatives == "at_once"
-    with pytest.raises(SpecError, match=r'tasks\.0\.loss: is .mse.; join\.negatives = "at_once"'):
+    at_once = SPEC.replace('key = "key"', 'key = "key"\nlearn = "at_once"')
+    assert load(at_once).join.learn == "at_once"
+    with pytest.raises(SpecError, match=r'tasks\.0\.loss: is .mse.; join\.learn = "at_once"'):
         load(at_once.replace('name = "ctr"', 'name = "ctr"\nloss = "mse"'))
 
 

@@ -6,7 +6,7 @@ their labels: those that its own events release, each in the place of its event,
 window ends with the pass, each where it ends. All of them are in the order of the events' times, so that batches have
 positives and negatives wherever the stream has.
 
-Shapes: B samples of a pass, Q those that are events of the join, E samples released, X negatives among them.
+Shapes: B samples of a pass, Q those that are events of the join, E samples released, X of them by no click.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from dataset.samples.batch import F64, I64, Samples
 from dataset.samples.rejection import Reason
 from dataset.samples.sample_bytes import decode_samples, encode_samples
 from dataset.samples.slot_counters import SlotCounters, SlotSum
-from dataset.spec.join_section import JoinSection, Negatives
+from dataset.spec.join_section import JoinSection, LearnAt
 from dataset.spec.schema import Schema
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
@@ -89,20 +89,22 @@ class JoinReader(GatedReader):
             yield samples
 
     def _released(self, mine: PassEvents, answers: JoinAnswers) -> Samples:
-        """The samples that events release, and the negatives: learnt at once, or each before the first event that is
-        later than the end of its window."""
-        events, at_E = mine.events, np.flatnonzero(answers.outcome_Q == JoinOutcome.JOINED)
-        if self._join.negatives is Negatives.AT_ONCE:
+        """The samples that events release, and the others: negatives learnt at once, or each sample before the first
+        event that is later than the end of its window."""
+        events = mine.events
+        at_E = np.flatnonzero((answers.outcome_Q == JoinOutcome.JOINED) & (not events.holds))
+        if self._join.learn is LearnAt.AT_ONCE:
             at_X = np.flatnonzero(at_once(events, answers.outcome_Q))
             at_X = at_X[self._kept(events.key_Q[at_X])]
-            negatives, event_X = impressions(events, at_X), mine.event_Q[at_X]
+            others, event_X = impressions(events, at_X), mine.event_Q[at_X]
         else:
-            negatives = answers.expired.chosen(np.flatnonzero(self._kept(answers.expired.key_E)))
-            at_X = places_of(negatives.time_E + self._join.window, events.time_Q)
-            event_X = -1 - np.arange(len(negatives))  # each is an event of its own
+            kept_X = self._kept(answers.expired.key_E) | (answers.expired.label_E != 0)
+            others = answers.expired.chosen(np.flatnonzero(kept_X))
+            at_X = places_of(others.time_E + self._join.window, events.time_Q)
+            event_X = -1 - np.arange(len(others))  # each is an event of its own
         order_E = np.argsort(np.concatenate([2 * at_E + 1, 2 * at_X]), kind="stable")
         event_E = np.concatenate([mine.event_Q[at_E], event_X])[order_E]
-        return self._samples(JoinedSamples.concat([answers.joined, negatives]).chosen(order_E), numbered(event_E))
+        return self._samples(JoinedSamples.concat([answers.joined, others]).chosen(order_E), numbered(event_E))
 
     def _kept(self, key_E: U64) -> NDArray[np.bool_]:
         """(E,) which negatives are learnt: drawn by key, so that the numbers of trainers and shards do not matter."""
@@ -150,8 +152,9 @@ def events_of(
         parts.append((key_Q, event_B[at_Q], block.time_s_B[at_Q], label_B[at_Q], length_Q, of_impressions_N))
     key_Q, event_Q, time_Q, label_Q, length_Q, data_N = (np.concatenate(c) for c in zip(*parts, strict=True))
     offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+    holds = join.learn is LearnAt.AT_WINDOW_END
     last_s = float(time_Q.max()) if len(time_Q) else -np.inf
-    given = pass_number, len(key_Q), last_s, key_Q, np.arange(len(key_Q)), time_Q, label_Q, offset_Q1, data_N
+    given = pass_number, len(key_Q), last_s, key_Q, np.arange(len(key_Q)), time_Q, label_Q, holds, offset_Q1, data_N
     turn_Q = np.argsort(time_Q, kind="stable")
     return PassEvents(JoinEvents(*given).chosen(turn_Q), event_Q[turn_Q])
 

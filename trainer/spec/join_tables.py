@@ -6,7 +6,7 @@ A row holds the sample of an impression, or a click that came before it (pserver
 from collections.abc import Iterable
 
 from dataset.spec.config import MetaSlot
-from dataset.spec.join_section import JoinSection, Negatives
+from dataset.spec.join_section import JoinSection, LearnAt
 from dataset.spec.schema import Schema
 from millrace.errors import SpecError
 from millrace.validation import nearest
@@ -69,12 +69,12 @@ def check_join(job: TrainerJob, schema: Schema) -> None:
                 "join.keep_negatives",
             )
         _meta(schema, job.sample.weight, ("float",), "sample.weight")
-    if join.negatives is Negatives.AT_ONCE:
+    if join.learn is LearnAt.AT_ONCE:
         for number, task in enumerate(job.tasks):
             if task.label == join.label and task.loss != "bce":
                 raise SpecError(
-                    f'is {task.loss!r}; join.negatives = "at_once" corrects probabilities: use loss = "bce", or '
-                    'negatives = "at_window_end"',
+                    f'is {task.loss!r}; join.learn = "at_once" corrects probabilities: use loss = "bce", or '
+                    'learn = "at_window_end"',
                     f"tasks.{number}.loss",
                 )
     if schema.filled:

@@ -6,12 +6,12 @@ Shapes: B samples of the batch.
 import torch
 from torch import Tensor
 
-from dataset.spec.join_section import JoinSection, Negatives
+from dataset.spec.join_section import JoinSection, LearnAt
 
 
 def label_learnt_at_once(join: JoinSection | None) -> str | None:
     """The label whose negatives are learnt before it is known; None if there is none."""
-    return join.label if join is not None and join.negatives is Negatives.AT_ONCE else None
+    return join.label if join is not None and join.learn is LearnAt.AT_ONCE else None
 
 
 def fake_negative_weights(output_B: Tensor, label_B: Tensor) -> Tensor:
