@@ -15,16 +15,17 @@ from tests.integration.stream_job import SPEC, millrace, write_job
 from tests.machines.external_job import object_store
 from tests.machines.network import CommandFailed
 from tests.machines.pods import PodMachine, templates
-from tests.machines.test_external import TWO_BY_TWO, compared
+from tests.machines.test_external import compared
 
 pytestmark = pytest.mark.long
 PATH = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **s3_server.ENVIRONMENT}
 EVERY_3 = 'commit={every="600s", every_passes=3, keep=2}'
+TWO_BY_ONE = "cluster.trainers=2", "cluster.shards=1"
 SOURCE = 'kind = "files"\n'
 CLUSTER = """
 [cluster]
 trainers = 2
-shards = 2
+shards = 1
 launcher = "external"
 listen = "0.0.0.0:7070"
 interface = "eth0"
@@ -50,8 +51,8 @@ ASK = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).
 
 @pytest.fixture
 def stored(machines):
-    """Four machines for pods, and the place of a job and of its events in an object store on a fifth one."""
-    *for_pods, disk = machines(5)
+    """Three machines for pods, and the place of a job and of its events in an object store on a fourth one."""
+    *for_pods, disk = machines(4)
     with object_store(disk) as address:
         (disk.tmp / "events").mkdir()
         write_job(disk.tmp / "events").unlink()
@@ -65,7 +66,7 @@ def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
     machines, events, mirror = stored
     head = machines[0]
     write_job(tmp_path)
-    expected = millrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_TWO).report
+    expected = millrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_ONE).report
 
     # 1. The manifests, and the Secrets that they name, made as the documentation says.
     (tmp_path / "pods").mkdir()
@@ -87,14 +88,14 @@ def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
     ]
     with ExitStack() as held:
         rank0, launcher = started(held, pods[0])
-        launcher.until("waits for 3 of 4 workers: trainer-1, shard-0, shard-1")
+        launcher.until("waits for 2 of 3 workers: trainer-1, shard-0")
         assert probed(head, 8081, "/live") == "200" and "503" in probed(head, 8081, "/ready")
         assert probed(head, 8082, "/live") == "200" and "503" in probed(head, 8082, "/ready")
 
         # 3. The others: the job ends, and so do all of its containers.
         others = [output for pod in pods[1:] for output in started(held, pod)]
         assert launcher.end() == 0, launcher.said
-        assert [output.end() for output in (rank0, *others)] == [0] * 4
+        assert [output.end() for output in (rank0, *others)] == [0] * 3
     report = head.call("cat", "/srv/millrace/store/report.json")
     assert compared(yaml.safe_load(report)) == compared(expected)
 
