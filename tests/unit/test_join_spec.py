@@ -48,7 +48,7 @@ def test_a_join_has_a_table_of_its_own_on_the_shards(load):
         ('window = "60s"', 'window = "60s"\nlearn = "never"', "join.learn"),
         ("max_sample_bytes = 64", "max_sample_bytes = 63", "join.max_sample_bytes"),
         ("max_sample_bytes = 64", "max_sample_bytes = 16001", "join.max_sample_bytes"),
-        ("[join]", HISTORY, "join: slot 'past' is a history, and a job with a join has none yet"),
+        ("[join]", HISTORY, "join: slot 'past' has a history or counters, and a job with a join"),
         ("[train]", '[train]\nmode = "async"', "train.mode: is 'async'; a join needs"),
         ("[tables.default]", f"[tables.{JOIN_TABLE}]\n[tables.default]", f"tables.{JOIN_TABLE}"),
         ("[store]", '[predict]\noutput = "out"\ninput = { paths = ["x"] }\n[store]', "predict: prediction jobs with"),

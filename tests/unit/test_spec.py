@@ -68,7 +68,7 @@ def test_the_schema_describes_every_section():
     schema = Job.model_json_schema()
     assert set(schema["properties"]) == {
         "name", "seed", "defaults", "sources", "pipe", "slots", "tasks", "sample", "tables", "model", "train", "dense",
-        "passes", "metrics", "cluster", "commit", "store", "exports", "guards", "predict",
+        "join", "passes", "metrics", "cluster", "commit", "store", "exports", "guards", "predict",
     }  # fmt: skip
     assert schema["required"] == ["name", "sources", "pipe", "slots", "tasks", "model", "store"]
     assert schema["additionalProperties"] is False
@@ -77,13 +77,13 @@ def test_the_schema_describes_every_section():
 MISTAKES = {
     # in a section itself
     "sorces.a=1": "sorces: unknown key; did you mean 'sources'? known here: cluster, commit, defaults, dense, "
-    "exports, guards, metrics, model, name, passes, pipe, predict, sample, seed, slots, sources, store, tables, tasks, "
-    "train",
+    "exports, guards, join, metrics, model, name, passes, pipe, predict, sample, seed, slots, sources, store, tables, "
+    "tasks, train",
     "sample.grup=1": "sample.grup: unknown key; did you mean 'group'? known here: group, weight",
     "sources.impressions.event_time.fild=ts": "sources.impressions.event_time.fild: unknown key; did you mean 'field'? "
     "known here: field, kind, slot, unit",
-    "slots.1.siz=1": "slots.1.siz: unknown key; did you mean 'size'? known here: buckets, count, cross, default, from, "
-    "hash, in, kind, log, name, names, scale, size, split, time, unit",
+    "slots.1.siz=1": "slots.1.siz: unknown key; did you mean 'size'? known here: buckets, count, counters, cross, default, "
+    "from, hash, in, kind, log, name, names, scale, size, split, time, unit",
     "tables.default.optimizer.rate=1": "tables.default.optimizer.rate: unknown key; known here: epsilon, initial, "
     "kind, lr, per",
     "model.clas=a": "model.clas: unknown key; did you mean 'class'? known here: class, name, settings",
