@@ -72,6 +72,7 @@ SPECS = [
     *(f"news/{name}.toml" for name in ("job", "plain", "histories", "columns", "towers")),
     "criteo/job.toml",
     "clicks/job.toml",
+    *(f"clicks_later/{name}.toml" for name in ("job", "labelled")),
 ]
 
 
@@ -81,7 +82,7 @@ def test_the_spec_of_every_example_is_right(spec):
 
 
 def test_every_example_has_a_readme_of_a_screen():
-    for example in ("news", "criteo", "clicks"):
+    for example in ("news", "criteo", "clicks", "clicks_later"):
         lines = (EXAMPLES / example / "README.md").read_text().splitlines()
         assert 10 < len(lines) <= 60, f"{example}: {len(lines)} lines"
 
