@@ -63,14 +63,15 @@ def samples(click=(1, 0, 0), buy=(2.0, np.nan, 5.0), bought=(1, 0, 1), weight=(1
     )
 
 
-def step(batch_samples, tasks, model=None, weight_slot="weight", extra_weight=0.0, train=None):
+def step(batch_samples, tasks, model=None, weight_slot="weight", extra_weight=0.0, train=None, at_once=None):
     shards = EmbeddedShards(TABLES, 1)
     maker = BatchMaker(tables_of(SCHEMA, TABLES, "click"), tasks, weight_slot, shards)
     maker.expect(1, True)
     shards.open_pass(1, Deadline.after(5))
     batch = maker.make(1, batch_samples)
     rows = shards.pull(batch.prepared, Deadline.after(5))
-    stepper = Stepper(model or Sums(), SCHEMA, tasks, train or TrainSection(), KernelPooling(1), torch.device("cpu"))
+    settings = tasks, train or TrainSection(), KernelPooling(1), torch.device("cpu")
+    stepper = Stepper(model or Sums(), SCHEMA, *settings, at_once=at_once)
     weights = {task.name: float(batch.weight_B[task.name].sum()) + extra_weight for task in tasks}
     forward = stepper.forward(batch, rows, weights)
     sums = RowSums.of(batch)
@@ -90,6 +91,17 @@ def test_the_loss_is_the_weighted_mean_over_the_samples_of_all_ranks():
     assert np.allclose(forward.tensors["loss"], loss_B * weight_B, atol=1e-5)
     assert gradients["default"].show_U.tolist() == [1, 1, 1]
     assert gradients["default"].click_U.tolist() == [1, 0, 0]
+
+
+def test_a_label_that_is_learnt_at_once_has_the_weights_of_fake_negatives():
+    _, rows, _, (gradients, _) = step(samples(), [CTR], at_once="click")
+    label_B, weight_B = np.array([1, 0, 0]), np.array([1, 2, 0.5])
+    p_B = 1 / (1 + np.exp(-rows["default"].sum(1) - 0.5))
+    fake_B = np.where(label_B, 1 + p_B, (1 - p_B) * (1 + p_B))
+    expected_B = (p_B - label_B) * weight_B * fake_B / weight_B.sum()
+    assert np.allclose(gradients["default"].grads_UD, expected_B[:, None].repeat(3, 1), atol=1e-6)
+    (_, _, _, (plain, _)), (_, _, _, (other, _)) = step(samples(), [CTR]), step(samples(), [CTR], at_once="buy")
+    assert np.array_equal(plain["default"].grads_UD, other["default"].grads_UD)
 
 
 def test_a_masked_label_may_be_missing_and_is_not_learnt():
