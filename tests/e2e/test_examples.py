@@ -69,7 +69,7 @@ def generator(example):
 
 
 SPECS = [
-    *(f"news/{name}.toml" for name in ("job", "plain", "histories", "columns", "towers")),
+    *(f"news/{name}.toml" for name in ("job", "plain", "histories", "counters", "columns", "towers")),
     "criteo/job.toml",
     "clicks/job.toml",
     *(f"clicks_later/{name}.toml" for name in ("job", "labelled")),
@@ -265,6 +265,8 @@ def test_news_reaches_the_figures_of_its_readme(tmp_path):
     assert shipped["auc"] >= 0.755 and shipped["gauc"] >= 0.675
     remembering = last_half("histories.toml")
     assert remembering["auc"] >= 0.772 and remembering["gauc"] >= 0.705
+    counting = last_half("counters.toml")
+    assert counting["auc"] >= 0.787 and counting["gauc"] >= 0.735
     assert towers["auc"] >= 0.766 and towers["gauc"] >= 0.695
     assert frozen["auc"] <= shipped["auc"] - 0.03 and frozen["gauc"] <= shipped["gauc"] - 0.1
 
