@@ -62,6 +62,7 @@ class TextKind(Enum):
 
 HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("TrainerJob", "name"): TextKind.NAME,
+    ("Job", "without"): TextKind.NAME,
     ("SourceSection", "after"): TextKind.NAME,
     ("RecordedSource", "since"): TextKind.NAME,
     ("RecordedSource", "until"): TextKind.NAME,

@@ -32,6 +32,7 @@ from service.cluster.worker_plan import PredictionFolders, plan_prediction
 from service.predict.versions import PredictionVersion, version_of
 from service.predict.worker_group import PredictionCancelled, WorkerDied, WorkerGroup
 from service.spec.job import Job, LoadedJob, with_defaults
+from service.spec.left_out import without_left_out
 from service.spec.references import check_references
 from trainer.config import NEWEST_DEFAULTS
 from trainer.control.commit_store import hash_of
@@ -134,7 +135,7 @@ def job_of(request: PredictionRequest) -> LoadedJob:
             "sections as `spec`",
             "spec",
         )
-    raw = {"store": {"path": "none"}, **request.spec}
+    raw = without_left_out({"store": {"path": "none"}, **request.spec})
     spec = validate(Job, raw)
     check_shown(raw)
     check_references(spec)

@@ -13,6 +13,7 @@ from millrace.config import load_toml, validate
 from millrace.errors import SpecError
 from millrace.secrets import check_shown, secrets_of, with_secrets, with_secrets_of, without_secrets
 from service.spec.config import ClusterSection
+from service.spec.left_out import without_left_out
 from service.spec.references import check_places, check_references
 from trainer.config import NEWEST_DEFAULTS, TrainerJob
 from trainer.control.job_spec import fill_defaults
@@ -26,6 +27,9 @@ class Job(TrainerJob):
     """The processes of the job."""
     predict: PredictionRequest | None = None
     """The prediction that the newest version makes once the stream has ended and all is trained."""
+    without: tuple[str, ...] = ()
+    """Slots that are left out, though the file declares them: the pipe may emit them, the model does not get them. To
+    try what a slot is worth; see docs/choosing.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
     """The job that `raw` describes; its relative paths start at `folder`, an absolute one. Raises SpecError."""
     if documents.value_nested_deeper(raw, documents.MAX_SPEC_DEPTH):
         raise SpecError(f"lists and sections are nested deeper than {documents.MAX_SPEC_DEPTH}")
+    raw = without_left_out(raw)
     spec = validate(Job, raw)
     check_shown(raw)
     check_references(spec)

@@ -25,8 +25,9 @@ MOVED = {
     "MetricsSection.progressive": ("training", "inference"),
 }
 """Defaults that the newest set has otherwise than the first, by class and key: the old value and the new one."""
-LEFT_OUT = ("predict", "cluster")
-"""Sections of the service's own: requests are no part of a store's state, and the launcher writes out the cluster."""
+LEFT_OUT = ("predict", "cluster", "without")
+"""Keys of the service's own: requests are no part of a store's state, the launcher writes out the cluster, and slots
+that are left out are not in a spec."""
 
 RAW = tomllib.loads("""
 name = "j"

@@ -82,6 +82,7 @@ _SHAPES = "if the shapes of the weights stay; a model with other ones is a new m
 TABLE: tuple[KeyClass, ...] = (
     *(KeyClass(key, _NEW) for key in NEVER),
     KeyClass("slots", ChangeClass.CARRIED),
+    KeyClass("without", ChangeClass.CARRIED, "the slots that it leaves out are removed"),
     *(KeyClass(f"tables.*.{key}", _NEW) for key in NEVER_OF_TABLES),
     *(KeyClass(f"model.settings.{key}", _NEW) for key in OF_MODELS),
     KeyClass("model.name", _NEW),

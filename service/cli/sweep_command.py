@@ -1,0 +1,64 @@
+"""`millrace sweep`: reads arguments, runs the settings, prints the table."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dataset.spec.schema import Schema
+from millrace.errors import SpecError
+from millrace.printable import print_printable
+from service.cli.arguments import Json, SpecFile
+from service.spec.job import load_job
+from service.sweeps.sweep_runs import Sweep
+from service.sweeps.sweep_settings import ablations, check_settings, grid, of_file
+from service.sweeps.sweep_table import table_of
+
+Sets = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=A,B", help="Values of a key; again for a grid. One value belongs to all runs."),
+]
+Without = Annotated[list[str], typer.Option("--without", metavar="SLOT", help="Leave a slot out; again for more.")]
+
+
+def sweep(
+    job: SpecFile,
+    sets: Sets = [],  # noqa: B006  # typer copies it
+    settings: Annotated[
+        Path | None, typer.Option("--settings", metavar="FILE", help="TOML with a table of keys for each setting.")
+    ] = None,
+    without: Without = [],  # noqa: B006
+    ablate: Annotated[bool, typer.Option("--ablate", help="One more run for each slot, without it.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Runs side by side, after the first.")] = 1,
+    keep: Annotated[str, typer.Option("--keep", metavar="SIZE", help="Most bytes of samples kept on disk.")] = "8GiB",
+    after: Annotated[int, typer.Option("--after", min=0, help="Passes left out of the paired test, at first.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Emptied; default: runs/sweep.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run several settings of a job over the same events, and compare them in a table, with significance.
+
+    The stream is read once: later runs take the samples of the first from disk.
+    """
+    if settings is not None and (sets or without or ablate):
+        raise SpecError("--settings has all settings; leave out --set, --without and --ablate")
+    if settings is not None:
+        chosen = of_file(settings.read_text(encoding="utf-8"))
+    else:
+        chosen = grid(sets, without)
+    if ablate:
+        if len(chosen) > 1:
+            raise SpecError("--ablate leaves each slot out of one setting; give each key of --set one value")
+        schema = Schema.of(load_job(job, chosen[0].overrides).spec.slots)
+        chosen = ablations(chosen[0], schema)
+    check_settings(chosen)
+    folder = out or job.resolve().parent / "runs" / "sweep"
+    results = Sweep(job.resolve(), folder, chosen, keep=keep, after=after).run(
+        jobs, lambda text: print_printable(text, file=sys.stderr, flush=True)
+    )
+    if as_json:
+        print(json.dumps([each.message() for each in results], indent=2))
+        return
+    Console(width=None if sys.stdout.isatty() else 160).print(table_of(results))

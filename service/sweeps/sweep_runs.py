@@ -1,0 +1,168 @@
+"""Runs the settings of a sweep, each as `millrace run` in a store of its own, over one reading of the stream.
+
+The first run reads source and pipe, and keeps the samples in files (`passes.keep_in`). The others read those: the same
+events in the same passes.
+"""
+
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dataset.spec.config import KafkaSource
+from dataset.spec.source_set import ends
+from millrace import documents
+from millrace.durable import REAL, write_whole, writing
+from millrace.errors import MillraceError, SpecError
+from millrace.lifecycle import on_stop_signal
+from millrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
+from service.cluster.store import REPORT
+from service.history.paired_test import JobComparison, compare_jobs
+from service.spec.job import LoadedJob, load_job
+from service.sweeps.sweep_settings import SweepSetting
+
+SAMPLES, RESULTS, OUTPUT, MARK = "samples", "sweep.json", "output.txt", "SWEEP"
+"""In the sweep's folder: the kept samples, the results, the end of the name of a run's output; and a file which says
+that the folder is a sweep's, and may be emptied."""
+FIGURES = ("auc", "gauc", "logloss")
+
+
+class SweepFailed(MillraceError):
+    """A run of a sweep did not reach its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """The result of one setting."""
+
+    setting: SweepSetting
+    metrics: dict[str, dict[str, float | None]]
+    """By task: FIGURES, of all samples, each predicted before it was learnt."""
+    samples_per_s: float
+    rows: int
+    wall_s: float
+    against_first: JobComparison | None
+    """The paired test against the first setting; None for that one, and where there are too few passes."""
+
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return asdict(self)
+
+
+class Sweep:
+    """The runs of a sweep of `job` in `folder`, which is emptied."""
+
+    def __init__(self, job: Path, folder: Path, settings: Sequence[SweepSetting], *, keep: str, after: int) -> None:
+        """`keep`: most bytes of kept samples; `after`: how many passes are left out of the paired test.
+
+        Raises SpecError if a setting cannot be run, before any runs.
+        """
+        self._job, self._folder, self._settings = job, folder.absolute(), settings
+        self._keep, self._after = keep, after
+        self._stopping = threading.Event()
+        self._children: dict[int, ChildProcess] = {}
+        loaded = [load_job(job, self._overrides(number)) for number in range(len(settings))]
+        for each in loaded:
+            check_swept(each)
+
+    def run(self, jobs: int, show: Callable[[str], None]) -> list[SweepResult]:
+        """Run all settings, after the first `jobs` at a time; the results, which are also in RESULTS.
+
+        Raises SweepFailed. Ctrl-C kills the runs.
+        """
+        self._empty()
+        with on_stop_signal(self._stop):
+            results = [self._run(0, show)]
+            with ThreadPoolExecutor(jobs, thread_name_prefix="sweep") as threads:
+                rest = [threads.submit(self._run, number, show) for number in range(1, len(self._settings))]
+                try:
+                    results += [each.result() for each in rest]
+                except BaseException:
+                    self._stop()
+                    raise
+        shutil.rmtree(self._folder / SAMPLES, ignore_errors=True)
+        path = self._folder / RESULTS
+        with writing(path):
+            write_whole(REAL, path, json.dumps([each.message() for each in results], indent=2).encode())
+        return results
+
+    def _empty(self) -> None:
+        """Empty the folder, or make it. Raises SpecError for a folder with other content."""
+        if self._folder.exists() and any(self._folder.iterdir()) and not (self._folder / MARK).exists():
+            raise SpecError(f"{self._folder} holds something else than a sweep; name another folder", "--out")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with writing(self._folder):
+            self._folder.mkdir(parents=True)
+            (self._folder / MARK).touch()
+
+    def _overrides(self, number: int) -> list[str]:
+        """The overrides of a run: its own, its store, no exports, and where samples are kept."""
+        store = json.dumps(str(self._store(number)))
+        kept = f"passes.keep_in={json.dumps(str(self._folder / SAMPLES))}", f"passes.keep={self._keep}"
+        return [*self._settings[number].overrides, f"store={{path = {store}}}", "exports={}", *kept]
+
+    def _store(self, number: int) -> Path:
+        return self._folder / f"{number:02}"
+
+    def _run(self, number: int, show: Callable[[str], None]) -> SweepResult:
+        name, store = self._settings[number].name, self._store(number)
+        sets = [part for override in self._overrides(number) for part in ("--set", override)]
+        command = [sys.executable, "-m", "service", "run", str(self._job), "--fresh", *sets]
+        output = self._folder / f"{number:02}-{OUTPUT}"
+        with output.open("wb") as file:
+            child = ChildProcess(dying_with_parent(command), stdin=DEVNULL, stdout=file.fileno(), stderr=STDOUT)
+        self._children[number] = child
+        try:
+            if self._stopping.is_set():
+                child.kill()
+            child.ends_within(None)
+        finally:
+            child.end()
+            del self._children[number]
+        if child.code != 0 or not (store / REPORT).exists():
+            why = "was stopped" if self._stopping.is_set() else f"ended with code {child.code}"
+            raise SweepFailed(f"setting {name!r} {why}; its output is in {output}")
+        result = self._result(number)
+        show(f"{number + 1} of {len(self._settings)}: {name}, {result.wall_s:.1f} s")
+        return result
+
+    def _result(self, number: int) -> SweepResult:
+        report = documents.read_object(self._store(number) / REPORT)
+        life, wall_s = report["metrics"]["life"], float(report["wall_s"])
+        return SweepResult(
+            self._settings[number],
+            {task: {name: found.get(name) for name in FIGURES} for task, found in life.items()},
+            report["samples"] / max(wall_s, 1e-9),
+            sum(int(table["rows"]) for table in report["tables"].values()),
+            wall_s,
+            None if number == 0 else self._compared(number),
+        )
+
+    def _compared(self, number: int) -> JobComparison | None:
+        try:
+            return compare_jobs(self._store(0) / "log", self._store(number) / "log", self._after)
+        except SpecError:  # too few passes
+            return None
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for child in list(self._children.values()):
+            child.kill()
+
+
+def check_swept(job: LoadedJob) -> None:
+    """Raise SpecError if runs of the job would not read the same events, or would act outside their stores."""
+    for name, source in job.spec.sources.items():
+        if not ends(source):
+            raise SpecError("a sweep reads a stream to its end, and this source never ends", f"sources.{name}")
+        if isinstance(source, KafkaSource) and source.end == "latest":
+            raise SpecError(
+                'is "latest", which is another place for each run of the sweep; give a time', f"sources.{name}.end"
+            )
+    if job.spec.predict is not None:
+        raise SpecError("the runs of a sweep would all predict; leave this section out", "predict")

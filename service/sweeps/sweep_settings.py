@@ -1,0 +1,115 @@
+"""The settings of a sweep: a grid of values, a file of settings, or one for each slot left out. Pure."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from dataset.spec.config import SlotKind
+from dataset.spec.schema import Schema
+from millrace.config import parse_value
+from millrace.errors import SpecError
+from service.spec.left_out import WITHOUT
+
+MAX_SETTINGS = 64
+"""Most settings of a sweep; more are refused."""
+BASE = "as it is"
+"""Name of the job file's own setting."""
+BRACKETS = {"[": "]", "{": "}", "(": ")"}
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSetting:
+    """One run of a sweep."""
+
+    name: str
+    """For people: the keys in which it differs."""
+    overrides: tuple[str, ...]
+    """Each "a.b=value", as for --set."""
+
+    @property
+    def without(self) -> list[str]:
+        """The slots that it leaves out."""
+        found = [each.partition("=")[2] for each in self.overrides if each.startswith(f"{WITHOUT}=")]
+        return list(parse_value(found[-1])) if found else []
+
+
+def split_values(text: str) -> list[str]:
+    """The parts of a text between commas that are not inside brackets or quotes."""
+    parts, closing, quote = [""], list[str](), ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in BRACKETS:
+            closing.append(BRACKETS[letter])
+        elif closing and letter == closing[-1]:
+            closing.pop()
+        elif letter == "," and not closing:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def grid(sets: Sequence[str], without: Sequence[str] = ()) -> list[SweepSetting]:
+    """Every combination of the values of `sets` ("a.b=1,2,3"); keys with one value belong to all. Raises SpecError."""
+    axes: list[list[tuple[str, bool]]] = []
+    for text in sets:
+        key, equals, values = text.partition("=")
+        if not equals or not key:
+            raise SpecError(f"--set {text!r} is not of the form a.b=1,2,3")
+        found = split_values(values)
+        axes.append([(f"{key}={value}", len(found) > 1) for value in found])
+    fixed = (f"{WITHOUT}={json.dumps(list(without))}",) if without else ()
+    settings = []
+    for choice in product(*axes):
+        name = " ".join(text for text, varies in choice if varies) or BASE
+        settings.append(SweepSetting(name, (*(text for text, _ in choice), *fixed)))
+    return settings
+
+
+def of_file(text: str) -> list[SweepSetting]:
+    """The settings of a TOML file: a table for each, named, of keys and values. Raises SpecError."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"not TOML: {error}", "--settings") from error
+    if not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise SpecError(
+            'needs a table for each setting: ["wide"], then keys such as "model.name" = "dcn_v2"', "--settings"
+        )
+    return [SweepSetting(name, tuple(_overrides(table, name))) for name, table in tables.items()]
+
+
+def _overrides(table: Mapping[str, Any], path: str) -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            raise SpecError(
+                f'write the whole path of a key in quotes: "{key}.{next(iter(value), "key")}"', f"{path}.{key}"
+            )
+        yield f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
+
+
+def ablations(base: SweepSetting, schema: Schema) -> list[SweepSetting]:
+    """`base`, and one setting for each further slot that is left out of it."""
+    gone = base.without
+    slots = [slot.name for slot in schema.slots if slot.kind is not SlotKind.META and slot.name not in gone]
+    rest = tuple(each for each in base.overrides if not each.startswith(f"{WITHOUT}="))
+    return [
+        base,
+        *(SweepSetting(f"without {name}", (*rest, f"{WITHOUT}={json.dumps([*gone, name])}")) for name in slots),
+    ]
+
+
+def check_settings(settings: Sequence[SweepSetting]) -> None:
+    """Raise SpecError for a sweep that compares nothing, or too much."""
+    if len(settings) < 2:
+        raise SpecError("one setting compares with nothing: give a key several values, --ablate, or a file of settings")
+    if len(settings) > MAX_SETTINGS:
+        raise SpecError(f"{len(settings)} settings; a sweep has at most {MAX_SETTINGS}")
+    if len({each.name for each in settings}) < len(settings):
+        raise SpecError("two settings are the same: a value is given twice")

@@ -1,0 +1,189 @@
+"""The settings of a sweep, slots that are left out, the table of results; and what is refused before anything runs."""
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from dataset.spec.schema import Schema
+from millrace.config import parse_value
+from millrace.errors import SpecError
+from service.history.paired_test import JobComparison, PairedResult
+from service.predict.prediction import job_of as job_of_request
+from service.spec.job import job_of, load_job
+from service.sweeps.sweep_runs import MARK, Sweep, SweepResult
+from service.sweeps.sweep_settings import (
+    BASE,
+    MAX_SETTINGS,
+    SweepSetting,
+    ablations,
+    check_settings,
+    grid,
+    of_file,
+    split_values,
+)
+from service.sweeps.sweep_table import table_of
+from tests.integration.epoch_job import write_epoch_job
+from trainer.control.predictions import PredictionRequest
+
+VALUE = st.one_of(
+    st.integers(-9, 9).map(str),
+    st.sampled_from(["deepfm", '"a,b"', "[64, 32]", "{kind = 'sgd', lr = 0.1}", "[[1, 2], [3]]", "'x]'"]),
+)
+
+
+@given(st.lists(VALUE, min_size=1, max_size=5))
+def test_values_are_split_at_the_commas_between_them(values):
+    assert split_values(",".join(values)) == values
+    assert split_values(" , ".join(values)) == values
+
+
+def test_a_grid_has_every_combination_and_is_named_by_what_varies():
+    found = grid(["train.batch_size=64,128", "tables.default.dim=8", "model.settings.hidden=[64,32],[8]"])
+    assert [each.name for each in found] == [
+        f"train.batch_size={size} model.settings.hidden={hidden}" for size in (64, 128) for hidden in ("[64,32]", "[8]")
+    ]
+    assert all("tables.default.dim=8" in each.overrides for each in found)
+    assert grid([]) == [SweepSetting(BASE, ())]
+    assert grid(["a=1,2"], ["user"])[1].without == ["user"]
+
+
+def test_a_file_has_a_table_for_each_setting():
+    found = of_file(
+        '["wide"]\n"model.name" = "dcn_v2"\n"model.settings.hidden" = [8, 4]\n["plain"]\n"train.learn" = false\n'
+    )
+    assert found == [
+        SweepSetting("wide", ("model.name=dcn_v2", "model.settings.hidden=[8, 4]")),
+        SweepSetting("plain", ("train.learn=false",)),
+    ]
+    assert parse_value(found[0].overrides[1].partition("=")[2]) == [8, 4]
+    for text, words in (("x", "not TOML"), ("a = 1", "a table for each"), ("[a.model]\nname = 'x'", "in quotes")):
+        with pytest.raises(SpecError, match=words):
+            of_file(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (grid([]), "compares with nothing"),
+        (grid(["a=" + ",".join(map(str, range(MAX_SETTINGS + 1)))]), "at most 64"),
+        (grid(["a=1,1"]), "twice"),
+    ],
+)
+def test_a_sweep_that_compares_nothing_or_too_much_is_refused(settings, words):
+    with pytest.raises(SpecError, match=words):
+        check_settings(settings)
+
+
+def test_an_ablation_leaves_each_slot_out_once(tmp_path):
+    job = write_epoch_job(tmp_path)
+    base = grid(["train.batch_size=16"], ["b"])[0]
+    schema = Schema.of(load_job(job, base.overrides).spec.slots)
+    found = ablations(base, schema)
+    assert [each.name for each in found] == [BASE, "without a", "without x"]
+    assert [each.without for each in found] == [["b"], ["b", "a"], ["b", "x"]]
+    assert all(each.overrides[0] == "train.batch_size=16" for each in found)
+
+
+SLOTS = [{"names": ["a", "b"]}, {"name": "x", "kind": "dense"}, {"name": "click", "kind": "meta"}]
+COMMAND = {"command": ["cat"], "protocol": "arrow"}
+
+
+def raw(**keys):
+    return {
+        "name": "small",
+        "sources": {"lines": {"kind": "files", "paths": ["*.txt"]}},
+        "pipe": COMMAND,
+        "slots": SLOTS,
+        "tasks": [{"name": "ctr", "label": "click"}],
+        "model": {"name": "lr"},
+        "store": {"path": "store"},
+        **keys,
+    }
+
+
+def test_a_slot_that_is_left_out_is_not_in_the_spec(tmp_path):
+    job = job_of(raw(without=["a", "x"]), tmp_path)
+    assert [slot.name for slot in Schema.of(job.spec.slots).slots] == ["b", "click"]
+    assert "without" not in job.raw and "without" not in job.full
+    assert job.raw["pipe"] == {**COMMAND, "extra": "drop"}, "the generator may still emit it"
+    predicted = job_of_request(PredictionRequest(input={"paths": ("x",)}, output="o", spec=raw(without=["a", "x"])))
+    assert predicted.raw["slots"] == job.raw["slots"]
+    assert job_of(raw(), tmp_path).raw == raw() and job_of(raw(without=[]), tmp_path).raw == raw()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"without": ["c"]}, r"without.0: 'c' is no slot that the model gets"),
+        ({"without": ["click"]}, r"without.0: 'click' is no slot"),
+        ({"without": "a"}, r"without: is a list of names"),
+        ({"without": ["a"], "pipe": {"command": ["cat"]}}, r'without: the pipe prints all slots .* protocol = "arrow"'),
+        (
+            {
+                "without": ["a"],
+                "pipe": {"kind": "columns"},
+                "slots": [*SLOTS, {"name": "a_b", "cross": ["a", "b"]}],
+            },
+            r"without: slot 'a' is crossed by 'a_b'",
+        ),
+        ({"without": ["a", "b", "x"]}, r"slots: all slots are meta"),
+        ({"without": ["a"], "slots": [*SLOTS, {"name": "c", "cross": 3}, 7]}, r"slots"),
+    ],
+)
+def test_slots_that_cannot_be_left_out_are_refused(tmp_path, keys, words):
+    with pytest.raises(SpecError, match=words):
+        job_of(raw(**keys), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["sources.later.follow=true"], r"sources.later: a sweep reads a stream to its end"),
+        (
+            ["sources.later={kind='kafka', topics=['t'], end='latest', after='history', event_time={kind='record'}}"],
+            "latest",
+        ),
+        (["predict={input={paths=['x']}, output='o'}"], r"predict: the runs of a sweep"),
+        (["train.batch_size=0,1"], r"train.batch_size"),
+    ],
+)
+def test_what_a_sweep_cannot_run_is_refused_before_it_runs(tmp_path, sets, words):
+    job = write_epoch_job(tmp_path)
+    with pytest.raises(SpecError, match=words):
+        Sweep(job, tmp_path / "sweep", grid(sets), keep="1GiB", after=0)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_folder_of_something_else_is_not_emptied(tmp_path):
+    job = write_epoch_job(tmp_path)
+    precious = tmp_path / "sweep" / "thesis.txt"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    sweep = Sweep(job, tmp_path / "sweep", grid(["train.batch_size=16,32"]), keep="1GiB", after=0)
+    with pytest.raises(SpecError, match="holds something else"):
+        sweep.run(1, print)
+    assert precious.exists() and not (precious.parent / MARK).exists()
+
+
+def result(name, auc, against):
+    metrics = {"ctr": {"auc": auc, "gauc": None, "logloss": 0.25}}
+    return SweepResult(SweepSetting(name, ()), metrics, 12_345.6, 1_234, 2.0, against)
+
+
+def test_the_table_has_a_row_for_each_setting_with_its_difference_from_the_first():
+    paired = PairedResult("ctr", "auc", 9, 0.7, 0.712, 0.012, 0.001, 0.0039)
+    second = result("wide", 0.7123, JobComparison(9, 900, 0, 0, [paired]))
+    text = io.StringIO()
+    Console(file=text, width=160).print(table_of([result("narrow", 0.7, None), second]))
+    rows = {
+        line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]]
+        for line in text.getvalue().splitlines()
+        if "│" in line
+    }
+    assert rows["narrow"] == ["0.7000", "-", "0.2500", "12,346", "1,234", "-", "-", "-", "-"]
+    assert rows["wide"] == ["0.7123", "-", "0.2500", "12,346", "1,234", "+0.0120", "0.0039", "-", "-"]
+    assert json.loads(json.dumps(second.message()))["against_first"]["results"][0]["p"] == 0.0039
