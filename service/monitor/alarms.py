@@ -89,6 +89,8 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
 
 def _rollback(stream: str, rollback: Status) -> str:
     """Why a stream is rolled back, and to which export."""
+    if rollback.flag("stuck"):
+        return f"exports of {stream}: {rollback.text('metric')} has fallen, and no export from before is promoted"
     if not (why := rollback.text("back")):
         return ""
     if trouble := rollback.text("trouble"):

@@ -48,23 +48,23 @@ def write_part(folder, name, hours, good=True, seed=0):
 def test_what_is_served_goes_back_while_labels_are_broken_and_comes_up_again(tmp_path):
     job, store = tmp_path / "job.toml", tmp_path / "store"
     job.write_text(JOB)
-    write_part(tmp_path, "part-0.txt", range(8), seed=1)
-    write_part(tmp_path, "part-1.txt", range(8, 12), good=False, seed=2)
+    write_part(tmp_path, "part-0.txt", range(6), seed=1)
+    write_part(tmp_path, "part-1.txt", range(6, 9), good=False, seed=2)
     broken = run(job, store)
     pointed = json.loads((store / "exports/serving/small/current.json").read_text())
     [back] = operations(store)
-    assert pointed["path"] == back.paths[0] and pointed["version"] <= 8 < back.version == 10
-    assert pointed["rollback"] == {"timeline": "t1", "version": 10}
+    assert pointed["path"] == back.paths[0] and pointed["version"] <= 6 < back.version == 8
+    assert pointed["rollback"] == {"timeline": "t1", "version": 8}
     manifests = {path.parent.name: json.loads(path.read_text()) for path in store.glob("exports/*/*/*/*/manifest.json")}
     held = [name for name, manifest in manifests.items() if "rollback" in manifest["gates"]]
-    assert len(held) >= 1 and all(int(name.partition("-")[0]) >= 10 for name in held)
-    assert broken.guards["outside"]["b"] == {"why": "coverage is below 0.5", "action": "alarm", "since": 9}
+    assert len(held) >= 1 and all(int(name.partition("-")[0]) >= 8 for name in held)
+    assert broken.guards["outside"]["b"] == {"why": "coverage is below 0.5", "action": "alarm", "since": 7}
 
-    write_part(tmp_path, "part-2.txt", range(12, 22), seed=3)
+    write_part(tmp_path, "part-2.txt", range(9, 15), seed=3)
     run(job, store, generation=2)
     assert [bool(each.paths) for each in operations(store)] == [False], "of this run; the log of the first is pruned"
     pointed = json.loads((store / "exports/serving/small/current.json").read_text())
-    assert pointed["version"] > 12 and "rollback" not in pointed
+    assert pointed["version"] > 9 and "rollback" not in pointed
 
 
 def operations(store):

@@ -60,7 +60,8 @@ def test_it_stays_where_nothing_fell_for_so_long(values):
 
 
 def test_without_an_older_export_it_cannot_go_back():
-    assert closes(SECTION, [0.7] * 6 + [0.6] * 5, promoted=False)[0] == {}
+    found, state = closes(SECTION, [0.7] * 6 + [0.6] * 5, promoted=False)
+    assert found == {} and state.status(SECTION)["stuck"] and state.status(SECTION)["bound"] == pytest.approx(0.68)
 
 
 def test_log_loss_falls_when_it_rises():

@@ -315,6 +315,9 @@ def test_slots_outside_their_bounds_and_a_rollback_are_alarms_in_words():
     rollback["trouble"] = "none exists"
     told = alarms(Status({"operations": {"exporting": {"serving": {"rollback": rollback}}}}))[Alarm.ROLLBACK]
     assert told == "exports of serving: auc fell; current.json cannot go back: none exists"
+    stuck = {"metric": "auc", "stuck": True}
+    told = alarms(Status({"operations": {"exporting": {"serving": {"rollback": stuck}}}}))[Alarm.ROLLBACK]
+    assert told == "exports of serving: auc has fallen, and no export from before is promoted"
 
 
 COUNTED = {

@@ -146,6 +146,7 @@ class RollbackState:
             "bound": None if level is None else _bound(section, level),
             "value": self.last,
             "fallen_closes": max(0, self.streak),
+            "stuck": not self.active and self.streak >= section.closes,
             "back": self.active or None,
             "since": self.since if self.active else None,
             "current": self.pointed or None,
