@@ -12,6 +12,7 @@ from millrace.timeline import parse_window
 from service.cli.arguments import Health, Overrides, SpecFile
 from service.cli.export_commands import exporting
 from service.cli.fault_commands import faults
+from service.cli.guard_commands import guarding
 from service.cli.history_commands import past
 from service.cli.inspect_commands import looking
 from service.cli.join_token_command import join_token
@@ -43,6 +44,7 @@ cli.add_typer(past)
 cli.add_typer(exporting)
 cli.add_typer(looking)
 cli.add_typer(operating)
+cli.add_typer(guarding)
 cli.add_typer(remote)
 cli.add_typer(predicting)
 cli.command()(faults)

@@ -30,8 +30,8 @@ from millrace.printable import print_printable
 from service.cluster.job_run import read_report
 from service.cluster.store import MARKER, REPORT, remove
 from service.demo.demo_jobs import FREEZE_AFTER, NAME, STOP_S, TWIN, demo_job, service_of, twin_of
-from service.demo.fork_of_job import fork
 from service.demo.race import Standing, ahead_of, ahead_text, frozen_text, show_race
+from service.history.fork_of_job import fork
 from service.jobs.folder import JobFolder
 from service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
 from service.monitor.lines import count, labelled, ratio, summary_lines

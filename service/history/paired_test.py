@@ -9,6 +9,7 @@ Shapes: N parts, R draws.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,15 @@ class JobComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class ClosedPart:
+    """The passes between two places of the stream, as one job measured them."""
+
     events: int
     samples: int
     figures: Mapping[tuple[str, str], float]
+    """By task and metric."""
+    end_s: float | None = None
+    """Highest event time up to its end."""
 
 
 def compare_jobs(first: Path, second: Path, after: int = 0) -> JobComparison:
@@ -71,9 +77,9 @@ def compare_jobs(first: Path, second: Path, after: int = 0) -> JobComparison:
 
     Raises SpecError if the jobs have too few parts in common.
     """
-    ours, theirs = (list(_places(read_history(folder))) for folder in (first, second))
+    ours, theirs = (list(closed_places(read_history(folder))) for folder in (first, second))
     common = {place for place, _ in ours} & {place for place, _ in theirs}
-    pairs = list(zip(_parts(ours, common), _parts(theirs, common), strict=True))[after:]
+    pairs = list(zip(common_parts(ours, common), common_parts(theirs, common), strict=True))[after:]
     pairs = [(a, b) for a, b in pairs if a.events == b.events and a.figures.keys() & b.figures.keys()]
     if len(pairs) < MIN_PARTS:
         raise SpecError(
@@ -91,7 +97,7 @@ def compare_jobs(first: Path, second: Path, after: int = 0) -> JobComparison:
     )
 
 
-def _result(task: str, metric: str, pairs: Sequence[tuple[_Part, _Part]]) -> PairedResult:
+def _result(task: str, metric: str, pairs: Sequence[tuple[ClosedPart, ClosedPart]]) -> PairedResult:
     name, weight_N = (task, metric), np.array([a.samples for a, _ in pairs], np.float64)
     first_N, second_N = (np.array([pair[side].figures[name] for pair in pairs]) for side in (0, 1))
     mean, error, p = paired(second_N - first_N, weight_N)
@@ -116,24 +122,30 @@ def paired(difference_N: F64, weight_N: F64) -> tuple[float, float, float]:
     return mean, error, as_far / (NUM_FLIPS + 1)
 
 
-_Place = tuple[tuple[str, int], ...]
+Place = tuple[tuple[str, int], ...]
+"""The position reached in each partition."""
 
 
-def _places(history: JobHistory) -> Iterator[tuple[_Place, _Part]]:
-    """After each closed pass with events, in order: the positions that the job has reached, and the pass."""
-    reached: dict[str, int] = {}
+def closed_places(
+    history: JobHistory, after: int = 0, begin: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[tuple[Place, ClosedPart]]:
+    """After each closed pass with events, in order: the positions that the job has reached, and the pass.
+
+    Only passes after version `after`, where the job had reached `begin`.
+    """
+    reached = dict(begin)
     for number in sorted(history.closes.keys() & history.plans.keys()):
         plan, close = history.plans[number].content, history.closes[number].content
-        if not plan.num_positions or plan.epoch > 1:  # later epochs predict what was learnt already
+        if not plan.num_positions or plan.epoch > 1 or number <= after:  # later epochs predict what was learnt already
             continue
         reached |= plan.positions()
         figures = {(task, name): value for task, found in close.of_pass.items() for name, value in found.items()}
-        yield tuple(sorted(reached.items())), _Part(close.events, close.samples, figures)
+        yield tuple(sorted(reached.items())), ClosedPart(close.events, close.samples, figures, close.event_time_s)
 
 
-def _parts(places: Sequence[tuple[_Place, _Part]], common: set[_Place]) -> Iterator[_Part]:
+def common_parts(places: Sequence[tuple[Place, ClosedPart]], common: set[Place]) -> Iterator[ClosedPart]:
     """The passes up to each common place, as one part. A pass without samples has no figures."""
-    waiting: list[_Part] = []
+    waiting: list[ClosedPart] = []
     for place, part in places:
         waiting.append(part)
         if place in common:
@@ -141,11 +153,11 @@ def _parts(places: Sequence[tuple[_Place, _Part]], common: set[_Place]) -> Itera
             waiting = []
 
 
-def _merged(parts: Sequence[_Part]) -> _Part:
+def _merged(parts: Sequence[ClosedPart]) -> ClosedPart:
     names = set.intersection(*(set(part.figures) for part in parts))
     samples = sum(part.samples for part in parts)
     figures = {name: sum(part.figures[name] * part.samples for part in parts) / samples for name in sorted(names)}
-    return _Part(sum(part.events for part in parts), samples, figures)
+    return ClosedPart(sum(part.events for part in parts), samples, figures, parts[-1].end_s)
 
 
 def format_comparison(found: JobComparison) -> Iterator[str]:

@@ -12,8 +12,8 @@ from millrace.file_lock import locked
 from service.auth.spec_rules import check_spec
 from service.demo import demo
 from service.demo.demo_jobs import FREEZE_AFTER, NAME, RATE, TWIN, demo_job, service_of, twin_of
-from service.demo.fork_of_job import fork
 from service.demo.race import Standing, race_line, render_race
+from service.history.fork_of_job import fork
 from service.monitor.status import Status
 from service.spec.job import LoadedJob
 from tests.fakes.past import Past

@@ -1,0 +1,145 @@
+"""The price of a served version's age: older versions against the job itself, over the same events. Pure.
+
+The job predicts each sample with a model that has learnt all before it; a frozen version predicts the same passes. The
+difference of their metrics, by the age of the version at that time, is the price of age. service.history.frozen_runs
+makes the frozen runs.
+
+Shapes: N parts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from service.history.paired_test import MIN_PARTS, ClosedPart, closed_places, common_parts, paired
+from trainer.control.job_log import JobHistory
+
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+AGES_S = (
+    0.0, 10 * MINUTE_S, 30 * MINUTE_S, HOUR_S, 2 * HOUR_S, 4 * HOUR_S, 8 * HOUR_S, 16 * HOUR_S, DAY_S, 2 * DAY_S,
+    4 * DAY_S, 8 * DAY_S,
+)  # fmt: skip
+"""Bounds of the bands of ages; older parts are one more band."""
+METRICS = ("auc", "gauc", "logloss")
+
+
+@dataclass(frozen=True, slots=True)
+class AgedPart:
+    """Some passes that the job and a frozen version predicted."""
+
+    version: int
+    """The frozen one."""
+    age_s: float
+    """From the newest event that the version has learnt to the middle of the part."""
+    job: ClosedPart
+    frozen: ClosedPart
+
+
+@dataclass(frozen=True, slots=True)
+class AgeCost:
+    """One metric of one task in one band of ages."""
+
+    task: str
+    metric: str
+    from_s: float
+    to_s: float | None
+    """None: no bound."""
+    parts: int
+    versions: int
+    samples: int
+    job: float
+    """Mean over parts, weighted by samples."""
+    frozen: float
+    difference: float
+    """Of the frozen version from the job."""
+    error: float | None
+    p: float | None
+    """As in service.history.paired_test; None for fewer than 6 parts."""
+
+
+def aged_parts(
+    version: int, time_s: float, begin: Mapping[str, int], job: JobHistory, frozen: JobHistory
+) -> list[AgedPart]:
+    """The parts that both closed after `version`, which ends at the positions `begin` and the event time `time_s`."""
+    ours, theirs = (list(closed_places(each, version, begin)) for each in (job, frozen))
+    common = {place for place, _ in ours} & {place for place, _ in theirs}
+    found, before_s = [], time_s
+    for one, other in zip(common_parts(ours, common), common_parts(theirs, common), strict=True):
+        end_s = before_s if one.end_s is None else one.end_s
+        if one.events == other.events and one.figures.keys() & other.figures.keys():
+            found.append(AgedPart(version, (before_s + end_s) / 2 - time_s, one, other))
+        before_s = end_s
+    return found
+
+
+def costs_of(parts: Sequence[AgedPart]) -> list[AgeCost]:
+    """By task, metric and band of ages, the youngest first; a band without parts is left out."""
+    names = sorted({name for part in parts for name in part.job.figures}, key=lambda name: (name[0], _rank(name[1])))
+    found = []
+    for name in (name for name in names if name[1] in METRICS):
+        known = [part for part in parts if name in part.job.figures and name in part.frozen.figures]
+        for number, from_s in enumerate(AGES_S):
+            to_s = AGES_S[number + 1] if number + 1 < len(AGES_S) else None
+            band = [part for part in known if part.age_s >= from_s and (to_s is None or part.age_s < to_s)]
+            if band:
+                found.append(_cost(name, from_s, to_s, band))
+    return found
+
+
+def _cost(name: tuple[str, str], from_s: float, to_s: float | None, band: Sequence[AgedPart]) -> AgeCost:
+    weight_N = np.array([part.job.samples for part in band], np.float64)
+    job_N, frozen_N = (np.array([side.figures[name] for side in sides]) for sides in _sides(band))
+    error, p = None, None
+    if len(band) >= MIN_PARTS:
+        _, error, p = paired(frozen_N - job_N, weight_N)
+    job, frozen = (float(np.average(each_N, weights=weight_N)) for each_N in (job_N, frozen_N))
+    versions = len({part.version for part in band})
+    samples = sum(part.job.samples for part in band)
+    return AgeCost(*name, from_s, to_s, len(band), versions, samples, job, frozen, frozen - job, error, p)
+
+
+def _sides(band: Sequence[AgedPart]) -> tuple[list[ClosedPart], list[ClosedPart]]:
+    return [part.job for part in band], [part.frozen for part in band]
+
+
+def _rank(metric: str) -> int:
+    return METRICS.index(metric) if metric in METRICS else len(METRICS)
+
+
+def spread(versions: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the versions, evenly spread, the first and the last among them."""
+    if len(versions) <= most:
+        return list(versions)
+    if most == 1:
+        return [versions[0]]
+    return [versions[round(number * (len(versions) - 1) / (most - 1))] for number in range(most)]
+
+
+def message_of(versions: Iterable[int], costs: Iterable[AgeCost]) -> dict[str, Any]:
+    """As JSON-able data."""
+    return {"versions": list(versions), "ages": [asdict(cost) for cost in costs]}
+
+
+def format_costs(versions: Sequence[int], costs: Sequence[AgeCost]) -> Iterator[str]:
+    """A table for people."""
+    yield f"versions {', '.join(map(str, versions))}, frozen; the job itself learns each pass after it has predicted it"
+    head = f"{'task':<12} {'metric':<8} {'age':<12} {'parts':>6} {'job':>9} {'frozen':>9} {'difference':>11}"
+    yield f"{head} {'error':>9} {'p':>7}"
+    for cost in costs:
+        numbers = f"{cost.parts:>6} {cost.job:>9.5f} {cost.frozen:>9.5f} {cost.difference:>+11.5f}"
+        sure = f"{'-':>9} {'-':>7}" if cost.p is None else f"{cost.error:>9.5f} {cost.p:>7.4f}"
+        yield f"{cost.task:<12} {cost.metric:<8} {_age(cost):<12} {numbers} {sure}"
+    yield "metrics are means over passes; p as in `millrace compare`, parts of one version are taken as independent"
+
+
+def _age(cost: AgeCost) -> str:
+    return f"{_length(cost.from_s)} +" if cost.to_s is None else f"{_length(cost.from_s)} - {_length(cost.to_s)}"
+
+
+def _length(seconds: float) -> str:
+    for unit, length_s in (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S)):
+        if seconds >= length_s and seconds % length_s == 0:
+            return f"{seconds / length_s:g} {unit}"
+    return f"{seconds:g}"

@@ -1,0 +1,36 @@
+"""`millrace freshness` and `millrace doctor` on a job that has run: old commits against the job, and its slots."""
+
+import json
+
+import pytest
+
+from service.inspect.slot_report import SlotOrder, format_report, report_of
+from service.spec.job import load_job
+from tests.integration.stream_job import LIVING, millrace, write_living_job
+
+PLAIN = LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition("[model]")[2]
+SPEC = PLAIN.replace("max_events = 400", "max_events = 60") + "\n[guards]\nmin_samples = 20\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_an_old_version_is_measured_on_what_came_after_it_and_slots_are_told(tmp_path):
+    job = write_living_job(tmp_path, num_parts=1, num_lines=480, spec=SPEC)
+    done = millrace(job, "commit.every_passes=1", "commit.keep=100")
+    assert done.code == 0, done.output
+
+    told = millrace(job, command="freshness", options=("--versions", "1", "--horizon", "30d", "--json"))
+    assert told.code == 0, told.output
+    found = json.loads(told.output[told.output.index("{\n") : told.output.rindex("}") + 1])
+    assert found["versions"] == [1]
+    auc = [each for each in found["ages"] if each["metric"] == "auc"]
+    assert sum(each["parts"] for each in auc) == 7 and sum(each["samples"] for each in auc) == 420
+    assert any(each["difference"] for each in auc), "the job has learnt, and the frozen version has not"
+    assert not list((tmp_path / "store" / "reruns").glob("read*")), "nothing is left of the frozen run"
+
+    report = report_of(load_job(job), SlotOrder.SHIFT, {"a": 0.1})
+    slots = {each.slot: each for each in report.slots}
+    assert slots.keys() == {"a", "b", "history"} and slots["b"].coverage == 1.0 and slots["b"].drift > 0
+    assert slots["history"].coverage < 1 and slots["a"].rows > 0 and slots["a"].weight > 0 and slots["a"].worth == 0.1
+    assert sum(slot.num_bytes for slot in slots.values()) > 0
+    assert "of trouble at commit" in list(format_report(report))[4]
