@@ -322,12 +322,17 @@ def row_bytes_of(width: int) -> int:
     return 4 * width + sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values()) + 1
 
 
-def empty_index(num_rows: int) -> I32:
-    """An index with room for `num_rows`."""
+def index_slots(num_rows: int) -> int:
+    """Places of an index with room for `num_rows`; each is an int32."""
     num_slots = 2
     while num_rows > int(MAX_LOAD * num_slots):
         num_slots *= 2
-    index_I = allocate((num_slots,), np.int32)
+    return num_slots
+
+
+def empty_index(num_rows: int) -> I32:
+    """An index with room for `num_rows`."""
+    index_I = allocate((index_slots(num_rows),), np.int32)
     index_I.fill(kernels.EMPTY)
     return index_I
 

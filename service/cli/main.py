@@ -22,6 +22,7 @@ from service.cli.replica_command import replica
 from service.cli.resize_command import resize
 from service.cli.run_command import run_job
 from service.cli.service_commands import remote
+from service.cli.size_command import size
 from service.cli.spec_commands import spec
 from service.cli.sweep_command import sweep
 from service.cli.table_commands import operating
@@ -52,6 +53,7 @@ cli.command()(join_token)
 cli.command()(replica)
 cli.command()(resize)
 cli.command()(serve)
+cli.command()(size)
 cli.command()(sweep)
 cli.command()(worker)
 

@@ -1,0 +1,60 @@
+"""`millrace size`: tells memory, disk, wire and cores of a job for so many events and ids, from a measured sample."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from millrace.printable import print_printable
+from service.cli.arguments import Json, Overrides, SpecFile
+from service.jobs.preflight import check_run
+from service.sizing.job_size import Demand, size_job
+from service.sizing.size_text import format_size, size_message
+from service.sizing.stream_facts import read_stream_facts
+from service.sizing.training_facts import alone, measure_training
+from service.spec.job import load_job
+
+GIB = 1 << 30
+
+Events = Annotated[
+    float, typer.Option("--events", min=1, max=1e15, help="Events a day, as in 2e9.", show_default=False)
+]
+Ids = Annotated[
+    float | None,
+    typer.Option("--ids", min=1, max=1e15, help="Rows of all tables; default: as the sample's ids grow."),
+]
+Days = Annotated[float, typer.Option("--days", min=1, max=36_500, help="Days after which the size is told.")]
+Sample = Annotated[int, typer.Option("--sample", min=1_000, max=10_000_000, help="Events that are measured.")]
+Memory = Annotated[float, typer.Option("--shard-memory", min=1, max=65_536, help="GiB that a shard may have.")]
+Peak = Annotated[float, typer.Option("--peak", min=1, max=100, help="The busiest hour's rate over the average.")]
+
+
+def size(
+    job: SpecFile,
+    events: Events,
+    ids: Ids = None,
+    days: Days = 30,
+    sample: Sample = 100_000,
+    shard_memory: Memory = 64,
+    peak: Peak = 2,
+    overrides: Overrides = [],  # noqa: B006  # typer copies it
+    as_json: Json = False,
+) -> None:
+    """Measure a sample of a job's stream, and tell what so many events a day need: memory, disk, network, cores.
+
+    It reads the first events of the stream through the pipe, trains them with one trainer and one shard in a store
+    beside the job's, and removes that store.
+    """
+    loaded = alone(load_job(job, overrides))
+    check_run(loaded, fresh=True)
+    print_printable(f"reading {sample:,} events through the pipe ...", file=sys.stderr)
+    stream = read_stream_facts(loaded, sample)
+    print_printable(f"training {stream.events:,} events with one trainer and one shard ...", file=sys.stderr)
+    training = measure_training(loaded, stream.events)
+    demand = Demand(events_a_day=events, days=days, ids=ids, peak=peak, machine_bytes=int(shard_memory * GIB))
+    found = size_job(load_job(job, overrides).spec, stream, training, demand)
+    if as_json:
+        print(json.dumps(size_message(found, training), indent=2))
+    else:
+        print_printable(*format_size(found), sep="\n")

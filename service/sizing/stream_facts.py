@@ -1,0 +1,236 @@
+"""Measures a sample of a job's stream, without training: events, samples, and how its distinct ids grow, by table.
+
+The sample goes through the job's own source and pipe. Rules of admission are applied to the ids that are counted;
+ageing is not, since a sample is short: service.sizing.job_size takes the ids of a shorter stream for it.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.loader.batch_loader import PassTally
+from dataset.loader.segment_reader import SegmentReader
+from dataset.samples.batch import Samples
+from dataset.sources.opening import open_sources
+from dataset.spec.config import OnBadEvent
+from dataset.spec.schema import Schema, Slot
+from dataset.spec.source_set import SourceSet
+from dataset.stream.source import Partition, Segment, Source
+from millrace.deadline import Deadline
+from millrace.errors import BadInput
+from pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, TableSection
+from pserver.protocol.histories import table_of
+from service.sizing.id_growth import IdCurve
+from service.sizing.process_use import use_of_children
+from service.spec.job import LoadedJob
+from trainer.control.job_spec import history_tables
+
+OPEN_S = 60.0
+"""Longest time for an answer of a source."""
+WAIT_S, POLL_S = 60.0, 0.1
+"""Longest wait for a stream with too few events, and the pause between two looks."""
+STEP = math.sqrt(2)
+"""Ids are counted each time that the events have grown by this factor."""
+FIRST_EVENTS = 256
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotIds:
+    """The ids of one slot group, as rows of its table."""
+
+    table: str
+    slot: str
+    """The first slot of the group."""
+    curve: IdCurve
+    delete_after_days: int | None
+    unmodelled: tuple[str, ...]
+    """Rules of the table that are not applied: there are fewer rows than the curve says."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """Figures of a sample of the stream."""
+
+    events: int
+    samples: int
+    rejected: int
+    pipe_core_s: float
+    """CPU seconds for each sample: the pipe command, and reading what it answers."""
+    slots: tuple[SlotIds, ...]
+
+
+@dataclass
+class _ReadingClock:
+    """CPU time of reading: that of this process without its counting, and of its children. The first block, in which
+    the command starts, is left out where there are more."""
+
+    counting_s: float = 0.0
+    looks: list[tuple[int, float]] = field(default_factory=lambda: [(0, 0.0)])
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """A context whose time on this thread is no part of reading."""
+        begin_s = time.thread_time()
+        yield
+        self.counting_s += time.thread_time() - begin_s
+
+    def look(self, num_samples: int) -> None:
+        """After a block."""
+        used_s = time.process_time() - self.counting_s + use_of_children(os.getpid()).core_s
+        self.looks.append((num_samples, used_s))
+
+    def sample_core_s(self) -> float:
+        """For each sample."""
+        (begin, before_s), (end, after_s) = self.looks[1 if len(self.looks) > 2 else 0], self.looks[-1]
+        return max(0.0, after_s - before_s) / max(1, end - begin)
+
+
+@dataclass
+class _Counter:
+    """Counts the ids of one slot group."""
+
+    table: str
+    slot: str
+    admission: Sequence[AdmissionEntry]
+    delete_after_days: int | None
+    unmodelled: tuple[str, ...]
+    keys_U: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    count_U: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    pending: list[U64] = field(default_factory=list)
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+    def count(self, events: int) -> None:
+        """Merge what is pending, and add a point to the curve."""
+        all_N = np.concatenate([self.keys_U, *self.pending])
+        ones = np.ones(len(all_N) - len(self.keys_U), np.int64)
+        weight_N = np.concatenate([self.count_U, ones])
+        order_N = np.argsort(all_N, kind="stable")
+        sorted_N = all_N[order_N]
+        first_U = np.flatnonzero(np.r_[True, sorted_N[1:] != sorted_N[:-1]][: len(sorted_N)])
+        self.keys_U = sorted_N[first_U]
+        self.count_U = np.add.reduceat(weight_N[order_N], first_U) if len(first_U) else self.count_U
+        self.pending = []
+        self.points.append((events, admitted(self.count_U, self.admission)))
+
+    def ids(self) -> SlotIds:
+        """Its curve."""
+        events, ids = zip(*self.points, strict=True)
+        return SlotIds(self.table, self.slot, IdCurve(events, ids), self.delete_after_days, self.unmodelled)
+
+
+def admitted(count_U: I64, admission: Sequence[AdmissionEntry]) -> float:
+    """How many ids have a row that were seen so often each: every entry must admit them. Entries that need clicks are
+    taken to admit all."""
+    chance_U = np.ones(len(count_U))
+    for entry in admission:
+        match entry:
+            case CountEntry(n=n):
+                chance_U *= count_U >= n
+            case ProbabilityEntry(p=p):
+                chance_U *= 1 - (1 - p) ** count_U.astype(np.float64)
+    return float(chance_U.sum())
+
+
+def read_stream_facts(job: LoadedJob, num_events: int) -> StreamFacts:
+    """Read the first events of the job's stream. Raises SpecError, BadInput where there is none, and as a source."""
+    spec = job.spec
+    schema = Schema.of(spec.slots)
+    counters = _counters(schema, spec.tables)
+    pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
+    deadline = Deadline.after(OPEN_S)
+    source = open_sources(spec.sources, folder=job.folder, job=spec.name, seed=spec.seed, deadline=deadline)
+    reader = SegmentReader(source, pipe, schema.emitted, SourceSet(spec.sources), None, job.folder)
+    tally, clock = PassTally(), _ReadingClock()
+    try:
+        partitions = _await_events(source, num_events, Deadline.after(WAIT_S))
+        for number, segments in enumerate(_blocks(partitions, num_events)):
+            for samples in reader.read(number, segments, tally):
+                _add(counters, schema, samples)
+            with clock.counting():
+                _count(counters, tally.num_events)
+            clock.look(tally.num_samples)
+    finally:
+        reader.close()
+    if not tally.num_samples:
+        raise BadInput(
+            f"the stream gave no sample: {tally.num_events:,} events, {sum(tally.rejected.values())} rejected"
+        )
+    found = tuple(counter.ids() for counter in counters.values())
+    return StreamFacts(tally.num_events, tally.num_samples, sum(tally.rejected.values()), clock.sample_core_s(), found)
+
+
+def _await_events(source: Source, num_events: int, deadline: Deadline) -> Sequence[Partition]:
+    """The partitions, once they have so many positions, or will have no more, or the deadline has passed."""
+    while True:
+        partitions = source.partitions(Deadline.after(OPEN_S))
+        there = sum(each.end - max(each.start, each.begin) for each in partitions)
+        if there >= num_events or all(each.final for each in partitions) or deadline.passed():
+            return partitions
+        time.sleep(POLL_S)
+
+
+def _blocks(partitions: Sequence[Partition], num_events: int) -> Iterator[list[Segment]]:
+    """Segments of the first events from all partitions in turn: each time as many as let them grow by STEP."""
+    at = {each.name: max(each.start, each.begin) for each in partitions}
+    done = 0
+    while done < num_events:
+        wanted = min(num_events, max(FIRST_EVENTS, math.ceil(done * STEP))) - done
+        segments = []
+        for number, each in enumerate(partitions):
+            share = -(-wanted // (len(partitions) - number))
+            end = min(each.end, at[each.name] + share)
+            if end > at[each.name]:
+                segments.append(Segment(each.name, each.number, at[each.name], end))
+                wanted, done = wanted - (end - at[each.name]), done + end - at[each.name]
+                at[each.name] = end
+        if not segments:
+            return
+        yield segments
+
+
+def _counters(schema: Schema, tables: dict[str, TableSection]) -> dict[tuple[str, int], _Counter]:
+    """By table and slot group; histories have a table each, and group -1."""
+    found: dict[tuple[str, int], _Counter] = {}
+    for slot in schema.sparse:
+        name, table = slot.sparse.table, tables[slot.sparse.table]
+        own = table.slots.get(slot.name)
+        admission = table.admission if own is None or own.admission is None else own.admission
+        days = table.delete_after_days if own is None or own.delete_after_days is None else own.delete_after_days
+        rules = ["show_click"] if any(entry.kind == "show_click" for entry in admission) else []
+        rules += [key for key in ("delete_below", "extend_at") if getattr(table, key) is not None]
+        found.setdefault((name, slot.group), _Counter(name, slot.name, admission, days, tuple(rules)))
+    for name, section in history_tables(schema).items():
+        found[name, -1] = _Counter(name, "", (), section.delete_after_days, ())
+    return found
+
+
+def _add(counters: dict[tuple[str, int], _Counter], schema: Schema, samples: Samples) -> None:
+    for slot in schema.emitted.sparse:
+        counters[slot.sparse.table, slot.group].pending.append(samples.sparse[slot.name].values_N)
+    for slot in schema.histories:
+        history = slot.history
+        keep_B = np.ones(len(samples), np.bool_)
+        if history.when is not None:
+            keep_B = np.nan_to_num(samples.meta[history.when].astype(np.float64)) != 0
+        for of, key in ((history.key, (table_of(slot.name), -1)), (history.of, (slot.sparse.table, slot.group))):
+            counters[key].pending.append(_kept(samples, schema.by_name[of], keep_B))
+
+
+def _kept(samples: Samples, slot: Slot, keep_B: NDArray[np.bool_]) -> U64:
+    """The signs of the samples that are kept."""
+    column = samples.sparse[slot.name]
+    return column.values_N[np.repeat(keep_B, np.diff(column.offset_B1))]
+
+
+def _count(counters: dict[tuple[str, int], _Counter], events: int) -> None:
+    for counter in counters.values():
+        if not counter.points or counter.points[-1][0] < events:
+            counter.count(events)

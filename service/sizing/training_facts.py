@@ -1,0 +1,180 @@
+"""Measures a few passes of a job: one trainer and one shard train the first events in a store beside the job's own.
+
+Both are processes of this machine, started plainly, so that /proc tells what each takes. The store is removed.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import BadInput
+from millrace.periodic import periodically
+from service.cluster.child import Spawner
+from service.cluster.generation_plans import GenerationPlans
+from service.cluster.job_run import print_outcome, read_report
+from service.cluster.job_runner import JobRunner
+from service.cluster.local import ProcessLauncher
+from service.cluster.restarts import RestartLimits
+from service.cluster.run_folder import run_folder
+from service.cluster.store import REPORT, WORKERS, claimed
+from service.monitor.status import Status
+from service.sizing.process_use import ProcessUse, use_by_worker
+from service.spec.job import LoadedJob, job_of
+from trainer.control.commit_store import Commits
+
+POLL_S = 0.1
+DENSE_FILE = "dense.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCost:
+    """CPU time and memory of one part of the job."""
+
+    core_s: float
+    """CPU seconds for each sample."""
+    resident_bytes: int
+    """Memory at the last look, of all its processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """Figures of a few passes."""
+
+    events: int
+    samples: int
+    passes: int
+    costs: Mapping[str, ProcessCost]
+    """By part: "trainer-0", "shard-0", "pipe"."""
+    with_start: bool
+    """Whether the sample was so short that the costs have the start of the processes in them."""
+    rows: Mapping[str, int]
+    """By table, after the sample."""
+    row_memory_bytes: Mapping[str, int]
+    """By table: of rows and their index."""
+    sent_bytes: float
+    """From a trainer to the shards, for each sample: keys, gradients."""
+    received_bytes: float
+    """From the shards to a trainer, for each sample: rows."""
+    dense_parameters: int
+    commit_row_bytes: Mapping[str, float]
+    """By table: of a commit, for each row."""
+    commit_other_bytes: int
+    """Of a commit: dense part, metrics, manifest."""
+    log_pass_bytes: float
+    """Of the log, for each pass."""
+
+
+@dataclass
+class _Watch:
+    """Looks at the processes and at the status, and stops the job when it has learnt enough."""
+
+    folder: Path
+    enough: int
+    looks: list[tuple[int, Mapping[str, ProcessUse]]] = field(default_factory=list)
+    """Samples of all closed passes, and what the processes had used soon after the close."""
+
+    def look(self, runner: JobRunner) -> None:
+        """Once."""
+        status = Status(runner.status())
+        version = int(status.number("version") or 0)
+        samples = int(status.number("samples") or 0)
+        if version and (not self.looks or samples > self.looks[-1][0]):
+            found = use_by_worker(self.folder)
+            if {"trainer-0", "shard-0"} <= found.keys():  # they may have ended since that status
+                self.looks.append((samples, found))
+        if version and int(status.number("events") or 0) >= self.enough:
+            runner.drain()
+
+    def costs(self) -> dict[str, ProcessCost]:
+        """Between the first look and the last one; with one look alone, from the start. Raises BadInput without any."""
+        if not self.looks:
+            raise BadInput("the sample is over too soon to measure; give more events")
+        nothing = (0, dict.fromkeys(self.looks[0][1], ProcessUse()))
+        begin, before = self.looks[0] if len(self.looks) > 1 else nothing
+        end, after = self.looks[-1]
+        return {
+            part: ProcessCost((after[part].core_s - before[part].core_s) / (end - begin), after[part].resident_bytes)
+            for part in after
+            if part in before
+        }
+
+
+def measure_training(job: LoadedJob, num_events: int) -> TrainingFacts:
+    """Train the first events of `job`, which is `alone`. Main thread only.
+
+    Raises SpecError where its store is in use, and BadInput where the run fails.
+    """
+    store = job.store
+    with ExitStack() as held:
+        held.enter_context(claimed(store, job.spec.name, fresh=True))
+        held.callback(shutil.rmtree, store, ignore_errors=True)
+        folder = held.enter_context(run_folder(store / WORKERS))
+        watch = _Watch(folder, num_events)
+        launcher = held.enter_context(ProcessLauncher(Spawner()))
+        runner = JobRunner(
+            job.spec.name,
+            GenerationPlans(job, folder).phases(),
+            lambda worker, text: None,
+            launcher=launcher,
+            restarts=RestartLimits(max_restarts=0),
+            status_interval_s=POLL_S,
+        )
+        with periodically(lambda: watch.look(runner), POLL_S, "size"):
+            outcome = runner.run()
+        report = read_report(store / REPORT)
+        if not report:
+            print_outcome(outcome, runner, {}, store / REPORT)
+            raise BadInput(f"the job cannot be measured: {outcome.reason}")
+        return _facts(store, report, watch)
+
+
+def alone(job: LoadedJob) -> LoadedJob:
+    """The job with one trainer and one shard in a store beside its own, without what leaves it."""
+    store = job.store.with_name(f"{job.store.name}-size")
+    raw = {key: value for key, value in job.whole().items() if key not in ("exports", "predict", "cluster")}
+    raw |= {"store": {"path": str(store)}, "cluster": {"trainers": 1, "shards": 1}}
+    return job_of(raw, job.folder)
+
+
+def _facts(store: Path, report: Mapping[str, Any], watch: _Watch) -> TrainingFacts:
+    samples, tables = int(report["samples"]), report["tables"]
+    link = report["links"]["trainer-0"]["shard-0"]
+    commit = Commits(store).whole()[-1]
+    sizes = {name: file.num_bytes for name, file in commit.files.items()}
+    by_table = {table: sum(size for name, size in sizes.items() if f"/{table}/" in name) for table in tables}
+    logged = sum(path.stat().st_size for path in (store / "log").glob("*.log"))
+    return TrainingFacts(
+        events=int(report["events"]),
+        samples=samples,
+        passes=int(report["passes"]),
+        costs=watch.costs(),
+        with_start=len(watch.looks) < 2,
+        rows={name: table["rows"] for name, table in tables.items()},
+        row_memory_bytes={name: table["bytes"] for name, table in tables.items()},
+        sent_bytes=(link["sent_bytes"] + link["shared_sent_bytes"]) / samples,
+        received_bytes=(link["received_bytes"] + link["shared_received_bytes"]) / samples,
+        dense_parameters=_num_parameters(commit.folder / DENSE_FILE),
+        commit_row_bytes={name: by_table[name] / max(1, table["rows"]) for name, table in tables.items()},
+        commit_other_bytes=sum(sizes.values()) - sum(by_table.values()),
+        log_pass_bytes=logged / max(1, int(report["passes"])),
+    )
+
+
+def _num_parameters(path: Path) -> int:
+    """Numbers in the model's dense tensors, by the header of a file of safetensors."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    shapes = [each["shape"] for name, each in header.items() if name.startswith("model.")]
+    total = 0
+    for shape in shapes:
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total
