@@ -1,8 +1,14 @@
 """Files of every released format stay readable: log and manifest of formats 1 and 2."""
 
+import re
+import shutil
 from pathlib import Path
 
+import pytest
+
 from dataset.stream.source import Partition
+from millrace.errors import MillraceError
+from service.cluster.store import check_free
 from trainer.checkpoint.commits import Commits
 from trainer.checkpoint.rewind import known_partitions, positions
 from trainer.journal.job_history import JobHistory
@@ -78,3 +84,31 @@ def test_the_manifest_of_format_2_is_readable_and_a_job_continues_in_the_same_or
     again = cut(1, present_partitions(known, now, {}, []), {}, 10, 1, learn=True)
     assert [(s.number, s.begin, s.end) for s in again.segments[0]] == [(2, 0, 4), (0, 0, 6)]
     assert positions(history, commit) == {name: each.end for name, each in HOURS.items()}
+
+
+def newer_log(folder):
+    for path in (folder / "log").glob("*.log"):
+        path.write_bytes(re.sub(rb"^[0-9]+ ", b"99 ", path.read_bytes(), flags=re.M))
+    return lambda: read(folder / "log")
+
+
+def newer_manifest(folder):
+    (path,) = folder.glob("commits/*/manifest.json")
+    path.write_text(re.sub(r'"format": ?[0-9]+', '"format": 99', path.read_text()))
+    return lambda: Commits(folder).read(path.parent.name)
+
+
+def newer_store(folder):
+    (folder / "millrace.json").write_text('{"kind": "store", "format": 99}')
+    return lambda: check_free(folder, "golden", fresh=False)
+
+
+@pytest.mark.parametrize("store", [GOLDEN, GOLDEN_2], ids=lambda store: store.name)
+@pytest.mark.parametrize("newer", [newer_log, newer_manifest, newer_store])
+def test_a_newer_format_is_refused_by_name_with_what_to_do_and_nothing_is_changed(tmp_path, store, newer):
+    shutil.copytree(store, tmp_path / "store")
+    open_it = newer(tmp_path / "store")
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "store").rglob("*")) if path.is_file()}
+    with pytest.raises(MillraceError, match=r"of format 99.* reads (up to |format )[0-9]; run the newer one"):
+        open_it()
+    assert {path: path.read_bytes() for path in sorted((tmp_path / "store").rglob("*")) if path.is_file()} == before

@@ -161,7 +161,9 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
         whole = documents.parse_object(text, MANIFEST)
         manifest, sha256 = whole["manifest"], whole["sha256"]
         if int(manifest["format"]) > FORMAT:
-            raise NewerFormat(f"{name}: is of format {manifest['format']}; this Millrace reads format {FORMAT}")
+            raise NewerFormat(
+                f"{name}: is of format {manifest['format']}; this Millrace reads format {FORMAT}; run the newer one"
+            )
         if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
             raise CommitDamaged(f"{name}: its manifest does not match the hash in it")
         if manifest["name"] != name or NAME.fullmatch(name) is None:
