@@ -12,7 +12,20 @@ from starlette.exceptions import HTTPException
 
 import millrace
 from millrace.errors import MillraceError
-from service.api import admin, commits, exports, feed, health, jobs, metrics, operations, output, predictions, tables
+from service.api import (
+    admin,
+    commits,
+    exports,
+    feed,
+    health,
+    jobs,
+    metrics,
+    operations,
+    output,
+    predictions,
+    tables,
+    upgrades,
+)
 from service.api.authorization import SCHEME
 from service.api.etags import JobLocks
 from service.api.event_streams import MAX_CAUGHT_UP, JobPoll, Streams
@@ -35,7 +48,7 @@ DESCRIPTION = """Jobs that train on event streams: their state, and actions on t
 Errors are problems (RFC 9457). Lists have pages: pass `next` of a page as `after` for the next page. Long actions are
 answered with 202 and an operation. A POST that is repeated with the same `Idempotency-Key` is carried out once.
 `x-role` is the role that a route needs: viewer, operator (includes viewer) or admin (includes operator)."""
-ROUTERS = (health, jobs, commits, exports, metrics, tables, output, predictions, operations, feed, admin)
+ROUTERS = (health, jobs, upgrades, commits, exports, metrics, tables, output, predictions, operations, feed, admin)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,10 @@ class JobEntry(ResponseBody):
     changed: datetime
     outcome: OutcomeEntry | None
     """How it ended; null if it has not."""
+    build: str
+    """The build that it runs in, a name of the service's configuration; empty: the service's own environment."""
+    millrace_version: str
+    """The version of Millrace that its launcher runs, or ran last; empty if that is not known."""
 
 
 class JobStatus(JobEntry, JobFigures):
@@ -149,6 +153,8 @@ def job_entry(job: HostedJob) -> dict[str, Any]:
         "created_by": job.created_by,
         "changed": job.changed,
         "outcome": outcome,
+        "build": job.build,
+        "millrace_version": job.version,
     }
 
 

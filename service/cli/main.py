@@ -27,6 +27,7 @@ from service.cli.spec_commands import spec
 from service.cli.sweep_command import sweep
 from service.cli.table_commands import operating
 from service.cli.token_commands import token
+from service.cli.upgrade_command import upgrade
 from service.cli.worker_command import worker
 from service.monitor.display import choose_show
 from service.server.serve import serve
@@ -55,6 +56,7 @@ cli.command()(resize)
 cli.command()(serve)
 cli.command()(size)
 cli.command()(sweep)
+cli.command()(upgrade)
 cli.command()(worker)
 
 Fresh = Annotated[

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 COMMIT_S = 900.0
 """Longest time for a commit: more than a job's default deadline for one."""
 
+UPGRADE_S = 1800.0
+"""Longest time to wait for jobs that move to another build: as long as the service waits for one."""
+
 PREDICT_S = 7 * 86400.0
 """Longest time to wait for a prediction job: as long as the service keeps an operation."""
 
@@ -44,6 +47,13 @@ def resize(
     numbers = {"shards": shards, "trainers": trainers}
     body = {name: number for name, number in numbers.items() if number is not None}
     return dict(client.done(client.post(path_of("jobs", job, "resize"), body), deadline))
+
+
+def upgrade(client: "ServiceClient", job: str | None, build: str, deadline: Deadline) -> list[dict[str, Any]]:
+    """Move a job, or all, to a build; return for each where it came from and where it is."""
+    path = "/v1/upgrade" if job is None else path_of("jobs", job, "upgrade")
+    done = client.done(client.post(path, {"build": build}), deadline)
+    return list(done["jobs"]) if job is None else [dict(done)]
 
 
 def predict(

@@ -1,7 +1,7 @@
 """The configuration of a service: the folder of its jobs, its address, what specs may name, and its limits."""
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -40,6 +40,26 @@ class LimitsSection(Section):
     """The time over which such restarts are counted."""
 
 
+class BuildSection(Section):
+    """An environment with Millrace that jobs may move to."""
+
+    python: Path
+    """Its interpreter, as in "/opt/millrace-0.2/bin/python": an absolute path."""
+
+    @field_validator("python")
+    @classmethod
+    def _is_absolute(cls, python: Path) -> Path:
+        if not python.is_absolute():
+            raise ValueError("must be an absolute path")
+        return python
+
+    @property
+    def private(self) -> Path:
+        """The folder that no spec may reach: that of the environment, or else of its programs."""
+        environment = self.python.parent.parent
+        return environment if (environment / "pyvenv.cfg").exists() else self.python.parent
+
+
 class ServiceConfig(Section):
     """A service. Relative paths start at the folder of the file."""
 
@@ -56,6 +76,8 @@ class ServiceConfig(Section):
     """Access to the API."""
     allow: AllowSection = AllowSection()
     """Limits on what job specs may name."""
+    builds: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], BuildSection] = {}
+    """Builds that `millrace upgrade` may move jobs to, by name. The service's own environment needs no entry."""
     limits: LimitsSection = LimitsSection()
     """Limits."""
     _file: Path | None = PrivateAttr(None)
@@ -82,7 +104,8 @@ class ServiceConfig(Section):
         """Paths that no spec may reach, even below an allowed root: jobs, database, key, and this configuration."""
         of_tls = (path for path in (self.tls.cert, self.tls.key) if path is not None)
         secrets = (Path(file) for file in self.allow.secret_files)
-        return (self.root, *of_tls, *secrets, *self._records(), *([] if self._file is None else [self._file]))
+        builds = (build.private for build in self.builds.values())
+        return (self.root, *of_tls, *secrets, *builds, *self._records(), *([] if self._file is None else [self._file]))
 
     def read_from(self, file: Path) -> Self:
         """A copy that records the file it was read from."""

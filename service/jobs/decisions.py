@@ -215,5 +215,11 @@ def requested_changes(wanted: DesiredState, observed: ObservedState, action: Act
     assert_never(action)
 
 
+def requested_move(wanted: DesiredState, observed: ObservedState, build: str, now: datetime) -> dict[str, Any]:
+    """Changes of the job's record for a move to another build: it ends at a close and starts again, if it is to run."""
+    over = observed.ending is not None or wanted.desired in (Desired.DRAINED, Desired.STOPPED)
+    return {"build": build} if over else {"build": build, "ask": wanted.ask + 1, "asked_at": now, "deaths": ()}
+
+
 def _unless(wanted: DesiredState, desired: Desired, now: datetime) -> dict[str, Any]:
     return {} if wanted.desired is desired else {"desired": desired, "asked_at": now}

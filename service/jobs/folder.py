@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class LauncherProcess:
     pid: int
     claimed: bool
     """Whether it has claimed the store, which holds the job's run from then on."""
+    version: str = ""
+    """Its version of Millrace; empty for one that did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class JobFolder:
 
     def report(self, process: LauncherProcess) -> None:
         """Write the launcher's process. Called by the launcher. Raises Unwritable."""
-        self._write("launcher.pid", {"id": process.id, "pid": process.pid, "claimed": process.claimed})
+        self._write("launcher.pid", asdict(process))
 
     def process(self) -> LauncherProcess | None:
         """The process of the last launcher that reported; None before the first report."""
@@ -127,7 +129,8 @@ class JobFolder:
         try:
             if content is None:
                 return None
-            return LauncherProcess(str(content["id"]), int(content["pid"]), content["claimed"] is True)
+            version = str(content.get("version", ""))
+            return LauncherProcess(str(content["id"]), int(content["pid"]), content["claimed"] is True, version)
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged("launcher.pid", error) from error
 

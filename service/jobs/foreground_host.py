@@ -77,6 +77,16 @@ class ForegroundHost:
         self._check(name)
         raise NotHosted(f"{action.value} is only possible on its own terminal, where Ctrl-C ends it")
 
+    @property
+    def builds(self) -> Mapping[str, Path]:
+        """See Host."""
+        return {}
+
+    def use_build(self, name: str, build: str) -> HostedJob:
+        """See Host."""
+        self._check(name)
+        raise NotHosted("this job cannot move to another build")
+
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
         """See Host."""
         self._check(name)

@@ -99,6 +99,10 @@ class HostedJob:
     changed: datetime
     outcome: Ending | None = None
     """How it ended; None if it has not, or was started again."""
+    build: str = ""
+    """The name of the build that it runs in; empty: the service's own environment."""
+    version: str = ""
+    """The version of Millrace that its launcher runs, or ran last; empty where it is not known."""
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Secrets of the spec, by the path of their key."""
 
@@ -143,6 +147,18 @@ class Host(Protocol):
     @property
     def records(self) -> Records:
         """The database."""
+        ...
+
+    @property
+    def builds(self) -> Mapping[str, Path]:
+        """The interpreters of the builds that jobs may move to, by name."""
+        ...
+
+    def use_build(self, name: str, build: str) -> HostedJob:
+        """Request that the job goes on in this build from its next close on; return it as it is now.
+
+        The caller has checked that the build can. Raises SpecError for an unknown one, NotHosted.
+        """
         ...
 
     def jobs(self) -> list[HostedJob]:

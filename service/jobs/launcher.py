@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import millrace
 from millrace.errors import MillraceError
 from millrace.lifecycle import ExitCode
 from millrace.logs import setup
@@ -64,7 +65,7 @@ def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
     """
     assigned = folder.assigned()
     assert assigned is not None, "the service writes the identity of a launcher before it starts it"
-    folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=False))  # 1
+    folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=False, version=millrace.__version__))  # 1
     try:
         ending, status = _run(folder, assigned, max_output, paused)
     except MillraceError as error:
@@ -85,7 +86,7 @@ def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool)
         late = _Lines()
         check_run(job)
         run = held.enter_context(open_run(job, late.write, paused=paused, private=folder.workers))  # 2
-        folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=True))
+        folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=True, version=millrace.__version__))
         output = OutputWriter(run.store / OUTPUT, max_output)
         held.callback(output.close)
         late.give(output)

@@ -3,6 +3,7 @@
 import os
 import secrets
 import subprocess
+import sys
 from pathlib import Path
 
 from millrace.deadline import Deadline
@@ -69,6 +70,15 @@ def _what_is_missing(store: Path) -> str:
     return f"{store} holds no run" if store.exists() else f"{store} is missing"
 
 
+def version_of(folder: JobFolder) -> str:
+    """The version of the job's present or last launcher; empty where it is not known."""
+    try:
+        process = folder.process()
+    except FolderDamaged:
+        return ""
+    return "" if process is None else process.version
+
+
 def _behind(fence: Fence | None) -> list[str]:
     return [] if fence is None else ["--fence-file", str(fence.file), "--fence", str(fence.number)]
 
@@ -78,19 +88,26 @@ LOCK_S = 1.0
 
 
 def start_launcher(
-    folder: JobFolder, ask: int, *, paused: bool, max_output: int, fence: Fence | None = None
+    folder: JobFolder,
+    ask: int,
+    *,
+    paused: bool,
+    max_output: int,
+    fence: Fence | None = None,
+    python: str = sys.executable,
 ) -> "subprocess.Popen[bytes]":
     """Start a launcher for the job of `folder`. Raises DeadlineExceeded where one runs, Unwritable, and OSError.
 
     1. Take the folder's lock. 2. Write the launcher's identity. 3. Start it. It inherits the lock, so that it holds the
     lock from its first instant to its end. Behind a `fence` it ends at once where a newer service is active.
+    `python`: the interpreter of its build.
     """
     with locked(folder.lock, Deadline.after(LOCK_S)) as lock:  # 1
         folder.address.unlink(missing_ok=True)
         folder.assign(Assignment(secrets.token_hex(8), ask, secrets.token_hex(32)))  # 2
         with writing(folder.printed):
             printed = emptied_file(folder.printed)
-        command = [*PYTHON, "service.jobs.launcher", str(folder.path), "--lock", str(lock)]
+        command = [python, *PYTHON[1:], "service.jobs.launcher", str(folder.path), "--lock", str(lock)]
         with printed:
             return subprocess.Popen(  # 3
                 [*command, "--max-output", str(max_output), *(["--paused"] if paused else []), *_behind(fence)],

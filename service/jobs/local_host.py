@@ -23,11 +23,12 @@ from service.auth.spec_rules import check_spec
 from service.auth.spec_sizes import check_size
 from service.cluster.restarts import RestartLimits
 from service.cluster.store import OUTPUT, check_free, in_use, remove
-from service.jobs import output_files
+from service.jobs import launcher_process, output_files
 from service.jobs.activation import IN_USE_S, Active, Wait, active
 from service.jobs.background import in_background
+from service.jobs.builds import interpreter
 from service.jobs.config import ServiceConfig
-from service.jobs.decisions import ObservedState, phase_of, requested_changes
+from service.jobs.decisions import ObservedState, phase_of, requested_changes, requested_move
 from service.jobs.errors import JobExists, StillRunning
 from service.jobs.folder import JobFolder
 from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
@@ -64,11 +65,17 @@ class LocalHost:
             stop_s=limits.stop,
             max_output=limits.max_output,
             limits=RestartLimits(max_restarts=limits.max_restarts, window_s=limits.restart_window),
+            python_of=lambda entry: interpreter(self.builds, entry.build),
             fence=active.fence,
         )
         self._creating = threading.Lock()  # one at a time: two requests for one name must not both write its folder
         self._closing = threading.Event()
         self._pruning = threading.Thread(target=self._prune, name="prune", daemon=True)
+
+    @property
+    def builds(self) -> Mapping[str, Path]:
+        """See Host."""
+        return {name: build.python for name, build in self._config.builds.items()}
 
     def start(self) -> None:
         """Start to supervise the jobs."""
@@ -144,6 +151,8 @@ class LocalHost:
             created_by=entry.created_by,
             changed=entry.changed_at,
             outcome=seen.ending,
+            build=entry.build,
+            version=launcher_process.version_of(entry.folder),
         )
 
     # -- requests
@@ -228,6 +237,16 @@ class LocalHost:
         self._supervisor.wake()
         return self._hosted(entry)
 
+    def use_build(self, name: str, build: str) -> HostedJob:
+        """See Host."""
+        interpreter(self.builds, build)
+        with self._supervisor.looking:
+            entry = self._register.get(name)
+            seen = self._supervisor.observed(entry)
+            entry = self._register.change(name, requested_move(entry.wanted, seen, build, utc_now()))
+        self._supervisor.wake()
+        return self._hosted(entry)
+
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:
         """See Host. The revision changes now, and again when the keys take effect."""
         entry = self._register.get(name)
@@ -243,6 +262,7 @@ class LocalHost:
 
     def _check_entry(self, entry: JobRecord) -> None:
         """Check again before a start: the rules may have changed since the job was created."""
+        interpreter(self.builds, entry.build)
         self._check(job_of(entry.spec, entry.base), entry.folder)
 
     def _check_apart(self, job: LoadedJob) -> None:

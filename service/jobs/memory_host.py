@@ -34,6 +34,8 @@ class MemoryHost:
     statuses: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Status by job."""
     lines: dict[str, list[PrintedLine]] = field(default_factory=dict)
+    builds: dict[str, Path] = field(default_factory=dict)
+    """See Host."""
     asked: int = 0
     """Number of status requests."""
     away: MillraceError | None = None
@@ -91,6 +93,13 @@ class MemoryHost:
         with self._lock:
             job = self.job(name)
             self._jobs[name] = replace(job, desired=desired, phase=phase, revision=job.revision + 1, changed=utc_now())
+            return self._jobs[name]
+
+    def use_build(self, name: str, build: str) -> HostedJob:
+        """See Host."""
+        with self._lock:
+            job = self.job(name)
+            self._jobs[name] = replace(job, build=build, revision=job.revision + 1, changed=utc_now())
             return self._jobs[name]
 
     def change(self, name: str, keys: Mapping[str, Any], who: str) -> Operation:

@@ -20,7 +20,7 @@ from service.jobs.host import Desired
 from service.records.database import Records, utc_now
 from service.records.schema import JobRow, of_row
 
-BY_PEOPLE = ("desired", "ask")
+BY_PEOPLE = ("desired", "ask", "build")
 """Changes of these fields count as revisions; changes by the service itself do not."""
 
 
@@ -41,6 +41,8 @@ class JobRecord:
     created_at: datetime
     changed_at: datetime
     created_by: str
+    build: str = ""
+    """The name of its build; empty: the service's own environment."""
 
     @property
     def store(self) -> Path:
@@ -154,6 +156,7 @@ def _entry(row: JobRow) -> JobRecord:
         created_at=row.created_at,
         changed_at=row.changed_at,
         created_by=row.created_by,
+        build=row.build,
     )
 
 
@@ -171,4 +174,5 @@ def _row(entry: JobRecord) -> JobRow:
         created_at=entry.created_at,
         changed_at=entry.changed_at,
         created_by=entry.created_by,
+        build=entry.build,
     )

@@ -86,10 +86,12 @@ class Supervisor:
         stop_s: float,
         max_output: int,
         limits: RestartLimits,
+        python_of: Callable[[JobRecord], str],
         fence: Fence | None = None,
     ) -> None:
-        """`fence`: what launchers check at their start."""
+        """`python_of`: the interpreter of a job's build. `fence`: launchers check it at their start."""
         self._register, self._records, self._check, self._fence = register, records, check, fence
+        self._python_of = python_of
         self._stop_s, self._max_output, self._limits = stop_s, max_output, limits
         self._watched: dict[str, _Watched] = {}
         self.looking = threading.Lock()
@@ -225,7 +227,12 @@ class Supervisor:
         self._audit("start", entry, act.reason)
         paused = entry.desired is Desired.PAUSED
         watched.process = launcher_process.start_launcher(
-            entry.folder, entry.ask, paused=paused, max_output=self._max_output, fence=self._fence
+            entry.folder,
+            entry.ask,
+            paused=paused,
+            max_output=self._max_output,
+            fence=self._fence,
+            python=self._python_of(entry),
         )
         watched.dead_since_s = None
 

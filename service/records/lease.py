@@ -130,6 +130,8 @@ class Lease:
                 self._renew()
             except MillraceError as error:
                 log.warning("the lease is not renewed: %s", error)
+            except Exception:  # a bug must not end this thread: the service would never be active again
+                log.exception("the lease is not renewed")
 
     def _renew(self) -> None:
         """Renew it, also late: while nobody has taken it, it is this service's. Raises Unavailable."""

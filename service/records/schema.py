@@ -131,6 +131,8 @@ class JobRow(Base):
     created_at: Mapped[datetime]
     changed_at: Mapped[datetime]
     created_by: Mapped[str]
+    build: Mapped[str] = mapped_column(StoredText(64), default="", server_default="")
+    """The build that it runs in, a name of the service's configuration; empty: the service's own environment."""
 
 
 class OperationRow(Base):

@@ -133,6 +133,8 @@ def test_a_job_tells_what_it_is_doing(get):
         "revision": 1,
         "created_by": "tests",
         "outcome": None,
+        "build": "",
+        "millrace_version": "",
         "day": None,
         "resizing": None,
         "overrides": {},

@@ -1,0 +1,30 @@
+"""`millrace upgrade`: jobs of a service move to another build."""
+
+from typing import Annotated
+
+import typer
+
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from millrace.printable import print_printable
+from service.cli.targets import Token, Url, Wait, service_at
+from service.client import job_actions
+
+
+def upgrade(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="The job's name.", show_default=False)] = None,
+    build: Annotated[
+        str,
+        typer.Option("--build", metavar="NAME", help="A build of the service's file. Default: the service's own."),
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All jobs, one by one, until one fails.")] = False,
+    timeout: Wait = job_actions.UPGRADE_S,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Have a service's job end at a close, and go on in another environment; return once it trains."""
+    if (job is None) != everything:
+        raise SpecError("name a job, or --all", "JOB")
+    with service_at(url, token) as client:
+        for moved in job_actions.upgrade(client, job, build, Deadline.after(timeout)):
+            print_printable(f"{moved['job']}: {moved['was'] or 'at rest'} -> {moved['version']}")

@@ -1,0 +1,43 @@
+"""Says whether this environment can go on with a job: `python -m service.jobs.build_check FOLDER` of another service.
+
+It reads the job's spec and the formats of its store, and changes nothing. The job may run meanwhile.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import millrace
+from millrace.errors import MillraceError
+from service.cluster.store import check_free
+from service.jobs.folder import JobFolder
+from service.spec.job import job_of
+from trainer.control.commit_store import CommitDamaged, Commits, NewerFormat
+
+
+def report_on(folder: JobFolder) -> dict[str, str]:
+    """The version of this environment, and why it cannot go on with the job; empty where it can."""
+    problem = ""
+    try:
+        spec, base = folder.job()
+        job = job_of(spec, base)
+        if check_free(job.store, job.spec.name, fresh=False):
+            _check_commits(Commits(job.store))
+    except MillraceError as error:
+        problem = str(error)
+    return {"version": millrace.__version__, "problem": problem}
+
+
+def _check_commits(commits: Commits) -> None:
+    """Read each manifest. Raises NewerFormat for one of a newer Millrace; damage is for the start to judge."""
+    for name in commits.names():
+        try:
+            commits.read(name)
+        except NewerFormat:
+            raise
+        except CommitDamaged:
+            continue
+
+
+if __name__ == "__main__":
+    print(json.dumps(report_on(JobFolder(Path(sys.argv[1])))))

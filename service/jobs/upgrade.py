@@ -1,0 +1,86 @@
+"""Moves jobs to another build, one by one.
+
+The job finishes its pass and commits; its launcher and workers end at that close, and start again in the other
+environment. What the job has learnt and read does not change by it.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from millrace.deadline import Deadline
+from millrace.errors import DeadlineExceeded, MillraceError
+from service.jobs import builds
+from service.jobs.builds import BuildRefused, shown
+from service.jobs.errors import Cancelled, HostingError
+from service.jobs.host import AT_REST, Host, HostedJob, Phase
+from service.jobs.operation_queue import ReportProgress
+
+MOVE_S = 1800.0
+"""Longest time until a job trains in the other build."""
+POLL_S = 0.25
+TRAINS = (Phase.TRAINING, Phase.PAUSED, Phase.ENDED)
+
+
+def upgrade(host: Host, name: str, build: str, progress: ReportProgress, cancelled: threading.Event) -> dict[str, Any]:
+    """Move one job; what it came from and to. Raises SpecError, BuildRefused, HostingError, Cancelled.
+
+    1. The build says whether it can go on with the job; if not, nothing is changed. 2. Request the move: from here on
+    it happens, also if the operation is cancelled. 3. Wait until the job trains again. A job at rest has the build
+    from its next start on.
+    """
+    job = host.job(name)
+    progress(None, f"{name}: asking {shown(build)}")
+    found = builds.ask(host.builds, build, job.folder, Deadline.after(builds.ASK_S))  # 1
+    if found.problem:
+        raise BuildRefused(build, name, found.problem)
+    said = {"job": name, "build": build, "version": found.version, "was": job.version}
+    if (job.build, job.version) == (build, found.version) and job.phase not in AT_REST:
+        return said
+    generation = host.status(name).number("generation") or 0
+    moved = host.use_build(name, build)  # 2
+    if moved.phase not in AT_REST:
+        _await(host, name, generation, progress, cancelled)  # 3
+    return said
+
+
+def upgrade_all(host: Host, build: str, progress: ReportProgress, cancelled: threading.Event) -> dict[str, Any]:
+    """Move all jobs by name, one after another. The first that fails ends it; those before it stay moved."""
+    names = [job.name for job in host.jobs()]
+    done: list[dict[str, Any]] = []
+    for name in names:
+        try:
+            done.append(upgrade(host, name, build, progress, cancelled))
+        except Cancelled:
+            raise
+        except MillraceError as error:
+            raise HostingError(f"{error}. {_others(names, len(done))}") from error
+    return {"jobs": done}
+
+
+def _others(names: Sequence[str], num_done: int) -> str:
+    moved, left = ", ".join(names[:num_done]) or "none", ", ".join(names[num_done + 1 :]) or "none"
+    return f"Moved before: {moved}; not tried: {left}"
+
+
+def _await(host: Host, name: str, generation: float, progress: ReportProgress, cancelled: threading.Event) -> None:
+    """Wait until the job trains again after its workers of this `generation`."""
+    deadline = Deadline.after(MOVE_S)
+    while not _goes_on(host, job := host.job(name), generation):
+        if job.phase in (Phase.FAILED, Phase.BROKEN):
+            why = job.trouble if job.outcome is None else job.outcome.reason
+            raise HostingError(
+                f"job {name!r} does not go on in {shown(job.build)}: {why}; it has lost nothing: upgrade it to the "
+                "build that it came from, or mend the cause and restart it"
+            )
+        if deadline.passed():
+            raise DeadlineExceeded(f"job {name!r} is {job.phase.value} after {MOVE_S:g} s; the move goes on")
+        progress(None, f"{name}: {job.phase.value}")
+        cancelled.wait(POLL_S)
+
+
+def _goes_on(host: Host, job: HostedJob, generation: float) -> bool:
+    """Whether workers of the other build train, or wait for events."""
+    if job.phase is Phase.STARTING:
+        return (host.status(job.name).number("generation") or 0) > generation
+    return job.phase in TRAINS
