@@ -1,4 +1,4 @@
-"""The dense strategy "all_reduce": one flat buffer, summed over ranks in fixed buckets, then the optimizer.
+"""The dense strategy "all_reduce": one flat buffer, summed over ranks, then the optimizer.
 
 DistributedDataParallel is not used because it changes its buckets after the first iteration, so its sums differ after
 a restart.
@@ -15,6 +15,7 @@ from trainer.dense.bucket_sums import BucketSums
 from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
 from trainer.dense.flat_optimizer import STATE, FlatOptimizer
 from trainer.dense.flat_parameters import digest_of
+from trainer.dense.gradient_sums import GradientSums
 from trainer.dense_config import DenseSection
 
 
@@ -26,7 +27,7 @@ class AllReduceDense(FlatDense):
     ) -> None:
         """See FlatDense."""
         super().__init__(model, config, ranks, more)
-        self._sums = BucketSums(self._grad, model, more or {}, ranks, config)
+        self._sums: GradientSums = BucketSums(self._grad, model, more or {}, ranks, config)
         has_any = self._grad.numel() > 0
         self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments) if has_any else None
 
@@ -55,7 +56,7 @@ class AllReduceDense(FlatDense):
 
     @recorded(Span.REDUCE)
     def after_backward(self, step: int, loss_scale: float) -> None:
-        """See DenseStrategy: begins to sum the gradient over ranks, in fixed buckets."""
+        """See DenseStrategy: begins to sum the gradient over ranks."""
         self._sums.begin(loss_scale)
 
     @recorded(Span.REDUCE)
@@ -79,8 +80,8 @@ class AllReduceDense(FlatDense):
     def flush(self) -> None:
         """See DenseStrategy: every step is complete, but for the sums of one that was skipped."""
         self._sums.wait()
-        if self._sums.residuals is not None:
-            self._sums.residuals.close_pass()
+        if self._sums.of_ranks is not None:
+            self._sums.of_ranks.close_pass()
 
     def tensors(self) -> dict[str, Tensor]:
         """See DenseStrategy: weights, buffers and optimizer state."""
@@ -88,11 +89,11 @@ class AllReduceDense(FlatDense):
         if self._optimizer is not None:
             for name, value in sorted(self._optimizer.state.items()):
                 found[PREFIX + name] = torch.as_tensor(value)
-        return found
+        return found | self._sums.tensors()
 
     def consolidate(self) -> dict[str, Tensor]:
-        """See DenseStrategy: every rank holds everything, but for the residuals of the others."""
-        return self.tensors() | ({} if self._sums.residuals is None else self._sums.residuals.consolidate())
+        """See DenseStrategy: every rank holds everything, but for what the others have for themselves."""
+        return self.tensors() | ({} if self._sums.of_ranks is None else self._sums.of_ranks.consolidate())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """See DenseStrategy."""
@@ -100,10 +101,9 @@ class AllReduceDense(FlatDense):
         state, device = state_in(tensors), self._grad.device
         if self._optimizer is not None and state.keys() == STATE[type(self._config.optimizer)]:
             self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
-        if self._sums.residuals is not None:
-            self._sums.residuals.load(tensors)
+        self._sums.load(tensors)
 
     def digest(self) -> str:
-        """See DenseStrategy: over all tensors, and the residuals of all ranks."""
+        """See DenseStrategy: over all tensors, and those that ranks have for themselves."""
         digest = digest_of(self.tensors())
-        return digest if self._sums.residuals is None else self._sums.residuals.digest(digest)
+        return digest if self._sums.of_ranks is None else self._sums.of_ranks.digest(digest)

@@ -17,7 +17,7 @@ from trainer.dense_config import DenseSection
 
 
 class BucketSums:
-    """See module docstring. A step: `fills`, backward, `finite`, then `begin` and `wait`, or the step is skipped."""
+    """See module docstring, and GradientSums."""
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class BucketSums:
         size, total = config.bucket_bytes // gradient.element_size(), gradient.numel()
         self._bounds = [(begin, min(begin + size, total)) for begin in range(0, total, size)]
         self.residuals = None if config.compression == "none" else Residuals(gradient, ranks, config.compression)
+        self.of_ranks = None if self.residuals is None else self.residuals.of_ranks
         parameters = [each for each in model.parameters() if each.requires_grad]
         self._of = {each: self._buckets_of(each, size) for each in parameters}
         unfilled = {bucket for each in more.values() for bucket in self._buckets_of(each, size)}
@@ -44,7 +45,7 @@ class BucketSums:
         for bucket in unfilled:
             self._num_parameters[bucket] += 1
         self.checks = self._overlap or self.residuals is not None
-        """Whether `finite` is to be asked of these sums, as they change the gradient before it is summed."""
+        """See GradientSums."""
         self._missing: list[int] | None = None
         self._num_rounded = self._num_begun = 0
         self._finite, self._loss_scale = True, 1.0
@@ -59,13 +60,13 @@ class BucketSums:
         return range(begin // size, (begin + max(1, parameter.numel()) - 1) // size + 1)
 
     def clear(self) -> None:
-        """Begin a step. Sums of a skipped step may still be under way."""
+        """See GradientSums."""
         self.wait()
         self._num_rounded = self._num_begun = 0
         self._finite, self._loss_scale, self._missing = True, 1.0, None
 
     def fills(self, loss_scale: float) -> None:
-        """The next backward pass completes the gradient, times `loss_scale`."""
+        """See GradientSums."""
         self._loss_scale, self._missing = loss_scale, list(self._num_parameters)
 
     def _filled(self, parameter: Tensor) -> None:
@@ -78,7 +79,7 @@ class BucketSums:
             self._begin_next()
 
     def finite(self) -> bool:
-        """Whether the gradient can be summed over ranks. With `overlap` collective: begins the rest of the sums."""
+        """See GradientSums. With `overlap` collective: begins the rest of the sums."""
         while self._num_rounded < len(self._order):
             self._round_next()
         while self._overlap and self._num_begun < len(self._order):
@@ -86,23 +87,32 @@ class BucketSums:
         return self._finite
 
     def begin(self, loss_scale: float) -> None:
-        """Begin the sums that are not begun."""
+        """See GradientSums."""
         self._loss_scale = loss_scale
         while self._num_begun < len(self._order):
             self._begin_next()
 
     def wait(self) -> None:
-        """Wait for all sums that were begun."""
+        """See GradientSums."""
         sums, self._sums = self._sums, []
         for each in sums:
             each()
 
     def result(self) -> None:
-        """The step counts, after `wait`: the gradient is the sum over ranks."""
+        """See GradientSums."""
         if self.residuals is not None:
             self.residuals.keep()
         elif self._loss_scale != 1:
             self._gradient.div_(self._loss_scale)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See GradientSums: there are none."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """See GradientSums."""
+        if self.of_ranks is not None:
+            self.of_ranks.load(tensors)
 
     def _round_next(self) -> None:
         """Round a bucket where gradients are compressed, and look for numbers that cannot be summed."""

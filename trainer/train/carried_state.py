@@ -23,7 +23,7 @@ from trainer.config import TrainerJob
 from trainer.dense.flat_dense import PREFIX
 from trainer.dense.flat_optimizer import STEP, initial_state
 from trainer.dense.flat_parameters import begins_of
-from trainer.dense.residuals import PREFIX as RESIDUAL
+from trainer.dense.rank_tensors import PREFIXES
 from trainer.features.default_rows import PREFIX as DEFAULT_ROW
 from trainer.features.default_rows import widths_of
 from trainer.models.carried_weights import Axes, CarriedWeight, Sizes, carried_weights
@@ -143,7 +143,7 @@ def _inputs(shape: Shape) -> tuple[tuple[tuple[str, int], ...], ...]:
 
 def _is_flat(name: str) -> bool:
     """Whether a tensor of a commit has a value for each float of the flat buffer."""
-    return name.startswith(RESIDUAL) or (name.startswith(PREFIX) and name != PREFIX + STEP)
+    return name.startswith(PREFIXES) or (name.startswith(PREFIX) and name != PREFIX + STEP)
 
 
 def _flat(
