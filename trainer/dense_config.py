@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from millrace.config import Count, PositiveCount, PositiveSize, Section
 from millrace.renamed_keys import Renamed, RenamedKey
@@ -122,15 +122,32 @@ DenseOptimizer = Annotated[
 
 MAX_ADAPTIVE = 16
 """Most steps between two averages that adapt to the loss."""
-NOT_BUILT = dict.fromkeys(("powersgd", "dgc"), '"none", "fp16" and "bf16"')
-"""Compressions that are planned, and those that there are."""
 MAX_BUCKET_BYTES, BUCKET_STEP_BYTES = 4 << 20, 64
 
 
-def _built(choice: object) -> object:
-    if isinstance(choice, str) and choice in NOT_BUILT:
-        raise ValueError(f'"{choice}" is not built yet; there are {NOT_BUILT[choice]}')
-    return choice
+class DgcSection(Section):
+    """Deep gradient compression (Lin et al. 2018): each trainer sends its largest sums of gradients only."""
+
+    sparsity: float = Field(default=0.999, ge=0, lt=1)
+    """Share of the dense parameters of which a trainer sends nothing in a step. 0: it sends all."""
+    warmup_steps: Count = 0
+    """Number of steps at the beginning in which the sparsity rises to that, in five stages: the share that is sent
+    falls by the same factor at each."""
+
+
+class PowerSgdSection(Section):
+    """PowerSGD (Vogels et al. 2019): the gradient of a matrix travels as the product of two narrow matrices."""
+
+    rank: int = Field(default=4, ge=1, le=64)
+    """Number of columns of the narrow matrices. More is more exact, and more bytes."""
+
+
+class HierarchySection(Section):
+    """Sums in two levels: within a machine, then between machines."""
+
+    group: int = Field(ge=2, le=4096)
+    """Number of neighbouring trainers that share a machine. If it does not divide the number of trainers, the next
+    lower number that does."""
 
 
 def _there(found: Mapping[str, bool]) -> str:
@@ -187,15 +204,22 @@ class DenseSection(Section):
     overlap: bool = False
     """Whether gradients are summed over trainers while the backward pass still computes others, with the same result.
     A step that is skipped has then sent its gradients for nothing."""
-    compression: Annotated[Literal["none", "fp16", "bf16"], BeforeValidator(_built)] = "none"
-    """Rounds gradients to 16 bits before they are summed over trainers, which halves their bytes. Each trainer adds
-    what rounding left to its gradients of the next step."""
+    hierarchy: HierarchySection | None = None
+    """With strategy = "all_reduce": gradients are summed within each machine first, and between machines then."""
+    compression: Literal["none", "fp16", "bf16", "powersgd", "dgc"] = "none"
+    """The part of its gradients that a trainer sends; the rest is added to its gradients of the next step. "fp16",
+    "bf16": numbers of 16 bits. "powersgd": two narrow matrices for each matrix. "dgc": the largest numbers."""
+    dgc: DgcSection | None = None
+    """Settings of compression = "dgc"."""
+    powersgd: PowerSgdSection | None = None
+    """Settings of compression = "powersgd"."""
 
     def _not_on_shards(self) -> str:
         """The settings that need all dense gradients in one place, in words; empty without them."""
         optimizer = self.optimizer
         found = {
             "overlap": self.overlap,
+            "hierarchy": self.hierarchy is not None,
             "compression": self.compression != "none",
             "clip_norm, which needs the gradients of all slices": self.clip_norm is not None,
             "optimizer.momentum": isinstance(optimizer, DenseSgd) and optimizer.momentum > 0,
@@ -228,12 +252,29 @@ class DenseSection(Section):
         whole = isinstance(self.optimizer, DenseLamb | DenseLars)
         found = {
             "overlap": self.overlap,
+            "hierarchy": self.hierarchy is not None,
             "compression": self.compression != "none",
             "bucket_bytes, which is for all_reduce": self.bucket_bytes != MAX_BUCKET_BYTES,
             f'optimizer.kind = "{self.optimizer.kind}", which needs whole parameters': whole
             and self.strategy == "sharded",
         }
         return _there(found)
+
+    @model_validator(mode="after")
+    def _compresses(self) -> "DenseSection":
+        """Each compression has its own settings, and what works with it."""
+        for name, value in {"dgc": self.dgc, "powersgd": self.powersgd}.items():
+            if value is not None and self.compression != name:
+                raise ValueError(f'{name} is for compression = "{name}", not for "{self.compression}": remove one')
+        whole, dgc = isinstance(self.optimizer, DenseLamb | DenseLars), self.compression == "dgc"
+        found = {
+            "overlap, as a trainer chooses what it sends when the gradient is complete": self.overlap,
+            "hierarchy, as trainers send what each of them chose": dgc and self.hierarchy is not None,
+            f'optimizer.kind = "{self.optimizer.kind}", which needs all of a gradient': dgc and whole,
+        }
+        if self.compression in ("dgc", "powersgd") and (trouble := _there(found)):
+            raise ValueError(f'compression = "{self.compression}" does not work with {trouble}')
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> "DenseSection":

@@ -23,6 +23,12 @@ SETTINGS = {
     "hybrid": {"strategy": "sharded", "group": 2},
     "clipped": {"clip_norm": 0.1},
     "sharded_clipped": {"strategy": "sharded", "clip_norm": 0.1},
+    "dgc": {"compression": "dgc", "dgc": {"sparsity": 0.99}},
+    "dgc_of_all": {"compression": "dgc", "dgc": {"sparsity": 0}},
+    "powersgd": {"compression": "powersgd", "powersgd": {"rank": 2}},
+    "hierarchy": {"hierarchy": {"group": 2}},
+    "hierarchy_bf16": {"hierarchy": {"group": 2}, "compression": "bf16"},
+    "bf16": {"compression": "bf16"},
 }
 SCRIPT = """
 import json, sys
@@ -50,7 +56,7 @@ def batch(rank, step):
     return torch.randn(2 + rank, 64, generator=torch.Generator().manual_seed(100 * step + rank))
 
 def sent():
-    return sum(link["sent_bytes"] for link in ranks.links().values())
+    return {name: link["sent_bytes"] for name, link in ranks.links().items()}
 
 def learnt(section, saved=None):
     net = nn.Linear(64, 768, bias=False)  # 12 * 4,096 parameters: slices need no padding
@@ -84,7 +90,9 @@ said = {}
 for name, given in settings.items():
     section, before = DenseSection(**given), sent()
     digest, whole, state, in_steps = learnt(section)
-    said[name] = {"digest": digest, "state_bytes": state, "sent": in_steps - before}
+    said[name] = {"digest": digest, "state_bytes": state, "sent_to": {}}
+    said[name]["sent_to"] = {peer: num_bytes - before.get(peer, 0) for peer, num_bytes in in_steps.items()}
+    said[name]["sent"] = sum(said[name]["sent_to"].values())
     if rank == 0:
         weights = whole["model.weight"]
         said[name]["weights"], said[name]["bits"] = weights.view(-1)[::7].tolist(), digest_of({"weights": weights})
@@ -121,6 +129,10 @@ def test_strategies_keep_their_promises_on_processes(world, tmp_path):
     for name, oracle in (("sharded", "all_reduce"), ("hybrid", "all_reduce"), ("sharded_clipped", "clipped")):
         assert chief[name]["weights"] == pytest.approx(chief[oracle]["weights"], abs=1e-6)
         assert chief[name]["commit"] == chief[oracle]["commit"]
+    for name, oracle in (("hierarchy", "all_reduce"), ("dgc_of_all", "all_reduce")):
+        assert chief[name]["weights"] == pytest.approx(chief[oracle]["weights"], abs=1e-6), name
+    assert chief["dgc_of_all"]["bits"] == chief["all_reduce"]["bits"]
+    assert chief["hierarchy_bf16"]["weights"] == pytest.approx(chief["bf16"]["weights"], abs=0.01)
     if world <= 2:  # the sum of two numbers has one order
         assert chief["sharded"]["bits"] == chief["all_reduce"]["bits"]
     whole, part = (sum(said[name]["state_bytes"] for said in first) for name in ("all_reduce", "sharded"))
@@ -135,3 +147,20 @@ def test_a_strategy_sends_in_steps_what_it_promises(world, tmp_path):
     assert sent["sharded"] == pytest.approx(sent["all_reduce"], rel=0.01)
     assert sent["every_step"] == pytest.approx(3 * sent["all_reduce"], rel=0.01), "weights and two moments"
     assert sent["local_sgd"] == pytest.approx(sent["every_step"] * (num_steps // 3) / num_steps, rel=0.01)
+    assert sent["dgc"] == pytest.approx(sent["all_reduce"] * 0.01 * world, rel=0.02), "index and number"
+    assert sent["powersgd"] == pytest.approx(sent["all_reduce"] * 2 * (64 + 768) / (64 * 768), rel=0.02)
+
+
+def test_hierarchical_sums_send_less_between_machines(tmp_path):
+    """Trainers 0 and 1 share a machine, and 2 and 3; in a ring of all one of each sends to the other machine."""
+    said = run(4, tmp_path / "run")
+    between = {
+        name: sum(
+            num_bytes
+            for rank, each in enumerate(said)
+            for to, num_bytes in each[name]["sent_to"].items()
+            if rank // 2 != int(to.removeprefix("trainer-")) // 2
+        )
+        for name in ("all_reduce", "hierarchy")
+    }
+    assert between["hierarchy"] == pytest.approx(between["all_reduce"] * 2 / 3, rel=0.01)

@@ -22,7 +22,13 @@ from trainer.dense.strategy import STRATEGIES, dense_strategy
 from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
 from trainer.spec.shard_tables import tables_on_shards
 
-EVERY = pytest.mark.parametrize("name", sorted(STRATEGIES))
+OF_SUMS = {
+    "dgc": {"compression": "dgc", "dgc": {"sparsity": 0.8, "warmup_steps": 3}},
+    "powersgd": {"compression": "powersgd", "powersgd": {"rank": 1}},
+    "hierarchy": {"hierarchy": {"group": 3}},
+}
+"""Settings of "all_reduce" that sum in another way."""
+EVERY = pytest.mark.parametrize("name", [*sorted(STRATEGIES), *OF_SUMS])
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
 STEPS = 5
 TOLERANCE = 1e-6
@@ -38,13 +44,14 @@ def model(seed=3):
     return net
 
 
-OPTIMIZER = {"all_reduce": DenseSgd(kind="sgd", lr=0.1, momentum=0.5)}
-SETTINGS = {"local_sgd": {"k_steps": 2}}
+MOMENTUM = DenseSgd(kind="sgd", lr=0.1, momentum=0.5)
+OPTIMIZER = {"all_reduce": MOMENTUM, "dgc": MOMENTUM}
+SETTINGS = {"local_sgd": {"k_steps": 2}} | OF_SUMS
 
 
 def section(name, **more):
     given = {"optimizer": OPTIMIZER.get(name, DenseAdam(lr=0.1))} | SETTINGS.get(name, {})
-    return DenseSection(strategy=name, **(given | more))
+    return DenseSection(strategy="all_reduce" if name in OF_SUMS else name, **(given | more))
 
 
 @dataclass

@@ -253,8 +253,18 @@ MISTAKES = {
     "overlap, compression",
     "dense.bucket_bytes=100B": "dense: bucket_bytes must be a multiple of 64, and at most 4MiB",
     "dense.bucket_bytes=5MiB": "dense: bucket_bytes must be a multiple of 64, and at most 4MiB",
-    "dense.compression=dgc": 'dense.compression: "dgc" is not built yet; there are "none", "fp16" and "bf16" '
-    "(got 'dgc')",
+    "dense.compression=topk": "dense.compression: Input should be 'none', 'fp16', 'bf16', 'powersgd' or 'dgc' (got "
+    "'topk')",
+    "dense.dgc.sparsity=0.5": 'dense: dgc is for compression = "dgc", not for "none": remove one',
+    "dense={compression='dgc',powersgd={}}": 'dense: powersgd is for compression = "powersgd", not for "dgc": remove '
+    "one",
+    "dense={compression='dgc',dgc={sparsity=1}}": "dense.dgc.sparsity: Input should be less than 1",
+    "dense={compression='powersgd',overlap=true}": 'dense: compression = "powersgd" does not work with overlap, as a '
+    "trainer chooses what it sends when the gradient is complete",
+    "dense={compression='dgc',hierarchy={group=2},optimizer={kind='lars'}}": 'dense: compression = "dgc" does not work '
+    'with hierarchy, as trainers send what each of them chose, optimizer.kind = "lars", which needs all of a gradient',
+    "dense={strategy='sharded',hierarchy={group=2}}": 'dense: strategy = "sharded" does not work with hierarchy',
+    "dense.hierarchy.group=1": "dense.hierarchy.group: Input should be greater than or equal to 2 (got 1)",
     "dense.average=false": "dense: average = false is for accumulate above 1",
     'dense={buffers="sync_bn",accumulate=2}': 'dense: buffers = "sync_bn" does not work with accumulate above 1, whose '
     "batches trainers do not compute in step",

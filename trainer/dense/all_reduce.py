@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from millrace.timeline import Span, recorded
 from trainer.collectives.ranks import Ranks
 from trainer.dense.bucket_sums import BucketSums
+from trainer.dense.dgc import DgcSums, without_momentum
 from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from trainer.dense.flat_optimizer import STATE, FlatOptimizer
+from trainer.dense.flat_optimizer import STATE, FlatOptimizer, state_names
 from trainer.dense.flat_parameters import digest_of
 from trainer.dense.gradient_sums import GradientSums
+from trainer.dense.powersgd import PowerSgdSums
 from trainer.dense_config import DenseSection
 
 
@@ -23,13 +25,26 @@ class AllReduceDense(FlatDense):
     """See module docstring, and DenseStrategy."""
 
     def __init__(
-        self, model: nn.Module, config: DenseSection, ranks: Ranks, more: Mapping[str, nn.Parameter] | None = None
+        self,
+        model: nn.Module,
+        config: DenseSection,
+        ranks: Ranks,
+        more: Mapping[str, nn.Parameter] | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
-        """See FlatDense."""
+        """See FlatDense. `seed`: of the job."""
         super().__init__(model, config, ranks, more)
+        has_any, by_ranks = self._grad.numel() > 0, config.compression == "dgc"
         self._sums: GradientSums = BucketSums(self._grad, model, more or {}, ranks, config)
-        has_any = self._grad.numel() > 0
-        self._optimizer = FlatOptimizer(self._flat.weights, config.optimizer, self._flat.segments) if has_any else None
+        if has_any and by_ranks:
+            self._sums = DgcSums(self._grad, ranks, config)
+        elif has_any and config.compression == "powersgd":
+            self._sums = PowerSgdSums(self._grad, self._flat.parameters, ranks, config, seed)
+        learns = without_momentum(config.optimizer) if by_ranks else config.optimizer
+        self._state_names = state_names(learns) if by_ranks else STATE[type(learns)]
+        self._optimizer = FlatOptimizer(self._flat.weights, learns, self._flat.segments) if has_any else None
+        self._clip_norm = None if by_ranks else config.clip_norm
 
     def set_lr(self, lr: float) -> None:
         """See DenseStrategy."""
@@ -73,8 +88,8 @@ class AllReduceDense(FlatDense):
         """See DenseStrategy."""
         if self._optimizer is None:
             return
-        if self._config.clip_norm is not None:
-            clip(self._grad, torch.linalg.vector_norm(self._grad), self._config.clip_norm)
+        if self._clip_norm is not None:
+            clip(self._grad, torch.linalg.vector_norm(self._grad), self._clip_norm)
         self._optimizer.step(self._grad)
 
     def flush(self) -> None:
@@ -99,7 +114,7 @@ class AllReduceDense(FlatDense):
         """See DenseStrategy."""
         self._flat.load(tensors)
         state, device = state_in(tensors), self._grad.device
-        if self._optimizer is not None and state.keys() == STATE[type(self._config.optimizer)]:
+        if self._optimizer is not None and state.keys() == self._state_names:
             self._optimizer.state = {name: value.to(device).clone() for name, value in state.items()}
         self._sums.load(tensors)
 

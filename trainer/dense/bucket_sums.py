@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pserver.config import MAX_FLOAT32
 from trainer.collectives.ranks import Ranks
 from trainer.dense.flat_parameters import within
+from trainer.dense.hierarchy import all_reduce_of
 from trainer.dense.residuals import Residuals
 from trainer.dense_config import DenseSection
 
@@ -29,9 +30,12 @@ class BucketSums:
     ) -> None:
         """`gradient`: the flat one, of which those of all parameters are views."""
         self._gradient, self._ranks, self._overlap = gradient, ranks, config.overlap and gradient.numel() > 0
+        self._all_reduce = all_reduce_of(ranks, config)
         size, total = config.bucket_bytes // gradient.element_size(), gradient.numel()
         self._bounds = [(begin, min(begin + size, total)) for begin in range(0, total, size)]
-        self.residuals = None if config.compression == "none" else Residuals(gradient, ranks, config.compression)
+        self.residuals = None
+        if config.compression == "fp16" or config.compression == "bf16":
+            self.residuals = Residuals(gradient, ranks, config.compression)
         self.of_ranks = None if self.residuals is None else self.residuals.of_ranks
         parameters = [each for each in model.parameters() if each.requires_grad]
         self._of = {each: self._buckets_of(each, size) for each in parameters}
@@ -131,4 +135,4 @@ class BucketSums:
         begin, end = self._bounds[self._order[self._num_begun]]
         self._num_begun += 1
         sent = self._gradient if self.residuals is None else self.residuals.sent
-        self._sums.append(self._ranks.all_reduce(sent[begin:end]))
+        self._sums.append(self._all_reduce(sent[begin:end]))

@@ -27,7 +27,10 @@ class FlatParameters:
         self._model, self._more = model, dict(more or {})
         if twice := sorted(self._more.keys() & model.state_dict().keys()):
             raise SpecError(f"the model has a tensor named {twice[0]!r}, as the trainer has; rename it", "model")
-        parameters = [each for each in (*model.parameters(), *self._more.values()) if each.requires_grad]
+        named = (*model.named_parameters(), *self._more.items())
+        self.parameters = {name: each for name, each in named if each.requires_grad}
+        """By name, in the order of the buffer."""
+        parameters = list(self.parameters.values())
         device = parameters[0].device if parameters else torch.device("cpu")
         begins, total = begins_of([parameter.numel() for parameter in parameters])
         self.length = total

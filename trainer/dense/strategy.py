@@ -121,21 +121,25 @@ class DenseStrategy(Protocol):
         ...
 
 
-Build = Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None, Shards, float], DenseStrategy]
+Build = Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None, Shards, float, int], DenseStrategy]
 
 
 def _on_trainers(
     strategy: Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None], DenseStrategy],
 ) -> Build:
-    """A strategy that needs no shards."""
-    return lambda model, config, ranks, more, _shards, _step_s: strategy(model, config, ranks, more)
+    """A strategy that needs no shards and no seed."""
+    return lambda model, config, ranks, more, _shards, _step_s, _seed: strategy(model, config, ranks, more)
 
 
 STRATEGIES: Mapping[str, Build] = {
-    "all_reduce": _on_trainers(AllReduceDense),
+    "all_reduce": lambda model, config, ranks, more, _shards, _step_s, seed: AllReduceDense(
+        model, config, ranks, more, seed=seed
+    ),
     "local_sgd": _on_trainers(LocalSgdDense),
     "sharded": _on_trainers(ShardedDense),
-    "shards": ShardDense,
+    "shards": lambda model, config, ranks, more, shards, step_s, _seed: ShardDense(
+        model, config, ranks, more, shards, step_s
+    ),
 }
 """By the name that `dense.strategy` has for them."""
 
@@ -148,13 +152,14 @@ def dense_strategy(
     more: Mapping[str, nn.Parameter] | None = None,
     *,
     step_s: float,
+    seed: int = 0,
 ) -> DenseStrategy:
     """The strategy of `dense.strategy`. `more`: parameters by name that learn with the model's and are not in its
-    module. `step_s`: longest time of a call to the shards.
+    module. `step_s`: longest time of a call to the shards. `seed`: of the job.
 
     Raises SpecError for a name that is not known, and for a parameter of `more` that has the name of a model's tensor.
     """
     if config.strategy not in STRATEGIES:
         known = ", ".join(sorted(STRATEGIES))
         raise SpecError(f'there is no strategy "{config.strategy}"; known: {known}', "dense.strategy")
-    return STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s)
+    return STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s, seed)

@@ -141,7 +141,7 @@ def open_trainer(
         source = source_of(config, job)  # reads plans, and makes none
         reader = open_reader(config, job, schema, source, dead_letters, shards, instead=reader)
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
-        dense = dense_strategy(model, job.dense, ranks, shards, default_rows.parameters, step_s=job.train.step_deadline)
+        dense = _dense(job, model, ranks, shards, default_rows)
         maker = _maker(job, schema, shards, dense)
         loader = held.enter_context(_loading(reader, maker, job))
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
@@ -554,6 +554,11 @@ def _shards(
         identity=identity,
         wire=config.wire,
     )
+
+
+def _dense(job: TrainerJob, model: nn.Module, ranks: Ranks, shards: Shards, default_rows: DefaultRows) -> DenseStrategy:
+    more, step_s = default_rows.parameters, job.train.step_deadline
+    return dense_strategy(model, job.dense, ranks, shards, more, step_s=step_s, seed=job.seed)
 
 
 def _maker(job: TrainerJob, schema: Schema, shards: Shards, dense: DenseStrategy) -> BatchMaker:

@@ -1,0 +1,163 @@
+"""Deep gradient compression: each rank sends the k numbers of its flat buffer that are largest, and keeps the others.
+
+A rank adds its gradient to its velocity (momentum correction), and its velocity to its residual. It sends the k largest
+numbers of the residual with their indices, and sets those of residual and velocity to 0 (factor masking). All ranks add
+what they get in rank order; the optimizer then has no momentum. Where k is all, nothing is late, so velocities stay.
+The gradient of a rank is clipped before, to clip_norm / sqrt(ranks) (local clipping).
+
+Source: Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, ICLR 2018. There k is a share of each layer, here of the
+buffer. Velocities and residuals belong to ranks; on another number of ranks each begins with an equal part of the sum.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from pserver.config import MAX_FLOAT32
+from trainer.collectives.ranks import Ranks
+from trainer.dense.flat_dense import clip
+from trainer.dense.flat_parameters import within
+from trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
+from trainer.dense_config import DenseOptimizer, DenseSection, DenseSgd, DgcSection
+
+STEPS = "dgc.steps"
+"""Name of the count of steps in commits."""
+WARMUP_STAGES = 5
+MAX_FLOATS = 1 << 31
+"""Indices are sent as 32 bits."""
+
+
+def num_sent(config: DgcSection, num_floats: int, step: int) -> int:
+    """How many numbers of so many a rank sends in a step; steps count from 0."""
+    stage = WARMUP_STAGES
+    if step < config.warmup_steps:
+        stage = 1 + WARMUP_STAGES * step // config.warmup_steps
+    share: float = (1 - config.sparsity) ** (stage / WARMUP_STAGES)
+    return max(1, round(num_floats * share))
+
+
+def largest(values_N: Tensor, k: int) -> Tensor:
+    """(k,) indices, ascending, of the k finite numbers of the largest size; of equal ones, those that come first."""
+    sizes_N = values_N.abs()
+    least = torch.topk(sizes_N, k, sorted=False).values.min()
+    above = torch.nonzero(sizes_N > least).view(-1)
+    equal = torch.nonzero(sizes_N == least).view(-1)[: k - len(above)]
+    return torch.cat([above, equal]).sort().values
+
+
+def largest_reference(values: list[float], k: int) -> list[int]:
+    """The plain twin of `largest`."""
+    return sorted(sorted(range(len(values)), key=lambda index: (-abs(values[index]), index))[:k])
+
+
+def without_momentum(optimizer: DenseOptimizer) -> DenseOptimizer:
+    """The optimizer of the sums: ranks have the momentum of SGD before."""
+    return optimizer.model_copy(update={"momentum": 0.0}) if isinstance(optimizer, DenseSgd) else optimizer
+
+
+class DgcSums:
+    """See module docstring, and GradientSums. With no more bytes than indices need, all numbers are sent, as 0 or not.
+
+    `velocity` and `residual` change when a step counts; until then the gradient holds the next velocity.
+    """
+
+    checks = True
+
+    def __init__(self, gradient: Tensor, ranks: Ranks, config: DenseSection) -> None:
+        """`gradient`: the flat one, of at least one float."""
+        assert 0 < len(gradient) < MAX_FLOATS
+        self._gradient, self._ranks, self._config = gradient, ranks, config.dgc or DgcSection()
+        self._clip_norm = None if config.clip_norm is None else config.clip_norm / math.sqrt(ranks.world)
+        self._momentum = config.optimizer.momentum if isinstance(config.optimizer, DenseSgd) else 0.0
+        self._bucket_floats = config.bucket_bytes // gradient.element_size()
+        self.residual = torch.zeros_like(gradient)
+        self.velocity = torch.zeros_like(gradient if self._momentum else gradient[:0])
+        held = {RESIDUAL: self.residual} | ({VELOCITY: self.velocity} if self._momentum else {})
+        self.of_ranks = RankTensors(held, ranks, keeps_sum=True)
+        self._num_steps = 0
+        self._all = torch.zeros_like(gradient)
+        """The numbers to choose from: the next residual, if the rank sent nothing."""
+        self._chosen, self._sums = torch.zeros(0), torch.zeros(0)
+        self._waits: list[Callable[[], None]] = []
+        self._loss_scale = 1.0
+        self._finite: bool | None = None
+
+    def clear(self) -> None:
+        """See GradientSums."""
+        self._loss_scale, self._finite = 1.0, None
+
+    def fills(self, loss_scale: float) -> None:
+        """See GradientSums: nothing is sent before the gradient is complete."""
+        self._loss_scale = loss_scale
+
+    def finite(self) -> bool:
+        """See GradientSums."""
+        if self._finite is None:
+            self._finite = self._prepare()
+        return self._finite
+
+    def _prepare(self) -> bool:
+        """The gradient becomes the next velocity; whether the rank can send its sum with the residual."""
+        own, most = self._gradient, MAX_FLOAT32 / self._ranks.world
+        if self._loss_scale != 1:
+            own.div_(self._loss_scale)
+        if not within(own, most):
+            return False
+        if self._clip_norm is not None:
+            clip(own, torch.linalg.vector_norm(own), self._clip_norm)
+        if self._momentum:
+            own.add_(self.velocity * self._momentum)
+        torch.add(self.residual, own, out=self._all)
+        return within(self._all, most)
+
+    def begin(self, loss_scale: float) -> None:
+        """See GradientSums."""
+        self._loss_scale = loss_scale
+        self.finite()
+        num_floats = len(self._all)
+        k = num_sent(self._config, num_floats, self._num_steps)
+        self._chosen = largest(self._all, k)
+        if k * self._ranks.world >= num_floats:
+            self._sums = torch.zeros_like(self._all)
+            self._sums[self._chosen] = self._all[self._chosen]
+            self._waits = [self._ranks.all_reduce(each) for each in torch.split(self._sums, self._bucket_floats)]
+            return
+        brought = torch.zeros((self._ranks.world, 2, k), dtype=torch.int32, device=self._all.device)
+        brought[self._ranks.rank, 0] = self._chosen
+        brought[self._ranks.rank, 1] = self._all[self._chosen].view(torch.int32)
+        gathered = self._ranks.all_gather_of_ranks(brought.view(-1))
+        self._waits = [gathered, lambda: self._add(brought)]
+
+    def _add(self, brought_R2K: Tensor) -> None:
+        """Add the numbers of all ranks, in rank order."""
+        self._sums = torch.zeros_like(self._all)
+        for indices_K, bits_K in brought_R2K:
+            self._sums.index_add_(0, indices_K, bits_K.view(torch.float32))
+
+    def wait(self) -> None:
+        """See GradientSums."""
+        waits, self._waits = self._waits, []
+        for each in waits:
+            each()
+
+    def result(self) -> None:
+        """See GradientSums."""
+        self.residual.copy_(self._all)
+        self.residual[self._chosen] = 0
+        if self._momentum:
+            self.velocity.copy_(self._gradient)
+            if len(self._chosen) < len(self._all):
+                self.velocity[self._chosen] = 0
+        self._gradient.copy_(self._sums)
+        self._num_steps += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See GradientSums: the count of steps."""
+        return {STEPS: torch.tensor(self._num_steps, dtype=torch.int64)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """See GradientSums. After another compression the residual goes on, and the warm-up begins."""
+        self.of_ranks.load(tensors)
+        self._num_steps = int(tensors[STEPS]) if STEPS in tensors else 0
