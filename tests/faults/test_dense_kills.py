@@ -14,13 +14,17 @@ NUM_DEATHS = 10
 STRATEGIES = {
     "local_sgd": "dense={strategy='local_sgd', k_steps=3, begin=20, adaptive=true}",
     "sharded": "dense={strategy='sharded', clip_norm=0.5}",
+    "dgc": "dense={compression='dgc', dgc={sparsity=0.95, warmup_steps=20}, optimizer={kind='sgd', momentum=0.9}}",
+    "powersgd": "dense={compression='powersgd', powersgd={rank=1}, hierarchy={group=2}}",
 }
 """An average, or its flush at a close, is in the middle of each pass of five steps."""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("strategy", [pytest.param("local_sgd", marks=pytest.mark.slow), "sharded"])
+@pytest.mark.parametrize(
+    "strategy", ["sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local_sgd", "dgc", "powersgd"))]
+)
 def test_ten_deaths_change_nothing(tmp_path, strategy):
     write_job(tmp_path, num_lines=500)
     said, settings = [], (STRATEGIES[strategy], "passes.max_events=80")

@@ -75,6 +75,7 @@ IN_PARTS = (*SLICED, "dense.slice_floats=1000", "train.early_rows=true")
 """And slices travel in messages of their own, and rows early."""
 MERGED = ("dense.accumulate=2", "dense.average=false", LONG_PASSES)
 COMPRESSED = ("dense.compression=bf16", "dense.overlap=true", "dense.bucket_bytes=256B", LONG_PASSES)
+SPARSE = ("dense={compression='dgc',dgc={sparsity=0.9},optimizer={kind='sgd',momentum=0.9}}", LONG_PASSES)
 DEATHS_IN_LONG_PASSES = {
     (1, 0): [AtFailpoint(CHIEF, Failpoint.PARTLY_PUSHED, hit) for hit in (1, 9)],
     (2, 2): [
@@ -94,6 +95,7 @@ DEATHS_IN_LONG_PASSES = {
         pytest.param((1, 0), STALE, marks=pytest.mark.slow),
         *(((2, 2), each) for each in (STALE, IN_PARTS)),
         *(pytest.param((2, 2), each, marks=pytest.mark.slow) for each in (MERGED, COMPRESSED)),
+        ((2, 2), SPARSE),
     ],
     ids=[
         "embedded, stale rows",
@@ -101,6 +103,7 @@ DEATHS_IN_LONG_PASSES = {
         "2 trainers x 2 shards, dense on shards, in parts",
         "2 trainers x 2 shards, merged batches",
         "2 trainers x 2 shards, compressed gradients beside the backward pass",
+        "2 trainers x 2 shards, the largest gradients",
     ],
 )
 def test_a_death_in_the_middle_of_a_pass_changes_nothing(tmp_path, place, settings):

@@ -12,13 +12,18 @@ __all__ = ["job"]  # a fixture
 STRATEGIES = {
     "local_sgd": "dense={strategy='local_sgd', k_steps=3, begin=4}",
     "sharded": "dense={strategy='sharded', group=2}",
+    "dgc": "dense={compression='dgc', dgc={sparsity=0.9}, optimizer={kind='sgd', momentum=0.5}}",
+    "powersgd": "dense={compression='powersgd', powersgd={rank=1}}",
 }
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param("sharded", marks=pytest.mark.long), pytest.param("local_sgd", marks=pytest.mark.slow)],
+    [
+        pytest.param("sharded", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("local_sgd", "dgc", "powersgd")),
+    ],
 )
 def test_what_is_learnt_after_a_resize_is_the_same_when_trained_again(job, strategy):  # noqa: F811
     settings = (STRATEGIES[strategy], "commit.keep=1000", "cluster.trainers=2")
