@@ -58,7 +58,7 @@ class TableEntry(ResponseBody):
     """Length of a row's vector."""
     slots: dict[str, dict[str, Any]]
     """By slot: its `rows`, which slots of one `share` have in common, and statistics of its values over the job's
-    life."""
+    life. With `guards`, also the `drift` of the newest pass."""
     held: dict[str, Any] | None
     """A shrink that would delete too many rows and waits for an operator, or null."""
 

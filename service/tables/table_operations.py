@@ -45,6 +45,7 @@ def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
     figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
     reported = status.parts("tables")
     rows = {slot: count for table in reported.values() for slot, count in table.part("rows_by_slot").raw.items()}
+    guarded = status.part("operations").part("guards").parts("slots")
     return [
         {
             "name": name,
@@ -52,7 +53,11 @@ def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
             **{key: reported[name].number(key) if name in reported else None for key in COUNTS},
             "dim": table.dim,
             "slots": {
-                slot: {"rows": rows.get(slot), **(figures[slot].raw if slot in figures else {})}
+                slot: {
+                    "rows": rows.get(slot),
+                    **(figures[slot].raw if slot in figures else {}),
+                    **({"drift": guarded[slot].number("drift")} if slot in guarded else {}),
+                }
                 for slot, table_of in slots.items()
                 if table_of == name
             },
@@ -88,7 +93,8 @@ def committed_status(job: LoadedJob, commit: Commit) -> Status:
         tables[name] = {"rows": sum(part["rows"] for part in parts), "bytes": size, "rows_by_slot": by_slot}
     deciders: Mapping[str, Any] = commit.state.get("operations", {}).get("deciders", {})
     held = deciders.get("shrinking", {}).get("held", {})
-    return Status({"tables": tables, "slots": fresh.part("slots").raw, "operations": {"shrinking": {"held": held}}})
+    operations = {"shrinking": {"held": held}, "guards": {"slots": deciders.get("guards", {}).get("figures", {})}}
+    return Status({"tables": tables, "slots": fresh.part("slots").raw, "operations": operations})
 
 
 # Shrink

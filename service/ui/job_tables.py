@@ -24,6 +24,7 @@ COLUMNS = (
     Column("Empty", number=True),
     Column("Cut off", number=True),
     Column("Not finite", number=True),
+    Column("Drift", number=True),
 )
 NO_SLOT = "There are no figures of slots yet; they appear with the first pass."
 
@@ -41,6 +42,7 @@ def slot_rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
             _cell(format_percentage, figures, "empty_rate"),
             _cell(format_count, figures, "num_cut"),
             _cell(format_count, figures, "num_non_finite"),
+            _cell(format_metric, figures, "drift"),
         ))
         for table in tables
         for slot, figures in table["slots"].items()

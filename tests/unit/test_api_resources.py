@@ -33,7 +33,10 @@ STATUS = {
         "default": {"rows": 300, "bytes": 4096, "new_rows": 5, "unadmitted": 7, "rows_by_slot": {"a": 290, "b": 10}}
     },
     "slots": {"a": {"distinct": 20, "mean_count": 1.0}},
-    "operations": {"shrinking": {"held": {"default": {"rows": 300, "going": 200, "fraction": 0.66}}}},
+    "operations": {
+        "shrinking": {"held": {"default": {"rows": 300, "going": 200, "fraction": 0.66}}},
+        "guards": {"slots": {"a": {"drift": 0.5}}, "outside": {}},
+    },
 }
 ROWS = {("a", 1): [1, 2, 3, 4, 5], ("a", 2): [5, 4, 3, 2, 1]}
 GATES = {"min_auc": {"passed": False, "value": 0.5, "limit": 0.6, "why": "auc of ctr is 0.5"}}
@@ -243,6 +246,7 @@ def test_metrics_and_tables_are_told_by_slice_and_slot(served):
     assert table == served.get("/v1/jobs/small/tables/default").json()
     assert (table["rows"], table["dim"], table["slots"]["a"]["distinct"], table["held"]["going"]) == (300, 4, 20, 200)
     assert (table["unadmitted"], table["dirty_rows"], table["slots"]["a"]["rows"]) == (7, None, 290)
+    assert table["slots"]["a"]["drift"] == 0.5 and "drift" not in table["slots"]["b"]
     missing(served.get("/v1/jobs/small/tables/x"), "there is no table 'x'; known: default")
     answer = served.get("/v1/jobs/small/tables/default/explain?slot=aa&sign=3")
     assert answer.status_code == 422 and "did you mean 'a'" in answer.json()["detail"]

@@ -248,6 +248,8 @@ def test_slices_slots_and_shards_are_rows_of_what_the_api_says():
     assert value == "1" and [cell.text for cell in cells] == ["1", "5", "0.7000", "–", "–", "–"]
     table = {"name": "t", "held": None, "slots": {f"s{n}": {"num_samples": n} for n in range(300)}}
     assert len(job_tables.slot_rows([table])) == 300
+    [(_, cells)] = job_tables.slot_rows([table | {"slots": {"user": {"drift": 0.3125}}}])
+    assert len(cells) == len(job_tables.COLUMNS) and cells[-1].text == "0.3125"
     parts = [{"folder": "shard-0", "rows": {"a": 1, "b": 2}}, {"folder": "shard-1", "rows": {"a": 4}}]
     assert job_tables.rows_by_shard({"parts": parts}) == (["shard-0", "shard-1"], [3, 4])
 
