@@ -1,6 +1,7 @@
 """A running job moves to another build at a close, and learns the same as one that stays."""
 
 import shutil
+import subprocess
 import sys
 import sysconfig
 import venv
@@ -52,6 +53,14 @@ def done(service, path, build):
     return service.until(f"/operations/{operation['id']}", lambda told: told["ended"] is not None)
 
 
+def moved_back(service):
+    """All jobs moved by the command to the service's own environment; what it prints."""
+    words = [sys.executable, "-m", "service", "upgrade", "--all", "--url", str(service.http.base_url)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_that_moves_while_it_runs_learns_the_same_and_reads_each_event_once(service, tmp_path):
@@ -86,4 +95,7 @@ def test_a_job_that_moves_while_it_runs_learns_the_same_and_reads_each_event_onc
     assert first == second
     assert [each["digests"] for each in closes(stores[0])][-1] == [each["digests"] for each in closes(stores[1])][-1]
     assert first["events"] == sum(path.read_text().count("\n") for path in data.glob("part-*.txt"))
+    own = millrace.__version__
+    assert moved_back(service) == f"moves: {NEXT} -> {own}\nstays: {own} -> {own}\n"
+    assert service.ask("GET", "/jobs/moves")["build"] == ""
     assert service.end() == 0
