@@ -167,16 +167,19 @@ def table_needs(
     scale = 1.0 if demand.ids is None or not total else demand.ids / total
     ratio = backtest([each.curve for each in stream.slots])
     sections, found = tables_on_shards(job.tables, job.dense, job.slots), []
-    for name in dict.fromkeys(each.table for each in stream.slots):
+    growth = total / max(1.0, sum(each.curve.ids[-1] for each in stream.slots))
+    for name in dict.fromkeys([*(each.table for each in stream.slots), *training.rows]):
         mine = [each for each in stream.slots if each.table == name]
-        count = sum(rows[id(each)][0] for each in mine) * scale
-        reach = max(rows[id(each)][1] for each in mine)
+        counted = sum(rows[id(each)][0] for each in mine) if mine else training.rows[name] * growth
+        count = counted * scale
+        reach = max((rows[id(each)][1] for each in mine), default=demand.events_a_day * demand.days)
         doubt = 1.0 if demand.ids is not None else factor_of_doubt(ratio, stream.events, reach)
         section = sections[name]
         row_bytes = row_bytes_of(width_of(section))
         index = 4 * index_slots(max(START_ROWS, math.ceil(count / shards))) * shards
         memory = count * row_bytes + index
         notes = tuple(dict.fromkeys(note for each in mine for note in rows[id(each)][2]))
+        notes = notes if mine else ("its ids are not counted: rows grow as those of all other tables together",)
         if section.memory is not None and memory > section.memory * shards:
             memory = float(section.memory * shards)
             notes = (*notes, "memory is bounded: the other rows are on disk alone")

@@ -23,13 +23,12 @@ from dataset.spec.schema import Schema, Slot
 from dataset.spec.source_set import SourceSet
 from dataset.stream.source import Partition, Segment, Source
 from millrace.deadline import Deadline
-from millrace.errors import BadInput
+from millrace.errors import BadInput, SpecError
 from pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, TableSection
 from pserver.protocol.histories import table_of
 from service.sizing.id_growth import IdCurve
 from service.sizing.process_use import use_of_children
 from service.spec.job import LoadedJob
-from trainer.control.job_spec import history_tables
 
 OPEN_S = 60.0
 """Longest time for an answer of a source."""
@@ -142,6 +141,8 @@ def admitted(count_U: I64, admission: Sequence[AdmissionEntry]) -> float:
 def read_stream_facts(job: LoadedJob, num_events: int) -> StreamFacts:
     """Read the first events of the job's stream. Raises SpecError, BadInput where there is none, and as a source."""
     spec = job.spec
+    if spec.join is not None:
+        raise SpecError("millrace size does not measure joins yet; remove the section to size the job without", "join")
     schema = Schema.of(spec.slots)
     counters = _counters(schema, spec.tables)
     pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
@@ -197,7 +198,7 @@ def _blocks(partitions: Sequence[Partition], num_events: int) -> Iterator[list[S
 
 
 def _counters(schema: Schema, tables: dict[str, TableSection]) -> dict[tuple[str, int], _Counter]:
-    """By table and slot group; histories have a table each, and group -1."""
+    """By table and slot group; the histories of a slot have a table of their own, and group -1."""
     found: dict[tuple[str, int], _Counter] = {}
     for slot in schema.sparse:
         name, table = slot.sparse.table, tables[slot.sparse.table]
@@ -207,8 +208,9 @@ def _counters(schema: Schema, tables: dict[str, TableSection]) -> dict[tuple[str
         rules = ["show_click"] if any(entry.kind == "show_click" for entry in admission) else []
         rules += [key for key in ("delete_below", "extend_at") if getattr(table, key) is not None]
         found.setdefault((name, slot.group), _Counter(name, slot.name, admission, days, tuple(rules)))
-    for name, section in history_tables(schema).items():
-        found[name, -1] = _Counter(name, "", (), section.delete_after_days, ())
+    for slot in schema.histories:
+        name = table_of(slot.name)
+        found[name, -1] = _Counter(name, "", (), slot.history.delete_after_days, ())
     return found
 
 
