@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, SequenceInput, Shape
+from trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
 from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import DinSettings
@@ -66,7 +66,8 @@ class Din(nn.Module):
     def __init__(self, shape: Shape, settings: DinSettings) -> None:
         super().__init__()
         target, attended = din_slots(shape, settings)
-        self._target, self._attended, self._tasks = target.name, [slot.name for slot in attended], shape.tasks
+        self._target, self._tasks = target.name, shape.tasks
+        self._attended = {slot.name: slot.dim for slot in attended}
         self._others = StackedInput(without(shape, attended))
         self.attention = nn.ModuleList(
             TargetAttention(slot.dim, settings.attention, softmax=settings.softmax) for slot in attended
@@ -75,6 +76,17 @@ class Din(nn.Module):
         self.deep = Mlp(width, settings.hidden, settings.dropout)
         self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.wide = Wide(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract. An activation unit stays with its sequence and the target."""
+        axis, found = list(self._others.axis), dict(self.wide.slot_axes("wide"))
+        for number, (name, dim) in enumerate(self._attended.items()):
+            both = frozenset({name, self._target})
+            axis.append(AxisPart(f"interest {name} of {self._target}", dim, both))
+            pairs = AxisPart(f"pairs {name} and {self._target}", 4 * dim, both)
+            found[f"attention.{number}.unit.net.0.weight"] = (None, [pairs])
+        first, deep = self.deep.slot_axes("deep", axis)
+        return {**found, **first, **self.heads.slot_axes("heads", deep)}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

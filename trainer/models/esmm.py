@@ -11,8 +11,8 @@ Shapes: as in trainer.models.layers.
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
-from trainer.models.layers import Mlp, StackedInput, Wide, by_task
+from trainer.models.contract import Inputs, Shape, SlotAxes
+from trainer.models.layers import Mlp, StackedInput, Wide, by_task, tower_axes
 from trainer.models.linear import Linear
 from trainer.models.needs import two_tasks
 from trainer.models.settings import EsmmSettings
@@ -41,6 +41,14 @@ class Esmm(nn.Module):
             deep = Mlp(self._stacked.width, settings.hidden, settings.dropout)
             self.towers.append(nn.Sequential(deep, Linear(deep.width, 1)))
         self.wide = Wide(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        found = dict(self.wide.slot_axes("wide"))
+        for number, tower in enumerate(self.towers):
+            assert isinstance(tower, nn.Sequential)
+            found |= tower_axes(f"towers.{number}", tower, self._stacked.axis)
+        return found
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
+from trainer.models.carried_weights import NotCarried
+from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
 from trainer.models.layers import ChosenInput, FirstOrder, Heads, Mlp, StackedInput, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import FinalMlpSettings
@@ -31,6 +32,15 @@ class Gates(nn.Module):
             last = Linear(deep.width, width)
             nn.init.zeros_(last.bias)
             self.net = nn.Sequential(deep, last)
+
+    def slot_axes(self, name: str, axis: Axis) -> SlotAxes:
+        """See the contract; `axis` of what it gates. `name` of this module."""
+        if self._context is None:
+            return {f"{name}.gate_W": (axis,)}
+        deep = self.net[0]
+        assert isinstance(deep, Mlp)
+        first, after = deep.slot_axes(f"{name}.net.0", self._context.axis)
+        return {**first, f"{name}.net.1.weight": (axis, after), f"{name}.net.1.bias": (axis,)}
 
     def forward(self, x_BW: Tensor, inputs: Inputs) -> Tensor:
         """(B, W) -> (B, W)."""
@@ -77,6 +87,20 @@ class FinalMlp(nn.Module):
         self.first_head, self.second_head = Heads(self.first.width, num_tasks), Heads(self.second.width, num_tasks)
         self.fusion = BilinearFusion((self.first.width, self.second.width), settings.bilinear_heads, num_tasks)
         self.first_order = FirstOrder(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract. Without hidden layers the halves of a head's product are no places of slots."""
+        axis = self._stacked.axis
+        first, one = self.first.slot_axes("first", axis)
+        second, other = self.second.slot_axes("second", axis)
+        if not first or not second:
+            raise NotCarried("finalmlp without hidden layers multiplies the slots themselves")
+        found = {**first, **second, **self.first_head.slot_axes("first_head", one)}
+        found |= self.second_head.slot_axes("second_head", other)
+        for number, gate in enumerate(self.gates):
+            assert isinstance(gate, Gates)
+            found |= gate.slot_axes(f"gates.{number}", axis)
+        return found
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -31,6 +31,13 @@ def dense_axis(shape: Shape) -> list[AxisPart]:
     return [AxisPart(f"dense {name}", size, frozenset({name})) for name, size in shape.dense]
 
 
+def stacked_axis(shape: Shape) -> list[AxisPart]:
+    """The places of all inputs side by side: pooled vectors, means of sequences, dense values."""
+    vectors = [AxisPart(f"vector {slot.name}", slot.dim, frozenset({slot.name})) for slot in shape.pooled]
+    means = [AxisPart(f"sequence {slot.name}", slot.dim, frozenset({slot.name})) for slot in shape.sequences]
+    return [part for part in (*vectors, *means, *dense_axis(shape)) if part.size]
+
+
 def deep_axis(width: int) -> list[AxisPart]:
     """The places of a hidden layer's output."""
     return [AxisPart("deep", width)]
@@ -48,9 +55,7 @@ class StackedInput:
         dense = [shape.dense_size] if self._has_dense else []
         self.part_widths = [*pooled, *(slot.dim for slot in shape.sequences if slot.dim), *dense]
         self.width = sum(self.part_widths)
-        vectors = [AxisPart(f"vector {slot.name}", slot.dim, frozenset({slot.name})) for slot in shape.pooled]
-        means = [AxisPart(f"sequence {slot.name}", slot.dim, frozenset({slot.name})) for slot in shape.sequences]
-        self.axis = [part for part in (*vectors, *means, *dense_axis(shape)) if part.size]
+        self.axis = stacked_axis(shape)
         """Its places."""
 
     def __call__(self, inputs: Inputs) -> Tensor:
@@ -84,6 +89,8 @@ class ChosenInput:
                 self._dense.append((begin, begin + size))
             begin += size
         self.width = sum(slot.dim for slot in part.pooled + part.sequences) + part.dense_size
+        self.axis = stacked_axis(part)
+        """Its places."""
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """(B, W)."""
@@ -214,6 +221,14 @@ class Mlp(nn.Sequential):
         for layer in list(self)[1:]:
             output = layer(output)
         return output
+
+
+def tower_axes(name: str, tower: nn.Sequential, axis: Axis) -> SlotAxes:
+    """See the contract: of `tower`, which is a perceptron and a linear layer, at `name`; `axis` of its input."""
+    deep = tower[0]
+    assert isinstance(deep, Mlp)
+    first, after = deep.slot_axes(f"{name}.0", axis)
+    return first or {f"{name}.1.weight": (None, after)}
 
 
 class Heads(nn.Module):

@@ -9,7 +9,7 @@ Shapes: as in trainer.models.layers; E experts.
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
+from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
 from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import MmoeSettings
@@ -30,6 +30,20 @@ class Mmoe(nn.Module):
         self.gates = nn.ModuleList(Linear(width, settings.experts) for _ in each_task)
         self.towers = nn.ModuleList(Heads(out, 1, settings.towers, settings.dropout) for _ in each_task)
         self.wide = Wide(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        axis, found = self._stacked.axis, dict(self.wide.slot_axes("wide"))
+        out: Axis = axis
+        for number, expert in enumerate(self.experts):
+            assert isinstance(expert, Mlp)
+            first, out = expert.slot_axes(f"experts.{number}", axis)
+            found |= first
+        for number, tower in enumerate(self.towers):
+            assert isinstance(tower, Heads)
+            found[f"gates.{number}.weight"] = (None, axis)
+            found |= tower.slot_axes(f"towers.{number}", out)
+        return found
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

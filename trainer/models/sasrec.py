@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, SequenceInput, Shape
+from trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
 from trainer.models.layers import Heads, Mlp, StackedInput, TaskScale, Wide, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import SasrecSettings
@@ -158,6 +158,16 @@ class Sasrec(nn.Module):
         self.heads = Heads(self.deep.width, len(shape.tasks), settings.towers, settings.dropout)
         self.product = TaskScale(len(shape.tasks))
         self.wide = Wide(shape)
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract. The blocks stay with their sequence, and with the target that it is compared with."""
+        user, both = frozenset({self._sequence}), frozenset({self._sequence, self._target})
+        dim = self.encoder.positions.places_LD.shape[1]
+        products = AxisPart(f"products {self._sequence} and {self._target}", dim, both)
+        axis = [*self._others.axis, AxisPart(f"user {self._sequence}", dim, user), products]
+        first, deep = self.deep.slot_axes("deep", axis)
+        places = {"encoder.positions.places_LD": (None, [AxisPart(f"items {self._sequence}", dim, user)])}
+        return {**places, **first, **self.heads.slot_axes("heads", deep), **self.wide.slot_axes("wide")}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape, Targets
-from trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task
+from trainer.models.contract import Inputs, Shape, SlotAxes, Targets
+from trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task, tower_axes
 from trainer.models.linear import Linear
 from trainer.models.settings import TwoTowerSettings
 from trainer.models.slot_settings import tower_shapes
@@ -34,6 +34,10 @@ class Tower(nn.Module):
         self._inputs = ChosenInput(whole, part)
         deep = Mlp(self._inputs.width, settings.hidden, settings.dropout)
         self.net = nn.Sequential(deep, Linear(deep.width, settings.dim))
+
+    def slot_axes(self, name: str) -> SlotAxes:
+        """See the contract; `name` of this module."""
+        return tower_axes(f"{name}.net", self.net, self._inputs.axis)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """(B, V)."""
@@ -109,6 +113,10 @@ class TwoTower(nn.Module):
         corrected = settings.softmax and settings.correct_frequency
         self.frequency = ItemFrequency(settings.frequency_buckets, settings.frequency_memory) if corrected else None
         self.cache = ItemCache(settings.cached, settings.dim) if settings.cached else None
+
+    def slot_axes(self) -> SlotAxes:
+        """See the contract."""
+        return {**self.user.slot_axes("user"), **self.item.slot_axes("item")}
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task, and the vectors for `losses`."""
