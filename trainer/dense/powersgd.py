@@ -59,7 +59,7 @@ def orthonormal(matrix: Tensor) -> Tensor:
 
     By Householder reflections, so that a matrix of zeros gives unit vectors, and power iteration goes on from these.
     """
-    found: Tensor = torch.linalg.qr(matrix).Q
+    found: Tensor = torch.linalg.qr(matrix).Q.contiguous()  # as a commit holds it, and a restart reads it
     return found
 
 
