@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +132,10 @@ class KeptFiles:
         facts = documents.parse_object(metadata[FACTS].decode(), "kept samples")
         if facts["format"] != FORMAT or any(facts["slots"].get(name) != each for name, each in self._slots.items()):
             return None
+        blocks = [_samples(batch, self._schema)] if batch.num_rows else []
         outcome = PipeOutput(
-            _counters(facts, self._schema),
-            [_samples(batch, self._schema)] if batch.num_rows else [],
+            _counters(facts, self._schema, blocks),
+            blocks,
             [_rejection_of(each) for each in facts["rejections"]],
             facts["num_judged"],
         )
@@ -190,9 +191,11 @@ def _meta(column: pa.Array) -> Any:
     return texts
 
 
-def _counters(facts: Mapping[str, Any], schema: Schema) -> SlotCounters:
-    """The counters of the slots of `schema`, among those of the file."""
+def _counters(facts: Mapping[str, Any], schema: Schema, blocks: Sequence[Samples]) -> SlotCounters:
+    """The counters of the slots of `schema`, among those of the file; values by hash are counted again."""
     found, names = SlotCounters(schema), list(facts["slots"])
+    for block in blocks:
+        found.observe(block)
     rows = [names.index(slot.name) for slot in schema.slots]
     sums, registers = (base64.b64decode(each) for each in facts["counters"])
     found.sums_SK[:] = np.frombuffer(sums, np.int64).reshape(len(names), -1)[rows]

@@ -74,7 +74,8 @@ class Reads:
             blocks = [plain(block) for block in self.reader.read(begin, [segment], tally)]
             self.letters.publish(begin)
             counted = tally.num_events, tally.num_samples, tally.rejected, tally.num_dead_letters, tally.num_judged
-            sums = tally.slots.sums_SK.tolist(), tally.slots.registers_SR.sum(axis=1).tolist()
+            slots = tally.slots
+            sums = slots.sums_SK.tolist(), slots.registers_SR.sum(axis=1).tolist(), slots.buckets_SK.tolist()
             found.append(([row for block in blocks for row in block], counted, sums))
         return found
 
