@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -11,6 +12,8 @@ from service.auth.config import AccessSection, AllowSection, TlsSection
 
 SQLITE = "sqlite:///"
 POSTGRESQL = "postgresql"
+SECRET_FILES = ("passfile", "sslkey")
+"""Keys of a PostgreSQL URL that name files with secrets."""
 
 
 class LimitsSection(Section):
@@ -114,7 +117,10 @@ class ServiceConfig(Section):
         return found
 
     def _records(self) -> list[Path]:
-        """The files of an SQLite database that `database` names."""
+        """The files of an SQLite database that `database` names, or those with the secrets of a PostgreSQL one."""
+        if self.database is not None and self.shares_records:
+            keys = parse_qs(urlsplit(self.database).query)
+            return [Path(file).absolute() for key in SECRET_FILES for file in keys.get(key, ())]
         if self.database is None or not self.database.startswith(SQLITE):
             return []
         name = self.database.removeprefix(SQLITE).partition("?")[0]

@@ -70,6 +70,12 @@ def test_what_allows_things_and_what_remembers_them_is_reached_by_no_spec(tmp_pa
         loaded(tmp_path, 'root = "r"\n_file = "/elsewhere"')
 
 
+def test_the_files_with_the_secrets_of_the_database_are_reached_by_no_spec(tmp_path):
+    url = f"postgresql+psycopg://millrace@db/millrace?passfile={tmp_path}/pgpass&sslkey={tmp_path}/my%20key"
+    config = loaded(tmp_path, f'root = "r"\ndatabase = "{url}"\n[allow]\nroots = ["."]')
+    assert {tmp_path / "pgpass", tmp_path / "my key"} <= set(config.private)
+
+
 def test_the_example_is_right_and_says_what_the_defaults_are():
     config = load_service(EXAMPLE)
     assert config.limits == LimitsSection()
