@@ -45,7 +45,7 @@ def sweep(
     if settings is not None and (sets or without or ablate):
         raise SpecError("--settings has all settings; leave out --set, --without and --ablate")
     if settings is not None:
-        chosen = of_file(settings.read_text(encoding="utf-8"))
+        chosen = of_file(_text(settings))
     else:
         chosen = grid(sets, without)
     if ablate:
@@ -62,3 +62,10 @@ def sweep(
         print(json.dumps([each.message() for each in results], indent=2))
         return
     Console(width=None if sys.stdout.isatty() else 160).print(table_of(results))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} cannot be read as text: {error}", "--settings") from None

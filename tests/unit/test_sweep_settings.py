@@ -11,6 +11,7 @@ from rich.console import Console
 from dataset.spec.schema import Schema
 from millrace.config import parse_value
 from millrace.errors import SpecError
+from service.cli.sweep_command import sweep
 from service.history.paired_test import JobComparison, PairedResult
 from service.predict.prediction import job_of as job_of_request
 from service.spec.job import job_of, load_job
@@ -156,6 +157,15 @@ def test_what_a_sweep_cannot_run_is_refused_before_it_runs(tmp_path, sets, words
     with pytest.raises(SpecError, match=words):
         Sweep(job, tmp_path / "sweep", grid(sets), keep="1GiB", after=0)
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_a_file_of_settings_that_cannot_be_read_is_named(tmp_path, content):
+    path = tmp_path / "settings.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SpecError, match=r"--settings: .*settings.toml cannot be read"):
+        sweep(write_epoch_job(tmp_path), settings=path)
 
 
 def test_a_folder_of_something_else_is_not_emptied(tmp_path):
