@@ -191,6 +191,7 @@ class LocalHost:
         folder, base = JobFolder(self._config.jobs / loaded.spec.name), loaded.folder
         self._register.check_room(loaded.spec.name, self._config.limits.max_jobs)
         self._check_apart(loaded)
+        self.records.check_active()
         _make_folder(folder)  # 2
         folder.write_job(loaded.whole(), base)
         now = utc_now()
@@ -220,6 +221,7 @@ class LocalHost:
             entry = self._register.get(name)
             own = entry.folder.path in (entry.store, *entry.store.parents)
             with self._still(entry, uses_store=own or not keep_store):
+                self.records.check_active()
                 if not keep_store and not own:
                     _remove_store(entry)  # 2
                 gone = self._moved(entry, KEPT if keep_store and own else TRASH)  # 3

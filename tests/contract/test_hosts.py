@@ -16,7 +16,7 @@ from service.jobs.local_host import host_jobs
 from service.jobs.memory_host import MemoryHost
 from service.jobs.operation_queue import OperationQueue
 from service.jobs.output_files import OutputWriter
-from service.records.database import opened
+from service.records.database import NotActive, opened
 from service.spec.job import job_of
 from tests.integration.stream_job import SPEC
 
@@ -223,6 +223,19 @@ def test_a_job_that_something_is_done_to_is_not_deleted(local):
         local.delete("small", "ann", keep_store=False)
     go.set()
     assert local.work.get(asked.id).job == "small"
+
+
+def test_a_service_that_is_no_longer_active_touches_no_folder_and_no_store(local, tmp_path, monkeypatch):
+    job = local.create(new(), "ann")
+
+    def lost():
+        raise NotActive("another one has taken its place")
+
+    monkeypatch.setattr(local.records, "fence", lost)
+    for act in (lambda: local.delete("small", "ann", keep_store=False), lambda: local.create(new("two"), "ann")):
+        with pytest.raises(NotActive):
+            act()
+    assert job.folder.exists() and not (tmp_path / "root" / "jobs" / "two").exists()
 
 
 def test_what_its_processes_printed_is_told(local):
