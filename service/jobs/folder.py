@@ -135,14 +135,14 @@ class JobFolder:
             raise self._damaged("launcher.pid", error) from error
 
     def kill(self) -> bool:
-        """Kill the launcher, and thereby its workers; whether it was running."""
+        """Kill the launcher, and thereby its workers; whether it was running, on this machine."""
         assigned, process = self.assigned(), self.process()
         if assigned is None or process is None or assigned.id != process.id:
             return False
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(process.pid)
             try:
-                if self.alive():  # so the pid is still that of the launcher
+                if self.alive() and _has_open(process.pid, self.lock):  # else the number is another process's
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     return True
             finally:
@@ -194,3 +194,14 @@ class JobFolder:
 
     def _damaged(self, name: str, how: object) -> FolderDamaged:
         return FolderDamaged(f"{self.path / name} is damaged ({how}); put it back as it was, or delete the job")
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process of this machine has a file open. A launcher of another one may have the number of a process."""
+    with suppress(OSError):
+        wanted = path.stat()
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), wanted):
+                    return True
+    return False

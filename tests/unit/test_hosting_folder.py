@@ -86,6 +86,8 @@ def test_kill_ends_the_process_that_holds_the_lock_and_nobody_else(folder):
         assert folder.alive()
         folder.assign(Assignment("b", 1, "s"))
         assert not folder.kill(), "it has not said who it is yet; the number is of the one before"
+        folder.report(LauncherProcess("b", bystander.pid, False))
+        assert not folder.kill(), "the launcher is on another machine, where it has this number"
         folder.report(LauncherProcess("b", launcher.pid, False))
         assert folder.kill()
         assert launcher.wait(10) == -signal.SIGKILL and bystander.poll() is None
