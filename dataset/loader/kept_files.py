@@ -75,7 +75,9 @@ class KeptFiles:
         path = self._path(segment)
         try:
             with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-                return self._loaded(reader.schema.metadata, reader.get_batch(0))
+                batch = reader.get_batch(0)
+                batch.validate(full=True)  # kernels trust its offsets
+                return self._loaded(reader.schema.metadata, batch)
         except FileNotFoundError:
             return None
         except (pa.ArrowException, OSError, ValueError, KeyError, documents.InvalidDocument) as error:

@@ -169,6 +169,18 @@ def test_a_damaged_file_counts_as_absent(tmp_path, damage):
     assert reads.epoch(1) == Reads(events, None, tmp_path).epoch(1) and reads.source.num_reads == 1
 
 
+def test_a_file_whose_lists_end_outside_of_their_values_counts_as_absent(tmp_path):
+    events = events_of(5)
+    Reads(events, files_in(tmp_path / "kept"), tmp_path).epoch(1)
+    (path,) = (tmp_path / "kept").glob("*.arrow")
+    offsets = np.arange(6, dtype=np.int64)
+    wrong = np.array([*offsets[:-1], 1 << 40])
+    assert path.read_bytes().count(offsets.tobytes()) >= 1
+    path.write_bytes(path.read_bytes().replace(offsets.tobytes(), wrong.tobytes()))
+    reads = Reads(events, files_in(tmp_path / "kept"), tmp_path)
+    assert reads.epoch(1) == Reads(events, None, tmp_path).epoch(1) and reads.source.num_reads == 1
+
+
 def test_a_folder_at_its_bound_takes_no_more_files(tmp_path):
     reads = Reads(events_of(14), files_in(tmp_path / "kept", max_bytes=100), tmp_path)
     assert reads.epoch(1) == Reads(events_of(14), None, tmp_path).epoch(1)
