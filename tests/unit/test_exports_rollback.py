@@ -45,6 +45,13 @@ def test_it_goes_back_to_the_newest_export_before_the_fall_and_on_once_the_metri
     assert [each.version for each in state.promoted] == [1, 2, 3, 4, 5, 6, 14, 15], "none of the fall is ever a target"
 
 
+def test_an_export_of_the_fall_that_ends_after_the_rollback_is_no_later_target():
+    _, state = closes(SECTION, [0.7] * 6 + [0.6] * 3)
+    state.was_promoted("t1/8", 8)
+    found, _ = closes(SECTION, [None] * 9 + [0.69] * 4 + [0.6] * 3, state, promoted=False)
+    assert [(each.kind, each.paths[:1]) for each in found.values()] == [("on", ()), ("back", ("t1/6",))]
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -116,7 +116,9 @@ class RollbackState:
         return () if self.pointed or self.trouble else tuple(self.target)
 
     def was_promoted(self, path: str, version: int) -> None:
-        """`current.json` named a new export."""
+        """`current.json` named a new export. While the stream is rolled back, it is one that ended late."""
+        if self.active:
+            return
         self.promoted = [*(each for each in self.promoted if each.path != path), PromotedExport(path, version)]
         self.promoted = self.promoted[-MAX_PROMOTED:]
 
