@@ -63,8 +63,10 @@ def events_from(request: pb.JoinRequest) -> JoinEvents:
     label_Q, place_Q = array_from(request.labels, np.float32), array_from(request.places, np.uint32).astype(np.int64)
     offset_Q1, data_N = _lists(request.lengths, request.samples)
     fits = len(key_Q) == len(time_Q) == len(label_Q) == len(place_Q) == len(offset_Q1) - 1
-    if not fits or not np.isfinite(time_Q).all() or (place_Q >= request.num_events).any():
+    if not fits or (place_Q >= request.num_events).any():
         raise InvalidShardCall("events of a join that do not fit each other")
+    if not (np.isfinite(time_Q).all() and np.isfinite(label_Q).all() and request.last_s < np.inf):  # no NaN either
+        raise InvalidShardCall("events of a join with a time or a label that is no number")
     given = request.pass_number, request.num_events, request.last_s
     return JoinEvents(*given, key_Q, place_Q, time_Q, label_Q, request.holds, offset_Q1, data_N)
 

@@ -39,6 +39,7 @@ from pserver.tables.table import ShardTable
 
 NO_JOINS: Mapping[str, float] = MappingProxyType({})
 """No table holds what waits for a join."""
+BYTES_OF_WORD = 4
 JOIN_GROUP = 0
 """Slot group of the rows: their keys belong to no slot."""
 
@@ -64,10 +65,12 @@ class PassJoins:
     def ask(self, rank: int, events: JoinEvents, num_ranks: int) -> bool:
         """Add the events of a rank; True once all ranks have sent theirs, and answers are there.
 
-        A repeat changes nothing. Raises InvalidShardCall on a shard without a join.
+        A repeat changes nothing. Raises InvalidShardCall on a shard without a join, and for samples that are too long.
         """
         if self._table is None:
             raise InvalidShardCall("events of a join, and this shard joins nothing")
+        if (np.diff(events.offset_Q1) > BYTES_OF_WORD * (self._table.num_weights - HEAD_WORDS)).any():
+            raise InvalidShardCall("an event of a join whose sample is longer than a row of this shard")
         self._sent.setdefault(rank, events)
         if len(self._sent) == num_ranks and not self._answers:
             self._answer(self._table)

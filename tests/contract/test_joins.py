@@ -187,6 +187,24 @@ def test_messages_that_do_not_fit_are_refused(part):
         join_messages.events_from(request)
 
 
+@pytest.mark.parametrize("wrong", [{"last_s": np.nan}, {"last_s": np.inf}, {"times": np.nan}, {"labels": np.nan}])
+def test_messages_with_no_numbers_are_refused(wrong):
+    request = join_messages.request_of(pb.Caller(), events_of(1, PASSES[0]))
+    for part, value in wrong.items():
+        kind = {"times": np.float64, "labels": np.float32}.get(part)
+        setattr(request, part, value if kind is None else np.full(4, value, kind).tobytes())
+    with pytest.raises(InvalidShardCall, match="is no number"):
+        join_messages.events_from(request)
+
+
+def test_a_sample_that_is_longer_than_a_row_is_refused_and_leaves_nothing():
+    with world_of(0, 1) as world:
+        world.one.open_pass(1, w.soon())
+        with pytest.raises(InvalidShardCall, match="longer than a row"):
+            world.one.join(events_of(1, [(key_of(1), 1.0, 0.0, b"x" * (BYTES + 4))]), w.soon())
+        assert world.one.join(events_of(1, PASSES[0]), w.soon()).outcome_Q.tolist()
+
+
 def test_samples_that_no_message_can_carry_are_refused_with_what_to_raise():
     with world_of(0, 1) as world:
         world.one.open_pass(1, w.soon())
