@@ -14,7 +14,7 @@ from millrace.printable import print_printable
 from service.cli.arguments import Json, SpecFile
 from service.spec.job import load_job
 from service.sweeps.sweep_runs import Sweep
-from service.sweeps.sweep_settings import ablations, check_settings, grid, of_file
+from service.sweeps.sweep_settings import ablations, check_settings, grid, read_settings
 from service.sweeps.sweep_table import table_of
 
 Sets = Annotated[
@@ -45,7 +45,7 @@ def sweep(
     if settings is not None and (sets or without or ablate):
         raise SpecError("--settings has all settings; leave out --set, --without and --ablate")
     if settings is not None:
-        chosen = of_file(_text(settings))
+        chosen = read_settings(settings)
     else:
         chosen = grid(sets, without)
     if ablate:
@@ -62,10 +62,3 @@ def sweep(
         print(json.dumps([each.message() for each in results], indent=2))
         return
     Console(width=None if sys.stdout.isatty() else 160).print(table_of(results))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read as text: {error}", "--settings") from None

@@ -66,7 +66,7 @@ class Sweep:
         self._keep, self._after = keep, after
         self._stopping = threading.Event()
         self._children: dict[int, ChildProcess] = {}
-        loaded = [load_job(job, self._overrides(number)) for number in range(len(settings))]
+        loaded = [self._loaded(number) for number in range(len(settings))]
         for each in loaded:
             check_swept(each)
 
@@ -91,8 +91,17 @@ class Sweep:
             write_whole(REAL, path, json.dumps([each.message() for each in results], indent=2).encode())
         return results
 
+    def _loaded(self, number: int) -> LoadedJob:
+        """The job with a setting. Raises SpecError, which names the setting."""
+        try:
+            return load_job(self._job, self._overrides(number))
+        except SpecError as error:
+            raise SpecError(f"{error} (in the setting {self._settings[number].name!r})") from error
+
     def _empty(self) -> None:
         """Empty the folder, or make it. Raises SpecError for a folder with other content."""
+        if self._folder.exists() and not self._folder.is_dir():
+            raise SpecError(f"{self._folder} is no folder; name another one", "--out")
         if self._folder.exists() and any(self._folder.iterdir()) and not (self._folder / MARK).exists():
             raise SpecError(f"{self._folder} holds something else than a sweep; name another folder", "--out")
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -159,7 +168,11 @@ def check_swept(job: LoadedJob) -> None:
     """Raise SpecError if runs of the job would not read the same events, or would act outside their stores."""
     for name, source in job.spec.sources.items():
         if not ends(source):
-            raise SpecError("a sweep reads a stream to its end, and this source never ends", f"sources.{name}")
+            raise SpecError(
+                "a sweep reads a stream to its end, and this source never ends; give Kafka a time as `end`, or sweep a "
+                "job file that reads files",
+                f"sources.{name}",
+            )
         if isinstance(source, KafkaSource) and source.end == "latest":
             raise SpecError(
                 'is "latest", which is another place for each run of the sweep; give a time', f"sources.{name}.end"

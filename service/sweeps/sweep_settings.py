@@ -1,10 +1,11 @@
-"""The settings of a sweep: a grid of values, a file of settings, or one for each slot left out. Pure."""
+"""The settings of a sweep: a grid of values, a file of settings, or one for each slot left out."""
 
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from dataset.spec.config import SlotKind
@@ -72,6 +73,16 @@ def grid(sets: Sequence[str], without: Sequence[str] = ()) -> list[SweepSetting]
     return settings
 
 
+def read_settings(path: Path) -> list[SweepSetting]:
+    """The settings of a file. Raises SpecError."""
+    try:
+        return of_file(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror or error}", "--settings") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{path} is not UTF-8", "--settings") from None
+
+
 def of_file(text: str) -> list[SweepSetting]:
     """The settings of a TOML file: a table for each, named, of keys and values. Raises SpecError."""
     try:
@@ -87,10 +98,8 @@ def of_file(text: str) -> list[SweepSetting]:
 
 def _overrides(table: Mapping[str, Any], path: str) -> Iterator[str]:
     for key, value in table.items():
-        if isinstance(value, dict):
-            raise SpecError(
-                f'write the whole path of a key in quotes: "{key}.{next(iter(value), "key")}"', f"{path}.{key}"
-            )
+        if isinstance(value, dict) and value:
+            raise SpecError(f'write the whole path of a key in quotes: "{key}.{next(iter(value))}"', f"{path}.{key}")
         yield f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
 
 

@@ -10,7 +10,8 @@ from service.sweeps.sweep_runs import SweepResult
 EXPLAINED = (
     "AUC, GAUC and logloss: of all samples of the run, predicted before they were learnt. Differences: means over the "
     "passes that the setting and the first one closed, with the p-value of a paired test (as `millrace compare`); of "
-    "twenty settings without any effect, one has p below 0.05. samples/s: the first run also ran source and pipe."
+    "twenty settings without any effect, one has p below 0.05. A test needs six passes at least. samples/s: the first "
+    "run also ran source and pipe."
 )
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from dataset.spec.schema import Schema
 from millrace.config import parse_value
 from millrace.errors import SpecError
-from service.cli.sweep_command import sweep
 from service.history.paired_test import JobComparison, PairedResult
 from service.predict.prediction import job_of as job_of_request
 from service.spec.job import job_of, load_job
@@ -24,6 +23,7 @@ from service.sweeps.sweep_settings import (
     check_settings,
     grid,
     of_file,
+    read_settings,
     split_values,
 )
 from service.sweeps.sweep_table import table_of
@@ -61,9 +61,17 @@ def test_a_file_has_a_table_for_each_setting():
         SweepSetting("plain", ("train.learn=false",)),
     ]
     assert parse_value(found[0].overrides[1].partition("=")[2]) == [8, 4]
+    assert of_file('["lr"]\n"model.settings" = {}\n') == [SweepSetting("lr", ("model.settings={}",))]
     for text, words in (("x", "not TOML"), ("a = 1", "a table for each"), ("[a.model]\nname = 'x'", "in quotes")):
         with pytest.raises(SpecError, match=words):
             of_file(text)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff")
+    for name, words in (("absent", "absent cannot be read: No such file"), ("", "directory"), ("binary", "not UTF-8")):
+        with pytest.raises(SpecError, match=rf"^--settings: .*{words}"):
+            read_settings(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +157,7 @@ def test_slots_that_cannot_be_left_out_are_refused(tmp_path, keys, words):
             "latest",
         ),
         (["predict={input={paths=['x']}, output='o'}"], r"predict: the runs of a sweep"),
-        (["train.batch_size=0,1"], r"train.batch_size"),
+        (["train.batch_size=0,1"], r"train.batch_size.*in the setting 'train.batch_size=0'"),
     ],
 )
 def test_what_a_sweep_cannot_run_is_refused_before_it_runs(tmp_path, sets, words):
@@ -157,15 +165,6 @@ def test_what_a_sweep_cannot_run_is_refused_before_it_runs(tmp_path, sets, words
     with pytest.raises(SpecError, match=words):
         Sweep(job, tmp_path / "sweep", grid(sets), keep="1GiB", after=0)
     assert not (tmp_path / "sweep").exists()
-
-
-@pytest.mark.parametrize("content", [None, b"\xff"])
-def test_a_file_of_settings_that_cannot_be_read_is_named(tmp_path, content):
-    path = tmp_path / "settings.toml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(SpecError, match=r"--settings: .*settings.toml cannot be read"):
-        sweep(write_epoch_job(tmp_path), settings=path)
 
 
 def test_a_folder_of_something_else_is_not_emptied(tmp_path):
@@ -177,6 +176,10 @@ def test_a_folder_of_something_else_is_not_emptied(tmp_path):
     with pytest.raises(SpecError, match="holds something else"):
         sweep.run(1, print)
     assert precious.exists() and not (precious.parent / MARK).exists()
+    sweep = Sweep(job, precious, grid(["train.batch_size=16,32"]), keep="1GiB", after=0)
+    with pytest.raises(SpecError, match="is no folder"):
+        sweep.run(1, print)
+    assert precious.read_text() == "years of work"
 
 
 def result(name, auc, against):
