@@ -64,6 +64,8 @@ def format_error(model: type[BaseModel], problem: Any) -> str:
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
+    if not known:
+        return "no key is known here"
     near = difflib.get_close_matches(name, known, n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"known here: {', '.join(known)}"
 

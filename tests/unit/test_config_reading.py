@@ -167,12 +167,17 @@ class Right(Section):
     parts: tuple[Left, ...] = ()
 
 
+class Empty(Section):
+    """No keys."""
+
+
 class Whole(Section):
     """A spec in small."""
 
     one: Annotated[Left | Right, Field(discriminator="kind")] = Right()
     by_name: dict[str, Annotated[Left | Right, Field(discriminator="kind")]] = {}
     maybe: Left | None = None
+    empty: Empty = Empty()
     wait: Duration = 1.0
 
 
@@ -186,6 +191,7 @@ class Whole(Section):
         ({"by_name": {"b": {}}}, "by_name.b.kind: is missing; one of 'left', 'right'"),
         ({"maybe": {"kind": "left", "x": 1}}, "maybe.x: unknown key; known here: kind, size"),
         ({"maybe": {"kind": "right"}}, "maybe.kind: Input should be 'left' (got 'right')"),
+        ({"empty": {"x": 1}}, "empty.x: unknown key; no key is known here"),
         ({"wait": None}, "wait: None is not of the form '30s'; units are ms, s, m, h, d"),
         ({"by_name": []}, "by_name: is a section with keys of its own (got [])"),
     ],
