@@ -172,4 +172,5 @@ def format_comparison(found: JobComparison) -> Iterator[str]:
             f"{each.first:>10.5f} {each.second:>10.5f} {each.difference:>+11.5f} {each.error:>9.5f} {each.p:>7.4f}"
         )
         yield f"{each.task:<12} {each.metric:<12} {numbers}"
+    yield "a part is one pass, where both jobs cut the stream alike; error: standard error of the difference"
     yield "p: how often random signs of the differences give such a mean; parts are taken as independent"

@@ -125,13 +125,15 @@ def message_of(versions: Iterable[int], costs: Iterable[AgeCost]) -> dict[str, A
 def format_costs(versions: Sequence[int], costs: Sequence[AgeCost]) -> Iterator[str]:
     """A table for people."""
     yield f"versions {', '.join(map(str, versions))}, frozen; the job itself learns each pass after it has predicted it"
-    head = f"{'task':<12} {'metric':<8} {'age':<12} {'parts':>6} {'job':>9} {'frozen':>9} {'difference':>11}"
+    head = f"{'task':<12} {'metric':<8} {'age':<15} {'parts':>6} {'job':>9} {'frozen':>9} {'difference':>11}"
     yield f"{head} {'error':>9} {'p':>7}"
     for cost in costs:
         numbers = f"{cost.parts:>6} {cost.job:>9.5f} {cost.frozen:>9.5f} {cost.difference:>+11.5f}"
         sure = f"{'-':>9} {'-':>7}" if cost.p is None else f"{cost.error:>9.5f} {cost.p:>7.4f}"
-        yield f"{cost.task:<12} {cost.metric:<8} {_age(cost):<12} {numbers} {sure}"
-    yield "metrics are means over passes; p as in `millrace compare`, parts of one version are taken as independent"
+        yield f"{cost.task:<12} {cost.metric:<8} {_age(cost):<15} {numbers} {sure}"
+    yield "parts: a part is a pass of one version, or several where the job closed fewer; metrics are means over parts"
+    yield f"error: standard error of the difference; p: as in `millrace compare`; both need {MIN_PARTS} parts"
+    yield "parts of one version are taken as independent"
 
 
 def _age(cost: AgeCost) -> str:

@@ -50,6 +50,8 @@ def test_a_version_that_ages_loses_more_with_each_hour():
     assert few and all(cost.p is None for cost in few)
     lines = list(format_costs([4], costs))
     assert lines[2].split()[:6] == ["ctr", "auc", "10", "min", "-", "30"] and "-0.0018" in lines[2]
+    table = lines[1 : 2 + len(costs)]
+    assert len({len(line) for line in table}) == 1, "columns are below their names"
 
 
 def test_passes_that_were_cut_in_another_way_are_compared_where_both_closed():
