@@ -24,7 +24,9 @@ def upgrade(
 ) -> None:
     """Have a service's job end at a close, and go on in another environment; return once it trains."""
     if (job is None) != everything:
-        raise SpecError("name a job, or --all", "JOB")
+        raise SpecError("name either a job or --all", "JOB")
+    if job is not None and ("/" in job or job.endswith(".toml")):
+        raise SpecError(f"{job} is a job file on this machine; use the name of a job of the service", "JOB")
     with service_at(url, token) as client:
         for moved in job_actions.upgrade(client, job, build, Deadline.after(timeout)):
             print_printable(f"{moved['job']}: {moved['was'] or 'at rest'} -> {moved['version']}")
