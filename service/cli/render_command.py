@@ -25,10 +25,11 @@ def kubernetes(
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Namespace of all objects.")] = "default",
     image: Annotated[str, typer.Option(metavar="IMAGE", help="Image of deploy/Dockerfile, by its digest.")] = IMAGE,
     identity_secret: Annotated[
-        str, typer.Option(metavar="NAME", help="Secret with the job's authority.pem and join_token; JOB-identity.")
+        str,
+        typer.Option(metavar="NAME", help="Secret with the job's authority.pem and join_token; default: JOB-identity."),
     ] = "",
     environment_secret: Annotated[
-        str, typer.Option(metavar="NAME", help="Secret whose keys become variables; JOB-environment.")
+        str, typer.Option(metavar="NAME", help="Secret whose keys become variables; default: JOB-environment.")
     ] = "",
     replicas: Annotated[int, typer.Option(min=0, max=1000, help="Pods that serve predictions.")] = 0,
     queue: Annotated[

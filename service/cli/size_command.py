@@ -48,7 +48,7 @@ def size(
     """
     loaded = alone(load_job(job, overrides))
     check_run(loaded, fresh=True)
-    print_printable(f"reading {sample:,} events through the pipe ...", file=sys.stderr)
+    print_printable(f"reading up to {sample:,} events through the pipe ...", file=sys.stderr)
     stream = read_stream_facts(loaded, sample)
     print_printable(f"training {stream.events:,} events with one trainer and one shard ...", file=sys.stderr)
     training = measure_training(loaded, stream.events)
