@@ -1,0 +1,20 @@
+"""Which jobs `millrace upgrade` refuses before it asks a service."""
+
+import pytest
+
+from millrace.errors import SpecError
+from service.cli.upgrade_command import upgrade
+
+
+@pytest.mark.parametrize(
+    ("job", "everything", "words"),
+    [
+        ("clicks", True, "either a job or --all"),
+        (None, False, "either a job or --all"),
+        ("job.toml", False, "is a job file on this machine"),
+        ("jobs/clicks", False, "is a job file on this machine"),
+    ],
+)
+def test_what_is_no_name_of_a_job_is_refused(job, everything, words):
+    with pytest.raises(SpecError, match=rf"^JOB: .*{words}"):
+        upgrade(job, everything=everything)
