@@ -26,7 +26,7 @@ BLOCK_SAMPLES = 8_192
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """Which part of each shuffled pass a trainer reads."""
+    """The part of each shuffled pass that a trainer reads."""
 
     seed: int
     """The job's."""

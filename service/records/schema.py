@@ -207,7 +207,7 @@ class RepeatRow(Base):
 
 
 class LeaseRow(Base):
-    """Which service is active, where several share the records: one row, see service.records.lease."""
+    """The active one of several services that share the records: one row, see service.records.lease."""
 
     __tablename__ = "lease"
 

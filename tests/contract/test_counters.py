@@ -62,7 +62,7 @@ def plain(passes):
 
 
 def run(world, passes, first=1):
-    """What was answered in each pass, and the digests of the closes."""
+    """The answers of each pass, and the digests of the closes."""
     found, closes = [], []
     for number, events in enumerate(passes, first):
         cuts = [len(events) * rank // len(world.ranks) for rank in range(len(world.ranks) + 1)]

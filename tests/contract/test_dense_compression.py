@@ -1,4 +1,4 @@
-"""What compressions and hierarchical sums promise, on ranks that are threads: their oracles, restarts, other ranks."""
+"""Promises of compressions and hierarchical sums, on ranks that are threads: their oracles, restarts, other ranks."""
 
 import math
 

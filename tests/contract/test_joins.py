@@ -61,7 +61,7 @@ def told(samples):
 
 @dataclass
 class Log:
-    """What was released, and the digests of closes."""
+    """The released samples, and the digests of closes."""
 
     released: list = field(default_factory=list)
     closes: list = field(default_factory=list)

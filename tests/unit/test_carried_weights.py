@@ -41,7 +41,7 @@ MODELS = [*SETTINGS.items(), ("dcn_v2", {"hidden": (3,), "low_rank": 2, "structu
 NEEDED = {"din": ("a", "q"), "sasrec": ("a", "q"), "two_tower": ("a", "b"), "finalmlp": ("b",)}
 """Slots that are there before and after."""
 ROUNDED = ("sasrec", "finalmlp")
-"""What their hidden layers sum is no small integer, so that the order of sums counts."""
+"""Models whose hidden layers sum no small integers, so that the order of sums counts."""
 SUMS_PAIRS = ("fm", "deepfm")
 """Their pairs count at once: a new slot contributes nothing only while its vectors are zeros."""
 

@@ -66,7 +66,7 @@ class Reads:
         self.num = len(events)
 
     def epoch(self, number, cut=7):
-        """What passes of `cut` events give, as plain values, with their tallies."""
+        """The samples of passes of `cut` events, as plain values, with their tallies."""
         found = []
         for begin in range(0, self.num, cut):
             tally = PassTally()

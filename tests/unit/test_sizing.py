@@ -1,4 +1,4 @@
-"""What `millrace size` computes: growth of ids, counts of a sample, and the arithmetic of a job's size."""
+"""The figures of `millrace size`: growth of ids, counts of a sample, and the arithmetic of a job's size."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the age of a version costs: parts that a job and a frozen version share, in bands of ages."""
+"""The cost of a version's age: parts that a job and a frozen version share, in bands of ages."""
 
 from hypothesis import given
 from hypothesis import strategies as st
