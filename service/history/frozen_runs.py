@@ -5,10 +5,11 @@ service.history.version_ages compares.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from millrace.errors import MillraceError, SpecError
 from millrace.lifecycle import ExitCode
@@ -116,8 +117,10 @@ def _drained_after(run: JobRun, events: int) -> Iterator[None]:
         thread.join()
 
 
-def _watch(status: Callable[[], object], drain: Callable[[], None], events: int, done: threading.Event) -> None:
+def _watch(
+    status: Callable[[], Mapping[str, Any]], drain: Callable[[], None], events: int, done: threading.Event
+) -> None:
     while not done.wait(LOOK_S):
-        if (Status(dict(status())).number("events") or 0) >= events:  # type: ignore[call-overload]
+        if (Status(status()).number("events") or 0) >= events:
             drain()
             return
