@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.integration.epoch_job import write_epoch_job
-from tests.integration.stream_job import millrace
+from tests.integration.trainer_here import run
 
 
 @pytest.mark.long
@@ -21,8 +21,8 @@ def test_the_settings_of_a_sweep_give_what_each_gives_alone(tmp_path):
     assert json.loads((tmp_path / "runs" / "sweep" / "sweep.json").read_text()) == [first, second]
     assert second["against_first"]["parts"] == 7 and first["against_first"] is None
     assert {each["metric"] for each in second["against_first"]["results"]} >= {"auc", "logloss"}
-    alone = millrace(job, "train.batch_size=16", "train.threads=1")
-    assert alone.code == 0 and alone.report["metrics"]["life"]["ctr"]["auc"] == second["metrics"]["ctr"]["auc"]
+    alone = run(job, tmp_path / "alone", "train.batch_size=16", "train.threads=1")
+    assert alone.metrics["life"]["ctr"]["auc"] == second["metrics"]["ctr"]["auc"]
     swept = json.loads((tmp_path / "runs" / "sweep" / "01" / "report.json").read_text())
-    assert swept["digest"] == alone.report["digest"], "samples from disk are the pipe's"
+    assert swept["digest"] == alone.digest, "samples from disk are the pipe's"
     assert not (tmp_path / "runs" / "sweep" / "samples").exists()
