@@ -19,7 +19,7 @@ from service.jobs.operation_queue import ReportProgress
 MOVE_S = 1800.0
 """Longest time until a job trains in the other build."""
 POLL_S = 0.25
-TRAINS = (Phase.TRAINING, Phase.PAUSED, Phase.ENDED)
+AT_EASE = (Phase.PAUSED, Phase.ENDED)
 
 
 def upgrade(host: Host, name: str, build: str, progress: ReportProgress, cancelled: threading.Event) -> dict[str, Any]:
@@ -80,7 +80,10 @@ def _await(host: Host, name: str, generation: float, progress: ReportProgress, c
 
 
 def _goes_on(host: Host, job: HostedJob, generation: float) -> bool:
-    """Whether workers of the other build train, or wait for events."""
-    if job.phase is Phase.STARTING:
+    """Whether workers of the other build train, or wait for events.
+
+    A launcher that has just started is told to train by the last status of the one before it, of an older generation.
+    """
+    if job.phase in (Phase.STARTING, Phase.TRAINING):
         return (host.status(job.name).number("generation") or 0) > generation
-    return job.phase in TRAINS
+    return job.phase in AT_EASE

@@ -31,8 +31,8 @@ class Waiting:
         """Wait until the lease is taken; False where `stopping` is set before. Raises SpecError."""
         if self._taken(lease):
             return True
-        print(f"waiting: {self._why}", flush=True)
         with self._answering():
+            print(f"waiting: {self._why}", flush=True)
             while not self._stopping.wait(POLL_S):
                 if self._taken(lease):
                     return True

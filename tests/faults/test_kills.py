@@ -127,9 +127,7 @@ OPTIMIZERS = {
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "kind", [*list(OPTIMIZERS)[:1], *(pytest.param(k, marks=pytest.mark.slow) for k in list(OPTIMIZERS)[1:])]
-)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in OPTIMIZERS])
 def test_ten_deaths_change_no_optimizer_schedule_or_clipped_row(tmp_path, kind):
     settings = (*SCHEDULED, f"dense.optimizer={OPTIMIZERS[kind]}")
     places = in_order(2, 2)

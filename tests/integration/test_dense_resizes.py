@@ -21,7 +21,7 @@ STRATEGIES = {
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param("sharded", marks=pytest.mark.long),
+        pytest.param("sharded", marks=pytest.mark.slow),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("local_sgd", "dgc", "powersgd")),
     ],
 )

@@ -108,6 +108,7 @@ def test_another_wire_between_two_runs_is_logged_and_no_fork(job, tmp_path):
     assert again.code == 0 and "1 of 1 passes are identical" in again.output, again.output
 
 
+@pytest.mark.slow
 def test_predictions_with_a_wire_do_not_depend_on_the_number_of_processes(job, embedded):
     outputs = {}
     for wire in ("float32", "bfloat16", "int8"):

@@ -149,7 +149,7 @@ def test_a_service_runs_a_submitted_job_on_the_ray_clusters_that_it_allows(world
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_deaths", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_deaths", [pytest.param(num, marks=pytest.mark.slow) for num in (2, 10)])
 def test_deaths_by_a_seed_change_no_bit(world, digest, tmp_path, num_deaths):
     """Of workers, of their actors, and of the process that holds the launcher's connection to Ray."""
     draw = Random(SEED)

@@ -61,7 +61,7 @@ def test_trainers_with_the_dense_parameters_on_shards_end_with_the_same_bits_on_
     assert one["digest"] == two["digest"] and one["metrics"] == two["metrics"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_bit_depends_on_how_slices_and_rows_travel(job):
     wanted = run(job, 2, 2, "in-one-message", SLICED)
     ways = (
