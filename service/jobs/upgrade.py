@@ -85,5 +85,6 @@ def _goes_on(host: Host, job: HostedJob, generation: float) -> bool:
     A launcher that has just started is told to train by the last status of the one before it, of an older generation.
     """
     if job.phase in (Phase.STARTING, Phase.TRAINING):
-        return (host.status(job.name).number("generation") or 0) > generation
+        found = host.status(job.name).number("generation")
+        return found > generation if found is not None else job.phase is Phase.TRAINING
     return job.phase in AT_EASE
