@@ -17,6 +17,7 @@ from dataset.features.conversion import is_list, list_parts
 from dataset.features.feature_kernels import cross_lists, cross_signs, take_lists
 from dataset.formats.arrow_columns import signs_of_texts
 from dataset.spec.feature_keys import TimePart, TimeUnit
+from millrace.lists import offsets_of
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -72,7 +73,7 @@ class Cells:
         """With one value, `default`, in each row that has none."""
         if self.offset_R1 is None or not (empty_R := np.diff(self.offset_R1) == 0).any():
             return self
-        offset_R1 = self.offset_R1 + np.concatenate([np.zeros(1, np.int64), np.cumsum(empty_R)])
+        offset_R1 = self.offset_R1 + offsets_of(empty_R)
         if isinstance(self.value_N, pa.Array):
             full_N = pc.if_else(pa.array(empty_R), pa.scalar(default, pa.utf8()), self.nullable())
             return Cells(full_N)
@@ -83,7 +84,7 @@ class Cells:
         """Without the values of some rows."""
         length_R = np.diff(self.offsets)
         kept_N = np.repeat(~wrong_R, length_R)
-        offset_R1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(wrong_R, 0, length_R))])
+        offset_R1 = offsets_of(np.where(wrong_R, 0, length_R))
         values = self.value_N
         return Cells(values.filter(pa.array(kept_N)) if isinstance(values, pa.Array) else values[kept_N], offset_R1)
 
@@ -112,13 +113,13 @@ def cells_of(column: pa.Array) -> Cells:
         offset_R1, values = list_parts(column)
         if values.null_count:
             valid_N = values.is_valid().to_numpy(zero_copy_only=False)
-            num_N1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(valid_N)])
+            num_N1 = offsets_of(valid_N)
             offset_R1, values = num_N1[offset_R1], values.drop_null()
         return Cells(_values(values), offset_R1)
     if not column.null_count:
         return Cells(_values(column))
     valid_R = column.is_valid().to_numpy(zero_copy_only=False)
-    return Cells(_values(column.drop_null()), np.concatenate([np.zeros(1, np.int64), np.cumsum(valid_R)]))
+    return Cells(_values(column.drop_null()), offsets_of(valid_R))
 
 
 def _values(values: pa.Array) -> NDArray[Any] | pa.Array:
@@ -131,7 +132,7 @@ def split_texts(cells: Cells, separator: str) -> Cells:
     pieces = pc.split_pattern(texts, separator)
     offset_N1, values = list_parts(pieces)
     kept_M = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
-    num_M1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept_M)])
+    num_M1 = offsets_of(kept_M)
     return Cells(values.filter(pa.array(kept_M)), num_M1[offset_N1[cells.offsets]])
 
 

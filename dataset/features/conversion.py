@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from dataset.features.decoding import EventField, FieldKind
 from millrace.kernel_cache import njit
+from millrace.lists import offsets_of
 
 EXACT = 1 << 53
 """Largest whole number up to which every one is a float64."""
@@ -177,7 +178,7 @@ def as_lists(column: pa.Array) -> pa.Array:
     if is_list(column.type):
         return column
     null_E = column.is_null().to_numpy(zero_copy_only=False)
-    offset_E1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(~null_E)])
+    offset_E1 = offsets_of(~null_E)
     return lists_of(column.drop_null(), offset_E1, null_E)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.lists import places_of_values
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -34,9 +36,7 @@ class Ragged:
 
     def take(self, order_B: I64) -> "Ragged":
         """The signs of the samples `order_B`, in that order."""
-        length_B = np.diff(self.offset_B1)[order_B]
-        offset_B1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_B)])
-        place_N = np.arange(offset_B1[-1]) + np.repeat(self.offset_B1[:-1][order_B] - offset_B1[:-1], length_B)
+        offset_B1, place_N = places_of_values(self.offset_B1, order_B)
         weights_N = None if self.weights_N is None else self.weights_N[place_N]
         return Ragged(self.values_N[place_N], offset_B1, weights_N)
 

@@ -17,6 +17,7 @@ from dataset.samples.batch import F32, F64, I64, Ragged, Samples
 from dataset.spec.config import DenseSlot, MetaSlot
 from dataset.spec.schema import Schema, Slot
 from millrace.kernel_cache import njit
+from millrace.lists import offsets_of
 
 U8 = NDArray[np.uint8]
 META_TYPES: dict[str, type[np.generic]] = {"float": np.float32, "uint64": np.uint64, "int64": np.int64}
@@ -51,7 +52,7 @@ def encode_samples(samples: Samples, schema: Schema) -> tuple[I64, U8]:
     length_B = np.zeros(len(samples), np.int64)
     for offset_B1, _ in cells:
         length_B += np.diff(offset_B1)
-    offset_B1 = _offsets(length_B)
+    offset_B1 = offsets_of(length_B)
     out_N, at_B = np.empty(int(offset_B1[-1]), np.uint8), offset_B1[:-1].copy()
     for of_cells_B1, data_N in cells:
         scatter_bytes(data_N, of_cells_B1, at_B, out_N)
@@ -92,7 +93,7 @@ def _cells_of(samples: Samples, slot: Slot) -> Sequence[tuple[I64, U8]]:
         return [_even(fixed_B, fixed_B.itemsize)]
     texts = [str(value).encode() for value in values_B]
     lengths_B = np.array([len(text) for text in texts], np.uint32)
-    offset_B1 = _offsets(lengths_B.astype(np.int64))
+    offset_B1 = offsets_of(lengths_B.astype(np.int64))
     return [_even(lengths_B, COUNT_BYTES), (offset_B1, np.frombuffer(b"".join(texts), np.uint8))]
 
 
@@ -105,7 +106,7 @@ class _Cells:
     def _read(self, length_B: I64) -> U8:
         if (self._at_B + length_B > self._end_B).any():
             raise InvalidSampleBytes("a sample ends in the middle of a slot")
-        offset_B1 = _offsets(length_B)
+        offset_B1 = offsets_of(length_B)
         out_N = np.empty(int(offset_B1[-1]), np.uint8)
         gather_bytes(self._data_N, self._at_B, offset_B1, out_N)
         return out_N
@@ -118,7 +119,7 @@ class _Cells:
         count_B = self._counts()
         values_N = self._read(count_B * SIGN_BYTES).view(np.uint64)
         weights_N = self._read(count_B * WEIGHT_BYTES).view(np.float32) if weighted else None
-        return Ragged(values_N, _offsets(count_B), weights_N)
+        return Ragged(values_N, offsets_of(count_B), weights_N)
 
     def numbers(self, kind: type[np.generic], size: int) -> NDArray[Any]:
         """(B, size) numbers."""
@@ -130,7 +131,7 @@ class _Cells:
         if _type_of(slot) != "string":
             return self.numbers(META_TYPES[_type_of(slot)], 1)[:, 0]
         length_B = self._counts()
-        text, offset_B1 = self._read(length_B).tobytes(), _offsets(length_B).tolist()
+        text, offset_B1 = self._read(length_B).tobytes(), offsets_of(length_B).tolist()
         found_B = np.empty(len(length_B), object)
         for b in range(len(length_B)):
             found_B[b] = text[offset_B1[b] : offset_B1[b + 1]].decode()
@@ -158,8 +159,3 @@ def _even(values: NDArray[Any], bytes_each: int) -> tuple[I64, U8]:
 
 def _bytes(values: NDArray[Any]) -> U8:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-
-
-def _offsets(length_B: I64) -> I64:
-    offset_B1: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_B)])
-    return offset_B1

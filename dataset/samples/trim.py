@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dataset.samples.batch import Ragged, Samples
 from dataset.samples.slot_counters import SlotCounters, SlotSum
 from dataset.spec.schema import Schema
+from millrace.lists import offsets_of
 
 
 def trim(samples: Samples, schema: Schema, counters: SlotCounters) -> Samples:
@@ -47,7 +48,7 @@ def keep_samples(samples: Samples, kept_B: NDArray[np.bool_]) -> Samples:
         length_B = np.diff(column.offset_B1)
         kept_N = np.repeat(kept_B, length_B)
         weights_N = None if column.weights_N is None else column.weights_N[kept_N]
-        offset_B1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_B[kept_B])])
+        offset_B1 = offsets_of(length_B[kept_B])
         sparse[name] = Ragged(column.values_N[kept_N], offset_B1, weights_N)
     return Samples(
         sparse,

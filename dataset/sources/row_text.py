@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import BadInput
+from millrace.lists import offsets_of
 
 Timestamps = Literal["s", "ms", "us", "iso"]
 TO_ESCAPE = r'["\\\x00-\x1f]'
@@ -111,7 +112,7 @@ def _texts(column: pa.Array, timestamps: Timestamps) -> pa.Array:
 
 def _list(column: pa.Array, timestamps: Timestamps) -> pa.Array:
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    offset_N1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_N)])
+    offset_N1 = offsets_of(length_N)
     inner = pa.LargeListArray.from_arrays(pa.array(offset_N1), _texts(column.flatten(), timestamps))
     joined = pc.binary_join(inner, pa.scalar(",", TEXT))
     return pc.binary_join_element_wise(pa.scalar("[", TEXT), joined, pa.scalar("]", TEXT), pa.scalar("", TEXT))

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.lists import pick
 from pserver.errors import InvalidShardCall
 
 I64 = NDArray[np.int64]
@@ -91,14 +92,6 @@ Questions = Mapping[str, HistoryQuestions]
 """By table."""
 Answers = Mapping[str, HistoryAnswers]
 """By table."""
-
-
-def pick(offset_Q1: I64, value_N: NDArray[Number], at_P: I64) -> tuple[I64, NDArray[Number]]:
-    """The lists at some places, as offsets and values."""
-    length_P = np.diff(offset_Q1)[at_P]
-    offset_P1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_P)])
-    place_N = np.arange(offset_P1[-1]) + np.repeat(offset_Q1[at_P] - offset_P1[:-1], length_P)
-    return offset_P1, value_N[place_N]
 
 
 def check_tables(questions: Questions, tables: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from millrace.lists import joined_lists, offsets_of
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol.histories import I64, Answers, HistoryAnswers, HistoryQuestions, Questions, array_from
@@ -28,9 +29,7 @@ def gathered(answers: Sequence[Answers], places: Sequence[Mapping[str, I64]]) ->
     found = {}
     for name in places[0]:
         order_Q = np.argsort(np.concatenate([of[name] for of in places]), kind="stable")
-        lengths = np.concatenate([np.diff(each[name].offset_Q1) for each in answers])
-        offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        together = HistoryAnswers(offset_Q1, np.concatenate([each[name].sign_M for each in answers]))
+        together = HistoryAnswers(*joined_lists([(each[name].offset_Q1, each[name].sign_M) for each in answers]))
         found[name] = together.chosen(order_Q)
     return found
 
@@ -52,7 +51,7 @@ def questions_from(request: pb.RecallRequest) -> dict[str, HistoryQuestions]:
     for name, part in request.questions.items():
         key_Q, sign_N = (array_from(data, np.uint64) for data in (part.keys, part.signs))
         event_Q, length_Q = (array_from(data, np.uint32).astype(np.int64) for data in (part.events, part.lengths))
-        offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+        offset_Q1 = offsets_of(length_Q)
         fits = len(key_Q) == len(event_Q) == len(length_Q) and int(offset_Q1[-1]) == len(sign_N)
         if not fits or part.group >= 1 << 16 or (np.diff(event_Q) < 0).any():
             raise InvalidShardCall(f"questions about histories in table {name!r} that do not fit each other")
@@ -79,6 +78,6 @@ def answers_from(reply: pb.RecallReply) -> dict[str, HistoryAnswers]:
     found = {}
     for name, part in reply.answers.items():
         length_Q = array_from(part.lengths, np.uint32).astype(np.int64)
-        offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+        offset_Q1 = offsets_of(length_Q)
         found[name] = HistoryAnswers(offset_Q1, array_from(part.signs, np.uint64))
     return found

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from millrace.lists import offsets_of
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol.histories import array_from
@@ -113,7 +114,7 @@ def _samples_from(part: pb.ReleasedSamples) -> JoinedSamples:
 def _lists(lengths: bytes, data: bytes) -> tuple[I64, U8]:
     """Offsets and bytes of samples. Raises InvalidShardCall for lengths that are not those of the bytes."""
     length_Q = array_from(lengths, np.uint32).astype(np.int64)
-    offset_Q1: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+    offset_Q1: I64 = offsets_of(length_Q)
     if int(offset_Q1[-1]) != len(data):
         raise InvalidShardCall("samples of a join that do not fit their lengths")
     return offset_Q1, np.frombuffer(data, np.uint8)

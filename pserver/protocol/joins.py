@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.protocol.histories import pick
+from millrace.lists import joined_lists, pick
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -130,9 +130,3 @@ class JoinAnswers:
     """Impressions that still wait and whose window has ended, by their order in the log: this rank's part of them."""
     num_unmatched: int
     """Clicks without an impression that are given up: this rank's part of them."""
-
-
-def joined_lists(parts: Sequence[tuple[I64, U8]]) -> tuple[I64, U8]:
-    """Several lists of lists as one: offsets and values."""
-    lengths = np.concatenate([np.diff(offset_Q1) for offset_Q1, _ in parts])
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), np.concatenate([data_N for _, data_N in parts])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.kernel_cache import njit
+from millrace.lists import offsets_of
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -82,7 +83,7 @@ def samples_of(rows_UD: F32) -> tuple[I64, U8]:
     length_U = word_UW[:, 6].astype(np.int64)
     byte_UB = np.ascontiguousarray(word_UW[:, HEAD_WORDS:]).view(np.uint8)
     data_N = byte_UB[np.arange(byte_UB.shape[1]) < length_U[:, None]]
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(length_U)]), data_N
+    return offsets_of(length_U), data_N
 
 
 @njit(nogil=True, cache=True)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from millrace.keys import unique_keys
+from millrace.lists import offsets_of
 from pserver.errors import InvalidShardCall
 from pserver.protocol.histories import (
     I64,
@@ -107,7 +108,7 @@ def extended(asked: HistoryQuestions, number_Q: I64, rows_UD: F32, last: int) ->
     order = number_Q, asked.event_Q, asked.offset_Q1
     length_Q = np.empty(len(number_Q), np.int64)
     history_kernels.answer_lengths(*order, count_U.copy(), last, length_Q)
-    answer_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+    answer_Q1 = offsets_of(length_Q)
     answer_M = np.empty(answer_Q1[-1], np.uint64)
     history_kernels.answer(*order, frozen(asked.sign_N), count_U, sign_UL, answer_Q1, answer_M)
     new_U = np.bincount(number_Q, np.diff(asked.offset_Q1), len(rows_UD)).astype(np.float32)

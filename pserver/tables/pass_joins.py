@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.keys import unique_keys
+from millrace.lists import joined_lists, pick
 from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import pick
-from pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome, joined_lists
+from pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
 from pserver.protocol.shards import F32, U64
 from pserver.rows import join_kernels
 from pserver.rows.arrays import frozen

@@ -21,7 +21,8 @@ from dataset.spec.schema import Schema, Slot
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
-from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, pick, table_of
+from millrace.lists import offsets_of, pick
+from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, table_of
 from pserver.protocol.shards import Shards
 from trainer.features.counter_columns import F32, counter_column
 from trainer.features.pass_gate import GatedReader
@@ -119,7 +120,7 @@ def questions_of(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Itera
         length_P = np.diff(of.offset_B1)[keyed_K[kept_K]]
         num_Q = np.bincount(question_K[kept_K], length_P, int(new_K.sum())).astype(np.int64)
         _, sign_N = pick(of.offset_B1, of.values_N, keyed_K[kept_K])
-        offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(num_Q)])
+        offset_Q1 = offsets_of(num_Q)
         questions = HistoryQuestions(key.group, key_K[new_K], event_K[new_K], offset_Q1, sign_N)
         yield BlockQuestions(_places(len(block), keyed_K, question_K), questions)
 
@@ -169,7 +170,7 @@ def answered(question_B: I64, answers: HistoryAnswers) -> Ragged:
     length_B = np.zeros(len(question_B), np.int64)
     length_B[asked_B] = np.diff(answers.offset_Q1)[question_B[asked_B]]
     _, sign_N = pick(answers.offset_Q1, answers.sign_M, question_B[asked_B])
-    return Ragged(sign_N, np.concatenate([np.zeros(1, np.int64), np.cumsum(length_B)]))
+    return Ragged(sign_N, offsets_of(length_B))
 
 
 def _differs(value_K: NDArray[Any]) -> NDArray[np.bool_]:

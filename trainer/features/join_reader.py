@@ -27,8 +27,8 @@ from dataset.spec.schema import Schema
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
+from millrace.lists import offsets_of, pick
 from millrace.seeds import derive
-from pserver.protocol.histories import pick
 from pserver.protocol.joins import F32, U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
 from pserver.protocol.shards import Shards
 from trainer.features.pass_gate import GatedReader
@@ -151,7 +151,7 @@ def events_of(
         key_Q = join_keys(block.meta[join.key][at_Q])
         parts.append((key_Q, event_B[at_Q], block.time_s_B[at_Q], label_B[at_Q], length_Q, of_impressions_N))
     key_Q, event_Q, time_Q, label_Q, length_Q, data_N = (np.concatenate(c) for c in zip(*parts, strict=True))
-    offset_Q1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_Q)])
+    offset_Q1 = offsets_of(length_Q)
     holds = join.learn is LearnAt.AT_WINDOW_END
     last_s = float(time_Q.max()) if len(time_Q) else -np.inf
     given = pass_number, len(key_Q), last_s, key_Q, np.arange(len(key_Q)), time_Q, label_Q, holds, offset_Q1, data_N
