@@ -40,8 +40,7 @@ from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.rank_memories import RankMemories
 from pserver.server.shard import Shard
 from pserver.server.step_calls import StepCalls
-from pserver.tables.pass_histories import PassHistories
-from pserver.tables.pass_joins import PassJoins
+from pserver.tables.rank_answers import Answer, RankAnswers, Sent
 
 
 class _HasCaller(Protocol):
@@ -166,40 +165,40 @@ class _Servicer:
 
     @_guarded
     def Recall(self, request: pb.RecallRequest, context: Context) -> pb.RecallReply:
-        number, rank, ranks = request.pass_number, request.caller.rank, self._config.num_ranks
-        questions, histories = history_messages.questions_from(request), self._shard.histories
-        with self._turn:
-            self._ledger.check_open(number, rank)
-            if histories.ask(rank, questions, ranks):
-                self._turn.notify_all()
-            self._wait_for_ranks(histories, rank, "the histories", number, context)
-            answers = histories.answers(rank)
-        return history_messages.reply_of(answers or {}, self._config.max_message)
+        questions = history_messages.questions_from(request)
+        answers = self._answered(self._shard.histories, questions, request, "the histories", context)
+        return history_messages.reply_of(answers, self._config.max_message)
 
     @_guarded
     def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        number, rank, ranks = request.pass_number, request.caller.rank, self._config.num_ranks
-        events, joins = join_messages.events_from(request), self._shard.joins
-        with self._turn:
-            self._ledger.check_open(number, rank)
-            if joins.ask(rank, events, ranks):
-                self._turn.notify_all()
-            self._wait_for_ranks(joins, rank, "the join", number, context)
-            answers = joins.answers(rank)
-        assert answers is not None, "it was waited for"
+        events = join_messages.events_from(request)
+        answers = self._answered(self._shard.joins, events, request, "the join", context)
         return join_messages.reply_of(answers, self._config.max_message)
 
-    def _wait_for_ranks(
-        self, asked: PassHistories | PassJoins, rank: int, what: str, number: int, context: Context
-    ) -> None:
-        """Within the turn: wait until all ranks have asked, and `rank` has its answers."""
+    def _answered(
+        self,
+        asked: RankAnswers[Sent, Answer],
+        sent: Sent,
+        request: pb.RecallRequest | pb.JoinRequest,
+        what: str,
+        context: Context,
+    ) -> Answer:
+        """The answer to a rank, once all ranks have asked."""
+        number, rank, ranks = request.pass_number, request.caller.rank, self._config.num_ranks
 
         def is_answered() -> bool:
             self._ledger.check_open(number, rank)
             return asked.answers(rank) is not None
 
-        missing = lambda: f"rank {names(asked.missing(self._config.num_ranks))}"  # noqa: E731
-        self._wait(is_answered, what, number, _deadline_of(context), missing)
+        with self._turn:
+            self._ledger.check_open(number, rank)
+            if asked.ask(rank, sent, ranks):
+                self._turn.notify_all()
+            missing = lambda: f"rank {names(asked.missing(ranks))}"  # noqa: E731
+            self._wait(is_answered, what, number, _deadline_of(context), missing)
+            answers = asked.answers(rank)
+        assert answers is not None, "it was waited for"
+        return answers
 
     @_guarded
     def ClosePass(self, request: pb.ClosePassRequest, context: Context) -> pb.ClosePassReply:

@@ -29,6 +29,7 @@ from pserver.protocol.histories import (
 from pserver.protocol.shards import F32, U64
 from pserver.rows import counter_kernels, history_kernels
 from pserver.rows.arrays import frozen
+from pserver.tables.rank_answers import RankAnswers
 from pserver.tables.table import ShardTable
 
 NO_HISTORIES: Mapping[str, Remembered] = MappingProxyType({})
@@ -37,46 +38,33 @@ NUM_ADDED = 3
 """Numbers of a question to counters: time in seconds, shows, clicks. A time of 2**32 or more is none."""
 
 
-class PassHistories:
+class PassHistories(RankAnswers[Questions, Answers]):
     """The histories of the open pass. One call at a time."""
 
     def __init__(self, tables: Mapping[str, ShardTable], remembered: Mapping[str, Remembered]) -> None:
         """`remembered`: the tables that hold histories or counters, and which."""
+        super().__init__()
         self._tables = {name: tables[name] for name in remembered}
         self._remembered = dict(remembered)
-        self._asked: dict[int, Questions] = {}
-        self._answers: dict[int, dict[str, HistoryAnswers]] = {}
         self._changed: dict[str, tuple[int, U64, F32, F32]] = {}
         """By table: slot group, keys, rows and numbers of new signs, until the close."""
 
     def open_pass(self) -> None:
         """Begin a pass: no rank has asked."""
-        self._asked, self._answers, self._changed = {}, {}, {}
+        super().open_pass()
+        self._changed = {}
 
-    def ask(self, rank: int, questions: Questions, num_ranks: int) -> bool:
-        """Add the questions of a rank; True once all ranks have asked, and answers are there.
+    def _check(self, sent: Questions) -> None:
+        check_tables(sent, self._tables)
 
-        A repeat changes nothing. Raises InvalidShardCall for questions to other tables.
-        """
-        check_tables(questions, self._tables)
-        self._asked.setdefault(rank, questions)
-        if len(self._asked) == num_ranks and not self._answers:
-            found = {name: self._answer(name) for name in self._tables}
-            self._answers = {rank: {name: found[name][rank] for name in found} for rank in self._asked}
-        return bool(self._answers)
-
-    def answers(self, rank: int) -> Answers | None:
-        """The answers to a rank's questions; None before all ranks have asked."""
-        return self._answers.get(rank)
-
-    def missing(self, num_ranks: int) -> list[int]:
-        """The ranks that have not asked."""
-        return [rank for rank in range(num_ranks) if rank not in self._asked]
+    def _answers_to(self, sent: Mapping[int, Questions]) -> dict[int, Answers]:
+        found = {name: self._answer(name) for name in self._tables}
+        return {rank: {name: found[name][rank] for name in found} for rank in sent}
 
     def _answer(self, name: str) -> dict[int, HistoryAnswers]:
         """The answers of one table, by rank; its rows change at the close."""
-        table, ranks = self._tables[name], sorted(self._asked)
-        parts = [self._asked[rank][name] for rank in ranks]
+        table, ranks = self._tables[name], sorted(self._sent)
+        parts = [self._sent[rank][name] for rank in ranks]
         asked = HistoryQuestions.concat(parts)
         keys_U = unique_keys(asked.key_Q)
         number_Q, rows_UD = np.searchsorted(keys_U, asked.key_Q), table.rows_of(keys_U)
@@ -92,8 +80,8 @@ class PassHistories:
 
     def close_pass(self, version: int) -> None:
         """Write the rows of `version`. Raises InvalidShardCall if only some ranks have asked."""
-        if self._asked and not self._answers:
-            raise InvalidShardCall(f"pass {version} closes, and only ranks {sorted(self._asked)} asked for histories")
+        if self._sent and not self._answers:
+            raise InvalidShardCall(f"pass {version} closes, and only ranks {sorted(self._sent)} asked for histories")
         for name, (group, keys_U, rows_UD, new_U) in self._changed.items():
             self._tables[name].overwrite(keys_U, np.full(len(keys_U), group, np.uint16), rows_UD, new_U, version)
         self._changed = {}

@@ -35,6 +35,7 @@ from pserver.rows.join_kernels import (
     WaitingRows,
     samples_of,
 )
+from pserver.tables.rank_answers import RankAnswers
 from pserver.tables.table import ShardTable
 
 NO_JOINS: Mapping[str, float] = MappingProxyType({})
@@ -44,48 +45,35 @@ JOIN_GROUP = 0
 """Slot group of the rows: their keys belong to no slot."""
 
 
-class PassJoins:
+class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
     """The join of the open pass. One call at a time."""
 
     def __init__(self, tables: Mapping[str, ShardTable], windows_s: Mapping[str, float]) -> None:
         """`windows_s`: the table that holds what waits, with the seconds of the window; empty without a join."""
+        super().__init__()
         assert len(windows_s) <= 1, "a job has one join"
         self._table = next((tables[name] for name in windows_s), None)
         self._window_s = next(iter(windows_s.values()), 0.0)
-        self._sent: dict[int, JoinEvents] = {}
-        self._answers: dict[int, JoinAnswers] = {}
         self._gone_G: U64 = np.empty(0, np.uint64)
         self._changed: tuple[U64, F32] | None = None
         """Keys and rows, until the close."""
 
     def open_pass(self) -> None:
         """Begin a pass: no rank has sent its events."""
-        self._sent, self._answers, self._gone_G, self._changed = {}, {}, np.empty(0, np.uint64), None
+        super().open_pass()
+        self._gone_G, self._changed = np.empty(0, np.uint64), None
 
-    def ask(self, rank: int, events: JoinEvents, num_ranks: int) -> bool:
-        """Add the events of a rank; True once all ranks have sent theirs, and answers are there.
-
-        A repeat changes nothing. Raises InvalidShardCall on a shard without a join, and for samples that are too long.
-        """
+    def _check(self, sent: JoinEvents) -> None:
         if self._table is None:
             raise InvalidShardCall("events of a join, and this shard joins nothing")
-        if (np.diff(events.offset_Q1) > BYTES_OF_WORD * (self._table.num_weights - HEAD_WORDS)).any():
+        if (np.diff(sent.offset_Q1) > BYTES_OF_WORD * (self._table.num_weights - HEAD_WORDS)).any():
             raise InvalidShardCall("an event of a join whose sample is longer than a row of this shard")
-        self._sent.setdefault(rank, events)
-        if len(self._sent) == num_ranks and not self._answers:
-            self._answer(self._table)
-        return bool(self._answers)
 
-    def answers(self, rank: int) -> JoinAnswers | None:
-        """The answers to a rank's events; None before all ranks have sent theirs."""
-        return self._answers.get(rank)
+    def _answers_to(self, sent: Mapping[int, JoinEvents]) -> dict[int, JoinAnswers]:
+        assert self._table is not None, "checked with the first events"
+        return self._answer(self._table, [sent[rank] for rank in sorted(sent)])
 
-    def missing(self, num_ranks: int) -> list[int]:
-        """The ranks that have not sent their events."""
-        return [rank for rank in range(num_ranks) if rank not in self._sent]
-
-    def _answer(self, table: ShardTable) -> None:
-        parts = [self._sent[rank] for rank in sorted(self._sent)]
+    def _answer(self, table: ShardTable, parts: Sequence[JoinEvents]) -> dict[int, JoinAnswers]:
         made = _JoinOfPass.of(JoinEvents.concat(parts), table, self._window_s)
         over_U, (others, others_R) = made.over(self._window_s), made.others(table, self._window_s)
         joined, joined_E = made.joined()
@@ -96,13 +84,15 @@ class PassJoins:
         self._gone_G = np.concatenate([made.keys_U[over_U & (made.before_U != NOTHING)], others_R])
         self._changed = made.changed(over_U, table.num_weights)
         shared, begin = _shares(expired, len(parts)), 0
+        answers: dict[int, JoinAnswers] = {}
         given_up = np.bincount((given_up_G % np.uint64(len(parts))).astype(np.int64), minlength=len(parts))
         for rank, part in enumerate(parts):
             end = begin + len(part.key_Q)
             mine_P = np.flatnonzero((joined_E >= begin) & (joined_E < end))
             outcome_Q = made.outcome_Q[begin:end]
-            self._answers[rank] = JoinAnswers(outcome_Q, joined.chosen(mine_P), shared[rank], int(given_up[rank]))
+            answers[rank] = JoinAnswers(outcome_Q, joined.chosen(mine_P), shared[rank], int(given_up[rank]))
             begin = end
+        return answers
 
     def close_pass(self, version: int) -> None:
         """Write the rows of `version`. Raises InvalidShardCall if only some ranks have sent their events."""
