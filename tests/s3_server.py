@@ -47,13 +47,15 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
+        self._limits = threading.Lock()  # threads of connections use up the limits that a test sets
         self.heal()
         self.num_connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def heal(self) -> None:
-        self.budget_bytes: int | None = None
-        self.refusals = 0
+        with self._limits:
+            self._budget_bytes: int | None = None
+            self.refusals = 0
         self.stalled = False
         self.delay_s = 0.0
 
@@ -64,12 +66,14 @@ class Proxy:
     def cut_after(self, num_bytes: int) -> None:
         """Forward this many more bytes to the server, over all connections; then cut them all."""
         self._drop()
-        self.budget_bytes = num_bytes
+        with self._limits:
+            self._budget_bytes = num_bytes
 
     def refuse(self, times: int) -> None:
         """Answer the next connections with 503 Slow Down."""
         self._drop()
-        self.refusals = times
+        with self._limits:
+            self.refusals = times
 
     def stall(self) -> None:
         """Accept everything and forward nothing."""
@@ -94,8 +98,7 @@ class Proxy:
 
     def _serve(self, near: socket.socket) -> None:
         with near, contextlib.suppress(OSError):
-            if self.refusals > 0:
-                self.refusals -= 1
+            if self._refused():
                 near.recv(1 << 16)
                 near.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 return
@@ -108,21 +111,33 @@ class Proxy:
                 back.join()
                 self._open -= ends
 
+    def _refused(self) -> bool:
+        with self._limits:
+            if self.refusals == 0:
+                return False
+            self.refusals -= 1
+            return True
+
+    def _allowed(self, num_bytes: int) -> tuple[int, bool]:
+        """Bytes of these that may still go to the server, and whether the connection is cut after them."""
+        with self._limits:
+            if self._budget_bytes is None:
+                return num_bytes, False
+            num_bytes = min(num_bytes, self._budget_bytes)
+            self._budget_bytes -= num_bytes
+            return num_bytes, self._budget_bytes == 0
+
     def _pump(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 14):
                 if self.stalled:
                     continue
-                if counted and self.budget_bytes is not None:
-                    data = data[: max(0, self.budget_bytes)]
-                    self.budget_bytes -= len(data)
-                    target.sendall(data)
-                    if self.budget_bytes <= 0:
-                        break
-                else:
-                    if not counted and self.delay_s:
-                        time.sleep(self.delay_s)
-                    target.sendall(data)
+                if not counted and self.delay_s:
+                    time.sleep(self.delay_s)
+                num_bytes, cut = self._allowed(len(data)) if counted else (len(data), False)
+                target.sendall(data[:num_bytes])
+                if cut:
+                    break
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
