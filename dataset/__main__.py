@@ -27,7 +27,7 @@ from dataset.spec.stream_spec import StreamSpec, read_stream
 from dataset.stream.source import Partition, Segment, Source
 from millrace.deadline import Deadline
 from millrace.errors import BadInput
-from millrace.lifecycle import exit_code_of
+from millrace.lifecycle import run_to_end
 from millrace.logs import setup
 
 OPEN_S = 60.0
@@ -183,4 +183,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    run_to_end(main)

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -13,11 +12,11 @@ from millrace.errors import SpecError
 
 
 def main(description: str | None, start: Callable[[Path], None]) -> NoReturn:
-    """Read the command line, call `start` with the path of the configuration, and exit with its exit code."""
+    """Read the command line, call `start` with the path of the configuration, and end with its exit code."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--config", type=Path, required=True, metavar="FILE")
     path = arguments.parse_args().config
-    sys.exit(lifecycle.exit_code_of(lambda: start(path)))
+    lifecycle.run_to_end(lambda: start(path))
 
 
 def config_of(path: Path, model: type[Model]) -> Model:

@@ -1,6 +1,13 @@
-"""`python -m service`: the command line, for checkouts that are not installed."""
+"""The process of a command: `millrace`, or `python -m service` for checkouts that are not installed."""
 
+from millrace.lifecycle import run_to_end
 from service.cli.main import main
 
+
+def run() -> None:
+    """Run the command line, then end the process. Does not return."""
+    run_to_end(main)
+
+
 if __name__ == "__main__":
-    main()
+    run()

@@ -95,3 +95,52 @@ def test_exit_codes_are_the_ones_we_promised():
 
 def test_a_good_end_is_drained():
     assert exit_code_of(lambda: None) is ExitCode.DRAINED
+
+
+ENDS = """
+import atexit, gc, sys, threading, time, weakref
+from millrace.lifecycle import run_to_end
+
+class Closed:
+    def __del__(self):
+        print("freed", flush=True)
+
+KEPT = Closed()
+
+def main():
+    atexit.register(print, "at exit")
+    threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    print("main")
+    %s
+
+run_to_end(main)
+print("never")
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "error"),
+    [
+        ("", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(75)", 75, ""),
+        ("sys.exit('no')", 1, "no\n"),
+        ("from millrace.errors import SpecError; raise SpecError('x')", 2, "error: x\n"),
+    ],
+)
+def test_a_process_ends_as_python_ends_it(last, code, error):
+    ended = subprocess.run([sys.executable, "-c", ENDS % last], capture_output=True, text=True, timeout=20, check=False)
+    freed = "freed\n" if error == "no\n" else ""  # Python's own end prints the message, and frees
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "main\nthread\nat exit\n" + freed, error)
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_process_whose_last_output_is_lost_says_so_by_its_exit_code(code):
+    script = (
+        f"import sys; from millrace.lifecycle import run_to_end; run_to_end(lambda: print('x') or sys.exit({code}))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", script], stdout=full, env=environment, check=False)
+    assert ended.returncode == (code or 120)

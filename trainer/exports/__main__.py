@@ -25,7 +25,7 @@ from millrace.durable import writing
 from millrace.errors import MillraceError, SpecError
 from millrace.failpoints import Failpoint, arm
 from millrace.file_lock import locked
-from millrace.lifecycle import exit_code_of
+from millrace.lifecycle import run_to_end
 from trainer.exports.export_settings import STAGES
 from trainer.exports.exporter import export
 from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
@@ -124,4 +124,4 @@ def _json(line: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(run))
+    run_to_end(run)

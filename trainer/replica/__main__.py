@@ -5,7 +5,7 @@ import sys
 from millrace import documents, logs
 from millrace.config import validate
 from millrace.errors import SpecError
-from millrace.lifecycle import exit_code_of
+from millrace.lifecycle import run_to_end
 from trainer.replica.config import ReplicaConfig
 from trainer.replica.replica import run
 
@@ -23,4 +23,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    run_to_end(main)
