@@ -150,6 +150,17 @@ class HierarchySection(Section):
     lower number that does."""
 
 
+class RecomputeSection(Section):
+    """Blocks of the model that are computed twice, to keep less memory between the forward and the backward pass."""
+
+    blocks: Literal["all"] | tuple[str, ...] = "all"
+    """Names of modules in the model, such as "deep" or "encoder.blocks". A list of modules stands for each of them.
+    "all": every part of the model that has parameters."""
+    segments: PositiveCount | None = None
+    """Number of parts of a block that is a sequence of layers (torch.nn.Sequential); each is recomputed for itself.
+    Default: about the root of the number of its layers with parameters."""
+
+
 def _there(found: Mapping[str, bool]) -> str:
     return ", ".join(name for name, there in found.items() if there)
 
@@ -213,6 +224,13 @@ class DenseSection(Section):
     """Settings of compression = "dgc"."""
     powersgd: PowerSgdSection | None = None
     """Settings of compression = "powersgd"."""
+
+    recompute: RecomputeSection | None = None
+    """Blocks of the model of which a trainer keeps the inputs alone; the rest is computed once more in the backward
+    pass. It saves memory for time, and changes no bit."""
+    offload: Literal["all"] | tuple[str, ...] = ()
+    """Names of blocks, as in recompute, whose activations wait in the memory of the CPU for the backward pass. For
+    GPUs. "all": every part of the model that has parameters."""
 
     def _not_on_shards(self) -> str:
         """The settings that need all dense gradients in one place, in words; empty without them."""

@@ -112,6 +112,8 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("ModelSection", "settings"): TextKind.MODEL_SETTINGS,
     ("TrainSection", "amp_white"): TextKind.NAME,
     ("TrainSection", "amp_black"): TextKind.NAME,
+    ("DenseSection", "offload"): TextKind.NAME,
+    ("RecomputeSection", "blocks"): TextKind.NAME,
     ("MetricsSection", "gauc_by"): TextKind.NAME,
     ("MetricsSection", "slices"): TextKind.NAME,
     ("MetricsSection", "own"): TextKind.METRIC,

@@ -1,5 +1,6 @@
 """What every model promises, whoever wrote it: see trainer.models.contract."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,11 @@ from millrace.errors import SpecError
 from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
 from trainer.config import ModelSection
 from trainer.dense.shard_slices import in_order
+from trainer.dense_config import DenseSection, RecomputeSection
 from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from trainer.models.outputs import check_outputs
 from trainer.models.registry import MODELS, load_model
+from trainer.train.saved_activations import saved_activations
 
 B, L = 12, 5
 USERS_MODEL = '''
@@ -142,6 +145,11 @@ def random_inputs(shape, num_samples=B, seed=0):
     return Inputs(vectors, stack if same else None, first_order_BF, sequences, dense_BC), leaves
 
 
+def fields_of(name):
+    """The settings of one of our models."""
+    return MODELS[name].settings.model_fields if name in MODELS else {}
+
+
 def cases(build):
     return {case: shape for case, shape in SHAPES.items() if case not in REFUSED[build.name]}
 
@@ -177,6 +185,22 @@ def test_gradients_reach_every_input_and_every_parameter(build):
         first_order = [name for name, leaf in leaves.items() if name in inputs.sequences and leaf.grad is not None]
         for name in first_order:
             assert (leaves[name].grad[~inputs.sequences[name].mask_BL] == 0).all(), (case, name)
+
+
+def test_a_model_that_is_recomputed_has_the_same_gradients(build):
+    section, cpu = DenseSection(recompute=RecomputeSection(segments=2)), torch.device("cpu")
+    for case, shape in cases(build).items():
+        found = []
+        for how in (DenseSection(), section):
+            model = build(shape, **({"dropout": 0.5} if "dropout" in fields_of(build.name) else {}))
+            saved = saved_activations(model, how, cpu, nullcontext)
+            inputs, leaves = random_inputs(shape)
+            with saved.forward():
+                outputs = model(inputs)
+            sum(outputs[task].square().sum() for task in shape.tasks).backward()
+            gradients = [each.grad for each in (*leaves.values(), *model.parameters())]
+            found.append([outputs[task] for task in shape.tasks] + gradients)
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)), case
 
 
 def test_first_order_weights_are_heard_where_a_table_has_them(build):

@@ -265,6 +265,9 @@ MISTAKES = {
     'with hierarchy, as trainers send what each of them chose, optimizer.kind = "lars", which needs all of a gradient',
     "dense={strategy='sharded',hierarchy={group=2}}": 'dense: strategy = "sharded" does not work with hierarchy',
     "dense.hierarchy.group=1": "dense.hierarchy.group: Input should be greater than or equal to 2 (got 1)",
+    'train.device="cpu" ; dense.offload="all"': 'dense.offload: train.device = "cpu" has all activations in the memory '
+    "of the CPU already: remove it, or use dense.recompute",
+    "dense.recompute.segments=0": "dense.recompute.segments: Input should be greater than or equal to 1 (got 0)",
     "dense.average=false": "dense: average = false is for accumulate above 1",
     'dense={buffers="sync_bn",accumulate=2}': 'dense: buffers = "sync_bn" does not work with accumulate above 1, whose '
     "batches trainers do not compute in step",

@@ -207,6 +207,12 @@ class Mlp(nn.Sequential):
         """See the contract; `axis` of its input, and of its output. `name` of this module."""
         return ({f"{name}.0.weight": (None, axis)}, deep_axis(self.width)) if len(self) else ({}, axis)
 
+    def forward(self, x: Tensor, begin: int = 0) -> Tensor:
+        """(..., I) -> (..., O), from the layer number `begin` on."""
+        for layer in list(self)[begin:]:
+            x = layer(x)
+        return x
+
     def over(self, parts: Sequence[Tensor]) -> Tensor:
         """The perceptron on parts of its input. The first layer is a sum over the parts, so they are not concatenated.
 
@@ -217,10 +223,7 @@ class Mlp(nn.Sequential):
             return output
         first = self[0]
         assert isinstance(first, Linear)
-        output = first.over(parts)
-        for layer in list(self)[1:]:
-            output = layer(output)
-        return output
+        return self.forward(first.over(parts), 1)
 
 
 def tower_axes(name: str, tower: nn.Sequential, axis: Axis) -> SlotAxes:

@@ -51,6 +51,8 @@ AT_ONCE = (
     "train.early_rows",
     "dense.slice_floats",
     "dense.priority",
+    "dense.recompute",
+    "dense.offload",
     "passes.max_outage",
     "passes.max_day_jump",
     "passes.keep",

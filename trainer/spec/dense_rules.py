@@ -27,3 +27,9 @@ def check_dense_rules(job: TrainerJob) -> None:
         raise SpecError(
             '"shards" does not work with train.staleness, since dense parameters are never stale', "dense.strategy"
         )
+    if job.dense.offload and job.train.device == "cpu":
+        raise SpecError(
+            'train.device = "cpu" has all activations in the memory of the CPU already: remove it, or use '
+            "dense.recompute",
+            "dense.offload",
+        )

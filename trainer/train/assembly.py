@@ -236,7 +236,8 @@ def _stepper(
     apart = job.metrics.progressive == "inference" and depends_on_mode(model)
     norms = batch_norms(job.dense.buffers, model, ranks)
     given = model, schema, job.tasks, job.train, pooling, device, default_rows, kernels
-    return Stepper(*given, norms=norms, measures_apart=apart, at_once=label_learnt_at_once(job.join))
+    at_once = label_learnt_at_once(job.join)
+    return Stepper(*given, norms=norms, dense=job.dense, measures_apart=apart, at_once=at_once)
 
 
 def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:

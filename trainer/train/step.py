@@ -17,6 +17,7 @@ from dataset.spec.schema import Schema
 from pserver.protocol.shards import Gradients
 from trainer.config import TaskSection, TrainSection
 from trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
+from trainer.dense_config import DenseSection
 from trainer.features.default_rows import DefaultRows, Readers
 from trainer.features.model_inputs import inputs_of
 from trainer.features.pooling import Pooling
@@ -27,6 +28,7 @@ from trainer.train.kernel_choice import KernelSchedule
 from trainer.train.mixed_precision import LossScale, Precision
 from trainer.train.own_losses import OwnLosses
 from trainer.train.row_sums import RowSums
+from trainer.train.saved_activations import saved_activations
 
 
 @dataclass(slots=True)
@@ -62,11 +64,13 @@ class Stepper:
         kernels: KernelSchedule | None = None,
         *,
         norms: BatchNorms | None = None,
+        dense: DenseSection | None = None,
         measures_apart: bool = False,
         at_once: str | None = None,
     ) -> None:
-        """`measures_apart`: whether samples are measured in a forward pass of their own, in inference mode. `at_once`:
-        the label whose negatives are learnt before it is known (trainer.train.fake_negatives)."""
+        """`dense`: what is done with the activations of blocks. `measures_apart`: whether samples are measured in a
+        forward pass of their own, in inference mode. `at_once`: the label whose negatives are learnt before it is known
+        (trainer.train.fake_negatives)."""
         self._kernels = kernels or KernelSchedule()
         self._model, self._schema, self._tasks = model, schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)
@@ -74,6 +78,7 @@ class Stepper:
         self._own_losses = OwnLosses(model, tasks, device)
         self._norms, self._measures_apart = norms or OwnBatchNorms(model), measures_apart
         self._precision = Precision(train, device)
+        self._saved = saved_activations(model, dense or DenseSection(), device, self._precision.forward)
         self.scale = LossScale(train.amp == "float16", train.loss_scale)
         self._loss, self._at_once = 0.0, at_once
 
@@ -96,7 +101,7 @@ class Stepper:
         rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
         inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
-        with self._precision.forward(), self._norms.forward(len(batch.samples)):
+        with self._precision.forward(), self._norms.forward(len(batch.samples)), self._saved.forward():
             given = check_outputs(self._model(inputs), [task.name for task in self._tasks], len(batch.samples))
         outputs: dict[str, Tensor] = dict(given)
         loss = torch.zeros((), device=self._device)
