@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.lists import places_of_values
+from millrace.lists import joined_lists, places_of_values
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -49,14 +49,9 @@ class Ragged:
     @classmethod
     def concat(cls, parts: Sequence["Ragged"]) -> "Ragged":
         """Concatenate the parts."""
-        shifts = np.cumsum([0] + [len(part.values_N) for part in parts])
-        offset_B1 = np.concatenate([[0], *(p.offset_B1[1:] + s for p, s in zip(parts, shifts, strict=False))])
+        offset_B1, values_N = joined_lists([(part.offset_B1, part.values_N) for part in parts])
         weights = [part.weights_N for part in parts if part.weights_N is not None]
-        return cls(
-            np.concatenate([part.values_N for part in parts]),
-            offset_B1.astype(np.int64),
-            np.concatenate(weights) if weights else None,
-        )
+        return cls(values_N, offset_B1, np.concatenate(weights) if weights else None)
 
 
 @dataclass(frozen=True, slots=True)

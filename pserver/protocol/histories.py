@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.lists import pick
+from millrace.lists import joined_lists, pick
 from pserver.errors import InvalidShardCall
 
 I64 = NDArray[np.int64]
@@ -43,14 +43,13 @@ class HistoryQuestions:
     @classmethod
     def concat(cls, parts: Sequence["HistoryQuestions"]) -> "HistoryQuestions":
         """The questions of several ranks, in their order. No two ranks have the same event."""
-        events, offsets, num_events, num_signs = [], [np.zeros(1, np.int64)], 0, 0
+        events, num_events = [], 0
         for part in parts:
             events.append(part.event_Q + num_events)
-            offsets.append(part.offset_Q1[1:] + num_signs)
             num_events += int(part.event_Q[-1]) + 1 if len(part.event_Q) else 0
-            num_signs += len(part.sign_N)
-        key_Q, sign_N = (np.concatenate(arrays) for arrays in zip(*((p.key_Q, p.sign_N) for p in parts), strict=True))
-        return cls(parts[0].group, key_Q, np.concatenate(events), np.concatenate(offsets), sign_N)
+        offset_Q1, sign_N = joined_lists([(part.offset_Q1, part.sign_N) for part in parts])
+        key_Q = np.concatenate([part.key_Q for part in parts])
+        return cls(parts[0].group, key_Q, np.concatenate(events), offset_Q1, sign_N)
 
 
 @dataclass(frozen=True, slots=True)
