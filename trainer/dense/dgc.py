@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pserver.config import MAX_FLOAT32
 from trainer.collectives.ranks import Ranks
+from trainer.dense.complete_sums import CompleteSums
 from trainer.dense.flat_dense import clip
 from trainer.dense.flat_parameters import within
 from trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
@@ -57,18 +58,17 @@ def without_momentum(optimizer: DenseOptimizer) -> DenseOptimizer:
     return optimizer.model_copy(update={"momentum": 0.0}) if isinstance(optimizer, DenseSgd) else optimizer
 
 
-class DgcSums:
+class DgcSums(CompleteSums):
     """See module docstring, and GradientSums. With no more bytes than indices need, all numbers are sent, as 0 or not.
 
     `velocity` and `residual` change when a step counts; until then the gradient holds the next velocity.
     """
 
-    checks = True
-
     def __init__(self, gradient: Tensor, ranks: Ranks, config: DenseSection) -> None:
         """`gradient`: the flat one, of at least one float."""
         assert 0 < len(gradient) < MAX_FLOATS
-        self._gradient, self._ranks, self._config = gradient, ranks, config.dgc or DgcSection()
+        super().__init__(gradient)
+        self._ranks, self._config = ranks, config.dgc or DgcSection()
         self._clip_norm = None if config.clip_norm is None else config.clip_norm / math.sqrt(ranks.world)
         self._momentum = config.optimizer.momentum if isinstance(config.optimizer, DenseSgd) else 0.0
         self._bucket_floats = config.bucket_bytes // gradient.element_size()
@@ -81,28 +81,10 @@ class DgcSums:
         """The numbers to choose from: the next residual, if the rank sent nothing."""
         self._chosen, self._sums = torch.zeros(0), torch.zeros(0)
         self._waits: list[Callable[[], None]] = []
-        self._loss_scale = 1.0
-        self._finite: bool | None = None
-
-    def clear(self) -> None:
-        """See GradientSums."""
-        self._loss_scale, self._finite = 1.0, None
-
-    def fills(self, loss_scale: float) -> None:
-        """See GradientSums: nothing is sent before the gradient is complete."""
-        self._loss_scale = loss_scale
-
-    def finite(self) -> bool:
-        """See GradientSums."""
-        if self._finite is None:
-            self._finite = self._prepare()
-        return self._finite
 
     def _prepare(self) -> bool:
         """The gradient becomes the next velocity; whether the rank can send its sum with the residual."""
         own, most = self._gradient, MAX_FLOAT32 / self._ranks.world
-        if self._loss_scale != 1:
-            own.div_(self._loss_scale)
         if not within(own, most):
             return False
         if self._clip_norm is not None:
@@ -114,8 +96,7 @@ class DgcSums:
 
     def begin(self, loss_scale: float) -> None:
         """See GradientSums."""
-        self._loss_scale = loss_scale
-        self.finite()
+        super().begin(loss_scale)
         num_floats = len(self._all)
         k = num_sent(self._config, num_floats, self._num_steps)
         self._chosen = largest(self._all, k)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from millrace.seeds import derive
 from pserver.config import MAX_FLOAT32
 from trainer.collectives.ranks import Ranks
+from trainer.dense.complete_sums import CompleteSums
 from trainer.dense.flat_parameters import within
 from trainer.dense.hierarchy import all_reduce_of
 from trainer.dense.rank_tensors import RESIDUAL, RankTensors
@@ -63,17 +64,16 @@ def orthonormal(matrix: Tensor) -> Tensor:
     return found
 
 
-class PowerSgdSums:
+class PowerSgdSums(CompleteSums):
     """See module docstring, and GradientSums."""
-
-    checks = True
 
     def __init__(
         self, gradient: Tensor, parameters: Mapping[str, nn.Parameter], ranks: Ranks, config: DenseSection, seed: int
     ) -> None:
         """`gradient`: the flat one; `parameters` by name, in its order. `seed`: of the job."""
+        super().__init__(gradient)
         rank = (config.powersgd or PowerSgdSection()).rank
-        self._gradient, self._all_reduce = gradient, all_reduce_of(ranks, config)
+        self._all_reduce = all_reduce_of(ranks, config)
         self._matrices = matrices_of(parameters, rank)
         self._plain = _between(self._matrices, len(gradient))
         longest = max((max(each.rows, each.columns) for each in self._matrices), default=1)
@@ -87,29 +87,14 @@ class PowerSgdSums:
         self._own_right: list[Tensor] = []
         self._sums = torch.zeros(0)
         self._wait: Callable[[], None] | None = None
-        self._loss_scale = 1.0
-        self._finite: bool | None = None
 
-    def clear(self) -> None:
-        """See GradientSums."""
-        self._loss_scale, self._finite = 1.0, None
-
-    def fills(self, loss_scale: float) -> None:
-        """See GradientSums: nothing is sent before the gradient is complete."""
-        self._loss_scale = loss_scale
-
-    def finite(self) -> bool:
-        """See GradientSums: adds the residual to the gradient."""
-        if self._finite is None:
-            if self._loss_scale != 1:
-                self._gradient.div_(self._loss_scale)
-            self._finite = within(self._gradient.add_(self.residual), self._largest)
-        return self._finite
+    def _prepare(self) -> bool:
+        """Add the residual to the gradient."""
+        return within(self._gradient.add_(self.residual), self._largest)
 
     def begin(self, loss_scale: float) -> None:
         """See GradientSums: sums P, and what is not compressed."""
-        self._loss_scale = loss_scale
-        self.finite()
+        super().begin(loss_scale)
         narrow = [each.of(self._gradient) @ self._right[each.name] for each in self._matrices]
         self._sums = torch.cat([*(each.view(-1) for each in narrow), *(self._gradient[at] for at in self._plain)])
         self._wait = self._all_reduce(self._sums)
