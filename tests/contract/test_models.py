@@ -238,6 +238,24 @@ def test_these_models_say_so(name, tmp_path):
     assert in_order(load_model(ModelSection(name=name, settings=fitting(name, shape)), shape, tmp_path))
 
 
+def test_a_tower_is_the_model_in_blocks(build):
+    for case, shape in cases(build).items():
+        model = build(shape)
+        assert hasattr(model, "tower") == (build.name in MODELS and MODELS[build.name].is_tower)
+        if not hasattr(model, "tower"):
+            return
+        inputs, _ = random_inputs(shape)
+        tower = model.tower()
+        x_BW, beside_BT = tower.enter(inputs)
+        assert x_BW.shape == (B, tower.width), case
+        logits_BT = tower.leave(nn.Sequential(*tower.blocks)(x_BW)) + beside_BT
+        outputs = model(inputs)
+        wanted_BT = torch.stack([outputs[task] for task in shape.tasks], 1)
+        torch.testing.assert_close(logits_BT, wanted_BT, rtol=0, atol=1e-6)
+        owned = [id(each) for part in (*tower.blocks, tower.leave) for each in part.parameters()]
+        assert len(owned) == len(set(owned)) and len(tower.blocks) > 1, case
+
+
 def test_one_seed_gives_one_model_and_one_answer(build):
     shape = SHAPES["a sequence and two tasks"]
     inputs, _ = random_inputs(shape)

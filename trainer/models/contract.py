@@ -18,15 +18,19 @@ It may define `slot_axes() -> SlotAxes`: which axes of its weights have places f
 goes on with its weights: places are found by name, new ones are zeros, those of removed slots are cut
 (trainer.models.carried_weights). A module without it, or one whose `slot_axes` cannot say so, is a new model then.
 
-Shapes: B samples, F pooled sparse slots, D length of a vector, L longest sequence, C dense values of a sample.
+It may define `tower() -> DeepTower`: its blocks, one after another. Trainers may then divide them among themselves
+(`dense.strategy = "pipeline"`).
+
+Shapes: B samples, F pooled sparse slots, D length of a vector, L longest sequence, C dense values of a sample,
+W width of a tower's input, T tasks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +125,17 @@ class Inputs:
     def num_samples(self) -> int:
         """B. While a model is traced for export this is a traced number; `int` would turn it into a constant."""
         return self.dense_BC.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DeepTower:
+    """A model as blocks, one after another. Its logits are those of the tower plus what is beside it."""
+
+    enter: "Callable[[Inputs], tuple[Tensor, Tensor]]"
+    """The input of the first block, (B, W), and the part of the logits beside the tower, (B, T)."""
+    width: int
+    """W."""
+    blocks: "Sequence[nn.Module]"
+    """Each takes the (B, width) that the one before returns. No parameter is in two of them."""
+    leave: "nn.Module"
+    """From the last block's output to the tower's part of the logits, (B, T)."""

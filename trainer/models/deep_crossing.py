@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
+from trainer.models.contract import Axis, DeepTower, Inputs, Shape, SlotAxes
 from trainer.models.layers import FirstOrder, Heads, StackedInput, by_task
 from trainer.models.linear import Linear
 from trainer.models.settings import DeepCrossingSettings
@@ -50,6 +50,15 @@ class DeepCrossing(nn.Module):
             found[f"{name}.inner.weight"] = (None, axis)
             found |= {f"{name}.outer.weight": (axis, None), f"{name}.outer.bias": (axis,)}
         return {**found, **self.heads.slot_axes("heads", axis)}
+
+    def tower(self) -> DeepTower:
+        """See the contract."""
+        return DeepTower(self._enter, self._stacked.width, list(self.units), self.heads)
+
+    def _enter(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        stacked_BW = self._stacked(inputs)
+        beside_BT = self.first_order(inputs, stacked_BW.new_zeros((len(stacked_BW), len(self._tasks))))
+        return stacked_BW, beside_BT
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -5,7 +5,7 @@ Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Predic
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape, SlotAxes
+from trainer.models.contract import DeepTower, Inputs, Shape, SlotAxes
 from trainer.models.layers import Fields, Heads, Mlp, StackedInput, TaskScale, Wide, by_task, pairwise_sum
 from trainer.models.settings import DeepFmSettings
 
@@ -27,6 +27,14 @@ class DeepFm(nn.Module):
         """See the contract."""
         first, axis = self.deep.slot_axes("deep", self._stacked.axis)
         return {**first, **self.heads.slot_axes("heads", axis), **self.wide.slot_axes("wide")}
+
+    def tower(self) -> DeepTower:
+        """See the contract."""
+        return DeepTower(self._enter, self._stacked.width, self.deep.blocks(), self.heads)
+
+    def _enter(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        pairs_BT = self.pairs(pairwise_sum(self._fields(inputs)))
+        return self._stacked(inputs), self.wide(inputs) + pairs_BT
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""

@@ -213,6 +213,12 @@ class Mlp(nn.Sequential):
             x = layer(x)
         return x
 
+    def blocks(self) -> list[nn.Module]:
+        """Its layers, each with what follows up to the next one."""
+        layers = list(self)
+        begins = [at for at, each in enumerate(layers) if isinstance(each, Linear)]
+        return [nn.Sequential(*layers[at:end]) for at, end in zip(begins, [*begins[1:], len(layers)], strict=True)]
+
     def over(self, parts: Sequence[Tensor]) -> Tensor:
         """The perceptron on parts of its input. The first layer is a sum over the parts, so they are not concatenated.
 

@@ -38,6 +38,8 @@ class RegisteredModel:
     """Its requirements on the slots."""
     finds: Callable[["Shape", Any], object] | None = None
     """Finds the slots that its settings name; raises SpecError."""
+    is_tower: bool = False
+    """Whether it has a `tower` (trainer.models.contract)."""
 
 
 VECTORS, VALUES = needs.vectors_of_one_length, needs.some_values
@@ -46,10 +48,12 @@ MODELS: Mapping[str, RegisteredModel] = {
         "trainer.models.lr:LogisticRegression", settings.LrSettings, (needs.some_slot, needs.first_order)
     ),
     "fm": RegisteredModel("trainer.models.fm:FactorizationMachine", settings.FmSettings, (needs.first_order, VECTORS)),
-    "deepfm": RegisteredModel("trainer.models.deepfm:DeepFm", settings.DeepFmSettings, (VECTORS,)),
-    "wide_deep": RegisteredModel("trainer.models.wide_deep:WideDeep", settings.WideDeepSettings, (VALUES,)),
+    "deepfm": RegisteredModel("trainer.models.deepfm:DeepFm", settings.DeepFmSettings, (VECTORS,), is_tower=True),
+    "wide_deep": RegisteredModel(
+        "trainer.models.wide_deep:WideDeep", settings.WideDeepSettings, (VALUES,), is_tower=True
+    ),
     "deep_crossing": RegisteredModel(
-        "trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings, (VALUES,)
+        "trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings, (VALUES,), is_tower=True
     ),
     "dcn": RegisteredModel("trainer.models.dcn:Dcn", settings.DcnSettings, (VALUES,)),
     "dcn_v2": RegisteredModel("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings, (VALUES,)),

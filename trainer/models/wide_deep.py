@@ -6,7 +6,7 @@ weights (none where first_order = false) and the dense values; crossed features 
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape, SlotAxes
+from trainer.models.contract import DeepTower, Inputs, Shape, SlotAxes
 from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
 from trainer.models.settings import WideDeepSettings
 
@@ -27,6 +27,13 @@ class WideDeep(nn.Module):
         """See the contract."""
         first, axis = self.deep.slot_axes("deep", self._stacked.axis)
         return {**first, **self.heads.slot_axes("heads", axis), **self.wide.slot_axes("wide")}
+
+    def tower(self) -> DeepTower:
+        """See the contract."""
+        return DeepTower(self._enter, self._stacked.width, self.deep.blocks(), self.heads)
+
+    def _enter(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        return self._stacked(inputs), self.wide(inputs)
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """Logits by task."""
