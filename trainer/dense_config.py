@@ -142,6 +142,17 @@ class PowerSgdSection(Section):
     """Number of columns of the narrow matrices. More is more exact, and more bytes."""
 
 
+class PipelineSection(Section):
+    """Stages of the model on the trainers, through which the parts of a batch pass one after another."""
+
+    micro_batches: int = Field(default=4, ge=1, le=256)
+    """Number of equal parts of a batch. While one trainer computes a part, the next one computes the part before."""
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Order of the work. "1f1b": a trainer computes the backward pass of a part as soon as it can, so it keeps the
+    activations of at most as many parts as there are trainers. "gpipe": all forward passes first. No bit depends on it.
+    With fewer parts than trainers it is "gpipe"."""
+
+
 class HierarchySection(Section):
     """Sums in two levels: within a machine, then between machines."""
 
@@ -168,11 +179,12 @@ def _there(found: Mapping[str, bool]) -> str:
 class DenseSection(Section):
     """How the dense parameters learn."""
 
-    strategy: Literal["all_reduce", "local_sgd", "sharded", "shards"] = "all_reduce"
+    strategy: Literal["all_reduce", "local_sgd", "sharded", "shards", "pipeline"] = "all_reduce"
     """Place of the dense parameters. "all_reduce": on every trainer; gradients are summed over trainers. "local_sgd":
     on every trainer, which learns by itself; trainers average every k_steps steps and before each close. "sharded": as
     "all_reduce", and the optimizer's state is divided over trainers. "shards": on the shards, as rows; trainers push
-    gradients and pull the parameters with the rows of each batch."""
+    gradients and pull the parameters with the rows of each batch. "pipeline": each trainer has some layers of the
+    model; the first one reads all events."""
     k_steps: int | None = Field(default=None, ge=1, le=1000)
     """With strategy = "local_sgd", which needs it: number of steps between two averages."""
     begin: Count = 0
@@ -224,6 +236,8 @@ class DenseSection(Section):
     """Settings of compression = "dgc"."""
     powersgd: PowerSgdSection | None = None
     """Settings of compression = "powersgd"."""
+    pipeline: PipelineSection | None = None
+    """Settings of strategy = "pipeline"."""
 
     recompute: RecomputeSection | None = None
     """Blocks of the model of which a trainer keeps the inputs alone; the rest is computed once more in the backward
@@ -261,13 +275,15 @@ class DenseSection(Section):
             strategy = "sharded" if name == "group" else "local_sgd"
             if value and self.strategy != strategy:
                 raise ValueError(f'{name} is for strategy = "{strategy}", not for "{self.strategy}": remove one')
-        if self.strategy in ("local_sgd", "sharded") and (trouble := self._not_with_parts()):
+        if self.pipeline is not None and self.strategy != "pipeline":
+            raise ValueError(f'pipeline is for strategy = "pipeline", not for "{self.strategy}": remove one')
+        if self.strategy in ("local_sgd", "sharded", "pipeline") and (trouble := self._not_with_parts()):
             raise ValueError(f'strategy = "{self.strategy}" does not work with {trouble}')
         return self
 
     def _not_with_parts(self) -> str:
-        """The settings that "local_sgd" or "sharded" does not have, in words; empty without them."""
-        whole = isinstance(self.optimizer, DenseLamb | DenseLars)
+        """The settings that "local_sgd", "sharded" or "pipeline" does not have, in words; empty without them."""
+        whole, stages = isinstance(self.optimizer, DenseLamb | DenseLars), self.strategy == "pipeline"
         found = {
             "overlap": self.overlap,
             "hierarchy": self.hierarchy is not None,
@@ -275,6 +291,8 @@ class DenseSection(Section):
             "bucket_bytes, which is for all_reduce": self.bucket_bytes != MAX_BUCKET_BYTES,
             f'optimizer.kind = "{self.optimizer.kind}", which needs whole parameters': whole
             and self.strategy == "sharded",
+            "accumulate, as pipeline.micro_batches divides a batch": stages and self.accumulate > 1,
+            'buffers = "sync_bn"': stages and self.buffers == "sync_bn",
         }
         return _there(found)
 

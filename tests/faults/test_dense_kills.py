@@ -16,6 +16,7 @@ STRATEGIES = {
     "sharded": "dense={strategy='sharded', clip_norm=0.5}",
     "dgc": "dense={compression='dgc', dgc={sparsity=0.95, warmup_steps=20}, optimizer={kind='sgd', momentum=0.9}}",
     "powersgd": "dense={compression='powersgd', powersgd={rank=1}, hierarchy={group=2}}",
+    "pipeline": "dense={strategy='pipeline', clip_norm=0.5}",
 }
 """An average, or its flush at a close, is in the middle of each pass of five steps."""
 
@@ -23,7 +24,7 @@ STRATEGIES = {
 @pytest.mark.long
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(
-    "strategy", ["sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local_sgd", "dgc", "powersgd"))]
+    "strategy", ["sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "sharded")]
 )
 def test_ten_deaths_change_nothing(tmp_path, strategy):
     write_job(tmp_path, num_lines=500)

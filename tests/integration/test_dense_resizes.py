@@ -14,6 +14,7 @@ STRATEGIES = {
     "sharded": "dense={strategy='sharded', group=2}",
     "dgc": "dense={compression='dgc', dgc={sparsity=0.9}, optimizer={kind='sgd', momentum=0.5}}",
     "powersgd": "dense={compression='powersgd', powersgd={rank=1}}",
+    "pipeline": "dense={strategy='pipeline', pipeline={micro_batches=2}}",
 }
 
 
@@ -22,7 +23,7 @@ STRATEGIES = {
     "strategy",
     [
         pytest.param("sharded", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("local_sgd", "dgc", "powersgd")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "sharded"),
     ],
 )
 def test_what_is_learnt_after_a_resize_is_the_same_when_trained_again(job, strategy):  # noqa: F811

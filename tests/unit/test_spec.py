@@ -197,9 +197,24 @@ MISTAKES = {
     'optimizer.kind = "lamb", which needs whole parameters',
     "train.mode=async ; dense.strategy=sharded": 'dense.strategy: "sharded" does not work with train.mode = "async", '
     'as trainers would meet in every step; set dense.strategy = "shards"',
-    "dense.strategy=allreduce": "dense.strategy: Input should be 'all_reduce', 'local_sgd', 'sharded' or 'shards' "
-    "(got 'allreduce')",
-    "train.dense=all": "train.dense: Input should be 'all_reduce', 'local_sgd', 'sharded' or 'shards' (got 'all')",
+    "dense={strategy='pipeline',accumulate=2}": 'dense: strategy = "pipeline" does not work with accumulate, as '
+    "pipeline.micro_batches divides a batch",
+    "dense.pipeline.micro_batches=2": 'dense: pipeline is for strategy = "pipeline", not for "all_reduce": remove one',
+    "dense.strategy=pipeline ; model={name='dcn'}": 'model.name: "dcn" has no layers that can be divided, as '
+    'dense.strategy = "pipeline" needs; use "deepfm", "wide_deep", "deep_crossing"',
+    "dense.strategy=pipeline ; model={name='deepfm'} ; train.amp=bfloat16": "train.amp: does not work with "
+    'dense.strategy = "pipeline": remove it',
+    "dense.strategy=pipeline ; model={name='deepfm'} ; train.device=cuda": 'train.device: dense.strategy = '
+    '"pipeline" works on CPUs only: set "cpu"',
+    "dense.strategy=pipeline ; model={name='deepfm'} ; passes.shuffle=true": "passes.shuffle: does not work "
+    'with dense.strategy = "pipeline", whose first trainer reads all events: remove it',
+    "dense.strategy=pipeline ; model={name='deepfm',settings={dropout=0.1}}": 'metrics.progressive: "inference" needs '
+    'a forward pass of its own for a model with dropout, which dense.strategy = "pipeline" does not make; set '
+    '"training"',
+    "dense.strategy=allreduce": "dense.strategy: Input should be 'all_reduce', 'local_sgd', 'sharded', 'shards' or "
+    "'pipeline' (got 'allreduce')",
+    "train.dense=all": "train.dense: Input should be 'all_reduce', 'local_sgd', 'sharded', 'shards' or 'pipeline' (got "
+    "'all')",
     "train.dense_optimizer.lr=0.1": "train.dense_optimizer: is the old name of dense.optimizer, which is given, too: "
     "remove train.dense_optimizer",
     "train.clip_norm=0 ; dense.clip_norm=1": "train.clip_norm: is the old name of dense.clip_norm, which is given, "

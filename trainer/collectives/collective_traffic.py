@@ -60,6 +60,11 @@ class CollectiveTraffic:
                 self._peer(member).sent(num_bytes // len(among))
                 self._peer(member).received(num_bytes // len(among))
 
+    def exchange(self, peer: int, num_sent: int, num_received: int) -> None:
+        """Count bytes sent to one other rank, and received from it."""
+        self._peer(peer).sent(num_sent)
+        self._peer(peer).received(num_received)
+
     def broadcast(self, num_bytes: int) -> None:
         """Count one broadcast by rank 0."""
         for parent, child in broadcast_edges(self._world):

@@ -26,6 +26,7 @@ from millrace.traffic import Links, links_of
 from trainer.collectives.collective_traffic import CollectiveTraffic
 from trainer.collectives.collective_waits import ALL_REDUCE, KINDS, CollectiveWaits
 from trainer.collectives.rank_slices import BUCKET_FLOATS, RankSlices
+from trainer.collectives.stage_steps import DividedSteps, StagePlan, StageSteps, WholeSteps
 
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
@@ -93,6 +94,10 @@ class Ranks(Protocol):
         """Wait until all ranks call it, at most MEET_S: other calls wait for one step, this one for a whole pass."""
         ...
 
+    def stages(self, plan: StagePlan) -> StageSteps:
+        """Steps through the stages of a model, one on each rank in their order."""
+        ...
+
     def links(self) -> Links:
         """This rank's traffic in collectives with each other rank: "trainer-1". Any thread."""
         ...
@@ -149,6 +154,10 @@ class SingleRank:
 
     def meet(self) -> None:
         """See Ranks."""
+
+    def stages(self, plan: StagePlan) -> StageSteps:
+        """See Ranks."""
+        return WholeSteps(plan)
 
     def links(self) -> Links:
         """See Ranks."""
@@ -343,6 +352,10 @@ class TorchRanks:
         if self.rank == 0:  # it holds the store; every rank has left the meeting before
             for rank in range(self.world):
                 self._store.delete_key(_met(self._num_met - 1, rank))
+
+    def stages(self, plan: StagePlan) -> StageSteps:
+        """See Ranks: by torch's pipelining. Its time does not count as a wait for other ranks."""
+        return DividedSteps(plan, self.rank, self.world, lambda: _joined(self.rank), self._traffic)
 
     def links(self) -> Links:
         """See Ranks."""

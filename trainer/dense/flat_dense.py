@@ -18,6 +18,8 @@ PREFIX = "optimizer."
 class FlatDense:
     """See module docstring, and DenseStrategy."""
 
+    one_reader = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -25,13 +27,14 @@ class FlatDense:
         ranks: Ranks,
         more: Mapping[str, nn.Parameter] | None = None,
         multiple: int = 1,
+        flat: FlatParameters | None = None,
     ) -> None:
         """`more`: parameters by name that learn with the model's and are not part of its module. The buffer's length
-        is a multiple of `multiple`.
+        is a multiple of `multiple`. `flat`: the buffer, if it is made already.
 
         Raises SpecError for a name that the module also has.
         """
-        self._flat = FlatParameters(model, more, multiple)
+        self._flat = FlatParameters(model, more, multiple) if flat is None else flat
         self._grad = self._flat.gradient
         self._config, self._ranks = config, ranks
         self.buffers = Buffers(model, ranks)

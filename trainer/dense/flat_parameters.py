@@ -4,7 +4,7 @@ Every parameter begins at a multiple of 64 bytes: kernels of matrix libraries ma
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +18,26 @@ ALIGN_FLOATS = 16
 class FlatParameters:
     """See module docstring. The buffer holds parameters in the order of the module."""
 
-    def __init__(self, model: nn.Module, more: Mapping[str, nn.Parameter] | None = None, multiple: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        more: Mapping[str, nn.Parameter] | None = None,
+        multiple: int = 1,
+        *,
+        foreign: Collection[str] = (),
+        absent: Collection[str] = (),
+    ) -> None:
         """`more`: parameters by name that learn with the model's and are not part of its module. The buffers' length
-        is a multiple of `multiple`.
+        is a multiple of `multiple`. `foreign`: names of parameters that other ranks learn, which are not in the
+        buffers; `absent`: those of them that have no values on this rank.
 
         Raises SpecError for a name that the module also has.
         """
-        self._model, self._more = model, dict(more or {})
+        self._model, self._more, self._absent = model, dict(more or {}), absent
         if twice := sorted(self._more.keys() & model.state_dict().keys()):
             raise SpecError(f"the model has a tensor named {twice[0]!r}, as the trainer has; rename it", "model")
         named = (*model.named_parameters(), *self._more.items())
-        self.parameters = {name: each for name, each in named if each.requires_grad}
+        self.parameters = {name: each for name, each in named if each.requires_grad and name not in foreign}
         """By name, in the order of the buffer."""
         parameters = list(self.parameters.values())
         device = parameters[0].device if parameters else torch.device("cpu")
@@ -85,7 +94,8 @@ class FlatParameters:
                 f"go back to the model it was trained with, or start over with --fresh"
             )
         for name, value in own.items():
-            value.detach().copy_(saved[name])
+            if name.removeprefix("model.") not in self._absent:
+                value.detach().copy_(saved[name])
 
 
 def begins_of(sizes: Sequence[int]) -> tuple[list[int], int]:

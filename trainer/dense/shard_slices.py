@@ -61,6 +61,8 @@ def _ignore(_end: int) -> None:
 class ShardDense:
     """See module docstring, and DenseStrategy."""
 
+    one_reader = False
+
     def __init__(
         self,
         model: nn.Module,

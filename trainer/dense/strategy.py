@@ -18,6 +18,7 @@ from trainer.collectives.ranks import Ranks
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.buffers import Buffers
 from trainer.dense.local_sgd import LocalSgdDense
+from trainer.dense.pipeline import PipelineDense
 from trainer.dense.shard_slices import ShardDense
 from trainer.dense.sharded import ShardedDense
 from trainer.dense_config import DenseSection
@@ -33,6 +34,8 @@ class DenseStrategy(Protocol):
 
     buffers: Buffers
     """The model's buffers."""
+    one_reader: bool
+    """Whether rank 0 alone reads events, and the other ranks have no batches."""
 
     @property
     def slices(self) -> Mapping[str, Keys]:
@@ -137,6 +140,7 @@ STRATEGIES: Mapping[str, Build] = {
     ),
     "local_sgd": _on_trainers(LocalSgdDense),
     "sharded": _on_trainers(ShardedDense),
+    "pipeline": _on_trainers(PipelineDense),
     "shards": lambda model, config, ranks, more, shards, step_s, _seed: ShardDense(
         model, config, ranks, more, shards, step_s
     ),

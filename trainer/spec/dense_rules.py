@@ -1,7 +1,9 @@
 """Checks of the section `dense` against the other sections of a spec: which strategy works with which mode. Pure."""
 
+from dataset.spec.join_section import LearnAt
 from millrace.errors import SpecError
 from trainer.config import TrainerJob
+from trainer.models.registry import MODELS
 
 
 def check_dense_rules(job: TrainerJob) -> None:
@@ -32,4 +34,34 @@ def check_dense_rules(job: TrainerJob) -> None:
             'train.device = "cpu" has all activations in the memory of the CPU already: remove it, or use '
             "dense.recompute",
             "dense.offload",
+        )
+    if strategy == "pipeline":
+        _check_pipeline(job)
+
+
+def _check_pipeline(job: TrainerJob) -> None:
+    """Raise SpecError for a setting that does not work with stages of the model on the trainers."""
+    pipeline = 'dense.strategy = "pipeline"'
+    name = job.model.name
+    towers = ", ".join(f'"{each}"' for each, model in MODELS.items() if model.is_tower)
+    if name is not None and name in MODELS and not MODELS[name].is_tower:
+        raise SpecError(f'"{name}" has no layers that can be divided, as {pipeline} needs; use {towers}', "model.name")
+    if job.dense.recompute or job.dense.offload:
+        key = "dense.recompute" if job.dense.recompute else "dense.offload"
+        raise SpecError(f"does not work with {pipeline}: remove it", key)
+    if job.train.amp != "off":
+        raise SpecError(f"does not work with {pipeline}: remove it", "train.amp")
+    if job.train.device == "cuda":
+        raise SpecError(f'{pipeline} works on CPUs only: set "cpu"', "train.device")
+    if job.passes.shuffle:
+        raise SpecError(
+            f"does not work with {pipeline}, whose first trainer reads all events: remove it", "passes.shuffle"
+        )
+    if job.join is not None and job.join.learn is LearnAt.AT_ONCE:
+        raise SpecError(f"does not work with {pipeline}, which has no fake negative weights", "join.learn")
+    if job.model.settings.get("dropout") and job.metrics.progressive == "inference":
+        raise SpecError(
+            f'"inference" needs a forward pass of its own for a model with dropout, which {pipeline} does not make; '
+            'set "training"',
+            "metrics.progressive",
         )

@@ -46,6 +46,7 @@ from trainer.collectives.rank_store import meet_trainers
 from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
 from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
 from trainer.dense.batch_norms import batch_norms
+from trainer.dense.pipeline import PipelineDense
 from trainer.dense.strategy import DenseStrategy, dense_strategy
 from trainer.exports.coordinator import ExportCoordinator
 from trainer.exports.pointers import newest_timeline
@@ -85,6 +86,7 @@ from trainer.train.model_building import build_model
 from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
 from trainer.train.observer import Observer
 from trainer.train.own_metrics import own_metrics
+from trainer.train.pipeline_step import PipelineStepper
 from trainer.train.reading import open_reader
 from trainer.train.saved_state import SavedState, StateHolders
 from trainer.train.step import Stepper
@@ -146,10 +148,10 @@ def open_trainer(
         loader = held.enter_context(_loading(reader, maker, job))
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
         kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
-        reading = read_first(ranks, beginning, maker, loader)
+        reading = read_first(ranks, beginning, maker, loader, one_reader=dense.one_reader)
         rank0 = held.enter_context(_leading(config, job, schema, shards, beginning))
         rate = LearningRate(dense, job.dense)
-        stepper = _stepper(job, schema, model, ranks, device, default_rows, kernels)
+        stepper = _stepper(job, schema, model, ranks, device, default_rows, kernels, dense)
         observer = _observer(config, job, schema, beginning, bounded=source.bounded)
         joint = (ranks, policy, shards, loader)
         closer = PassCloser(
@@ -231,13 +233,21 @@ def _stepper(
     device: torch.device,
     default_rows: DefaultRows,
     kernels: KernelSchedule,
+    dense: DenseStrategy,
 ) -> Stepper:
     pooling = pooling_for(device, torch.get_num_threads())
     apart = job.metrics.progressive == "inference" and depends_on_mode(model)
     norms = batch_norms(job.dense.buffers, model, ranks)
     given = model, schema, job.tasks, job.train, pooling, device, default_rows, kernels
-    at_once = label_learnt_at_once(job.join)
-    return Stepper(*given, norms=norms, dense=job.dense, measures_apart=apart, at_once=at_once)
+    if not isinstance(dense, PipelineDense):
+        return Stepper(
+            *given, norms=norms, dense=job.dense, measures_apart=apart, at_once=label_learnt_at_once(job.join)
+        )
+    if apart:
+        raise SpecError('"inference" does not work with dense.strategy = "pipeline"', "metrics.progressive")
+    stages = PipelineStepper(*given, norms=norms, dense=job.dense)
+    stages.open_stages(model, job, dense, ranks)
+    return stages
 
 
 def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:

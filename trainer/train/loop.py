@@ -123,7 +123,8 @@ class TrainLoop:
         self._next = plan
         self._parts.progress.planned(plan)
         if plan.number != self._reading:
-            read_ahead(plan, self._parts.ranks, self._parts.maker, self._parts.loader)
+            parts = self._parts
+            read_ahead(plan, parts.ranks, parts.maker, parts.loader, one_reader=parts.dense.one_reader)
 
     def _read_ahead(self) -> None:
         """Where ranks hear no news in steps: begin to read the next pass beside this one, if it is known soon."""
@@ -301,7 +302,7 @@ class TrainLoop:
         gradients: dict[str, Gradients] | None = None
         finite = True
         if batch is None:
-            parts.stepper.follow(common.weight)
+            parts.stepper.follow(common.weight, common.num_samples)
         else:
             gradients, finite = learn_batch(parts, batch, at.rows, step, common.weight)
         clock.at(WaitsFor.TRAINERS)

@@ -21,8 +21,8 @@ from trainer.metrics.halves import Exclusive
 from trainer.metrics.meter import Meter, MeterState
 from trainer.metrics.observed import ObservedBatch, ids_of
 from trainer.status.freshness import EventTimes, EventTimesCollector
+from trainer.train.forward_result import ForwardResult
 from trainer.train.signals import SignalsCollector
-from trainer.train.step import ForwardResult
 
 SECONDS_PER_DAY = 86_400
 INFER_FIRST = "infer_first"

@@ -4,12 +4,9 @@ Shapes: B samples of the batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as functional
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dataset.samples.batch import F32
@@ -18,35 +15,18 @@ from pserver.protocol.shards import Gradients
 from trainer.config import TaskSection, TrainSection
 from trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
 from trainer.dense_config import DenseSection
-from trainer.features.default_rows import DefaultRows, Readers
+from trainer.features.default_rows import DefaultRows
 from trainer.features.model_inputs import inputs_of
 from trainer.features.pooling import Pooling
 from trainer.features.training_batches import TrainingBatch
 from trainer.models.outputs import check_outputs
 from trainer.train.fake_negatives import fake_negative_weights
+from trainer.train.forward_result import ForwardResult, GivenBatch
 from trainer.train.kernel_choice import KernelSchedule
 from trainer.train.mixed_precision import LossScale, Precision
 from trainer.train.own_losses import OwnLosses
 from trainer.train.row_sums import RowSums
 from trainer.train.saved_activations import saved_activations
-
-
-@dataclass(slots=True)
-class ForwardResult:
-    """The results of a forward pass."""
-
-    prediction_B: dict[str, F32]
-    """By task: probability (bce) or value (mse)."""
-    loss: Tensor
-    """This rank's share of the step's loss: sums over samples, divided by the weights of all ranks."""
-    leaves: dict[str, Tensor]
-    """Cells by table; autograd fills their gradients."""
-    tensors: dict[str, NDArray[np.float32]]
-    """Further outputs of the model by name, which are measured and not learnt; and "loss", the loss of each sample."""
-    readers: Readers
-    """Keys that read a default row, by table with a learnt default row."""
-    has_weight: bool
-    """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
 
 
 class Stepper:
@@ -90,20 +70,33 @@ class Stepper:
         """Begin a step, on every rank; `all_have`: whether each has a batch."""
         self._norms.open_step(all_have=all_have)
 
-    def follow(self, global_weight: Mapping[str, float]) -> None:
-        """On a rank without a batch: take part in what the model of other ranks does together."""
+    def follow(self, global_weight: Mapping[str, float], num_samples: int) -> None:
+        """On a rank without a batch: take part in what the model of other ranks does together, on `num_samples`."""
         self._norms.follow(backward=any(global_weight.values()))
 
     def forward(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
     ) -> ForwardResult:
         """Predictions and this rank's share of the step's loss. `global_weight`: weight over all ranks, by task."""
+        given = self._given(batch, rows)
+        with self._precision.forward(), self._norms.forward(len(batch.samples)), self._saved.forward():
+            outputs = check_outputs(self._model(given.inputs), [task.name for task in self._tasks], len(batch.samples))
+        return self._result(batch, given, outputs, global_weight)
+
+    def _given(self, batch: TrainingBatch, rows: Mapping[str, F32]) -> GivenBatch:
         rows, readers = self._default_rows.filled(rows)
         leaves = {look.table.name: self._pooling.cells(look, rows[look.table.name]) for look in batch.lookups}
-        inputs = inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device)
-        with self._precision.forward(), self._norms.forward(len(batch.samples)), self._saved.forward():
-            given = check_outputs(self._model(inputs), [task.name for task in self._tasks], len(batch.samples))
-        outputs: dict[str, Tensor] = dict(given)
+        return GivenBatch(inputs_of(self._schema, batch.samples, batch.lookups, leaves, self._device), leaves, readers)
+
+    def _result(
+        self,
+        batch: TrainingBatch,
+        given: GivenBatch,
+        returned: Mapping[str, Tensor],
+        global_weight: Mapping[str, float],
+    ) -> ForwardResult:
+        """Loss and predictions from what the model returned."""
+        outputs: dict[str, Tensor] = dict(returned)
         loss = torch.zeros((), device=self._device)
         sample_loss = torch.zeros(len(batch.samples), device=self._device)
         prediction_B: dict[str, F32] = {}
@@ -123,12 +116,12 @@ class Stepper:
                 loss = loss + loss_B.sum() * (task.weight / global_weight[task.name])
             sample_loss = sample_loss + loss_B.detach() * task.weight
             prediction_B[task.name] = prediction.cpu().numpy()
-        own_loss, measured = self._own_losses.of(outputs, inputs, batch, global_weight)
+        own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
         loss = loss + own_loss
         has_weight = any(global_weight[task.name] for task in self._tasks)
         named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
         return ForwardResult(
-            prediction_B, loss, leaves, named | {"loss": sample_loss.cpu().numpy()}, readers, has_weight
+            prediction_B, loss, given.leaves, named | {"loss": sample_loss.cpu().numpy()}, given.readers, has_weight
         )
 
     def predict(
@@ -156,10 +149,13 @@ class Stepper:
         """
         self._loss += float(forward.loss.detach())
         if forward.has_weight:
-            with self._norms.backward():
-                (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
+            self._differentiate(forward)
         sums.finite, sums.readers = sums.finite and bool(torch.isfinite(forward.loss)), forward.readers
         sums.add(batch, forward.leaves, self._pooling)
+
+    def _differentiate(self, forward: ForwardResult) -> None:
+        with self._norms.backward():
+            (forward.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]
 
     def gradients(self, batch: TrainingBatch, sums: RowSums) -> dict[str, Gradients]:
         """Gradients by table of a batch, from the sums over its micro-batches. Default rows get theirs."""
