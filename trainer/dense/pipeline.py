@@ -133,9 +133,9 @@ class PipelineDense(FlatDense):
     def _take_weights(self, names: Iterable[str], weights: F32) -> None:
         at = 0
         for name in names:
-            held = self._every[name].detach()
-            held.copy_(torch.from_numpy(weights[at : at + held.numel()].reshape(held.shape)))
-            at += held.numel()
+            size = self._sizes[name]
+            self._every[name].detach().numpy()[...] = weights[at : at + size].reshape(self._every[name].shape)
+            at += size
 
     def tensors(self) -> dict[str, Tensor]:
         """See DenseStrategy: the weights, and this rank's state. Those of other stages are zeros but on rank 0."""
