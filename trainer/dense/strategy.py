@@ -17,6 +17,7 @@ from pserver.protocol.shards import F32, Gradients, Keys, Shards
 from trainer.collectives.ranks import Ranks
 from trainer.dense.all_reduce import AllReduceDense
 from trainer.dense.buffers import Buffers
+from trainer.dense.class_slices import ClassSlicesDense
 from trainer.dense.local_sgd import LocalSgdDense
 from trainer.dense.pipeline import PipelineDense
 from trainer.dense.shard_slices import ShardDense
@@ -166,4 +167,6 @@ def dense_strategy(
     if config.strategy not in STRATEGIES:
         known = ", ".join(sorted(STRATEGIES))
         raise SpecError(f'there is no strategy "{config.strategy}"; known: {known}', "dense.strategy")
-    return STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s, seed)
+    strategy = STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s, seed)
+    rows = getattr(model, "class_rows", None)
+    return strategy if rows is None else ClassSlicesDense(strategy, rows, config, ranks)

@@ -1,0 +1,1 @@
+"""Large classes: a softmax over many items whose weights are divided over the ranks."""

@@ -1,0 +1,200 @@
+"""Many classes divided over ranks: each rank learns its own slice, and all other parameters as another strategy does.
+
+The gradient of a slice is complete on its rank, so nothing is summed. Commits hold all classes in order, so they go on
+with any number of ranks. A step that draws classes changes those alone, with an optimizer for which a gradient of 0
+changes nothing.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from millrace.errors import BadInput
+from pserver.config import MAX_FLOAT32
+from pserver.protocol.shards import F32, Gradients, Keys
+from trainer.classes.class_rows import BLOCK, ClassRows
+from trainer.collectives.ranks import Ranks
+from trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_state, vector_names
+from trainer.dense.flat_parameters import within
+from trainer.dense_config import DenseSection
+
+if TYPE_CHECKING:
+    from trainer.dense.strategy import DenseStrategy
+
+WEIGHTS = "model.classes"
+"""(N, V) in commits."""
+PREFIX = "classes."
+"""Before the names of the optimizer's state of classes in commits, and of the count of steps."""
+STEPS = PREFIX + "steps"
+
+
+class ClassSlicesDense:
+    """See module docstring, and DenseStrategy. `rest`: the strategy of all other parameters."""
+
+    def __init__(self, rest: "DenseStrategy", rows: ClassRows, config: DenseSection, ranks: Ranks) -> None:
+        self._rest, self._rows, self._ranks = rest, rows, ranks
+        self.buffers = rest.buffers
+        self._config = config.optimizer
+        self._optimizer = FlatOptimizer(rows.weights_NV.view(-1), config.optimizer)
+        self._names = vector_names(config.optimizer)
+        self._hear_hashes()
+
+    @property
+    def slices(self) -> Mapping[str, Keys]:
+        """See DenseStrategy."""
+        return self._rest.slices
+
+    def take(self, rows: Mapping[str, F32]) -> None:
+        """See DenseStrategy."""
+        self._rest.take(rows)
+
+    def push(self) -> dict[str, Gradients]:
+        """See DenseStrategy."""
+        return self._rest.push()
+
+    def set_lr(self, lr: float) -> None:
+        """See DenseStrategy: classes have the rate of all others."""
+        self._rest.set_lr(lr)
+        self._optimizer.lr = lr
+
+    def clear(self) -> None:
+        """See DenseStrategy."""
+        self._rest.clear()
+        self._rows.clear()
+
+    def fills(self, loss_scale: float) -> None:
+        """See DenseStrategy."""
+        self._rest.fills(loss_scale)
+
+    def note(self, share: float, loss: float) -> None:
+        """See DenseStrategy."""
+        self._rest.note(share, loss)
+
+    def communicates(self, step: int) -> bool:
+        """See DenseStrategy."""
+        return self._rest.communicates(step)
+
+    def after_backward(self, step: int, loss_scale: float) -> None:
+        """See DenseStrategy."""
+        self._rest.after_backward(step, loss_scale)
+
+    def wait(self) -> None:
+        """See DenseStrategy."""
+        self._rest.wait()
+
+    def finite(self) -> bool:
+        """See DenseStrategy."""
+        gradient = self._rows.gradient_KV
+        return self._rest.finite() and (gradient is None or not gradient.numel() or within(gradient, MAX_FLOAT32))
+
+    def step(self) -> None:
+        """See DenseStrategy."""
+        self._rest.step()
+        gradient, place_K = self._rows.gradient_KV, self._rows.place_K
+        if gradient is None:
+            return
+        if place_K is None:
+            self._optimizer.step(gradient.view(-1))
+        else:
+            self._step_of(place_K, gradient)
+
+    def _step_of(self, place_K: Tensor, gradient_KV: Tensor) -> None:
+        """Learn the classes `place_K` alone."""
+        drawn_KV = self._rows.weights_NV[place_K]
+        optimizer = FlatOptimizer(drawn_KV.view(-1), self._config)
+        optimizer.lr = self._optimizer.lr
+        whole = {name: self._optimizer.state[name].view_as(self._rows.weights_NV) for name in self._names}
+        optimizer.state = self._optimizer.state | {name: each[place_K].view(-1) for name, each in whole.items()}
+        optimizer.step(gradient_KV.view(-1))
+        self._rows.weights_NV[place_K] = drawn_KV
+        for name, each in whole.items():
+            each[place_K] = optimizer.state[name].view_as(drawn_KV)
+
+    def flush(self) -> None:
+        """See DenseStrategy: hashes the slices."""
+        self._rest.flush()
+        self._hear_hashes()
+
+    def _hear_hashes(self) -> None:
+        """Collective: the hash of the slices of all ranks."""
+        heard = self._ranks.gather({"hashes": self._hashes()})
+        found = None if heard is None else {"slices": hashlib.sha256(b"".join(map(_bytes, heard))).hexdigest()}
+        self._of_slices = str(self._ranks.broadcast(found)["slices"])
+
+    def _state(self) -> dict[str, Tensor]:
+        """Weights and state of this rank's classes, (N, V) each; without state before the first step."""
+        held = {name: self._optimizer.state.get(name) for name in self._names}
+        like = self._rows.weights_NV
+        state = {PREFIX + name: each.view_as(like) for name, each in held.items() if each is not None}
+        return {WEIGHTS: like, **state}
+
+    def _hashes(self) -> NDArray[np.uint8]:
+        """SHA-256 of the state of each BLOCK of classes, one after another: slices begin at whole blocks."""
+        state, found = [each.detach().cpu().numpy() for each in self._filled().values()], []
+        for at in range(0, self._rows.end - self._rows.begin, BLOCK):
+            found.append(hashlib.sha256(b"".join(each[at : at + BLOCK].tobytes() for each in state)).digest())
+        return np.frombuffer(b"".join(found), np.uint8)
+
+    def _filled(self) -> dict[str, Tensor]:
+        """`_state`, with the state before the first step as it will begin."""
+        state = self._state()
+        for name in self._names:
+            start = torch.tensor(initial_state(self._config, name)).expand_as(self._rows.weights_NV)
+            state.setdefault(PREFIX + name, start)
+        return state
+
+    def _counts(self) -> dict[str, Tensor]:
+        steps = {STEPS: torch.tensor(self._rows.step)}
+        held = self._optimizer.state.get(STEP)
+        return steps if held is None else {**steps, PREFIX + STEP: held}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See DenseStrategy: those of the rest. No rank has all classes."""
+        return self._rest.tensors()
+
+    def consolidate(self) -> dict[str, Tensor]:
+        """See DenseStrategy: rank 0 gets the classes of all ranks."""
+        found = self._rest.consolidate() | self._counts()
+        state = self._state()
+        heard = self._ranks.gather({name: each.detach().cpu().numpy().reshape(-1) for name, each in state.items()})
+        for name in state if heard is not None else ():
+            whole = np.concatenate([each[name] for each in heard or ()])
+            found[name] = torch.from_numpy(whole).view(-1, self._rows.dim)
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """See DenseStrategy: collective. Without classes in `tensors` they stay as they are."""
+        own = {WEIGHTS, *(name for name in tensors if name.startswith(PREFIX))}
+        self._rest.load({name: value for name, value in tensors.items() if name not in own})
+        if WEIGHTS not in tensors:
+            return
+        rows, classes = self._rows, tensors[WEIGHTS]
+        if tuple(classes.shape) != (rows.num_classes, rows.dim):
+            raise BadInput(
+                f"the commit has {classes.shape[0]} classes of {classes.shape[1]} numbers, not {rows.num_classes} of "
+                f"{rows.dim}; go back to the model it was trained with, or start over with --fresh"
+            )
+        mine = slice(rows.begin, rows.end)
+        rows.weights_NV.copy_(classes[mine])
+        saved = {PREFIX + name for name in self._names}
+        if saved and saved <= tensors.keys():
+            state = {name: tensors[PREFIX + name][mine].reshape(-1) for name in self._names}
+            if PREFIX + STEP in tensors:
+                state[STEP] = tensors[PREFIX + STEP]
+            self._optimizer.state = {name: each.to(rows.weights_NV.device).clone() for name, each in state.items()}
+        if STEPS in tensors:
+            rows.step = int(tensors[STEPS])
+        self._hear_hashes()
+
+    def digest(self) -> str:
+        """See DenseStrategy: over the rest, the count of steps, and all slices at the last `flush` or `load`."""
+        return hashlib.sha256(f"{self._rest.digest()} {self._rows.step} {self._of_slices}".encode()).hexdigest()
+
+
+def _bytes(columns: Mapping[str, NDArray[np.uint8]]) -> bytes:
+    return columns["hashes"].tobytes()
