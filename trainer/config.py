@@ -43,8 +43,9 @@ class TaskSection(Section):
     """Name of the task and of its prediction."""
     label: str
     """Meta slot with the label."""
-    loss: Literal["bce", "mse"] = "bce"
-    """"bce": log loss of a probability; "mse": squared error of a value."""
+    loss: Literal["bce", "mse", "softmax"] = "bce"
+    """"bce": log loss of a probability; "mse": squared error of a value; "softmax": log loss of the right one of many
+    classes, whose number is the label (model "next_item", docs/large-classes.md)."""
     weight: Positive = 1.0
     """Weight of the task's loss in the sum."""
     mask: str | None = None

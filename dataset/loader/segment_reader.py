@@ -18,6 +18,7 @@ from dataset.loader.dead_letters import DeadLetters
 from dataset.loader.kept_segments import KeptSegment, KeptSegments
 from dataset.loader.pass_shuffle import PassShuffle, RankShare
 from dataset.pipe.arrow_runner import ArrowRunner
+from dataset.pipe.class_bounds import reject_classes
 from dataset.pipe.columns_runner import ColumnsRunner
 from dataset.pipe.command import Command, prepare_command
 from dataset.pipe.event_time import check_event_time
@@ -97,9 +98,10 @@ class SegmentReader:
         max_outage_s: float = 600.0,
         kept: KeptSegments | None = None,
         shuffles: RankShare | None = None,
+        classes: Mapping[str, int] | None = None,
     ) -> None:
         """`kept`: takes samples that are read again. `shuffles`: each pass is shuffled, `read` gets the segments of all
-        trainers, and this trainer takes its share."""
+        trainers, and this trainer takes its share. `classes`: by slot, below which its values must be."""
         self._sections = SourceSet.of(source_config)
         for name, section in self._sections.sections.items():
             path = f"sources.{name}.event_time" if name else "event_time"
@@ -107,7 +109,7 @@ class SegmentReader:
         self._windows = {name: TimeWindow.of(section) for name, section in self._sections.sections.items()}
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
-        self._kept, self._shuffles = kept, shuffles
+        self._kept, self._shuffles, self._classes = kept, shuffles, classes or {}
         self._stopping = threading.Event()
         event_time = next(iter(self._sections.sections.values())).event_time  # else that of the segment's source
         self._pool = make_pool(pipe, schema, event_time, dict(masks or {}), folder, spec, max_outage_s)
@@ -246,6 +248,7 @@ class SegmentReader:
                 log.warning("waiting for %s: %s", segment.partition, error)
 
     def _count(self, pass_number: int, work: PipeInput, outcome: PipeOutput, tally: PassTally) -> None:
+        reject_classes(work, outcome, self._classes, traced=self._pipe.traced)
         tally.num_events += work.num_events
         for reason, count in work.left_out.items():
             tally.left_out[reason] = tally.left_out.get(reason, 0) + count

@@ -18,6 +18,7 @@ class Reason(StrEnum):
     NOT_UTF8 = "not UTF-8"
     GENERATOR = "generator error"
     SAMPLE_TOO_LONG = "longer than join.max_sample_bytes"
+    CLASS = "class out of range"
     HALF = "output ends inside a line"
 
     @classmethod

@@ -20,7 +20,7 @@ from millrace.secrets import SECRET_KEYS, is_reference
 from service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
 from service.auth.config import ANY_MORE, AllowSection
 from service.spec.job import LoadedJob
-from trainer.control.job_spec import MODELS
+from trainer.control.job_spec import ALL_MODELS
 from trainer.control.predictions import names_commit, servers_of
 
 MAX_NAME = 128
@@ -242,7 +242,7 @@ class SpecRules:
                 assert_never(holds)
 
     def _check_model(self, name: str, at: str) -> None:
-        models = tuple(MODELS) if self._allow.models is None else self._allow.models
+        models = tuple(ALL_MODELS) if self._allow.models is None else self._allow.models
         if name not in models:
             at = at.removesuffix("_path")
             raise SpecError(f"{name!r} is not allowed here; allowed: {', '.join(models)} (allow.models)", at)

@@ -17,6 +17,7 @@ from pserver.config import DENSE_SLICES
 from trainer.config import TrainerJob
 from trainer.control.export_destinations import ExportLocation, address_of, destination_of
 from trainer.control.job_spec import (
+    check_class_rules,
     check_dense_rules,
     check_histories,
     check_join,
@@ -53,6 +54,7 @@ def check_references(job: TrainerJob) -> None:
     if job.train.mode == "geo":
         _check_geo(job)
     check_section(job.model, shape_of(schema, job.tables, [task.name for task in job.tasks]))
+    check_class_rules(job)
     if job.train.amp == "float16" and job.train.device == "cpu":
         raise SpecError('amp = "float16" needs a GPU; use "bfloat16" or "off" on a CPU', "train.amp")
 

@@ -8,6 +8,7 @@ import pytest
 from millrace.failpoints import Failpoint
 from tests.integration.stream_job import millrace
 from tests.integration.trainer_here import closes, killed, run
+from trainer.exports.onnx_model import OnnxModel
 
 SPEC = """
 name = "zoo"
@@ -112,3 +113,39 @@ def test_the_counters_of_two_towers_come_back_after_a_kill(tmp_path):
     tensors = ended.metrics["tensors"]["life"]
     assert {"recall_at_1", "recall_at_10", "loss"} <= set(tensors) and "item_vector" not in tensors
     assert 0 < tensors["recall_at_1"]["mean"] < tensors["recall_at_10"]["mean"] < 1
+
+
+NEXT = 'name = "next_item"\nsettings = { classes = 60, hidden = [16], mode = "divided", recall_at = [1, 10], top = 3 }'
+
+
+def write_next(folder, num_lines=4000):
+    """The next article is the newest one plus 1, mostly; one event of a hundred has an unknown article."""
+    rng = np.random.default_rng(4)
+    with (folder / "part-0.txt").open("w") as text:
+        for line in range(num_lines):
+            newest = rng.integers(60)
+            following = 77 if line % 100 == 0 else (newest + 1) % 60 if rng.random() < 0.8 else rng.integers(60)
+            text.write(f"1 {rng.integers(40)} 1 {newest} 1 {newest} 1 {following}\n")
+    job = folder / "job.toml"
+    spec = SPEC.replace("MODEL", NEXT).replace('loss = "bce"', "").replace('"click"\n', '"click"\nLOSS\n')
+    spec = spec.replace('name = "click"\nLOSS\nkind = "meta"', 'name = "click"\nkind = "meta"\ntype = "uint64"')
+    job.write_text(
+        spec.replace("LOSS", 'loss = "softmax"').replace('kind = "adam", lr = 0.01', 'kind = "adagrad", lr = 0.1')
+    )
+    return job
+
+
+@pytest.mark.long
+def test_divided_items_come_back_after_a_kill_and_their_export_tells_the_best_ones(tmp_path):
+    job, calm, store = write_next(tmp_path), tmp_path / "calm", tmp_path / "killed"
+    settings = ("passes.max_events=500", "pipe.max_bad_fraction=0.05")
+    wanted = run(job, calm, *settings)
+    store.mkdir()
+    killed(job, store, *settings, generation=1, point=Failpoint.CLOSED, hit=5)
+    ended = run(job, store, *settings, generation=2)
+    assert ended.digest == wanted.digest and closes(store) == closes(calm)
+    assert sum(close["rejected"].get("class out of range", 0) for close in closes(store).values()) == 40
+    assert 0.5 < ended.metrics["tensors"]["pass"]["recall_at_1"]["mean"] < 0.85
+    (manifest,) = calm.glob("exports/**/manifest.json")
+    graph = OnnxModel((manifest.parent / "dense.onnx").read_bytes())
+    assert json.loads(manifest.read_text())["onnx"]["ok"] and graph.outputs == ("ctr", "items", "scores")

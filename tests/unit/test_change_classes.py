@@ -23,7 +23,7 @@ def test_every_key_of_the_job_file_has_a_class(leaves):
 
 def test_every_line_of_the_table_is_reached_by_a_key(leaves):
     settings = [f"model.settings.{key}" for key in ("hidden", "towers", "cross_layers", "low_rank", "structure",
-                                                    "bottom")]  # fmt: skip
+                                                    "bottom", "classes", "mode")]  # fmt: skip
     entries = [f"tables.*.admission.0.{key}" for key in ("n", "p", "score")]
     reached = {class_of(key).pattern for key in (*leaves, *settings, *entries)}
     assert [each.pattern for each in TABLE if each.pattern not in reached] == []

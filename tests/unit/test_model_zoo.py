@@ -82,7 +82,7 @@ class Learner:
             weight = batch.mask.get(task, torch.ones(len(label)))
             loss = loss + functional.binary_cross_entropy_with_logits(outputs[task], label, weight)
         if hasattr(self.model, "losses"):
-            targets = Targets(batch.label, {}, batch.signs)
+            targets = Targets(batch.label, {}, batch.signs, {})
             loss = loss + sum(each.mean() for each in self.model.losses(outputs, inputs, targets).values())
         self._optimizer.zero_grad()
         loss.backward()
@@ -343,7 +343,7 @@ def test_the_softmax_and_the_recall_are_as_their_plain_twins():
         {"ctr": (torch.rand(20, generator=generator) < 0.6).float()},
         {"user": ints(generator, 20, high=USERS), "item": ints(generator, 20, high=6)},
     )
-    inputs, targets = learner.inputs(batch), Targets(batch.label, {}, batch.signs)
+    inputs, targets = learner.inputs(batch), Targets(batch.label, {}, batch.signs, {})
     with torch.no_grad():
         outputs = learner.model(inputs)
         lost_B = learner.model.losses(outputs, inputs, targets)["in_batch_softmax"]
@@ -372,7 +372,7 @@ def test_items_of_earlier_batches_are_candidates_of_the_softmax_as_in_its_plain_
             {"ctr": (torch.rand(size, generator=generator) < 0.6).float()},
             {"user": ints(generator, size, high=USERS), "item": ints(generator, size, high=6)},
         )
-        inputs, targets = learner.inputs(batch), Targets(batch.label, {}, batch.signs)
+        inputs, targets = learner.inputs(batch), Targets(batch.label, {}, batch.signs, {})
         with torch.no_grad():
             learner.model.losses(learner.model(inputs), inputs, targets)  # a prediction keeps nothing
         outputs = learner.model(inputs)

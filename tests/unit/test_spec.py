@@ -364,8 +364,8 @@ MISTAKES = {
     'sources.impressions.event_time={kind="record"}': "sources.impressions.event_time: lines of files have no time of "
     'their own; name a field or a slot, or kind = "none"',
     "model.name=dcn_v3": "model.name: no model 'dcn_v3'; did you mean 'dcn_v2'? known: lr, fm, deepfm, wide_deep, "
-    "deep_crossing, dcn, dcn_v2, dlrm, finalmlp, din, sasrec, two_tower, mmoe, esmm; for one of your own, class = "
-    '"package.module:Class"',
+    "deep_crossing, dcn, dcn_v2, dlrm, finalmlp, din, sasrec, two_tower, mmoe, esmm, next_item; for one of your own, "
+    'class = "package.module:Class"',
     "model.settings.crosslayers=2": "model.settings.crosslayers: unknown key; did you mean 'cross_layers'? known here: "
     "cross_layers, dropout, hidden, low_rank, structure, towers",
     'model={class="nocolon"}': "model.class: 'nocolon' is not of the form \"package.module:Class\"",

@@ -5,7 +5,7 @@ The sections are trainer.config's. Addresses, exports and predictions have modul
 
 from trainer.models.class_check import check_class
 from trainer.models.needs import shape_of
-from trainer.models.registry import MODELS, check_section
+from trainer.models.registry import ALL_MODELS, check_section
 from trainer.rank0.shrink_guard import has_rule
 from trainer.spec.changes import (
     SHARDS,
@@ -17,6 +17,7 @@ from trainer.spec.changes import (
     significant_keys,
     with_overrides,
 )
+from trainer.spec.class_rules import check_class_rules
 from trainer.spec.defaults import FIRST, fill_defaults
 from trainer.spec.dense_rules import check_dense_rules
 from trainer.spec.history_tables import check_histories, history_tables, remembered_of
@@ -27,13 +28,14 @@ from trainer.spec.slot_rules import check_slot_rules
 from trainer.status.step_clock import STALL_SHARE
 
 __all__ = [
+    "ALL_MODELS",
     "FIRST",
-    "MODELS",
     "SHARDS",
     "STALL_SHARE",
     "TRAINERS",
     "changed_keys",
     "check_class",
+    "check_class_rules",
     "check_dense_rules",
     "check_histories",
     "check_join",

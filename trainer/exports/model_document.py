@@ -65,7 +65,8 @@ INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "
     "first-order weight, if any, + dim; a sequence's rows, (B, max_len, W), and its mask as <slot>.mask, (B, max_len); "
     "a dense slot's values, (B, size). Its outputs are the tasks, (B) each: a probability for loss bce, a value for "
-    "mse."
+    "mse, the probability of the best class for softmax. The model next_item has two more, (B, K) each: items, the "
+    "numbers of the best ones, the best first, and scores, their cosines."
 )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dataset.samples.batch import Ragged, Samples
 from dataset.spec.schema import Schema
+from trainer.config import TaskSection
 from trainer.features.deduplication import TableLookup
 from trainer.features.training_batches import TrainingBatch
 from trainer.models.contract import Inputs, SequenceInput, Targets
@@ -47,13 +48,15 @@ def inputs_of(
     return Inputs(vectors, vectors_BFD, first_order_BF, sequences, dense_BC)
 
 
-def targets_of(batch: TrainingBatch, device: torch.device) -> Targets:
-    """Labels, weights and signs of a batch, for the losses of a model's own."""
+def targets_of(batch: TrainingBatch, tasks: Sequence[TaskSection], device: torch.device) -> Targets:
+    """Labels, weights, signs and classes of a batch, for the losses of a model's own."""
 
     def moved(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
         return {name: torch.from_numpy(values_B).to(device) for name, values_B in values.items()}
 
-    return Targets(moved(batch.label_B), moved(batch.weight_B), FirstSigns(batch.samples.sparse, device))
+    signs = FirstSigns(batch.samples.sparse, device)
+    classes = {each.name: batch.samples.meta[each.label].astype(np.int64) for each in tasks if each.loss == "softmax"}
+    return Targets(moved(batch.label_B), moved(batch.weight_B), signs, moved(classes))
 
 
 class FirstSigns(Mapping[str, Tensor]):

@@ -49,12 +49,12 @@ def keys_of_batch(batch: TrainingBatch, slices: Mapping[str, Keys]) -> dict[str,
 
 
 def targets(samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None) -> tuple[dict[str, F32], ...]:
-    """Labels and weights of a batch by task."""
+    """Labels and weights of a batch by task; with loss "softmax" the label is 1: that its class is the right one."""
     label_B, weight_B = {}, {}
     ones_B = np.ones(len(samples), np.float32)
     for task in tasks:
         weight = ones_B if weight_slot is None else samples.meta[weight_slot].astype(np.float32)
-        label = samples.meta[task.label].astype(np.float32)
+        label = ones_B if task.loss == "softmax" else samples.meta[task.label].astype(np.float32)
         if task.mask is not None:
             weight = np.where(samples.meta[task.mask] != 0, weight, np.float32(0))
             label = np.where(weight != 0, label, np.float32(0))

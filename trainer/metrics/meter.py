@@ -67,7 +67,7 @@ class Meter:
     ) -> None:
         """`timed`: whether samples have event times. `halves_folder`: rank 0's folder for the samples of the halves;
         None: halves are not measured. Both are the same on all ranks. `exclusive`: the lock for writing there."""
-        self._tasks = tuple((task.name, task.loss == "bce") for task in tasks)
+        self._tasks = tuple((task.name, task.loss != "mse") for task in tasks)
         self._timed, self._grouped, self._own = timed, config.gauc_by is not None, tuple(own)
         self._ranking = GroupMeasures(config.at_k, calibration=config.group_calibration)
         self._times = TimeCounts(config.window)

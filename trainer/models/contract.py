@@ -11,6 +11,15 @@ third argument, that is the batch's `Targets`. It may define `measures(outputs, 
 by name, measured and not learnt, as other outputs are. It may declare `for_losses = ("name",)`: outputs that only these
 two read, and which are not measured.
 
+A task with loss "softmax" gets its loss of each sample from `losses`, under its own name; `Targets.class_B` has the
+right classes. While gradients are computed, the model's output of such a task is not read; else it is the probability
+of the best class. `served = ("name",)` are further outputs for exports, which are there without gradients.
+
+A model that divides parameters over ranks defines `divide(ranks, device)`, called once on each rank when it is built;
+`whole()`, a copy with all of them, of any value; and `follow()`, by which a rank without a batch makes the collectives
+of `losses` and its backward pass. It keeps its own part as `class_rows` (trainer.classes.class_rows), not as
+parameters; then `losses` is called with gradients only.
+
 It may declare `parameters_in_calls = True`: then each parameter is used only while the module that holds it is called,
 so a layer's parameters may arrive when the forward pass has begun (`dense.slice_floats`).
 
@@ -105,6 +114,8 @@ class Targets:
     """By task: the sample's weight, 0 where masked."""
     sign_B: "Mapping[str, Tensor]"
     """By sparse slot: the bits of a sample's first sign as int64, 0 where it has none."""
+    class_B: "Mapping[str, Tensor]"
+    """By task with loss "softmax": the numbers of the right classes, int64."""
 
 
 @dataclass(frozen=True, slots=True)

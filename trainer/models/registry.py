@@ -72,6 +72,14 @@ MODELS: Mapping[str, RegisteredModel] = {
     "esmm": RegisteredModel("trainer.models.esmm:Esmm", settings.EsmmSettings, (VALUES, needs.two_tasks)),
 }
 
+OF_CLASSES: Mapping[str, RegisteredModel] = {
+    "next_item": RegisteredModel(
+        "trainer.models.next_item:NextItem", settings.NextItemSettings, (VALUES,), slot_settings.user_shape
+    ),
+}
+"""Models of a task with loss "softmax", which say which of many classes is the right one."""
+ALL_MODELS: Mapping[str, RegisteredModel] = {**MODELS, **OF_CLASSES}
+
 
 def check_section(section: ModelSection, shape: "Shape") -> None:
     """Raise SpecError if the name is unknown, its settings are wrong, or the slots do not fit.
@@ -103,14 +111,15 @@ def load_model(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Modul
 
 
 def _entry(name: str) -> RegisteredModel:
-    if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=1)
+    if name not in ALL_MODELS:
+        near = difflib.get_close_matches(name, ALL_MODELS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(ALL_MODELS)
         raise SpecError(
-            f'no model {name!r}; {hint}known: {", ".join(MODELS)}; for one of your own, class = "package.module:Class"',
+            f'no model {name!r}; {hint}known: {known}; for one of your own, class = "package.module:Class"',
             "model.name",
         )
-    return MODELS[name]
+    return ALL_MODELS[name]
 
 
 def _checked(model: type[Section], raw: Mapping[str, Any]) -> Section:

@@ -5,7 +5,7 @@ This module does not import torch, so that a spec is checked without it. Each mo
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from millrace.config import Section
 
@@ -139,6 +139,56 @@ class TwoTowerSettings(PerceptronSettings):
     """Items of the samples before a batch that are candidates of the softmax, too; 0: those of the batch alone."""
     recall_at: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=8)] = (10,)
     """Recall is measured in the batch: the share of clicks whose item is among the so many best items of the batch."""
+
+
+class NextItemSettings(Section):
+    """next_item."""
+
+    hidden: Hidden = (128, 64)
+    """Widths of the hidden layers of the user's perceptron."""
+    classes: Annotated[int, Field(ge=2, le=1 << 24)]
+    """Number of items. Labels are their numbers, from 0; an event with another label is rejected. Required."""
+    dim: Width = 64
+    """Length of the vectors of users and items."""
+    mode: Literal["full", "divided", "sampled"] = "full"
+    """"full": every trainer has all items, and gradients of all are summed. "divided": each trainer has an equal part
+    of the items, with their state of the optimizer; the result is the same. "sampled": as "divided", and a step scores
+    only the items of its samples and `samples` others."""
+    samples: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """With mode = "sampled", which needs it: number of items drawn for a step, on average, over all trainers."""
+    sampler: Literal["uniform", "log_uniform"] = "uniform"
+    """With mode = "sampled": how items are drawn. "uniform": all alike. "log_uniform": an item j in proportion to
+    log((j + 2) / (j + 1)), for items that are numbered from the most common one on. Scores are corrected for it."""
+    scale: Annotated[float, Field(gt=0, le=1000)] = 20.0
+    """Cosines of users and items are multiplied by it."""
+    margin1: Annotated[float, Field(ge=1, le=10)] = 1.0
+    """The right item scores scale * (cos(margin1 * angle + margin2) - margin3): SphereFace's factor,"""
+    margin2: Annotated[float, Field(ge=0, le=3)] = 0.0
+    """ArcFace's angle, in radians,"""
+    margin3: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """and CosFace's cosine."""
+    recall_at: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(max_length=8)] = (10,)
+    """Numbers k: measure the share of samples whose item is among the k best of all items, before it is learnt."""
+    without: SlotNames = ()
+    """Slots that the model does not read, such as one with the item itself, which a history of the user needs."""
+    top: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Number of items that exports and prediction jobs can tell for each sample."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "NextItemSettings":
+        if (self.mode == "sampled") != (self.samples is not None):
+            raise ValueError(
+                'mode = "sampled" needs samples, the number of items drawn for a step'
+                if self.samples is None
+                else f'samples is for mode = "sampled", not for "{self.mode}": remove it'
+            )
+        if self.mode != "sampled" and self.sampler != "uniform":
+            raise ValueError(f'sampler is for mode = "sampled", not for "{self.mode}": remove it')
+        if self.mode == "sampled" and self.recall_at:
+            raise ValueError('recall_at needs the scores of all items, and mode = "sampled" has a few: recall_at = []')
+        if self.top > self.classes:
+            raise ValueError(f"top = {self.top} is more than the {self.classes} items: lower it")
+        return self
 
 
 class MmoeSettings(DeepSettings):

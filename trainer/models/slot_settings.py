@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from millrace.errors import SpecError
 from trainer.models.contract import Shape, SlotShape
-from trainer.models.settings import DinSettings, FinalMlpSettings, SasrecSettings, TwoTowerSettings
+from trainer.models.settings import DinSettings, FinalMlpSettings, NextItemSettings, SasrecSettings, TwoTowerSettings
 
 
 def din_slots(shape: Shape, settings: DinSettings) -> tuple[SlotShape, tuple[SlotShape, ...]]:
@@ -54,6 +54,15 @@ def tower_shapes(shape: Shape, settings: TwoTowerSettings) -> tuple[Shape, Shape
     if not width_of(user):
         raise SpecError("two_tower needs slots of the user: vectors or dense values beside those of the item", "slots")
     return user, items
+
+
+def user_shape(shape: Shape, settings: NextItemSettings) -> Shape:
+    """The slots that next_item reads."""
+    _known(shape, settings.without, "without")
+    user = _part(shape, set(settings.without), inside=False)
+    if not width_of(user):
+        raise _refusal("the slots that are left have neither vectors nor dense values", "without")
+    return user
 
 
 def context_shapes(shape: Shape, settings: FinalMlpSettings) -> tuple[Shape, Shape]:

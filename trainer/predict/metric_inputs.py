@@ -29,10 +29,11 @@ GROUP, SLICE = "group", "slice."
 def targets_of(
     samples: Samples, tasks: Sequence[TaskSection], weight_slot: str | None
 ) -> tuple[dict[str, F32], dict[str, F32]]:
-    """(B,) labels and weights by task; both are 0 where a label is missing or masked."""
+    """(B,) labels and weights by task; both are 0 where a label is missing or masked, or one of many classes."""
     label_B, weight_B = targets(samples, tasks, weight_slot)
+    classes = {task.name for task in tasks if task.loss == "softmax"}  # the prediction is that of the best one
     for name, values in label_B.items():
-        there_B = np.isfinite(values)
+        there_B = np.isfinite(values) & (name not in classes)
         label_B[name] = np.where(there_B, values, np.float32(0))
         weight_B[name] = np.where(there_B, weight_B[name], np.float32(0))
     return label_B, weight_B

@@ -68,7 +68,7 @@ NEVER = ("name", "seed")
 """Rows and their keys are made with these."""
 NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
 """These define the layout of a row, and whether the dense part has a default row, which stored rows rely on."""
-OF_MODELS = ("hidden", "towers", "cross_layers", "low_rank", "structure", "bottom")
+OF_MODELS = ("hidden", "towers", "cross_layers", "low_rank", "structure", "bottom", "classes", "mode")
 """Settings of Millrace's own models that define the shapes of their weights."""
 HOT = (
     *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),

@@ -134,7 +134,7 @@ def open_trainer(
     set_up_torch(job.train, config.cores, device)
     with ExitStack() as held:
         ranks = held.enter_context(closing(_ranks(config, device, job.train, identity)))
-        arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device)
+        arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device, ranks)
         progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
         policy = policy_of(job.train.mode, job.train.staleness, job.train.merge)
         shards = held.enter_context(closing(_shards(config, job, schema, policy, identity)))

@@ -112,6 +112,10 @@ class ExportStager:
             return None, "the first trainer has seen no sample since the job was started"
         if self._frozen is None:
             return None, self._why
+        if lacks := sorted(
+            self._frozen.model.state_dict().keys() - {n.removeprefix("model.") for n in self._tensors()}
+        ):
+            return None, f"{lacks[0]!r} is divided over trainers"
         joined = Samples.concat(list(self._kept))
         samples = joined.slice(max(0, len(joined) - section.golden), len(joined))
         try:

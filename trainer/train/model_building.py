@@ -7,13 +7,19 @@ from torch import nn
 
 from dataset.spec.schema import Schema
 from millrace.seeds import derive
+from trainer.collectives.ranks import Ranks
 from trainer.config import TrainerJob
 from trainer.models.needs import shape_of
 from trainer.models.registry import load_model
 
 
-def build_model(job: TrainerJob, schema: Schema, folder: Path, device: torch.device) -> nn.Module:
-    """The model at its initial weights: the same on every rank."""
+def build_model(
+    job: TrainerJob, schema: Schema, folder: Path, device: torch.device, ranks: Ranks | None = None
+) -> nn.Module:
+    """The model at its initial weights: the same on every rank, but for what a model divides over `ranks`."""
     torch.manual_seed(derive(job.seed, "model"))
     shape = shape_of(schema, job.tables, [task.name for task in job.tasks])
-    return load_model(job.model, shape, folder).to(device)
+    model = load_model(job.model, shape, folder)
+    if ranks is not None and (divide := getattr(model, "divide", None)) is not None:
+        divide(ranks, device)
+    return model.to(device)

@@ -60,6 +60,8 @@ class FeedContent:
     event_times: Callable[[int], Mapping[str, Any] | None] = lambda _version: None
     """Returns the event times of a version's pass as trainer.status.freshness reports them; None if they are not
     known."""
+    trouble: str = ""
+    """Why the model cannot be published at all."""
 
     @classmethod
     def of(
@@ -89,7 +91,9 @@ class FeedContent:
         facts = job.name, rank0.beginning.timeline, config.generation
         closer = holders.closer
         latest_s = lambda: closer.latest_event_s  # noqa: E731
-        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of)
+        divided = getattr(model, "class_rows", None) is not None
+        trouble = "the model's items are divided over trainers: follow its exports instead" if divided else ""
+        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of, trouble)
 
 
 class ModelFeed:
@@ -217,7 +221,9 @@ def open_feed(
 ) -> Iterator[ModelFeed]:
     """The feed of a job, which rank 0 announces. Queued messages are sent at the end."""
     tls = feed_server.endpoint_of(config.interface, identity)
-    feed = ModelFeed(content, shards, tls, embedded=not config.shards, trouble=rank0.trouble)
+    feed = ModelFeed(
+        content, shards, tls, embedded=not config.shards, trouble=lambda: content.trouble or rank0.trouble()
+    )
     rank0.answers["feed"] = feed.answer
     try:
         yield feed

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dataset.samples.batch import F32
 from trainer.config import TaskSection
 from trainer.features.model_inputs import targets_of
 from trainer.features.training_batches import TrainingBatch
@@ -26,19 +27,39 @@ class OwnLosses:
         asks = self._losses is not None and len(inspect.signature(self._losses).parameters) >= WITH_TARGETS
         self._asks, self._device = asks, device
         self._inner = frozenset(getattr(model, "for_losses", ()))
+        self._tasks, self._follow = tasks, getattr(model, "follow", None)
         self._first = tasks[0].name if tasks else ""
+        self._own: Mapping[str, Tensor] = {}
+        """(B,) the losses of the last batch by name, without its weights."""
+
+    def follow(self, global_weight: Mapping[str, float]) -> None:
+        """On a rank without a batch: take part in what `losses` does together with other ranks."""
+        if self._follow is not None and global_weight[self._first]:
+            self._follow()
 
     def of(
         self, outputs: Mapping[str, Tensor], inputs: Inputs, batch: TrainingBatch, global_weight: Mapping[str, float]
     ) -> tuple[Tensor | float, dict[str, Tensor]]:
         """The loss of the batch, weighted as the first task; and the tensors to measure, by name."""
-        targets = targets_of(batch, self._device) if self._asks or self._measures is not None else None
+        asks = self._asks or self._measures is not None
+        targets, self._own = targets_of(batch, self._tasks, self._device) if asks else None, {}
         loss: Tensor | float = 0.0
         if self._losses is not None and global_weight[self._first]:
             more = (targets,) if self._asks else ()
-            loss = self._weighted(self._losses(outputs, inputs, *more), batch, global_weight[self._first])
+            self._own = self._losses(outputs, inputs, *more)
+            loss = self._weighted(self._own, batch, global_weight[self._first])
         measured = {name: value for name, value in outputs.items() if name not in self._inner}
         return loss, measured | self._measured(outputs, inputs, targets)
+
+    def of_classes(self, batch: TrainingBatch, prediction_B: dict[str, F32]) -> Tensor | float:
+        """(B,) weighted losses of the last batch in the tasks with loss "softmax", whose predictions are added."""
+        total: Tensor | float = 0.0
+        for task in self._tasks:
+            if task.loss == "softmax":
+                lost_B = self._own.get(task.name, torch.zeros(len(batch.samples), device=self._device)).detach()
+                prediction_B[task.name] = torch.exp(-lost_B).cpu().numpy()
+                total = total + lost_B * torch.from_numpy(batch.weight_B[task.name]).to(self._device)
+        return total
 
     def _weighted(self, losses: Mapping[str, Tensor], batch: TrainingBatch, global_weight: float) -> Tensor | float:
         if not losses:

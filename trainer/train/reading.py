@@ -15,6 +15,7 @@ from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.features.history_reader import HistoryReader
 from trainer.features.join_reader import JoinReader
+from trainer.spec.class_rules import num_classes_of
 
 
 def open_reader(
@@ -42,6 +43,7 @@ def open_reader(
         max_outage_s=job.passes.max_outage,
         kept=_kept(config, job, schema.emitted, masks),
         shuffles=RankShare(job.seed, config.rank, config.world) if job.passes.shuffle else None,
+        classes=num_classes_of(job),
     )
     if job.join is not None:
         reader = JoinReader(reader, job.join, schema, shards, job.train.step_deadline, job.seed, job.sample.weight)

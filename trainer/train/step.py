@@ -73,6 +73,7 @@ class Stepper:
     def follow(self, global_weight: Mapping[str, float], num_samples: int) -> None:
         """On a rank without a batch: take part in what the model of other ranks does together, on `num_samples`."""
         self._norms.follow(backward=any(global_weight.values()))
+        self._own_losses.follow(global_weight)
 
     def forward(
         self, batch: TrainingBatch, rows: Mapping[str, F32], global_weight: Mapping[str, float]
@@ -102,6 +103,8 @@ class Stepper:
         prediction_B: dict[str, F32] = {}
         for task in self._tasks:
             output = outputs.pop(task.name).float()
+            if task.loss == "softmax":
+                continue
             label = torch.from_numpy(batch.label_B[task.name]).to(self._device)
             weight = torch.from_numpy(batch.weight_B[task.name]).to(self._device)
             if task.label == self._at_once:
@@ -118,6 +121,7 @@ class Stepper:
             prediction_B[task.name] = prediction.cpu().numpy()
         own_loss, measured = self._own_losses.of(outputs, given.inputs, batch, global_weight)
         loss = loss + own_loss
+        sample_loss = sample_loss + self._own_losses.of_classes(batch, prediction_B)
         has_weight = any(global_weight[task.name] for task in self._tasks)
         named = {name: value.detach().float().cpu().numpy() for name, value in measured.items()}
         return ForwardResult(

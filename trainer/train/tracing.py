@@ -5,7 +5,8 @@ The traced model has named inputs for each slot and one output per task:
     "<slot>"        pooled slot: float32 (B, W), its pooled row; a sequence: float32 (B, L, W), zeros after its end
     "<slot>.mask"   of a sequence: bool (B, L), true where there is a sign
     "<slot>"        dense slot: float32 (B, size)
-    "<task>"        output: (B,), a probability for loss "bce", a value for "mse"
+    "<task>"        output: (B,), a probability for loss "bce", a value for "mse", that of the best class for "softmax"
+    "<output>"      further outputs that the model names in `served`: (B, ...)
 
 A trace is accepted only if it equals the module also with other weights and another number of samples.
 
@@ -55,10 +56,11 @@ class ServedModel(nn.Module):
         self._shape, self._tasks = shape, tasks
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Predictions, in the order of tasks."""
+        """Predictions, in the order of tasks, then what else is served."""
         named = dict(zip(input_names(self._shape), tensors, strict=True))
         inputs = _inputs(self._shape, named, tensors[0])
-        return tuple(predictions_of(self.model(inputs), self._tasks, inputs).values())
+        outputs = self.model(inputs)
+        return (*predictions_of(outputs, self._tasks, inputs).values(), *(outputs[name] for name in served(self.model)))
 
 
 def _inputs(shape: Shape, named: Mapping[str, Tensor], any_input: Tensor) -> Inputs:
@@ -104,7 +106,7 @@ class FrozenModel:
     def __init__(self, model: nn.Module, tasks: Sequence[TaskSection]) -> None:
         """Raises TraceFailed where the module cannot be copied."""
         try:
-            self.model = copy.deepcopy(model).cpu().eval()
+            self.model = copy.deepcopy(whole_of(model)).cpu().eval()
         except Exception as error:  # noqa: BLE001  # a user's module may raise anything
             raise TraceFailed(f"the module cannot be copied: {first_line(error)}") from error
         use_table(self.model, NO_TABLE)  # what is exported depends on weights alone
@@ -125,20 +127,32 @@ class FrozenModel:
         return {name: value.numpy() for name, value in found.items()}
 
 
+def served(model: nn.Module) -> tuple[str, ...]:
+    """Names of the outputs of an export beside the tasks."""
+    return tuple(getattr(model, "served", ()))
+
+
+def whole_of(model: nn.Module) -> nn.Module:
+    """A model with all of its parameters, where it has divided them over ranks; else itself."""
+    whole: nn.Module = model.whole() if getattr(model, "class_rows", None) is not None else model  # type: ignore[operator]
+    return whole
+
+
 def trace(model: nn.Module, shape: Shape, tasks: Sequence[TaskSection]) -> bytes:
     """A template for trainer.exports.onnx_model.with_weights; its weights mean nothing. Raises TraceFailed with the
     reason."""
-    names = [*input_names(shape), *(task.name for task in tasks)]
+    outputs = [*(task.name for task in tasks), *served(model)]
+    names = [*input_names(shape), *outputs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise TraceFailed(f"two inputs or outputs would be named {twice[0]!r}; give the slot or the task another name")
-    served = ServedModel(FrozenModel(model, tasks).model, shape, tasks).eval()
+    module = ServedModel(FrozenModel(model, tasks).model, shape, tasks).eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the check below covers what the tracer warns of
-            _disturb(served, 1)
-            template = _traced(served, shape, [task.name for task in tasks])
-            _disturb(served, 2)
-            _check(template, served, shape, [task.name for task in tasks])
+            _disturb(module, 1)
+            template = _traced(module, shape, outputs)
+            _disturb(module, 2)
+            _check(template, module, shape, outputs)
     except MillraceError as error:
         raise TraceFailed(str(error)) from error
     except Exception as error:  # noqa: BLE001  # a user's module, or the tracer, may raise anything

@@ -1,0 +1,108 @@
+"""A user's perceptron, and one vector for each of many items: which one comes next is a softmax over all of them.
+
+The weights of the items are parameters of the model with mode "full". Otherwise each rank has a slice of them
+(trainer.classes), which is no part of the module; its dense strategy learns it (trainer.dense.class_slices). Exports
+and prediction jobs build the model with all items.
+
+Shapes: as in trainer.models.layers; N items, V length of a vector, K best items.
+"""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from trainer.classes.class_draws import ClassDraws, probabilities
+from trainer.classes.class_rows import ClassRows, initial_rows
+from trainer.classes.divided_softmax import DividedSoftmax
+from trainer.classes.margins import Margins, cosines, scores
+from trainer.collectives.ranks import Ranks
+from trainer.models.contract import Inputs, Shape, Targets
+from trainer.models.layers import ChosenInput, Mlp
+from trainer.models.linear import Linear
+from trainer.models.settings import NextItemSettings
+from trainer.models.slot_settings import user_shape
+
+
+class NextItem(nn.Module):
+    """See module docstring."""
+
+    Settings = NextItemSettings
+    for_losses = ("user_vector", "items", "scores")
+    served = ("items", "scores")
+    """Outputs of an export beside the task: (B, K) numbers and cosines of the best items, the best one first."""
+
+    def __init__(self, shape: Shape, settings: NextItemSettings) -> None:
+        super().__init__()
+        self._shape, self._settings, self._task = shape, settings, shape.tasks[0]
+        self._seed = torch.initial_seed()
+        self._margins = Margins(settings.scale, settings.margin1, settings.margin2, settings.margin3)
+        self._inputs = ChosenInput(shape, user_shape(shape, settings))
+        deep = Mlp(self._inputs.width, settings.hidden, 0.0)
+        self.user = nn.Sequential(deep, Linear(deep.width, settings.dim))
+        full = settings.mode == "full"
+        rows = initial_rows(self._seed, settings.dim, 0, settings.classes) if full else None
+        self.classes = nn.Parameter(torch.zeros(settings.classes, settings.dim) if rows is None else rows)
+        self.class_rows: ClassRows | None = None
+        """The slice of this rank, where items are divided over ranks."""
+        self._softmax: DividedSoftmax | None = None
+        self._better_B: Tensor | None = None
+
+    def divide(self, ranks: Ranks, device: torch.device) -> None:
+        """See the contract."""
+        given = self._settings
+        if given.mode == "full":
+            return
+        del self.classes
+        rows = ClassRows(given.classes, given.dim, ranks.rank, ranks.world, self._seed, device)
+        draws = None
+        if given.samples is not None:
+            shares = probabilities(given.sampler, given.samples, given.classes, rows.begin, rows.end)
+            draws = ClassDraws(shares, rows.begin, self._seed)
+        self.class_rows = rows
+        self._softmax = DividedSoftmax(rows, self._margins, ranks, draws, ranks_of_labels=bool(given.recall_at))
+
+    def whole(self) -> nn.Module:
+        """See the contract."""
+        if self.class_rows is None:
+            return self
+        made = NextItem(self._shape, self._settings)
+        made.load_state_dict(self.state_dict(), strict=False)
+        return made
+
+    def follow(self) -> None:
+        """See the contract."""
+        if self._softmax is not None:
+            self._softmax.follow()
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        """While it learns, the user's vector for `losses`; else the probability of the best item, and the best ones."""
+        user_BV = functional.normalize(self.user(self._inputs(inputs)).float(), dim=1)
+        if torch.is_grad_enabled():
+            return {self._task: user_BV.new_zeros(inputs.num_samples), "user_vector": user_BV}
+        cosine_BN = cosines(user_BV, self.classes)
+        best_BK, item_BK = torch.topk(cosine_BN, self._settings.top, dim=1)
+        log_sum_B = torch.logsumexp(cosine_BN * self._settings.scale, 1)
+        probability_B = (best_BK[:, 0] * self._settings.scale - log_sum_B).exp()
+        return {self._task: probability_B, "user_vector": user_BV, "items": item_BK.float(), "scores": best_BK}
+
+    def losses(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
+        """The log loss of each sample's item, under the name of the task."""
+        user_BV, class_B = outputs["user_vector"], targets.class_B[self._task]
+        if self._softmax is not None:
+            lost_B, self._better_B = self._softmax(user_BV, class_B)
+            return {self._task: lost_B}
+        at = torch.arange(len(class_B), device=class_B.device), class_B
+        with torch.no_grad():
+            cosine_BN = cosines(user_BV, self.classes)
+            self._better_B = (cosine_BN > cosine_BN[at].unsqueeze(1)).sum(1)
+            del cosine_BN
+        score_BN = scores(user_BV, self.classes, at, self._margins)
+        return {self._task: functional.cross_entropy(score_BN, class_B, reduction="none")}
+
+    def measures(self, outputs: dict[str, Tensor], inputs: Inputs, targets: Targets) -> dict[str, Tensor]:
+        """By name "recall_at_<k>", (P,): whether the item of a sample is among the k best of all, as `losses` saw."""
+        better_B, self._better_B = self._better_B, None
+        if better_B is None:
+            return {}
+        better_P = better_B[targets.weight_B[self._task] > 0]
+        return {f"recall_at_{k}": (better_P < k).float() for k in self._settings.recall_at}

@@ -1,0 +1,84 @@
+"""Checks of a softmax over many classes against the other sections of a spec: what works with it. Pure."""
+
+from millrace.errors import SpecError
+from trainer.config import TaskSection, TrainerJob
+
+MODEL = "next_item"
+"""The model of Millrace with such a task."""
+WHOLE_NUMBERS = ("uint64", "int64")
+
+
+def num_classes_of(job: TrainerJob) -> dict[str, int]:
+    """By slot: the number of classes of its values, where events with others are rejected."""
+    number = job.model.settings.get("classes")
+    if job.model.name != MODEL or not isinstance(number, int):
+        return {}
+    return {task.label: number for task in job.tasks if task.loss == "softmax"}
+
+
+def check_class_rules(job: TrainerJob) -> None:
+    """Raise SpecError for a task with many classes that does not fit the rest."""
+    many = [number for number, task in enumerate(job.tasks) if task.loss == "softmax"]
+    if job.model.name == MODEL and (len(job.tasks) > 1 or not many):
+        raise SpecError(
+            'next_item has one task, with loss = "softmax" and the number of the item as its label', "tasks"
+        )
+    for number in many:
+        _check_task(job, job.tasks[number], f"tasks.{number}")
+    if job.model.name == MODEL and job.model.settings.get("mode", "full") != "full":
+        _check_divided(job)
+
+
+def _check_task(job: TrainerJob, task: TaskSection, path: str) -> None:
+    if job.model.name is not None and job.model.name != MODEL:
+        raise SpecError(f'"softmax" is the loss of model "next_item"; {job.model.name} has none', f"{path}.loss")
+    types = {name: getattr(slot, "type", "") for slot in job.slots for name in slot.expanded()}
+    if types.get(task.label) not in WHOLE_NUMBERS:
+        raise SpecError(
+            f'{task.label!r} must hold the number of a class: a meta slot with type = "uint64"', f"{path}.label"
+        )
+    if task.mask is not None:
+        raise SpecError("a task with many classes has no mask; leave such samples out in the pipe", f"{path}.mask")
+    if task.weight != 1:
+        raise SpecError("a task with many classes is the only one: change dense.optimizer.lr", f"{path}.weight")
+    if job.join is not None and job.join.label == task.label:
+        raise SpecError("a join tells whether there was a click, not the number of a class", "join.label")
+
+
+def _check_divided(job: TrainerJob) -> None:
+    """Raise SpecError for a key that does not work with items divided over trainers."""
+    mode, dense, train = job.model.settings["mode"], job.dense, job.train
+    refused = {
+        "train.mode": train.mode != "sync",
+        "train.staleness": train.staleness > 0,
+        "train.amp": train.amp != "off",
+        "train.learn": not train.learn,
+        "train.learn_until": train.learn_until is not None,
+        "metrics.infer_first": job.metrics.infer_first,
+        "dense.strategy": dense.strategy != "all_reduce",
+        "dense.accumulate": dense.accumulate > 1,
+        "dense.overlap": dense.overlap,
+        "dense.hierarchy": dense.hierarchy is not None,
+        "dense.compression": dense.compression != "none",
+        "dense.clip_norm": dense.clip_norm is not None,
+    }
+    if path := next((path for path, wrong in refused.items() if wrong), None):
+        raise SpecError(
+            f'does not work with items that are divided over trainers (model.settings.mode = "{mode}"): remove it, or '
+            'use mode = "full"',
+            path,
+        )
+    optimizer = dense.optimizer
+    if optimizer.kind in ("lars", "lamb"):
+        raise SpecError(
+            f"{optimizer.kind} needs whole parameters, and items are divided over trainers (model.settings."
+            f'mode = "{mode}"): use "adam", "adagrad" or "sgd"',
+            "dense.optimizer.kind",
+        )
+    resting = optimizer.kind == "adagrad" or (optimizer.kind == "sgd" and not optimizer.momentum)
+    if mode == "sampled" and not resting:
+        raise SpecError(
+            'items that are not drawn must stay as they are (model.settings.mode = "sampled"): use "adagrad", or "sgd" '
+            "without momentum",
+            "dense.optimizer",
+        )
