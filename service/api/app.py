@@ -17,6 +17,7 @@ from service.api import (
     commits,
     exports,
     feed,
+    guards,
     health,
     jobs,
     metrics,
@@ -48,7 +49,10 @@ DESCRIPTION = """Jobs that train on event streams: their state, and actions on t
 Errors are problems (RFC 9457). Lists have pages: pass `next` of a page as `after` for the next page. Long actions are
 answered with 202 and an operation. A POST that is repeated with the same `Idempotency-Key` is carried out once.
 `x-role` is the role that a route needs: viewer, operator (includes viewer) or admin (includes operator)."""
-ROUTERS = (health, jobs, upgrades, commits, exports, metrics, tables, output, predictions, operations, feed, admin)
+ROUTERS = (
+    *(health, jobs, upgrades, commits, exports, metrics, guards, tables, output, predictions, operations, feed),
+    admin,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

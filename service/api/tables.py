@@ -35,7 +35,7 @@ ACT_S = 600.0
 """How long an operation waits until it has taken effect."""
 EXPLAIN_S = 20.0
 MAX_EXPLAINING, MAX_EXPLAINING_EACH = 4, 2
-"""Explanations at a time, in total and for one caller: each queries shards, and may read from an object store."""
+"""Explanations and reports of slots at a time, in total and for one caller: each queries shards, or reads a commit."""
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
 _explaining, _shares = threading.BoundedSemaphore(MAX_EXPLAINING), CallerShares(MAX_EXPLAINING_EACH)
@@ -172,7 +172,7 @@ def explain(
     loaded = statuses.loaded(job)
     _check_table(loaded, table)
     row.sign_of(loaded.spec, slot, sign)
-    with _one_of_few(share_key(caller, address_of(request))):
+    with one_of_few(share_key(caller, address_of(request))):
         known = finite(row.explain(loaded, slot, sign, Deadline.after(EXPLAIN_S)))
     if known["table"] != table:
         raise http_error(HTTPStatus.NOT_FOUND, f"slot {slot!r} belongs to table {known['table']!r}")
@@ -226,13 +226,16 @@ def day_tick(
 
 
 @contextmanager
-def _one_of_few(who: str) -> Iterator[None]:
-    """Take one of the places for explanations. It does not wait: a waiting request would block a thread."""
+def one_of_few(who: str) -> Iterator[None]:
+    """Take one of the places for what reads commits and shards: explanations, and reports of slots.
+
+    It does not wait: a waiting request would block a thread.
+    """
     if not _shares.take(who):
-        raise NotYet(f"{MAX_EXPLAINING_EACH} explanations that you requested are running; retry")
+        raise NotYet(f"{MAX_EXPLAINING_EACH} explanations or reports that you requested are running; retry")
     try:
         if not _explaining.acquire(blocking=False):
-            raise NotYet(f"{MAX_EXPLAINING} explanations are running; retry")
+            raise NotYet(f"{MAX_EXPLAINING} explanations or reports are running; retry")
         try:
             yield
         finally:

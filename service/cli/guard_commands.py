@@ -10,19 +10,23 @@ import typer
 from millrace.config import parse_duration
 from millrace.errors import SpecError
 from millrace.printable import print_printable
-from service.cli.arguments import Json, Overrides, SpecFile
+from service.cli.arguments import Json, Overrides
 from service.cli.history_commands import load_run
+from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from service.client.paths import path_of
 from service.history import version_ages
 from service.history.frozen_runs import frozen_parts
-from service.inspect.slot_report import SlotOrder, format_report, read_worth, report_of
+from service.history.kept_ages import MeasuredAges, format_measured, keep_ages, of_message, read_ages
+from service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
 from service.monitor.lines import labelled
+from trainer.control.job_log import read_history
 
 guarding = typer.Typer()
 
 
 @guarding.command()
 def doctor(
-    job: SpecFile,
+    job: JobOrFile,
     overrides: Overrides = [],  # noqa: B006  # typer copies it
     by: Annotated[SlotOrder, typer.Option("--by", help="What comes first: the greatest shift, value or cost.")] = (
         SlotOrder.SHIFT
@@ -32,34 +36,77 @@ def doctor(
         typer.Option("--worth", metavar="FILE", help="The output of `millrace evaluate --worth --json`."),
     ] = None,
     as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
     """Print what is known of each slot at the newest commit, and what looks wrong; the job may run."""
-    found = report_of(load_run(job, overrides), by, {} if worth is None else read_worth(worth))
+    if (name := remote_name(job, url)) is None:
+        found = report_of(load_run(job, overrides), by, {} if worth is None else read_worth(worth)).message()
+    else:
+        _only_here(overrides=overrides, worth=worth)
+        with service_at(url, token) as client:
+            found = client.get(path_of("jobs", name, "doctor"), by=by.value)
     if as_json:
-        print(json.dumps(found.message(), indent=2))
+        print(json.dumps(found, indent=2))
         return
-    for line in format_report(found):
+    if found["commit"] is None:
+        print("no commit yet; the first one comes after commit.every")
+        return
+    for line in format_report(JobReport.of_message(found)):
         print_printable(line)
 
 
 @guarding.command()
 def freshness(
-    job: SpecFile,
+    job: JobOrFile,
     overrides: Overrides = [],  # noqa: B006
     versions: Annotated[int, typer.Option("--versions", min=1, max=64, help="Most old versions to run again.")] = 4,
     horizon: Annotated[
         str, typer.Option("--horizon", metavar="TIME", help="Greatest age, in event time: 12h, 2d.")
     ] = "2d",
+    last: Annotated[bool, typer.Option("--last", help="Measure nothing; print the last result.")] = False,
     as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
-    """Measure what the age of a served version costs: old commits predict the events after them; the job may run."""
-    parts = frozen_parts(load_run(job, overrides), versions, _seconds(horizon), _print_line)
-    costs, used = version_ages.costs_of(parts), sorted({part.version for part in parts})
-    if as_json:
-        print(json.dumps(version_ages.message_of(used, costs), indent=2))
+    """Measure what the age of a served version costs: old commits predict the events after them; the job may run.
+
+    The result is kept in the store: the job's report, its page and the API show it.
+    """
+    if (name := remote_name(job, url)) is not None:
+        if not last:
+            raise SpecError("measures on the job's machine alone; add --last for the last result", "millrace freshness")
+        _only_here(overrides=overrides)
+        with service_at(url, token) as client:
+            _print_ages(of_message(client.get(path_of("jobs", name, "freshness"))), as_json)
         return
-    for line in version_ages.format_costs(used, costs):
+    loaded = load_run(job, overrides)
+    if last:
+        _print_ages(read_ages(loaded.store), as_json)
+        return
+    passes = read_history(loaded.store / "log").closed
+    parts = frozen_parts(loaded, versions, _seconds(horizon), _print_line)
+    used = sorted({part.version for part in parts})
+    _print_ages(keep_ages(loaded.store, passes, used, version_ages.costs_of(parts)), as_json)
+
+
+def _print_ages(found: MeasuredAges | None, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(None if found is None else found.message(), indent=2))
+        return
+    for line in ["not measured yet; `millrace freshness` does so"] if found is None else format_measured(found):
         print_printable(line)
+
+
+def _only_here(**options: object) -> None:
+    """Raise SpecError for an option that needs the job file."""
+    for name, value in options.items():
+        if value:
+            raise SpecError("needs a job file on this machine, not a job of a service", OPTIONS[name])
+
+
+OPTIONS = {"overrides": "--set", "worth": "--worth"}
+"""By parameter."""
 
 
 def _seconds(horizon: str) -> float:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+from millrace.errors import MillraceError
 from millrace.http.health import health_served
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
@@ -11,6 +13,7 @@ from millrace.timeline import TraceWindow
 from service.cluster.job_run import open_run, print_outcome
 from service.cluster.store import REPORT
 from service.cluster.store_defaults import with_store_defaults
+from service.history.kept_ages import brief_lines, read_ages
 from service.jobs.preflight import check_run
 from service.monitor.shows import Show
 from service.predict.after_training import RunThenPredict, prediction_lines
@@ -48,11 +51,23 @@ def run_job(
             shown.enter_context(health_served(health, run.launcher.lacks))
             outcome = both.run()
         code = print_outcome(outcome, run.launcher, run.report, run.store / REPORT)
+        for line in _age_lines(run.store) if run.report else ():
+            print_printable(line)
         if run.trace:
             print_printable(f"trace     {run.trace}")
         for line in prediction_lines(both.predicted) if both.predicted else ():
             print_printable(line)
         return stopped if run.launcher.stopped and code == ExitCode.DRAINED else code
+
+
+def _age_lines(store: Path) -> Iterator[str]:
+    """The price of a served version's age, if it was measured."""
+    try:
+        found = read_ages(store)
+    except MillraceError as error:
+        yield f"age price not known: {error}"
+        return
+    yield from () if found is None else brief_lines(found)
 
 
 @contextmanager

@@ -34,6 +34,8 @@ RUN = "run.json"
 """The name of the job and its start. Of a run it is written first and removed first."""
 REPORT = "report.json"
 """The chief's report at the end of a run; removed when the run continues."""
+FRESHNESS = "freshness.json"
+"""The last result of `millrace freshness`; see service.history.kept_ages."""
 WORKERS = job_client.WORKERS
 """Private files of the running workers; removed with them."""
 HANDOVER = "handover"
@@ -63,6 +65,7 @@ MADE_BY_A_RUN = (
     *("log", "log.begun", "commits", HANDOVER, "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", OUTPUT, PAUSED, SHARED),
     *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS),
+    *(FRESHNESS, unfinished_name(Path(FRESHNESS)).name),
 )
 """All files that a run leaves in its store, and all that `--fresh` removes."""
 

@@ -4,6 +4,7 @@ A lease and a scratch folder are named after the process; the next command on th
 processes.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -34,6 +35,8 @@ LOCK_S = 60.0
 _HOST = re.sub(r"\W", "_", socket.gethostname())
 OF_COMMANDS = r"(?:verify|rerun|(?:predict|read)\d*)"
 """Pattern of the holder names of running commands, up to the dash before machine and process."""
+_numbers = itertools.count(1)
+"""Of the reads of this process, which may run side by side."""
 _OURS = re.compile(rf"{OF_COMMANDS}-{_HOST}-(\d+)")
 
 
@@ -90,6 +93,11 @@ def hold(commits: Commits, name: str, who: str) -> None:
         if name not in commits.names():
             raise MillraceError(f"commit {name} was just pruned; `millrace commits list` shows the others")
         commits.hold(name, who)
+
+
+def reader() -> str:
+    """A name for the lease and the folder of one read of this process: "read1", then "read2", and so on."""
+    return f"read{next(_numbers)}"
 
 
 @contextmanager

@@ -125,19 +125,20 @@ def message_of(versions: Iterable[int], costs: Iterable[AgeCost]) -> dict[str, A
 def format_costs(versions: Sequence[int], costs: Sequence[AgeCost]) -> Iterator[str]:
     """A table for people."""
     yield f"versions {', '.join(map(str, versions))}, frozen; the job itself learns each pass after it has predicted it"
-    head = f"{'task':<12} {'metric':<8} {'age':<15} {'parts':>6} {'job':>9} {'frozen':>9} {'difference':>11}"
+    head = f"{'task':<12} {'metric':<8} {'age':<15} {'passes':>6} {'job':>9} {'frozen':>9} {'difference':>11}"
     yield f"{head} {'error':>9} {'p':>7}"
     for cost in costs:
         numbers = f"{cost.parts:>6} {cost.job:>9.5f} {cost.frozen:>9.5f} {cost.difference:>+11.5f}"
         sure = f"{'-':>9} {'-':>7}" if cost.p is None else f"{cost.error:>9.5f} {cost.p:>7.4f}"
-        yield f"{cost.task:<12} {cost.metric:<8} {_age(cost):<15} {numbers} {sure}"
-    yield "parts: a part is a pass of one version, or several where the job closed fewer; metrics are means over parts"
-    yield f"error: standard error of the difference; p: as in `millrace compare`; both need {MIN_PARTS} parts"
-    yield "parts of one version are taken as independent"
+        yield f"{cost.task:<12} {cost.metric:<8} {band_text(cost.from_s, cost.to_s):<15} {numbers} {sure}"
+    yield "passes: of one version each; several count as one where the job closed fewer; metrics are means over them"
+    yield f"error: standard error of the difference; p: as in `millrace compare`; both need {MIN_PARTS} passes"
+    yield "passes of one version are taken as independent"
 
 
-def _age(cost: AgeCost) -> str:
-    return f"{_length(cost.from_s)} +" if cost.to_s is None else f"{_length(cost.from_s)} - {_length(cost.to_s)}"
+def band_text(from_s: float, to_s: float | None) -> str:
+    """A band of ages, in words."""
+    return f"{_length(from_s)} +" if to_s is None else f"{_length(from_s)} - {_length(to_s)}"
 
 
 def _length(seconds: float) -> str:

@@ -150,11 +150,12 @@ def export_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def open_commit(job: LoadedJob, name: str) -> Iterator[Commit]:
-    """A commit by its name or version; it is not pruned meanwhile. Raises SpecError, CommitDamaged."""
+def open_commit(job: LoadedJob, name: str, what: str = "verify") -> Iterator[Commit]:
+    """A commit by its name or version; it is not pruned meanwhile. `what`: of the lease. Raises SpecError,
+    CommitDamaged."""
     check_run(job.store, job.spec.name)
     commit = find_commit(job.store, name)
-    with lease(Commits(job.store), commit.name, "verify"):
+    with lease(Commits(job.store), commit.name, what):
         yield commit
 
 

@@ -5,7 +5,7 @@ commit, the value of a slot from `millrace evaluate --worth`, or else from its f
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -76,17 +76,32 @@ class JobReport:
         """As JSON-able data."""
         return asdict(self)
 
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> "JobReport":
+        """A report from its message, also that of a newer API."""
+        names = [each.name for each in fields(SlotReport)]
+        slots = [SlotReport(**{name: slot.get(name) for name in names}) for slot in message["slots"]]
+        return cls(message["commit"], message["guarded"], slots)
 
-def report_of(job: LoadedJob, order: SlotOrder, worth: Mapping[str, float]) -> JobReport:
-    """The report of the newest commit. Raises SpecError where there is none."""
+
+def report_of(
+    job: LoadedJob,
+    order: SlotOrder,
+    worth: Mapping[str, float],
+    *,
+    max_weighed: int = MAX_WEIGHED_ROWS,
+    what: str = "verify",
+) -> JobReport:
+    """The report of the newest commit; one of more rows than `max_weighed` has no weights. Raises SpecError where there
+    is no commit. `what`: of the lease and the folder (service.history.commit_lookup), one for each thread that asks."""
     names = Commits(job.store).names()
     if not names:
         raise SpecError(f"{job.store} has no commit yet; the first one comes after commit.every", "store.path")
-    with open_commit(job, names[-1]) as commit, scratch(job.store) as folder:
+    with open_commit(job, names[-1], what) as commit, scratch(job.store, what) as folder:
         state = CommitState(commit, folder)
         guards = commit.state.get("operations", {}).get("deciders", {}).get(GUARDS, {})
         rows = _rows_of(commit, state)
-        weights = _weights_of(state) if sum(table.rows for table in rows.values()) <= MAX_WEIGHED_ROWS else {}
+        weights = _weights_of(state) if sum(table.rows for table in rows.values()) <= max_weighed else {}
         found = [_slot_of(slot, each, guards, weights.get(slot), worth.get(slot)) for slot, each in rows.items()]
     return JobReport(names[-1], bool(guards), ranked(found, order))
 

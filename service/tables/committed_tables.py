@@ -3,7 +3,6 @@
 The commit does not change. A shrink is only logged; it acts at the first close of the next run.
 """
 
-import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from pserver.config import MIN_TABLE_BYTES, TableSection
 from pserver.server.embedded import EmbeddedShards
 from service.cluster.store import check_run, stopped
 from service.cluster.store_defaults import with_store_defaults
-from service.history.commit_lookup import continue_from, lease, lineage, scratch
+from service.history.commit_lookup import continue_from, lease, lineage, reader, scratch
 from service.predict.versions import check_fits
 from service.spec.job import LoadedJob
 from trainer.config import TrainerJob
@@ -32,8 +31,6 @@ from trainer.control.stored_tables import SMALL_ROWS, Shrinks, describe_key, log
 
 TABLE_BYTES = 8 * MIN_TABLE_BYTES
 """Memory for the rows of a table while a commit is read; the other rows stay on the disk."""
-_numbers = itertools.count(1)
-"""Numbers the reads of this process, which may run side by side."""
 
 
 class NothingCommitted(NotRunning):
@@ -104,12 +101,12 @@ def open_table(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Commi
 
     Raises NothingCommitted; SpecError if the commit has other slots or tables; StoreDamaged.
     """
-    commit, number, job = newest(job), next(_numbers), with_store_defaults(job)
+    commit, what, job = newest(job), reader(), with_store_defaults(job)
     check_fits(commit, job)
     tables, schema = tables_in_force(job, commit), Schema.of(job.spec.slots)
     groups = {slot.name: slot.group for slot in schema.sparse}
     bounded = {table: tables[table].model_copy(update={"memory": TABLE_BYTES})}
-    with lease(Commits(job.store), commit.name, f"read{number}"), scratch(job.store, f"read{number}") as live:
+    with lease(Commits(job.store), commit.name, what), scratch(job.store, what) as live:
         shards = EmbeddedShards(bounded, job.spec.seed, live=live, groups=groups)
         try:
             shards.restore(commit.folder, commit.shards, commit.version, deadline)

@@ -1,4 +1,4 @@
-"""The page of one job: its present figures, and tabs for learning, tables, history, output and operations."""
+"""The page of one job: present figures, and tabs for learning, tables, guards, history, output and operations."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from service.ui.format import (
     state_colour,
 )
 from service.ui.frame import Chip, ErrorLine, Figure, PageTimer, panel
+from service.ui.job_guards import GuardsPart
 from service.ui.job_history import HistoryTab
 from service.ui.job_learning import LearningPart
 from service.ui.job_operations import OperationsPart
@@ -32,7 +33,7 @@ JOBS_EVERY = 10
 SLOW_EVERY = 3
 """Ticks between two updates of lists."""
 NOW = "Learning and stream"
-TABS = (NOW, "Tables", "Commits and exports", "Output", "Dead letters", "Operations")
+TABS = (NOW, "Tables", "Guards", "Commits and exports", "Output", "Dead letters", "Operations")
 
 
 class TabContent(Protocol):
@@ -176,6 +177,8 @@ class JobPage:
             match title:
                 case "Tables":
                     return TablesPart(self._visitor, self._name, recorder)
+                case "Guards":
+                    return GuardsPart(self._visitor, self._name)
                 case "Commits and exports":
                     return HistoryTab(self._visitor, self._name)
                 case "Output":

@@ -6,6 +6,7 @@ import pytest
 
 from service.inspect.slot_report import SlotOrder, format_report, report_of
 from service.spec.job import load_job
+from tests.fakes.asked_api import api
 from tests.integration.stream_job import LIVING, millrace, write_living_job
 
 PLAIN = LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition("[model]")[2]
@@ -28,9 +29,22 @@ def test_an_old_version_is_measured_on_what_came_after_it_and_slots_are_told(tmp
     assert any(each["difference"] for each in auc), "the job has learnt, and the frozen version has not"
     assert not list((tmp_path / "store" / "reruns").glob("read*")), "nothing is left of the frozen run"
 
+    again = millrace(job, command="freshness", options=("--last", "--json"))
+    assert json.loads(again.output[again.output.index("{\n") :]) == found and found["passes"] == 8
+
     report = report_of(load_job(job), SlotOrder.SHIFT, {"a": 0.1})
     slots = {each.slot: each for each in report.slots}
     assert slots.keys() == {"a", "b", "history"} and slots["b"].coverage == 1.0 and slots["b"].drift > 0
     assert slots["history"].coverage < 1 and slots["a"].rows > 0 and slots["a"].weight > 0 and slots["a"].worth == 0.1
     assert sum(slot.num_bytes for slot in slots.values()) > 0
     assert "of trouble at commit" in list(format_report(report))[4]
+    (tmp_path / "api").mkdir()
+    with api(tmp_path / "api") as served:
+        spec = {**load_job(job).raw, "store": {"path": str(tmp_path / "store")}}
+        served.job(load_job(job).spec.name, spec=spec)
+        told = served.get(f"/v1/jobs/{load_job(job).spec.name}/doctor").json()
+        ages = served.get(f"/v1/jobs/{load_job(job).spec.name}/freshness").json()
+    assert [slot | {"worth": None} for slot in report.message()["slots"]] == [
+        slot | {"signs": tuple(slot["signs"])} for slot in told["slots"]
+    ]
+    assert told["commit"] == report.commit and ages["ages"] == found["ages"] and ages["versions"] == [1]

@@ -130,6 +130,7 @@ def test_an_admin_sees_the_jobs_and_why_learning_wins(service):
         shoot(page, "learning")
         for tab, told in (
             ("Tables", "user_topic"),
+            ("Guards", "Not measured yet"),
             ("Commits and exports", "a restart begins here"),
             ("Output", "Output"),
             ("Dead letters", "There are none"),

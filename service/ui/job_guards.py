@@ -1,0 +1,95 @@
+"""Signs of trouble with a job's slots, and the price of a served version's age."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from nicegui import ui
+
+from service.history.version_ages import band_text
+from service.ui.api_client import ApiCaller
+from service.ui.format import NONE, format_bytes, format_count, format_metric, format_percentage, format_time
+from service.ui.frame import panel
+from service.ui.grid import Column, Grid, GridCell, Row
+
+SLOT_COLUMNS = (
+    Column("Slot"),
+    Column("Signs of trouble", long=True),
+    *(Column(title, number=True) for title in ("Drift", "Coverage", "New rows", "Rows", "Bytes", "Weight")),
+)
+AGE_COLUMNS = (
+    Column("Task"),
+    Column("Metric"),
+    *(Column(title, number=True) for title in ("Age", "Passes", "Fresh", "Of that age", "Difference", "p")),
+)
+NO_COMMIT = "There is no commit yet; slots are read from one."
+NOT_MEASURED = "Not measured yet: `millrace freshness` does so, on the job's machine."
+NO_GUARDS = "No figures of passes: the job file has no section [guards]."
+
+
+def diagnosis_rows(slots: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each slot."""
+    return [
+        (slot["slot"], (
+            GridCell(slot["slot"]),
+            GridCell("; ".join(slot["signs"]) or NONE, tone="warn" if slot["signs"] else ""),
+            *(
+                GridCell(words(slot[key]), slot[key])
+                for words, key in (
+                    (format_metric, "drift"), (format_percentage, "coverage"), (format_percentage, "new_rows"),
+                    (format_count, "rows"), (format_bytes, "num_bytes"), (format_metric, "weight"),
+                )
+            ),
+        ))
+        for slot in slots
+    ]  # fmt: skip
+
+
+def age_rows(ages: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each task, metric and age."""
+    return [
+        (f"{each['task']}/{each['metric']}/{each['from_s']}", (
+            GridCell(each["task"]),
+            GridCell(each["metric"]),
+            GridCell(band_text(each["from_s"], each["to_s"]), each["from_s"]),
+            GridCell(format_count(each["parts"]), each["parts"]),
+            *(GridCell(format_metric(each[key]), each[key]) for key in ("job", "frozen")),
+            GridCell(NONE if each["difference"] is None else f"{each['difference']:+.4f}", each["difference"]),
+            GridCell(format_metric(each["p"]), each["p"]),
+        ))
+        for each in ages
+    ]  # fmt: skip
+
+
+class GuardsPart:
+    """See module docstring."""
+
+    def __init__(self, visitor: ApiCaller, name: str) -> None:
+        self._visitor, self._path = visitor, f"/jobs/{quote(name, safe='')}"
+        with panel("Price of age", "old versions against the job itself, over the same events"):
+            self._measured = ui.label(NOT_MEASURED).classes("hint")
+            self._ages = Grid(AGE_COLUMNS, "")
+            ui.label(f"as JSON: GET /v1{self._path}/freshness").classes("hint")
+        with panel("Slots", "at the newest commit, the greatest shift first, as `millrace doctor` prints them"):
+            self._said = ui.label(NO_COMMIT).classes("hint")
+            self._slots = Grid(SLOT_COLUMNS, "")
+            ui.label(f"as JSON: GET /v1{self._path}/doctor").classes("hint")
+
+    async def refresh(self, _job: Mapping[str, Any]) -> None:
+        """Show the last results."""
+        ages = await self._visitor.get(f"{self._path}/freshness")
+        self._measured.set_text(measured_text(ages))
+        self._ages.show(age_rows(ages["ages"]))
+        found = await self._visitor.get(f"{self._path}/doctor")
+        guards = "" if found["guarded"] else f" {NO_GUARDS}"
+        self._said.set_text(NO_COMMIT if found["commit"] is None else f"Of commit {found['commit']}.{guards}")
+        self._slots.show(diagnosis_rows(found["slots"]))
+
+
+def measured_text(ages: Mapping[str, Any]) -> str:
+    """When the ages were measured, and of which versions."""
+    if ages["measured_at"] is None:
+        return NOT_MEASURED
+    versions = ", ".join(map(str, ages["versions"]))
+    when = f"{format_time(ages['measured_at'])} UTC, when the job had closed pass {ages['passes']:,}"
+    return f"Measured {when}. Versions {versions} never learnt after their commit; the job learns each pass."
