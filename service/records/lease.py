@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, CursorResult, Update, func, select, update
+from sqlalchemy import ColumnElement, CursorResult, Update, exists, func, or_, select, update
 
 from millrace.errors import MillraceError, SpecError
 from service.records.database import NotActive, Records
-from service.records.schema import LEASE, LeaseRow
+from service.records.schema import LEASE, JobRow, LeaseRow
 
 log = logging.getLogger(__name__)
 
@@ -66,25 +66,29 @@ class Lease:
     def holder(self) -> Holder | None:
         """The service that holds the lease now; None where nobody does. Raises SpecError, Unavailable.
 
-        SpecError: that service has its jobs in another folder, so this one could not go on with them.
+        SpecError: that service, or the last one of the jobs in the records, has them in another folder, so this one
+        could not go on with them.
         """
         with self._records.reading() as session:
             row = session.get_one(LeaseRow, LEASE)
-            if not session.scalar(select(LeaseRow.expires_at > func.clock_timestamp())):
-                return None
-            if row.root != self._root:
+            held = bool(session.scalar(select(LeaseRow.expires_at > func.clock_timestamp())))
+            if row.root != self._root and (held or not session.scalar(select(self._may_be_ours()))):
                 raise SpecError(
                     f"the records in `database` belong to a service whose jobs are in {row.root}; name that folder, or "
                     "another database",
                     "root",
                 )
-            return Holder(row.holder, row.url)
+            return Holder(row.holder, row.url) if held else None
 
     def take(self) -> bool:
-        """Become active if the lease has expired; whether it did. Raises Unavailable."""
+        """Become active if the lease has expired, and the jobs are in this service's folder; whether it did.
+
+        Raises Unavailable.
+        """
         begun_s = self._now_s()
         mine = {"number": LeaseRow.number + 1, "holder": self._name, "url": "", "root": self._root}
         expired = update(LeaseRow).where(LeaseRow.id == LEASE, LeaseRow.expires_at < func.clock_timestamp())
+        expired = expired.where(self._may_be_ours())
         with self._records.session() as session:
             found = session.scalars(expired.values(expires_at=_expiry(), **mine).returning(LeaseRow.number)).first()
         if found is None:
@@ -120,6 +124,10 @@ class Lease:
                 session.execute(self._mine().values(expires_at=func.clock_timestamp()))
         except MillraceError as error:
             log.info("the lease expires by itself: %s", error)
+
+    def _may_be_ours(self) -> ColumnElement[bool]:
+        """Whether the jobs in the records, if there are any, are in this service's folder."""
+        return or_(LeaseRow.root.in_(("", self._root)), ~exists(select(JobRow.name)))
 
     def _mine(self) -> Update:
         return update(LeaseRow).where(LeaseRow.id == LEASE, LeaseRow.number == self._number)

@@ -15,7 +15,7 @@ from service.records import lease as leases
 from service.records import postgres as bounds
 from service.records.database import NotActive, opened, utc_now
 from service.records.lease import LEASE_S, Lease
-from service.records.schema import LEASE, AuditRow, LeaseRow
+from service.records.schema import LEASE, AuditRow, JobRow, LeaseRow
 from tests.postgres.cluster import PASSWORD
 
 EXPIRED = text("UPDATE lease SET expires_at = to_timestamp(0)")
@@ -141,6 +141,25 @@ def test_records_of_another_folder_are_refused_while_they_are_used(place):
             SpecError, match="root: the records in `database` belong to a service whose jobs are in /jobs"
         ):
             other.holder()
+
+
+def test_jobs_of_another_folder_are_not_taken_over_when_their_lease_has_expired(place):
+    with services(place, "a") as (a,):
+        assert a.lease.take()
+        other = Lease(a.records, "b", "/other")
+        expire(a.records)
+        assert other.take(), "without jobs there is nothing to go on with"
+        expire(a.records)
+        assert a.lease.take()
+        with a.records.session() as session:
+            texts = {"folder": "/jobs/news", "base": "/jobs/news", "desired": "stopped", "created_by": "tests"}
+            times = dict.fromkeys(("asked_at", "created_at", "changed_at"), utc_now())
+            session.add(JobRow(name="news", spec={}, ask=1, deaths=[], revision=1, **texts, **times))
+        expire(a.records)
+        with pytest.raises(SpecError, match="whose jobs are in /jobs; name that folder, or another database"):
+            other.holder()
+        assert not other.take(), "nor in the moment between the look and the take"
+        assert a.lease.holder() is None and a.lease.take()
 
 
 def config_of(folder, url):
