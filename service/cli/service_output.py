@@ -21,6 +21,8 @@ Json = Mapping[str, Any]
 
 def job_lines(jobs: Sequence[Json]) -> list[str]:
     """A line for each job: name, phase, problem."""
+    if not jobs:
+        return ["no jobs"]
     width = max((len(job["name"]) for job in jobs), default=0)
     return [f"{job['name']:<{width}}  {job['phase']:<10}  {_trouble(job)}".rstrip() for job in jobs]
 

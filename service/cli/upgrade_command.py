@@ -1,6 +1,7 @@
 """`millrace upgrade`: jobs of a service move to another build."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -28,5 +29,10 @@ def upgrade(
     if job is not None and ("/" in job or job.endswith(".toml")):
         raise SpecError(f"{job} is a job file on this machine; use the name of a job of the service", "JOB")
     with service_at(url, token) as client:
-        for moved in job_actions.upgrade(client, job, build, Deadline.after(timeout)):
-            print_printable(f"{moved['job']}: {moved['was'] or 'at rest'} -> {moved['version']}")
+        for line in moved_lines(job_actions.upgrade(client, job, build, Deadline.after(timeout))):
+            print_printable(line)
+
+
+def moved_lines(moved: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each job that was moved."""
+    return [f"{each['job']}: {each['was'] or 'at rest'} -> {each['version']}" for each in moved] or ["no jobs"]

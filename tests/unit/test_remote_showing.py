@@ -20,7 +20,7 @@ def test_jobs_stand_below_each_other_with_what_is_wrong_of_them():
         "a-long-name  broken      its store went away",
         "b            failed      ended with 1: trainer-0 ended first",
     ]
-    assert job_lines([]) == []
+    assert job_lines([]) == ["no jobs"]
 
 
 def test_what_is_wanted_is_told_where_it_is_not_so_yet():

@@ -3,7 +3,7 @@
 import pytest
 
 from millrace.errors import SpecError
-from service.cli.upgrade_command import upgrade
+from service.cli.upgrade_command import moved_lines, upgrade
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,8 @@ from service.cli.upgrade_command import upgrade
 def test_what_is_no_name_of_a_job_is_refused(job, everything, words):
     with pytest.raises(SpecError, match=rf"^JOB: .*{words}"):
         upgrade(job, everything=everything)
+
+
+def test_a_service_without_jobs_is_told():
+    assert moved_lines([]) == ["no jobs"]
+    assert moved_lines([{"job": "clicks", "was": "", "version": "2"}]) == ["clicks: at rest -> 2"]
