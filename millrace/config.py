@@ -21,6 +21,8 @@ from millrace.validation import format_errors
 
 DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+MAX_OVERRIDES_BYTES = 1 << 20
+"""Longest file of overrides."""
 MAX_DURATION_S = 36_500 * 86_400.0
 """A hundred years; longer waits overflow clocks."""
 MIN_DURATION_S = 0.001
@@ -126,8 +128,8 @@ FolderPath = Annotated[str, AfterValidator(_path_of_a_folder)]
 def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The spec at `path` as a dictionary, with each `a.b=value` of `overrides` applied.
 
-    A value is parsed as TOML, or else taken as plain text. A list is indexed by number: `slots.0.dim=8`.
-    Raises SpecError naming the file, line and key.
+    A value is parsed as TOML, or else taken as plain text. A list is indexed by number: `slots.0.dim=8`. `@FILE` stands
+    for the overrides in a file, a JSON list of texts. Raises SpecError naming the file, line and key.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -138,8 +140,21 @@ def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not TOML, or beyond a bound of Python on numbers or depth
         raise SpecError(f"{path}: not TOML: {error}") from error
     for override in overrides:
-        _override(raw, override)
+        for each in _texts_of(Path(override[1:])) if override.startswith("@") else [override]:
+            _override(raw, each)
     return raw
+
+
+def _texts_of(path: Path) -> list[str]:
+    """The overrides in a file, which other users cannot see as they see arguments. Raises SpecError."""
+    try:
+        with path.open("rb") as file:
+            found = documents.parse(documents.read_bounded(file, MAX_OVERRIDES_BYTES), path, MAX_OVERRIDES_BYTES)
+    except (OSError, documents.InvalidDocument) as error:
+        raise SpecError(f"--set @{path} cannot be read: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise SpecError(f'--set @{path} is not a JSON list of texts: ["a.b=value", "a.c=[1, 2]"]')
+    return found
 
 
 def _override(raw: dict[str, Any], override: str) -> None:

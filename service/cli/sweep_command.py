@@ -9,12 +9,20 @@ import typer
 from rich.console import Console
 
 from dataset.spec.schema import Schema
+from millrace.config import load_toml
 from millrace.errors import SpecError
 from millrace.printable import print_printable
 from service.cli.arguments import Json, SpecFile
 from service.spec.job import load_job
 from service.sweeps.sweep_runs import Sweep
-from service.sweeps.sweep_settings import ablations, check_settings, grid, read_settings
+from service.sweeps.sweep_settings import (
+    SweepSetting,
+    ablations,
+    check_settings,
+    grid,
+    read_settings,
+    without_slices,
+)
 from service.sweeps.sweep_table import table_of
 
 Sets = Annotated[
@@ -48,11 +56,12 @@ def sweep(
         chosen = read_settings(settings)
     else:
         chosen = grid(sets, without)
+    chosen = _with_its_slices(job, chosen)
     if ablate:
         if len(chosen) > 1:
             raise SpecError("--ablate leaves each slot out of one setting; give each key of --set one value")
         schema = Schema.of(load_job(job, chosen[0].overrides).spec.slots)
-        chosen = ablations(chosen[0], schema)
+        chosen = _with_its_slices(job, ablations(chosen[0], schema))
     check_settings(chosen)
     folder = out or job.resolve().parent / "runs" / "sweep"
     results = Sweep(job.resolve(), folder, chosen, keep=keep, after=after).run(
@@ -62,3 +71,16 @@ def sweep(
         print(json.dumps([each.message() for each in results], indent=2))
         return
     Console(width=None if sys.stdout.isatty() else 160).print(table_of(results))
+
+
+def _with_its_slices(job: Path, chosen: list[SweepSetting]) -> list[SweepSetting]:
+    """The settings without slices of metrics by slots that they leave out; says which."""
+    found = []
+    for each in chosen:
+        metrics = load_toml(job, each.overrides).get("metrics") if each.without else None
+        slices = metrics.get("slices", []) if isinstance(metrics, dict) else []
+        found.append(without_slices(each, slices))
+        if gone := [name for name in slices if name in each.without]:
+            words = f"{each.name}: without slices by {', '.join(gone)} (metrics.slices), which this setting leaves out"
+            print_printable(words, file=sys.stderr, flush=True)
+    return found

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write_private(path: Path, content: Mapping[str, Any]) -> None:
+def write_private(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write `content` as JSON: whole or not at all, readable by the owner only. Raises Unwritable."""
     unfinished = path.with_name(f"{path.name}.tmp")
     try:

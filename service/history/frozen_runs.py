@@ -21,6 +21,7 @@ from service.history.paired_test import MIN_PARTS
 from service.history.version_ages import AgedPart, aged_parts, spread
 from service.monitor.status import Status
 from service.spec.job import LoadedJob, job_of
+from service.spec.side_groups import with_own_groups
 from trainer.control.commit_store import Commit, Commits, order_of
 from trainer.control.job_log import JobHistory, read_history
 
@@ -88,6 +89,7 @@ def frozen_of(job: LoadedJob, store: Path) -> LoadedJob:
     train = {key: value for key, value in raw.get("train", {}).items() if key != "learn_until"}
     metrics = {**raw.get("metrics", {}), "halves": False}
     name = f"{job.spec.name[: MAX_NAME - len(SUFFIX)]}{SUFFIX}"
+    raw = with_own_groups(raw, job.spec, SUFFIX)
     whole = {**raw, "name": name, "train": {**train, "learn": False}, "metrics": metrics, "store": {"path": str(store)}}
     return replace(job_of(whole, job.folder), kernels=job.kernels)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from millrace.errors import SpecError
 from service.kubernetes import network
 from service.kubernetes.config import ManifestSettings
 from service.kubernetes.job_files import job_files, keys_of
@@ -17,6 +18,8 @@ from service.spec.job import load_job
 
 def render_job(path: Path, overrides: Sequence[str], settings: ManifestSettings) -> dict[str, str]:
     """The text of each object by the name of its file, in the order in which they are applied. Raises SpecError."""
+    if named := [each for each in overrides if each.startswith("@")]:
+        raise SpecError(f"{named[0]} is a file that pods do not have, and its content may be secret", "--set")
     job = load_job(path, overrides)
     name = job.spec.name
     settings = replace(

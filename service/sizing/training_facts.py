@@ -26,10 +26,13 @@ from service.cluster.store import REPORT, WORKERS, claimed
 from service.monitor.status import Status
 from service.sizing.process_use import ProcessUse, use_by_worker
 from service.spec.job import LoadedJob, job_of
+from service.spec.side_groups import with_own_groups
 from trainer.control.commit_store import Commits
 
 POLL_S = 0.1
 DENSE_FILE = "dense.safetensors"
+SUFFIX = "-size"
+"""Of the store that is trained in, and of its Kafka groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +139,10 @@ def measure_training(job: LoadedJob, num_events: int) -> TrainingFacts:
 
 def alone(job: LoadedJob) -> LoadedJob:
     """The job with one trainer and one shard in a store beside its own, without what leaves it."""
-    store = job.store.with_name(f"{job.store.name}-size")
+    store = job.store.with_name(f"{job.store.name}{SUFFIX}")
     raw = {key: value for key, value in job.whole().items() if key not in ("exports", "predict", "cluster")}
     raw |= {"store": {"path": str(store)}, "cluster": {"trainers": 1, "shards": 1}}
-    return job_of(raw, job.folder)
+    return job_of(with_own_groups(raw, job.spec, SUFFIX), job.folder)
 
 
 def _facts(store: Path, report: Mapping[str, Any], watch: _Watch) -> TrainingFacts:

@@ -21,14 +21,18 @@ from millrace.durable import REAL, write_whole, writing
 from millrace.errors import MillraceError, SpecError
 from millrace.lifecycle import on_stop_signal
 from millrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
+from service.cluster.run_folder import run_folder, write_private
 from service.cluster.store import REPORT
 from service.history.paired_test import JobComparison, compare_jobs
 from service.spec.job import LoadedJob, load_job
+from service.spec.side_groups import group_overrides
 from service.sweeps.sweep_settings import SweepSetting
 
-SAMPLES, RESULTS, OUTPUT, MARK = "samples", "sweep.json", "output.txt", "SWEEP"
-"""In the sweep's folder: the kept samples, the results, the end of the name of a run's output; and a file which says
-that the folder is a sweep's, and may be emptied."""
+SAMPLES, RESULTS, OUTPUT, MARK, PRIVATE = "samples", "sweep.json", "output.txt", "SWEEP", "private"
+"""In the sweep's folder: the kept samples, the results, the end of the name of a run's output; a file which says that
+the folder is a sweep's, and may be emptied; and while it runs what its runs are told, for the owner only."""
+SUFFIX = "-sweep"
+"""Of the Kafka groups of its runs: the job's own positions stay as they are."""
 FIGURES = ("auc", "gauc", "logloss")
 
 
@@ -50,8 +54,8 @@ class SweepResult:
     """The paired test against the first setting; None for that one, and where there are too few passes."""
 
     def message(self) -> dict[str, Any]:
-        """As JSON-able data."""
-        return asdict(self)
+        """As JSON-able data, without secrets."""
+        return {**asdict(self), "setting": self.setting.message()}
 
 
 class Sweep:
@@ -64,11 +68,13 @@ class Sweep:
         """
         self._job, self._folder, self._settings = job, folder.absolute(), settings
         self._keep, self._after = keep, after
+        self._private = self._folder / PRIVATE
         self._stopping = threading.Event()
         self._children: dict[int, ChildProcess] = {}
         loaded = [self._loaded(number) for number in range(len(settings))]
         for each in loaded:
             check_swept(each)
+        self._groups = [group_overrides(each.spec, SUFFIX) for each in loaded]
 
     def run(self, jobs: int, show: Callable[[str], None]) -> list[SweepResult]:
         """Run all settings, after the first `jobs` at a time; the results, which are also in RESULTS.
@@ -76,7 +82,7 @@ class Sweep:
         Raises SweepFailed. Ctrl-C kills the runs.
         """
         self._empty()
-        with on_stop_signal(self._stop):
+        with on_stop_signal(self._stop), run_folder(self._private):
             results = [self._run(0, show)]
             with ThreadPoolExecutor(jobs, thread_name_prefix="sweep") as threads:
                 rest = [threads.submit(self._run, number, show) for number in range(1, len(self._settings))]
@@ -90,6 +96,12 @@ class Sweep:
         with writing(path):
             write_whole(REAL, path, json.dumps([each.message() for each in results], indent=2).encode())
         return results
+
+    def command(self, number: int) -> list[str]:
+        """The command of a run. Its settings may be secrets, and other users see arguments: they are in a file."""
+        overrides = self._private / f"{number:02}.json"
+        write_private(overrides, [*self._overrides(number), *self._groups[number]])
+        return [sys.executable, "-m", "service", "run", str(self._job), "--fresh", "--set", f"@{overrides}"]
 
     def _loaded(self, number: int) -> LoadedJob:
         """The job with a setting. Raises SpecError, which names the setting."""
@@ -115,16 +127,19 @@ class Sweep:
         kept = f"passes.keep_in={json.dumps(str(self._folder / SAMPLES))}", f"passes.keep={self._keep}"
         return [*self._settings[number].overrides, f"store={{path = {store}}}", "exports={}", *kept]
 
+    def _output(self, number: int) -> Path:
+        return self._folder / f"{number:02}-{OUTPUT}"
+
     def _store(self, number: int) -> Path:
         return self._folder / f"{number:02}"
 
     def _run(self, number: int, show: Callable[[str], None]) -> SweepResult:
         name, store = self._settings[number].name, self._store(number)
-        sets = [part for override in self._overrides(number) for part in ("--set", override)]
-        command = [sys.executable, "-m", "service", "run", str(self._job), "--fresh", *sets]
-        output = self._folder / f"{number:02}-{OUTPUT}"
+        output = self._output(number)
         with output.open("wb") as file:
-            child = ChildProcess(dying_with_parent(command), stdin=DEVNULL, stdout=file.fileno(), stderr=STDOUT)
+            child = ChildProcess(
+                dying_with_parent(self.command(number)), stdin=DEVNULL, stdout=file.fileno(), stderr=STDOUT
+            )
         self._children[number] = child
         try:
             if self._stopping.is_set():
@@ -142,7 +157,13 @@ class Sweep:
 
     def _result(self, number: int) -> SweepResult:
         report = documents.read_object(self._store(number) / REPORT)
-        life, wall_s = report["metrics"]["life"], float(report["wall_s"])
+        life, wall_s = report.get("metrics", {}).get("life"), float(report["wall_s"])
+        if not life or not report.get("samples"):
+            raise SweepFailed(
+                f"setting {self._settings[number].name!r} has predicted no sample, so there is nothing to compare: "
+                f"{report.get('events', 0):,} events were read, and {sum(report.get('rejected', {}).values()):,} "
+                f"rejected; its output is in {self._output(number)}"
+            )
         return SweepResult(
             self._settings[number],
             {task: {name: found.get(name) for name in FIGURES} for task, found in life.items()},
@@ -173,6 +194,8 @@ def check_swept(job: LoadedJob) -> None:
                 "job file that reads files",
                 f"sources.{name}",
             )
+        if isinstance(source, KafkaSource) and source.start == "group":
+            raise SpecError('is "group", which moves while the job runs; give a time', f"sources.{name}.start")
         if isinstance(source, KafkaSource) and source.end == "latest":
             raise SpecError(
                 'is "latest", which is another place for each run of the sweep; give a time', f"sources.{name}.end"

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema
 from millrace.config import parse_value
 from millrace.errors import SpecError
+from millrace.secrets import secrets_of, without_secrets
 from service.spec.left_out import WITHOUT
 
 MAX_SETTINGS = 64
 """Most settings of a sweep; more are refused."""
+SLICES = "metrics.slices"
 BASE = "as it is"
 """Name of the job file's own setting."""
 BRACKETS = {"[": "]", "{": "}", "(": ")"}
@@ -30,11 +32,29 @@ class SweepSetting:
     overrides: tuple[str, ...]
     """Each "a.b=value", as for --set."""
 
+    def message(self) -> dict[str, Any]:
+        """As JSON-able data, without secrets."""
+        return {"name": self.name, "overrides": [shown(each) for each in self.overrides]}
+
     @property
     def without(self) -> list[str]:
         """The slots that it leaves out."""
         found = [each.partition("=")[2] for each in self.overrides if each.startswith(f"{WITHOUT}=")]
         return list(parse_value(found[-1])) if found else []
+
+
+def shown(override: str) -> str:
+    """An override with "***" in place of secrets."""
+    key, _, text = override.partition("=")
+    raw: Any = parse_value(text)
+    for part in reversed(key.split(".")):
+        raw = {part: raw}
+    if not secrets_of(raw):
+        return override
+    visible = without_secrets(raw)
+    for part in key.split("."):
+        visible = visible[part] if isinstance(visible, dict) else visible
+    return f"{key}={visible if isinstance(visible, str) else json.dumps(visible, default=str)}"
 
 
 def split_values(text: str) -> list[str]:
@@ -68,7 +88,7 @@ def grid(sets: Sequence[str], without: Sequence[str] = ()) -> list[SweepSetting]
     fixed = (f"{WITHOUT}={json.dumps(list(without))}",) if without else ()
     settings = []
     for choice in product(*axes):
-        name = " ".join(text for text, varies in choice if varies) or BASE
+        name = " ".join(shown(text) for text, varies in choice if varies) or BASE
         settings.append(SweepSetting(name, (*(text for text, _ in choice), *fixed)))
     return settings
 
@@ -112,6 +132,14 @@ def ablations(base: SweepSetting, schema: Schema) -> list[SweepSetting]:
         base,
         *(SweepSetting(f"without {name}", (*rest, f"{WITHOUT}={json.dumps([*gone, name])}")) for name in slots),
     ]
+
+
+def without_slices(setting: SweepSetting, slices: Sequence[str]) -> SweepSetting:
+    """The setting without slices of metrics by slots that it leaves out; `slices` are those it would have."""
+    kept = [name for name in slices if name not in setting.without]
+    if len(kept) == len(slices):
+        return setting
+    return replace(setting, overrides=(*setting.overrides, f"{SLICES}={json.dumps(kept)}"))
 
 
 def check_settings(settings: Sequence[SweepSetting]) -> None:

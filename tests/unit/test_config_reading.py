@@ -1,5 +1,6 @@
 """Reading TOML with overrides, and the units of durations and sizes."""
 
+import json
 from typing import Annotated, Literal
 
 import pytest
@@ -29,6 +30,18 @@ def read(tmp_path):
         return load_toml(tmp_path / "job.toml", overrides)
 
     return read
+
+
+def test_overrides_may_be_in_a_file_in_their_order(read, tmp_path):
+    file = tmp_path / "more.json"
+    file.write_text(json.dumps(["a.b=2", "a.c=[1, 2]", "d=x\ny"]))
+    assert read("[a]\nb = 1\n", "a.b=7", f"@{file}", "a.c=3") == {"a": {"b": 2, "c": 3}, "d": "x\ny"}
+    for text, words in (("{}", "is not a JSON list of texts"), ("[1]", "is not a JSON list"), ("x", "is not JSON")):
+        file.write_text(text)
+        with pytest.raises(SpecError, match=words):
+            read("a = 1", f"@{file}")
+    with pytest.raises(SpecError, match=r"--set @.*absent cannot be read"):
+        read("a = 1", f"@{tmp_path / 'absent'}")
 
 
 @pytest.mark.parametrize(

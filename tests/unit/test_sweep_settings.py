@@ -11,10 +11,15 @@ from rich.console import Console
 from dataset.spec.schema import Schema
 from millrace.config import parse_value
 from millrace.errors import SpecError
+from service.cli.sweep_command import _with_its_slices
+from service.cluster.run_folder import run_folder
+from service.history.frozen_runs import frozen_of
 from service.history.paired_test import JobComparison, PairedResult
 from service.predict.prediction import job_of as job_of_request
+from service.sizing.training_facts import alone
 from service.spec.job import job_of, load_job
-from service.sweeps.sweep_runs import MARK, Sweep, SweepResult
+from service.spec.side_groups import group_overrides
+from service.sweeps.sweep_runs import MARK, PRIVATE, Sweep, SweepFailed, SweepResult
 from service.sweeps.sweep_settings import (
     BASE,
     MAX_SETTINGS,
@@ -24,7 +29,9 @@ from service.sweeps.sweep_settings import (
     grid,
     of_file,
     read_settings,
+    shown,
     split_values,
+    without_slices,
 )
 from service.sweeps.sweep_table import table_of
 from tests.integration.epoch_job import write_epoch_job
@@ -97,6 +104,80 @@ def test_an_ablation_leaves_each_slot_out_once(tmp_path):
     assert all(each.overrides[0] == "train.batch_size=16" for each in found)
 
 
+def test_a_slot_that_is_left_out_is_no_slice_either(tmp_path):
+    job = write_epoch_job(tmp_path)
+    base = grid(["metrics.slices=['a','b']"])[0]
+    schema = Schema.of(load_job(job, base.overrides).spec.slots)
+    every = ablations(base, schema)
+    with pytest.raises(SpecError, match=r"metrics.slices.0: there is no slot 'a'"):
+        load_job(job, every[1].overrides)
+    found = [without_slices(each, ["a", "b"]) for each in every]
+    assert [load_job(job, each.overrides).spec.metrics.slices for each in found] == [
+        ("a", "b"), ("b",), ("a",), ("a", "b")
+    ]  # fmt: skip
+    assert found == _with_its_slices(job, every), "as the command does"
+
+
+KAFKA = (
+    "sources.later={kind='kafka', topics=['t'], end='2026-01-01T00:00:00Z', after='history', "
+    "event_time={kind='record'}, group='live', "
+    "options={bootstrap_servers='b:9', sasl_plain_username='joe', sasl_plain_password='hunter2'}}"
+)
+
+
+def test_secrets_of_a_setting_are_in_no_argument_and_in_no_result(tmp_path):
+    job = write_epoch_job(tmp_path)
+    settings = grid([KAFKA, "train.batch_size=16,32"])
+    sweep = Sweep(job, tmp_path / "sweep", settings, keep="1GiB", after=0)
+    with run_folder(tmp_path / "sweep" / PRIVATE) as folder:
+        command = sweep.command(1)
+        assert not [word for word in command if "hunter2" in word or "joe" in word]
+        file = folder / "01.json"
+        assert command[-2:] == ["--set", f"@{file}"]
+        assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+        run = load_job(job, command[-1:])
+    assert run.spec.train.batch_size == 32 and run.secrets == load_job(job, [KAFKA]).secrets and run.secrets
+    assert run.spec.sources["later"].group == "live-sweep", "the live group keeps its positions"
+    message = json.dumps(SweepResult(settings[1], {}, 0.0, 0, 0.0, None).message())
+    assert "hunter2" not in message and "joe" not in message and "***" in message and "b:9" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("a.options.ssl_password=x", "a.options.ssl_password=***"),
+        ("a.options.ssl_password={env='X'}", "a.options.ssl_password={env='X'}"),
+        ("a.options={ssl_password='x', port=1}", 'a.options={"ssl_password": "***", "port": 1}'),
+        ("a.ssl_password.b=x", "a.ssl_password.b=***"),
+        ("model.name=lr", "model.name=lr"),
+        ("no equals", "no equals"),
+    ],
+)
+def test_a_secret_is_shown_as_stars(override, expected):
+    assert shown(override) == expected
+
+
+@pytest.mark.parametrize("metrics", [{}, {"life": {}}])
+def test_a_sweep_of_an_empty_stream_says_so(tmp_path, metrics):
+    job = write_epoch_job(tmp_path)
+    sweep = Sweep(job, tmp_path / "sweep", grid(["train.batch_size=16,32"]), keep="1GiB", after=0)
+    report = {"metrics": metrics, "wall_s": 1.0, "events": 7, "rejected": {"bad": 7}, "samples": 0, "tables": {}}
+    (tmp_path / "sweep" / "00").mkdir(parents=True)
+    (tmp_path / "sweep" / "00" / "report.json").write_text(json.dumps(report))
+    with pytest.raises(SweepFailed, match="predicted no sample.* 7 events were read, and 7 rejected; its output is in"):
+        sweep._result(0)
+
+
+def test_runs_beside_a_job_have_kafka_groups_of_their_own(tmp_path):
+    job = load_job(write_epoch_job(tmp_path), [KAFKA, "sources.later.start=group"])
+    for beside, suffix in ((alone(job), "-size"), (frozen_of(job, tmp_path / "twin"), "-frozen")):
+        later = beside.spec.sources["later"]
+        assert (later.group, later.start) == (f"live{suffix}", "earliest"), suffix
+        assert beside.spec.sources["history"] == job.spec.sources["history"] and beside.secrets == job.secrets
+    unnamed = load_job(job.folder / "job.toml", [KAFKA.replace("group='live', ", "")])
+    assert group_overrides(unnamed.spec, "-sweep") == ['sources.later.group="epochs-sweep"']
+
+
 SLOTS = [{"names": ["a", "b"]}, {"name": "x", "kind": "dense"}, {"name": "click", "kind": "meta"}]
 COMMAND = {"command": ["cat"], "protocol": "arrow"}
 
@@ -157,6 +238,13 @@ def test_slots_that_cannot_be_left_out_are_refused(tmp_path, keys, words):
             "latest",
         ),
         (["predict={input={paths=['x']}, output='o'}"], r"predict: the runs of a sweep"),
+        (
+            [
+                "sources.later={kind='kafka', topics=['t'], start='group', end='2026-01-01T00:00:00Z', "
+                "after='history', event_time={kind='record'}}"
+            ],
+            r"sources.later.start: is \"group\", which moves",
+        ),
         (["train.batch_size=0,1"], r"train.batch_size.*in the setting 'train.batch_size=0'"),
     ],
 )
