@@ -14,13 +14,19 @@ from dataset.features.decoding import Decoded, EventField
 from dataset.features.event_reader import EventReader, InvalidSchema
 from dataset.features.plain_rows import Unreadable, decoded_of
 from dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
-from dataset.features.schema_registry import RegisteredSchema, SchemaTexts, UnknownSchema
+from dataset.features.schema_registry import RegisteredSchema, SchemaNotThere, SchemaTexts, UnknownSchema
+from dataset.stream.errors import SourceUnavailable
 
 HEAD_BYTES = 5
 MAX_SCHEMAS = 256
 """Schemas kept; the one that was not used for longest is dropped, and fetched again when an event names it."""
 MAX_INDEXES = 16
 """Deepest message in messages."""
+LATER = (
+    "it may learn of it, and no event is lost meanwhile. If the events are no good, skip them with `millrace skip`, or "
+    'set pipe.registry_unknown = "reject"'
+)
+"""About an id that the registry does not know."""
 Place: TypeAlias = tuple[int, ...]
 """Where the message is in its file; () in Avro."""
 
@@ -32,12 +38,14 @@ class BadFrame(ValueError):
 class RegistryDecoder:
     """A Decoder of events whose schemas are in a registry. Raises SourceUnavailable if the registry does not answer."""
 
-    def __init__(self, texts: SchemaTexts, fields: Sequence[EventField], *, protobuf: bool) -> None:
-        self._texts, self._fields, self._protobuf = texts, fields, protobuf
+    def __init__(self, texts: SchemaTexts, fields: Sequence[EventField], *, protobuf: bool, waits: bool = True) -> None:
+        """`waits`: an id that the registry does not know raises SourceUnavailable too, so that the caller asks again;
+        else its events are rejected."""
+        self._texts, self._fields, self._protobuf, self._waits = texts, fields, protobuf, waits
         self._readers: OrderedDict[tuple[int, Place], EventReader] = OrderedDict()
 
     def decode(self, events: pa.BinaryArray) -> Decoded:
-        """See Decoder. An event whose schema is unknown is rejected."""
+        """See Decoder. An event whose schema cannot be used is rejected."""
         unknown: dict[tuple[int, Place], Unreadable] = {}
         return decoded_of([self._read(event, unknown) for event in events.to_pylist()], self._fields)
 
@@ -52,6 +60,8 @@ class RegistryDecoder:
         try:
             reader = self._reader(number, place)
         except UnknownSchema as error:
+            if self._waits and isinstance(error, SchemaNotThere):
+                raise SourceUnavailable(f"{error}; {LATER}") from None
             unknown[key] = Unreadable(str(error))
             return unknown[key]
         found = reader.read(event[begin:])

@@ -30,7 +30,8 @@ def open_schema_decoder(pipe: EventFormat, fields: Sequence[EventField], folder:
         credentials = None if secret is None else str(resolve_secret(secret, folder, at))
         if credentials is not None and ":" not in credentials and not credentials.startswith("Bearer "):
             raise SpecError('names a secret that is neither "user:password" nor "Bearer TOKEN"', at)
-        return RegistryDecoder(SchemaRegistry(pipe.registry, credentials), fields, protobuf=protobuf)
+        texts, waits = SchemaRegistry(pipe.registry, credentials), pipe.registry_unknown == "wait"
+        return RegistryDecoder(texts, fields, protobuf=protobuf, waits=waits)
     assert pipe.schema_file is not None, "checked by the section"
     path = folder / pipe.schema_file
     content = _content(path)

@@ -1,7 +1,8 @@
 """A client of a schema registry that speaks Confluent's protocol: the texts of schemas by their ids.
 
 The text of an id never changes; dataset.features.registry_events keeps what it makes of it. A registry that does not
-answer is an unavailable source; an id that it does not know is the event's fault. No redirect is followed.
+answer is an unavailable source; dataset.features.registry_events decides about an id that it does not know. No
+redirect is followed.
 """
 
 import base64
@@ -30,6 +31,10 @@ NO_SCHEMA = (40401, 40402, 40403)
 
 class UnknownSchema(Exception):
     """The registry does not have a schema, or has none that can be used; the text names the id and the URL."""
+
+
+class SchemaNotThere(UnknownSchema):
+    """The registry does not have a schema. It may have it later: a registry of several machines may be behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ class SchemaRegistry:
         if answer.status_code == httpx.codes.OK:
             return found
         if answer.status_code == httpx.codes.NOT_FOUND and found.get("error_code") in NO_SCHEMA:
-            raise UnknownSchema(f"the schema registry does not know {name}")
+            raise SchemaNotThere(f"the schema registry does not know {name}")
         message = str(found.get("message", ""))[:200]
         raise SourceUnavailable(f"the schema registry answers {answer.status_code} for {name}: {message}")
 

@@ -51,7 +51,12 @@ class ColumnsRunner:
             if self._closed.is_set():
                 raise PipeFailed("the pipe was closed while it was in use")
             begin_s = time.monotonic()
-            answer = self._retrier.call(partial(self._plan.apply, binary_array(events)))
+            try:
+                answer = self._retrier.call(partial(self._plan.apply, binary_array(events)))
+            except SourceUnavailable as error:
+                begin, end = int(events.position_E[0]), int(events.position_E[-1]) + 1
+                where = f"positions {begin} to {end} of {work.segment.partition}"
+                raise SourceUnavailable(f"{error} (while reading {where})") from None
             outcome.pipe_s += time.monotonic() - begin_s
             self._answers.take(answer, work, events, outcome)
         outcome.rejections.sort(key=lambda rejection: rejection.offset)

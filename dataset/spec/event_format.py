@@ -34,6 +34,10 @@ class EventFormat(Section):
     registry_credentials: dict[str, str] | None = None
     """A reference to "user:password" or "Bearer TOKEN" for the registry: { env = "NAME" } or { file = "path" }."""
 
+    registry_unknown: Literal["wait", "reject"] = "wait"
+    """Events whose id the registry does not know. "wait": it may be behind, so the job asks again, and stops after
+    passes.max_outage; no event is lost. "reject": each is rejected at once."""
+
     @field_validator("registry")
     @classmethod
     def _is_a_url(cls, url: str | None) -> str | None:
@@ -55,6 +59,8 @@ class EventFormat(Section):
             raise ValueError(f'{(*given, "message")[0]} is for format = "avro" or "protobuf"; JSON needs no schema')
         if self.format != "json" and len(given) != 1:
             raise ValueError(f'format = "{self.format}" needs schema_file or registry, and one of them alone')
+        if self.registry is None and self.registry_unknown != "wait":
+            raise ValueError("registry_unknown is for a registry, and there is none")
         named = self.format == "protobuf" and self.schema_file is not None
         if named != (self.message is not None):
             raise ValueError(

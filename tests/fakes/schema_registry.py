@@ -18,6 +18,8 @@ class FakeRegistry:
         """The header that is required; else it answers 401."""
         self.failures = 0
         """Requests that are answered with 503, from now on."""
+        self.behind = 0
+        """Requests that are answered as if it knew nothing, from now on."""
         self.silent = threading.Event()
         """While it is set, no request is answered."""
         self.url = ""
@@ -49,6 +51,9 @@ def serving():
             )
             if registry.authorization not in (None, self.headers["Authorization"]):
                 status, answer = 401, {"error_code": 401, "message": "who are you?"}
+            if registry.behind > 0:
+                registry.behind -= 1
+                status, answer = 404, {"error_code": 40403, "message": "Schema not found"}
             if registry.failures > 0:
                 registry.failures -= 1
                 status, answer = 503, {"message": "starting"}

@@ -14,6 +14,7 @@ from dataset.loader.segment_reader import SegmentReader
 from dataset.pipe.command import check_pipe
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import ColumnsPipe, SourceSection
+from dataset.stream.errors import SourceUnavailable
 from dataset.stream.scripted_source import MemorySource
 from dataset.stream.source import Segment
 from millrace.config import validate
@@ -36,13 +37,22 @@ AVRO_FILE = {"kind": "columns", "format": "avro", "schema_file": "event.avsc"}
 PROTO_FILE = {"kind": "columns", "format": "protobuf", "schema_file": "event.desc", "message": "shop.Event"}
 REGISTRY = {"kind": "columns", "format": "avro", "registry": "https://registry:8081"}
 
+REJECT = {"registry_unknown": "reject"}
+
 
 def job(pipe, **sections):
     return job_of({**JOB, **sections, "pipe": pipe}, Path("/jobs"))
 
 
 def test_formats_that_load():
-    for pipe in (AVRO_FILE, PROTO_FILE, REGISTRY, REGISTRY | {"format": "protobuf"}, {"kind": "columns"}):
+    for pipe in (
+        AVRO_FILE,
+        PROTO_FILE,
+        REGISTRY,
+        REGISTRY | {"format": "protobuf"},
+        {"kind": "columns"},
+        REGISTRY | REJECT,
+    ):
         assert job(pipe).spec.pipe.format == pipe.get("format", "json")
 
 
@@ -63,6 +73,9 @@ def test_formats_that_load():
         (REGISTRY | {"registry_credentials": "secret"}, "registry_credentials"),
         (REGISTRY | {"registry_credentials": {"text": "secret"}}, "not a reference to a secret"),
         (AVRO_FILE | {"registry_credentials": {"env": "A"}}, "there is none"),
+        (AVRO_FILE | {"registry_unknown": "reject"}, "registry_unknown is for a registry"),
+        ({"kind": "columns", "registry_unknown": "reject"}, "registry_unknown is for a registry"),
+        (REGISTRY | {"registry_unknown": "skip"}, "registry_unknown"),
         (REGISTRY | {"registry": "http://a", "registry_credentials": {"env": "A"}}, "unencrypted"),
     ],
 )
@@ -152,6 +165,21 @@ def test_a_job_waits_for_its_registry(tmp_path):
         (samples,), _ = read(REGISTRY | {"registry": registry.url}, [event, event], tmp_path)
         assert np.array_equal(samples.event_B, [0, 1])
         assert len(registry.asked) == 2
+
+
+def test_a_job_waits_for_a_registry_that_is_behind_and_loses_no_event(tmp_path):
+    event = b"\0\0\0\0\x01" + as_avro(EXAMPLE)
+    with serving() as registry:
+        registry.add(1, json.dumps(AVRO))
+        registry.behind = 1
+        (samples,), tally = read(REGISTRY | {"registry": registry.url}, [event, event], tmp_path)
+        assert np.array_equal(samples.event_B, [0, 1]) and not tally.rejected
+        registry.behind = 1000
+        with pytest.raises(SourceUnavailable) as caught:
+            read(REGISTRY | {"registry": registry.url}, [event, event], tmp_path, max_outage_s=0.1)
+        assert "millrace skip" in str(caught.value) and "positions 0 to 2 of memory/0" in str(caught.value)
+        _, tally = read(REGISTRY | REJECT | {"registry": registry.url}, [event, event], tmp_path)
+        assert sum(tally.rejected.values()) == 2
 
 
 def test_a_secret_for_the_registry_comes_from_its_place(tmp_path, monkeypatch):

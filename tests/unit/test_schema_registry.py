@@ -74,9 +74,21 @@ def test_a_message_is_found_by_its_place(server, registry):
     assert event == 2 and "has no message at [4]" in error and "schema 3" in error
 
 
-def test_an_unknown_id_rejects_its_event_alone_and_is_asked_once_for_a_block(server, registry):
+def test_events_of_an_unknown_id_wait_until_the_registry_knows_it(server, registry):
     server.add(1, one_field("id"))
-    found = decode(registry, [framed(9, b"\x04"), framed(1, b"\x04"), framed(9, b"\x04")])
+    decoder = RegistryDecoder(registry, ID, protobuf=False)
+    events = pa.array([framed(1, b"\x04"), framed(9, b"\x06")], pa.binary())
+    with pytest.raises(SourceUnavailable, match=rf"does not know schema 9 of {server.url}/schemas/ids/9; it may learn"):
+        decoder.decode(events)
+    server.add(9, one_field("id"))
+    found = decoder.decode(events)
+    assert found.fields.column("id").to_pylist() == [2, 3] and found.errors == []
+
+
+def test_an_unknown_id_may_reject_its_event_alone_and_is_asked_once_for_a_block(server, registry):
+    server.add(1, one_field("id"))
+    decoder = RegistryDecoder(registry, ID, protobuf=False, waits=False)
+    found = decoder.decode(pa.array([framed(9, b"\x04"), framed(1, b"\x04"), framed(9, b"\x04")], pa.binary()))
     assert found.fields.column("id").to_pylist() == [None, 2, None]
     assert [event for event, _ in found.errors] == [0, 2]
     assert found.errors[0][1] == f"the schema registry does not know schema 9 of {server.url}/schemas/ids/9"
