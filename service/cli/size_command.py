@@ -10,7 +10,7 @@ from millrace.printable import print_printable
 from service.cli.arguments import Json, Overrides, SpecFile
 from service.jobs.preflight import check_run
 from service.sizing.job_size import Demand, size_job
-from service.sizing.size_text import format_size, size_message
+from service.sizing.size_text import MAX_SAMPLE, format_size, size_message
 from service.sizing.stream_facts import read_stream_facts
 from service.sizing.training_facts import alone, measure_training
 from service.spec.job import load_job
@@ -25,7 +25,7 @@ Ids = Annotated[
     typer.Option("--ids", min=1, max=1e15, help="Rows of all tables; default: as the sample's ids grow."),
 ]
 Days = Annotated[float, typer.Option("--days", min=1, max=36_500, help="Days after which the size is told.")]
-Sample = Annotated[int, typer.Option("--sample", min=1_000, max=10_000_000, help="Events that are measured.")]
+Sample = Annotated[int, typer.Option("--sample", min=1_000, max=MAX_SAMPLE, help="Events that are measured.")]
 Memory = Annotated[float, typer.Option("--shard-memory", min=1, max=65_536, help="GiB that a shard may have.")]
 Peak = Annotated[float, typer.Option("--peak", min=1, max=100, help="The busiest hour's rate over the average.")]
 

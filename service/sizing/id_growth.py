@@ -6,6 +6,7 @@ known to hold for a stream of events, so its error is measured on the sample its
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,10 @@ FITTED = 2.5
 early is seen to be complete. On two real streams, fits to longer parts were further off."""
 TESTED = 4.0
 """The error is that of the law fitted to the first 1 / TESTED of the sample, at the sample's end."""
-LEAST_ERROR, UNTESTED_ERROR = 1.15, 1.5
-"""Taken as the error of the test where it was less, and where there was none."""
+LEAST_ERROR = 1.15
+"""Taken as the error of the test where it was less."""
+MOST_DOUBT = 10.0
+"""Bounds that are this many times above and below a number say nothing about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,22 @@ def backtest(curves: Sequence[IdCurve]) -> float | None:
 
 
 def factor_of_doubt(ratio: float | None, sample: float, events: float) -> float:
-    """By what the true number may be larger or smaller than the law's, at least 1.
+    """By what the true number may be larger or smaller than the law's, at least 1; infinite without a test.
 
     The error of the test is taken to repeat each time that the stream grows as much as in the test.
     """
     if events <= sample:
         return 1.0
-    once = UNTESTED_ERROR if ratio is None else max(ratio, 1 / ratio, LEAST_ERROR)
-    return float(once ** (math.log(events / sample) / math.log(TESTED)))
+    if not ratio:
+        return math.inf
+    power = math.log(events / sample) / math.log(TESTED) * math.log(_once(ratio))
+    return math.exp(power) if power < math.log(sys.float_info.max) else math.inf
+
+
+def sample_for(ratio: float | None, events: float) -> float | None:
+    """Events of a sample whose bounds would say something, if its test had the same error; None without a test."""
+    return None if not ratio else events / TESTED ** (math.log(MOST_DOUBT) / math.log(_once(ratio)))
+
+
+def _once(ratio: float) -> float:
+    return max(ratio, 1 / ratio, LEAST_ERROR)

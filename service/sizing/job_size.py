@@ -5,7 +5,7 @@ service.sizing.id_growth; everything else grows in proportion to rows, events or
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pserver.config import TableSection
@@ -175,6 +175,8 @@ def table_needs(
         reach = max((rows[id(each)][1] for each in mine), default=demand.events_a_day * demand.days)
         doubt = 1.0 if demand.ids is not None else factor_of_doubt(ratio, stream.events, reach)
         section = sections[name]
+        least, most = _possible(mine, count, training.rows.get(name, 0), {id(each): rows[id(each)][1] for each in mine})
+        low, high = (count, count) if demand.ids is not None else (max(least, count / doubt), min(most, count * doubt))
         row_bytes = row_bytes_of(width_of(section))
         index = 4 * index_slots(max(START_ROWS, math.ceil(count / shards))) * shards
         memory = count * row_bytes + index
@@ -184,8 +186,23 @@ def table_needs(
             memory = float(section.memory * shards)
             notes = (*notes, "memory is bounded: the other rows are on disk alone")
         per_row = training.commit_row_bytes.get(name, 0.0)
-        found.append(TableNeed(name, count, count / doubt, count * doubt, row_bytes, memory, count * per_row, notes))
+        found.append(TableNeed(name, count, low, high, row_bytes, memory, count * per_row, notes))
     return tuple(found)
+
+
+def _possible(slots: Sequence[SlotIds], rows: float, there: int, events: Mapping[int, float]) -> tuple[float, float]:
+    """The fewest and the most rows that a table can have: those of the sample, and a new one for every later value.
+
+    `there`: rows of the sample in a table whose ids are not counted, `events` by slot. Of such a table, and of a slot
+    whose values are not counted, the most is not known, and told as infinite.
+    """
+    least = min(rows, sum(each.curve.ids[-1] for each in slots) if slots else float(there))
+    most = 0.0 if slots else math.inf
+    for each in slots:
+        sample, ids = each.curve.events[-1], each.curve.ids[-1]
+        later = max(0.0, events[id(each)] - sample)
+        most += ids + (math.inf if each.values is None else each.values / sample * later)
+    return least, max(rows, most)
 
 
 def slot_rows(slot: SlotIds, demand: Demand) -> tuple[float, float, tuple[str, ...]]:

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from service.sizing.id_growth import MOST_DOUBT, factor_of_doubt, sample_for
 from service.sizing.job_size import JobSize
 from service.sizing.training_facts import TrainingFacts
 
+MAX_SAMPLE = 10_000_000
+"""Most events that are measured."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -21,7 +24,7 @@ def format_size(size: JobSize) -> Iterator[str]:
     yield ""
     yield "table                     rows      between          and     memory     commit"
     for each in size.tables:
-        bounds = f"{each.low:12,.0f} {each.high:12,.0f}"
+        bounds = f"{each.low:12,.0f} {each.high:12,.0f}" if math.isfinite(each.high) else f"{each.low:12,.0f} {'?':>12}"
         yield (
             f"{each.table:16} {each.rows:13,.0f} {bounds} {in_bytes(each.memory_bytes):>10} "
             f"{in_bytes(each.commit_bytes):>10}"
@@ -59,9 +62,15 @@ def how_sure(size: JobSize) -> str:
     if reach <= 1:
         return f"rows as measured in {size.events_sampled:,} events"
     fitted = f"rows by Heaps' law, fitted to {size.events_sampled:,} events and continued {reach:,.0f}-fold"
-    if size.backtest is None:
-        return f"{fitted}; the sample is too short to test it"
-    return f"{fitted}; fitted to the first quarter, it told {size.backtest:.2f} times the sample's rows"
+    tested = "; the sample is too short to test it"
+    if size.backtest is not None:
+        tested = f"; fitted to the first quarter, it told {size.backtest:.2f} times the sample's rows"
+    events = size.demand.events_a_day * size.demand.days
+    if factor_of_doubt(size.backtest, size.events_sampled, events) <= MOST_DOUBT:
+        return fitted + tested
+    needed = sample_for(size.backtest, events)
+    some = "a larger --sample" if needed is None or needed > MAX_SAMPLE else f"--sample of {needed:,.0f} or more"
+    return f"{fitted}{tested}. The sample is too small to tell the rows of so many events: give {some}, or --ids"
 
 
 def counted(number: int, what: str) -> str:
@@ -82,5 +91,6 @@ def in_bytes(number: float) -> str:
 
 
 def size_message(size: JobSize, training: TrainingFacts) -> dict[str, Any]:
-    """As JSON, with what was measured."""
-    return {**asdict(size), "measured": asdict(training)}
+    """As JSON, with what was measured; a bound that is not known is null."""
+    tables = [asdict(each) | {"high": each.high if math.isfinite(each.high) else None} for each in size.tables]
+    return {**asdict(size), "tables": tables, "measured": asdict(training)}

@@ -52,6 +52,8 @@ class SlotIds:
     delete_after_days: int | None
     unmodelled: tuple[str, ...]
     """Rules of the table that are not applied: there are fewer rows than the curve says."""
+    values: int | None = None
+    """Values of the sample, with repeats; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class _Counter:
     def ids(self) -> SlotIds:
         """Its curve."""
         events, ids = zip(*self.points, strict=True)
-        return SlotIds(self.table, self.slot, IdCurve(events, ids), self.delete_after_days, self.unmodelled)
+        values, curve = int(self.count_U.sum()), IdCurve(events, ids)
+        return SlotIds(self.table, self.slot, curve, self.delete_after_days, self.unmodelled, values)
 
 
 def admitted(count_U: I64, admission: Sequence[AdmissionEntry]) -> float:

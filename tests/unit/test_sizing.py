@@ -1,5 +1,6 @@
 """The figures of `millrace size`: growth of ids, counts of a sample, and the arithmetic of a job's size."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -13,9 +14,9 @@ from pserver.config import CountEntry, ProbabilityEntry, TableSection
 from pserver.rows.row_settings import RowSettings
 from pserver.rows.table_rows import RowArrays
 from service.sizing import stream_facts
-from service.sizing.id_growth import IdCurve, backtest, factor_of_doubt
+from service.sizing.id_growth import MOST_DOUBT, IdCurve, backtest, factor_of_doubt, sample_for
 from service.sizing.job_size import Demand, size_job, table_needs, width_of
-from service.sizing.size_text import format_size, in_bytes
+from service.sizing.size_text import format_size, how_sure, in_bytes, size_message
 from service.sizing.stream_facts import SlotIds, StreamFacts, admitted
 from service.sizing.training_facts import ProcessCost, TrainingFacts
 from service.spec.job import Job
@@ -48,7 +49,7 @@ def test_the_doubt_grows_with_the_distance_and_with_what_the_test_was_wrong_by()
     assert factor_of_doubt(0.8, 1000, 900) == 1
     assert factor_of_doubt(0.8, 1000, 4000) == pytest.approx(1.25)
     assert factor_of_doubt(1.25, 1000, 16_000) == pytest.approx(1.25**2)
-    assert factor_of_doubt(None, 1000, 4000) == pytest.approx(1.5)
+    assert factor_of_doubt(None, 1000, 4000) == factor_of_doubt(9.0, 1, 1e300) == float("inf")
     assert factor_of_doubt(1.0, 1000, 4000) > 1.1
     saturating = IdCurve(EVENTS, tuple(1000 * (1 - np.exp(-n / 2000)) for n in EVENTS))
     assert backtest([saturating]) > 1.05  # the law promises too many where ids run out, and the test says so
@@ -159,6 +160,41 @@ def test_rows_follow_the_law_or_are_as_many_as_given_and_ageing_bounds_them():
     (less,) = table_needs(job(), aged, TRAINING, DEMAND, shards=1)
     assert less.rows == pytest.approx(3 * (2 * DEMAND.events_a_day) ** 0.5 + events**0.25, rel=1e-4)
     assert any("last 2 days" in note for note in less.notes)
+
+
+@given(
+    st.integers(1, 5000), st.floats(1, 20), st.floats(0.01, 1.0), st.floats(0.5, 30.0), st.floats(1, 1e12),
+    st.floats(1, 3000),
+)  # fmt: skip
+def test_bounds_are_possible_and_hold_the_rows(sample, per_event, new, exponent, events, days):
+    points = sorted({max(1, sample // 4), max(1, sample // 2), sample})
+    values = int(sample * per_event) + 1
+    ids = tuple(new * values * (n / sample) ** min(1.0, exponent) for n in points)
+    stream = StreamFacts(sample, sample, 0, 0.0, (replace(slot("user", IdCurve(tuple(points), ids)), values=values),))
+    demand = Demand(events_a_day=events, days=days)
+    (need,) = table_needs(job(), stream, TRAINING, demand, shards=1)
+    most = ids[-1] + values / sample * max(0.0, events * days - sample)
+    assert min(ids[-1], need.rows) <= need.low * (1 + 1e-9) and need.low <= need.rows * (1 + 1e-9)
+    assert need.rows <= need.high * (1 + 1e-9) and need.high <= max(most, need.rows) * (1 + 1e-9)
+
+
+def test_a_sample_that_is_too_small_is_told_with_the_one_that_would_do():
+    short = IdCurve((256, 384, 576, 864, 1000), (200.0, 290.0, 400.0, 600.0, 690.0))
+    stream = StreamFacts(1000, 1000, 0, 0.0, (replace(slot("user", short), values=3000),))
+    size = size_job(job(), stream, TRAINING, DEMAND)
+    text = "\n".join(format_size(size))
+    assert size.backtest is None and "sample is too small" in text and "give a larger --sample, or --ids" in text
+    assert (size.tables[0].low, size.tables[0].high) == (690, pytest.approx(690 + 3 * (864e6 - 1000)))
+    far = size_job(job(), replace(STREAM, slots=(slot("user", heaps(3, 0.5)),)), TRAINING, DEMAND)
+    assert "too small" not in "\n".join(format_size(far)), "its test was right"
+    unknown = size_job(job(), replace(stream, slots=(slot("user", short),)), TRAINING, DEMAND)
+    assert "?" in list(format_size(unknown))[3] and "Infinity" not in json.dumps(size_message(unknown, TRAINING))
+    for ratio in (2.0, 0.4, 1.0):
+        needed = sample_for(ratio, 1e12)
+        assert factor_of_doubt(ratio, needed, 1e12) == pytest.approx(MOST_DOUBT)
+    wrong = replace(size, backtest=1.5)
+    assert f"--sample of {sample_for(1.5, 864e6):,.0f} or more" in how_sure(wrong)
+    assert "give a larger --sample, or" in how_sure(replace(size, backtest=5.0)), "more than can be measured"
 
 
 def test_more_rows_than_a_machine_holds_need_shards_and_too_many_are_told():
