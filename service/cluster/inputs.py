@@ -8,6 +8,8 @@ from dataset.spec.config import FilesSource, PipeSection
 from dataset.spec.path_pattern import Pattern
 from service.spec.job import LoadedJob
 
+SCRIPTS = (".py", ".sh", ".pl", ".rb", ".js", ".lua", ".R", ".awk")
+"""Ends of names of programs' texts."""
 MAX_SOURCE_FILES = 64
 """Most files of a source that are compared: the first ones in their order."""
 
@@ -28,6 +30,23 @@ def named_by_pipe(job: LoadedJob) -> Iterator[str]:
     for word in pipe.command if isinstance(pipe, PipeSection) else filter(None, [pipe.schema_file]):
         if not Path(word).is_absolute() and (job.folder / word).is_file():
             yield word
+
+
+def absent_of_pipe(job: LoadedJob) -> Iterator[tuple[str, str]]:
+    """Files of the job's folder that the pipe names and that are not there: the path of the key, and the file."""
+    pipe = job.spec.pipe
+    if not isinstance(pipe, PipeSection):
+        named = [("pipe.schema_file", pipe.schema_file)] if pipe.schema_file else []
+    else:
+        named = [(f"pipe.command.{number}", word) for number, word in enumerate(pipe.command) if _is_script(word)]
+    for key, name in named:
+        if not Path(name).is_absolute() and not (job.folder / name).is_file():
+            yield key, name
+
+
+def _is_script(word: str) -> bool:
+    """Whether a word of a command is the name of a program's text, as far as words tell."""
+    return not word.startswith("-") and Path(word).suffix in SCRIPTS
 
 
 def model_files(folder: Path, class_path: str) -> Iterator[str]:

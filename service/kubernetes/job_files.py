@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from millrace.errors import SpecError
-from service.cluster.inputs import model_files, named_by_pipe
+from service.cluster.inputs import absent_of_pipe, model_files, named_by_pipe
 from service.spec.job import LoadedJob
 
 JOB_FILE = "job.toml"
@@ -17,6 +17,12 @@ def job_files(job: LoadedJob, path: Path) -> dict[str, str]:
 
     Raises SpecError for files that do not fit.
     """
+    for key, name in absent_of_pipe(job):
+        raise SpecError(
+            f"{name!r} is not in {job.folder}, so pods would not have it: put it there, or into the image, named by "
+            "its absolute path",
+            key,
+        )
     found = {JOB_FILE: _text(path, JOB_FILE)}
     for name in _beside(job):
         relative = PurePosixPath(name)

@@ -185,6 +185,20 @@ def test_small_files_travel_and_a_change_of_the_job_file_is_seen(tmp_path):
         objects_of(job=tmp_path / "job.toml")
 
 
+def test_a_file_of_the_pipe_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB.read_text().replace('["cat"]', '["python", "-u", "generator.py", "--x.py"]'))
+    with pytest.raises(SpecError, match=r"^pipe.command.2: 'generator.py' is not in .*, so pods would not have it"):
+        objects_of(job=tmp_path / "job.toml")
+    (tmp_path / "job.toml").write_text(JOB.read_text().replace('["cat"]', '["python", "/opt/generator.py"]'))
+    assert objects_of(job=tmp_path / "job.toml"), "the image has it"
+    with pytest.raises(SpecError, match="--set: @a.json is a file that pods do not have"):
+        objects_of("@a.json", job=tmp_path / "job.toml")
+    columns = 'kind = "columns"\nformat = "avro"\nschema_file = "event.avsc"'
+    (tmp_path / "job.toml").write_text(JOB.read_text().replace('command = ["cat"]', columns))
+    with pytest.raises(SpecError, match=r"^pipe.schema_file: 'event.avsc' is not in "):
+        objects_of(job=tmp_path / "job.toml")
+
+
 KAFKA = 'sources.lines={kind="kafka",topics=["t"],options={bootstrap_servers="b:9092",%s}}'
 REFUSED = {
     "name=Clicks": "name: 'Clicks' cannot be in names of Kubernetes",
