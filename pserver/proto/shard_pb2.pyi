@@ -270,8 +270,15 @@ class DigestReply(_message.Message):
     def __init__(self, tables: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class TableCounts(_message.Message):
-    __slots__ = ("num_rows", "num_bytes", "new_rows", "rows_by_group", "dirty_rows", "max_dirty_rows", "sweeping", "unadmitted")
+    __slots__ = ("num_rows", "num_bytes", "new_rows", "rows_by_group", "dirty_rows", "max_dirty_rows", "sweeping", "unadmitted", "new_by_group")
     class RowsByGroupEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class NewByGroupEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +293,7 @@ class TableCounts(_message.Message):
     MAX_DIRTY_ROWS_FIELD_NUMBER: _ClassVar[int]
     SWEEPING_FIELD_NUMBER: _ClassVar[int]
     UNADMITTED_FIELD_NUMBER: _ClassVar[int]
+    NEW_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     num_bytes: int
     new_rows: int
@@ -294,7 +302,8 @@ class TableCounts(_message.Message):
     max_dirty_rows: int
     sweeping: bool
     unadmitted: int
-    def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ..., dirty_rows: _Optional[int] = ..., max_dirty_rows: _Optional[int] = ..., sweeping: _Optional[bool] = ..., unadmitted: _Optional[int] = ...) -> None: ...
+    new_by_group: _containers.ScalarMap[int, int]
+    def __init__(self, num_rows: _Optional[int] = ..., num_bytes: _Optional[int] = ..., new_rows: _Optional[int] = ..., rows_by_group: _Optional[_Mapping[int, int]] = ..., dirty_rows: _Optional[int] = ..., max_dirty_rows: _Optional[int] = ..., sweeping: _Optional[bool] = ..., unadmitted: _Optional[int] = ..., new_by_group: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("tables", "refused", "figures_json")

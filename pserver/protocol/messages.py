@@ -4,7 +4,8 @@ pserver.protocol.frames has the messages of the data plane.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from millrace import documents
@@ -78,6 +79,7 @@ def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int], figu
         counts = reply.tables[name]
         counts.num_rows, counts.num_bytes, counts.new_rows = of_table.num_rows, of_table.num_bytes, of_table.new_rows
         counts.rows_by_group.update(of_table.rows_by_group)
+        counts.new_by_group.update(of_table.new_by_group)
         counts.dirty_rows = of_table.dirty_rows
         counts.sweeping, counts.unadmitted = of_table.sweeping, of_table.unadmitted
         if of_table.max_dirty_rows is not None:
@@ -94,15 +96,23 @@ def figures_from(reply: pb.StatsReply) -> ShardFigures:
 def stats_from(replies: Sequence[pb.StatsReply], table: str) -> TableStats:
     """The stats of a table from the StatsReply of every shard."""
     counts = [reply.tables[table] for reply in replies]
-    groups = sorted({group for count in counts for group in count.rows_by_group})
     fullest = max(counts, key=lambda count: count.dirty_rows)
     return TableStats(
         sum(count.num_rows for count in counts),
         sum(count.num_bytes for count in counts),
         sum(count.new_rows for count in counts),
-        {group: sum(dict(count.rows_by_group).get(group, 0) for count in counts) for group in groups},
+        _summed(count.rows_by_group for count in counts),
         fullest.dirty_rows,
         fullest.max_dirty_rows if fullest.HasField("max_dirty_rows") else None,
         any(count.sweeping for count in counts),
         sum(count.unadmitted for count in counts),
+        _summed(count.new_by_group for count in counts),
     )
+
+
+def _summed(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """The sums by slot group, in their order."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        total.update(part)
+    return {group: total[group] for group in sorted(total)}

@@ -92,6 +92,8 @@ class TableStats:
     """Whether rows that a shrink deleted are still being removed."""
     unadmitted: int = 0
     """Records of keys without admission, in the open or last pass."""
+    new_by_group: Mapping[int, int] = field(default_factory=dict)
+    """Rows made in the open or last pass, by slot group: a function of the log, also while rows are removed."""
 
 
 @dataclass(frozen=True, slots=True)

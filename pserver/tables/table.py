@@ -28,7 +28,7 @@ from pserver.admission.slot_admission import SlotAdmission
 from pserver.config import TableSection
 from pserver.feed.table_changes import TableFeed
 from pserver.lifecycle.aging import TableAging
-from pserver.lifecycle.deletions import Deletions
+from pserver.lifecycle.deletions import Deletions, by_group
 from pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
 from pserver.protocol.table_operations import (
     AdvanceDay,
@@ -87,6 +87,7 @@ class ShardTable:
         self._touched = np.empty(0, np.int32)
         self._num_touched = 0
         self._new_rows = self._unadmitted = 0
+        self._made_before_G = self._departures.made_G.copy()
         self.num_admitted = 0
         """Keys of a selective table that got a row since the start."""
 
@@ -303,6 +304,7 @@ class ShardTable:
     def open_pass(self) -> None:
         """Begin a pass: no rows touched, none new."""
         self._num_touched = self._new_rows = self._unadmitted = 0
+        self._made_before_G = self._departures.made_G.copy()
 
     def close_pass(self, day: int) -> int:
         """Close a pass: advance to `day` with its ticks, set it on the touched rows, and mark them dirty.
@@ -465,4 +467,5 @@ class ShardTable:
             max_dirty_rows=self._rows.max_dirty,
             sweeping=sweeping,
             unadmitted=self._unadmitted,
+            new_by_group=by_group(self._departures.made_G - self._made_before_G),
         )

@@ -83,11 +83,15 @@ class Histories:
         show_U = np.arange(1, len(keys_U) + 1).astype(np.float32)
         click_U = np.minimum(show_U, click).astype(np.float32)
         read = [self.plain.read(int(key), int(group)) for key, group in zip(keys_U, groups_of(keys_U), strict=True)]
+        made = np.bincount([int(key % 3) for key in keys_U.tolist() if key not in self.plain.rows], minlength=3)
         for key, group, grad_D, show, clicks in zip(keys_U, groups_of(keys_U), grads_UD, show_U, click_U, strict=True):
             self.plain.learn(int(key), int(group), grad_D, show, clicks, self.version)
         self.plain.close(self.plain.day + days)
         closes = [self.learn_one(table, keys_U, (grads_UD, show_U, click_U), read) for table in self.tables]
         assert closes[0] == closes[1]
+        for table in self.tables:
+            told = table.stats().new_by_group
+            assert [told.get(group, 0) for group in range(3)] == made.tolist(), "whatever is swept"
 
     def learn_one(self, table, keys_U, push, read):
         try:

@@ -86,7 +86,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def figures_of(slot: SlotPass, new_rows: int | None, reference: SlotCounts | None) -> dict[str, float | None]:
-    """The figures that bounds compare, and those of the reference. `new_rows`: None where rows were removed, too."""
+    """The figures that bounds compare, and those of the reference. `new_rows`: None where the table is unknown."""
     counts = slot.counts
     return {
         **_rates(counts),

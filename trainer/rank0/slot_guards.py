@@ -45,8 +45,6 @@ class SlotGuards:
         """Oldest first; the last one may have room."""
         self._filled = 0
         """Passes in the last block."""
-        self._rows: Mapping[str, Mapping[int, int]] = {}
-        """Rows by table and slot group at the last close."""
         self._figures: Mapping[str, Mapping[str, float | None]] = {}
         self._outside: Mapping[str, Mapping[str, Any]] = {}
         """By slot: "why", "action" and the version "since" when. Replaced, never changed."""
@@ -68,13 +66,11 @@ class SlotGuards:
 
     def saw(self, close: ClosingPass) -> None:
         """See Decider."""
-        before, self._rows = self._rows, {name: dict(stats.rows_by_group) for name, stats in close.stats.items()}
         if close.num_samples < self._section.min_samples or close.slots is None:
             return
         slots, reference, figures, found = slots_of(close.slots), summed(self._blocks), {}, {}
         for name, slot in slots.items():
-            new_rows = self._new_rows(name, before, close.stats)
-            figures[name] = figures_of(slot, new_rows, reference.get(name))
+            figures[name] = figures_of(slot, self._new_rows(name, close.stats), reference.get(name))
             bounds = self._section.bounds_of(name)
             if why := "; ".join(outside(bounds, figures[name])):
                 since = self._outside.get(name, {}).get("since", close.version)
@@ -105,9 +101,6 @@ class SlotGuards:
             "filled": self._filled,
             "figures": {name: dict(each) for name, each in self._figures.items()},
             "outside": {name: dict(each) for name, each in self._outside.items()},
-            "rows": {
-                table: {str(group): rows for group, rows in groups.items()} for table, groups in self._rows.items()
-            },
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -119,10 +112,6 @@ class SlotGuards:
         self._filled = state.get("filled", 0)
         self._figures = {name: each for name, each in state.get("figures", {}).items() if name in self._slots}
         self._outside = {name: each for name, each in state.get("outside", {}).items() if name in self._slots}
-        self._rows = {
-            table: {int(group): rows for group, rows in groups.items()}
-            for table, groups in state.get("rows", {}).items()
-        }
 
     def status(self) -> dict[str, Any]:
         """See Decider: figures by slot, and the slots outside their bounds."""
@@ -139,13 +128,7 @@ class SlotGuards:
         most = -(-self._section.window // self._block_passes) + 1
         del self._blocks[: max(0, len(self._blocks) - most)]
 
-    def _new_rows(
-        self, slot: str, before: Mapping[str, Mapping[int, int]], stats: Mapping[str, TableStats]
-    ) -> int | None:
-        """Rows that a slot has more than at the last close; None while rows of its table are removed."""
+    def _new_rows(self, slot: str, stats: Mapping[str, TableStats]) -> int | None:
+        """Rows of a slot that the pass made; None where its table is unknown."""
         table, group = self._slots[slot]
-        now = stats.get(table)
-        if now is None or now.sweeping or (table not in before and now.num_rows != now.new_rows):
-            return None
-        grown = now.rows_by_group.get(group, 0) - before.get(table, {}).get(group, 0)
-        return grown if grown >= 0 else None
+        return stats[table].new_by_group.get(group, 0) if table in stats else None
