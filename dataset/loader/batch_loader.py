@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from dataset.samples.batch import Samples, cut_batches, merge_batches
+from dataset.samples.rejection import RejectedSample
 from dataset.samples.slot_counters import SlotCounters
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
@@ -75,6 +76,15 @@ class PassReader(Protocol):
 
     def close(self) -> None:
         """End processes, close files; a `read` in progress ends or raises."""
+        ...
+
+
+class RejectingReader(PassReader, Protocol):
+    """A PassReader that takes samples back, which turned out bad after the pipe."""
+
+    def reject(self, pass_number: int, samples: Sequence[RejectedSample], tally: PassTally) -> None:
+        """Treat the events of samples of the last `read` as rejected ones, on its thread and after its end. Raises
+        BadEvent."""
         ...
 
 

@@ -36,6 +36,11 @@ class DeadLetters:
         self._lock = threading.Lock()
         self._mine = secrets.token_hex(4)  # a generation that ends may read the same pass ahead
 
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether letters contain their events."""
+        return self._config.keep_bytes
+
     def path(self, pass_number: int) -> Path:
         """Path of the published letters of a pass."""
         return self._folder / f"pass-{pass_number:012d}-rank-{self._rank}.jsonl"

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
+import numpy as np
+
 from dataset.loader.batch_loader import PassTally
 from dataset.loader.dead_letters import DeadLetters
 from dataset.loader.kept_segments import KeptSegment, KeptSegments
@@ -27,7 +29,7 @@ from dataset.pipe.pool import PipePool
 from dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
 from dataset.pipe.time_window import TimeWindow
 from dataset.samples.batch import Samples
-from dataset.samples.rejection import Rejection
+from dataset.samples.rejection import RejectedSample, Rejection
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import AnyPipe, ColumnsPipe, EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
 from dataset.spec.epochs import split_epoch
@@ -110,6 +112,8 @@ class SegmentReader:
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
         self._kept, self._shuffles, self._classes = kept, shuffles, classes or {}
+        self._blocks: list[tuple[Segment, int]] = []
+        """Of the last pass that was read and not shuffled: the segment of each block, and the lines before it."""
         self._stopping = threading.Event()
         event_time = next(iter(self._sections.sections.values())).event_time  # else that of the segment's source
         self._pool = make_pool(pipe, schema, event_time, dict(masks or {}), folder, spec, max_outage_s)
@@ -126,14 +130,58 @@ class SegmentReader:
                 pass_number, PassShuffle(self._shuffles, pass_number, segments), again, tally
             )
             return
-        num_lines = 0
+        num_lines, self._blocks = 0, []
         for work, outcome in self._outcomes(pass_number, segments, again, tally, None):
             self._count(pass_number, work, outcome, tally)
             for samples in outcome.blocks:
+                self._blocks.append((work.segment, num_lines))
                 if not self._pipe.traced:  # from line numbers in the segment to numbers in the pass
                     samples = replace(samples, event_B=samples.event_B + num_lines)
                 yield samples
             num_lines += outcome.num_judged
+
+    def reject(self, pass_number: int, samples: Sequence[RejectedSample], tally: PassTally) -> None:
+        """See RejectingReader. The events are read from the source again for their bytes, if these are kept."""
+        first = {(each.block, each.event): each for each in reversed(samples)}  # one rejection for each event
+        chosen = [first[place] for place in sorted(first)]
+        events: dict[tuple[str, int], bytes] = {}
+        if self._pipe.traced and self._keeps_bytes:
+            events = self._events_again(pass_number, chosen)
+        rejections = []
+        for each in chosen:
+            segment, num_lines = self._blocks[each.block]
+            if self._pipe.traced:
+                data = events.get((segment.partition, each.event))
+                found = Rejection(segment.partition, each.event, each.reason, each.detail, data)
+            else:
+                line = each.event - num_lines + 1
+                found = Rejection(segment.partition, segment.begin, each.reason, each.detail, None, line)
+            tally.reject(found.reason, str(found))
+            rejections.append(found)
+        self._handle_rejections(pass_number, rejections, tally)
+
+    @property
+    def _keeps_bytes(self) -> bool:
+        """Whether rejected events become dead letters with their bytes."""
+        letters = self._dead_letters if self._pipe.on_bad_event is OnBadEvent.DEAD_LETTER else None
+        return letters is not None and letters.keeps_bytes
+
+    def _events_again(self, pass_number: int, samples: Sequence[RejectedSample]) -> dict[tuple[str, int], bytes]:
+        """The events of samples, by partition and position, as far as the source still has them."""
+        wanted: dict[Segment, list[int]] = {}
+        for each in samples:
+            wanted.setdefault(self._blocks[each.block][0], []).append(each.event)
+        found = {}
+        for segment, positions in wanted.items():
+            part = replace(segment, begin=min(positions), end=max(positions) + 1)
+            try:
+                for events in self._events(pass_number, part):
+                    at_E = np.flatnonzero(np.isin(events.position_E, positions)).tolist()
+                    values = ((int(events.position_E[at]), events.value(at)) for at in at_E)
+                    found.update({(part.partition, at): data for at, data in values if data is not None})
+            except SourceGap as error:
+                log.warning("dead letters of pass %d have no bytes: %s", pass_number, error)
+        return found
 
     def _occasion(self, segment: Segment) -> tuple[str, bool]:
         """The name of a segment's partition in its source, without an epoch; and whether a later epoch reads it."""

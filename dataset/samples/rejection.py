@@ -19,6 +19,7 @@ class Reason(StrEnum):
     GENERATOR = "generator error"
     SAMPLE_TOO_LONG = "longer than join.max_sample_bytes"
     CLASS = "class out of range"
+    TOO_FAR_AHEAD = "further ahead than join.max_ahead"
     HALF = "output ends inside a line"
 
     @classmethod
@@ -30,6 +31,18 @@ class Reason(StrEnum):
     def of_field(cls, text: str) -> "Reason":
         """The reason for an error text of a decoder or of dataset.features."""
         return cls.NOT_UTF8 if text.startswith(cls.NOT_UTF8.value) else cls.UNPARSABLE
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedSample:
+    """A sample that is rejected after the pipe, and its event with it."""
+
+    block: int
+    """Number of its block among those of the pass, from 0."""
+    event: int
+    """Its `event_B`."""
+    reason: Reason
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,5 +35,8 @@ class JoinSection(Section):
     keep_negatives: float = Field(default=1.0, gt=0, le=1)
     """Share of the impressions without a click that are learnt, drawn by key; their weight is divided by it. Below 1
     it needs `sample.weight`."""
+    max_ahead: PositiveDuration | None = None
+    """Longest time by which an event may be ahead of all events before it, in the order of time; events further ahead
+    are rejected. Unset: any event may end the windows of all that waits."""
     max_sample_bytes: int = Field(default=1024, ge=64, le=16_000)
     """Memory for a waiting sample, of every one; an impression whose sample needs more is rejected."""

@@ -25,6 +25,7 @@ from millrace.rpc.data_sockets import DataAddress, KeyPair
 from millrace.rpc.shared_memory import MemoryOffer
 from millrace.timeline import Span, recorded, span
 from millrace.traffic import Links, links_of
+from pserver.client import join_calls
 from pserver.client.connection import ShardConnection
 from pserver.client.data_plane import Call, DataPlane, Greeting
 from pserver.config import DENSE_SLICES, TableSection, Wire
@@ -33,6 +34,7 @@ from pserver.proto import shard_pb2 as pb
 from pserver.protocol import frames, history_messages, join_messages, messages
 from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
 from pserver.protocol.histories import Answers, Questions
+from pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
 from pserver.protocol.joins import JoinAnswers, JoinEvents
 from pserver.protocol.parts import WHOLE, Part, Split
 from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
@@ -110,7 +112,7 @@ class RemoteShards:
 
         `identity`: for addresses off loopback. `wire`: as the shards have it.
         """
-        self._caller = pb.Caller(generation=generation, rank=rank)
+        self._caller, self._max_message_bytes = pb.Caller(generation=generation, rank=rank), max_message_bytes
         self._sections, self._wire, self._wires = tables, wire, wires_of(tables, wire)
         self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
         self._placement = Placement.even(len(addresses))
@@ -410,13 +412,18 @@ class RemoteShards:
 
         return history_messages.gathered(self._each(ask, self._recalls), places)
 
+    def join_clock(self, pass_number: int, spans: TimeSpans, max_ahead_s: float, deadline: Deadline) -> float:
+        """See Shards."""
+        owner = self._connections[int(self._placement.shard_of(np.array([CLOCK_KEY], np.uint64))[0])]
+        return join_calls.send_times(owner, self._caller, pass_number, spans, max_ahead_s, deadline)
+
     def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
         """See Shards."""
         of_shards, places = join_messages.route(events, self._placement)
 
         def send(shard: int) -> JoinAnswers:
-            request = join_messages.request_of(self._caller, of_shards[shard])
-            return join_messages.answers_from(self._connections[shard].call("Join", request, pb.JoinReply, deadline))
+            given = self._caller, of_shards[shard], self._max_message_bytes
+            return join_calls.send_events(self._connections[shard], *given, deadline)
 
         return join_messages.gathered(self._each(send, self._recalls), places)
 

@@ -128,8 +128,30 @@ class HistoryAnswers(_message.Message):
     signs: bytes
     def __init__(self, lengths: _Optional[bytes] = ..., signs: _Optional[bytes] = ...) -> None: ...
 
+class JoinClockRequest(_message.Message):
+    __slots__ = ("caller", "pass_number", "max_ahead_s", "firsts", "lasts", "counts")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MAX_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    FIRSTS_FIELD_NUMBER: _ClassVar[int]
+    LASTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    pass_number: int
+    max_ahead_s: float
+    firsts: bytes
+    lasts: bytes
+    counts: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., max_ahead_s: _Optional[float] = ..., firsts: _Optional[bytes] = ..., lasts: _Optional[bytes] = ..., counts: _Optional[bytes] = ...) -> None: ...
+
+class JoinClockReply(_message.Message):
+    __slots__ = ("bound_s",)
+    BOUND_S_FIELD_NUMBER: _ClassVar[int]
+    bound_s: float
+    def __init__(self, bound_s: _Optional[float] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
-    __slots__ = ("caller", "pass_number", "num_events", "last_s", "keys", "places", "times", "labels", "lengths", "samples", "holds")
+    __slots__ = ("caller", "pass_number", "num_events", "last_s", "keys", "places", "times", "labels", "lengths", "samples", "holds", "part", "num_parts", "answer")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NUM_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +163,9 @@ class JoinRequest(_message.Message):
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     pass_number: int
     num_events: int
@@ -152,19 +177,24 @@ class JoinRequest(_message.Message):
     lengths: bytes
     samples: bytes
     holds: bool
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., num_events: _Optional[int] = ..., last_s: _Optional[float] = ..., keys: _Optional[bytes] = ..., places: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., holds: _Optional[bool] = ...) -> None: ...
+    part: int
+    num_parts: int
+    answer: int
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., num_events: _Optional[int] = ..., last_s: _Optional[float] = ..., keys: _Optional[bytes] = ..., places: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., holds: _Optional[bool] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., answer: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("outcomes", "joined", "expired", "num_unmatched")
+    __slots__ = ("outcomes", "joined", "expired", "num_unmatched", "num_answers")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     NUM_UNMATCHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     outcomes: bytes
     joined: ReleasedSamples
     expired: ReleasedSamples
     num_unmatched: int
-    def __init__(self, outcomes: _Optional[bytes] = ..., joined: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., expired: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., num_unmatched: _Optional[int] = ...) -> None: ...
+    num_answers: int
+    def __init__(self, outcomes: _Optional[bytes] = ..., joined: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., expired: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., num_unmatched: _Optional[int] = ..., num_answers: _Optional[int] = ...) -> None: ...
 
 class ReleasedSamples(_message.Message):
     __slots__ = ("keys", "orders", "times", "labels", "lengths", "samples")

@@ -1,6 +1,8 @@
 """Events of a join and their answers: routed to shards, and as messages of shard.proto.
 
-Shapes: as in pserver.protocol.joins.
+Both are cut into as many messages as the largest one allows; how they are cut changes nothing.
+
+Shapes: as in pserver.protocol.joins; I items of a list that is cut.
 """
 
 from collections.abc import Sequence
@@ -11,8 +13,14 @@ from millrace.lists import offsets_of
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol.histories import array_from
+from pserver.protocol.join_clock import TimeSpans
 from pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
 from pserver.protocol.placement import Placement
+
+BYTES_OF_REST = 1 << 10
+"""Bytes of a message beside its lists, more or less."""
+BYTES_OF_EVENT, BYTES_OF_RELEASED, BYTES_OF_OUTCOME = 28, 32, 1
+"""Bytes of one item beside its sample."""
 
 
 def route(events: JoinEvents, placement: Placement) -> tuple[list[JoinEvents], list[I64]]:
@@ -41,9 +49,28 @@ def gathered(answers: Sequence[JoinAnswers], places: Sequence[I64]) -> JoinAnswe
     )
 
 
-def request_of(caller: pb.Caller, events: JoinEvents) -> pb.JoinRequest:
-    """The events of one rank as a message."""
+def runs_of(bytes_I: I64, max_bytes: int) -> list[tuple[int, int]]:
+    """Begin and end of the parts of a list, each as long as it may be; one at least, of one item at least."""
+    until_I, runs, begin, before = np.cumsum(bytes_I), list[tuple[int, int]](), 0, 0
+    while begin < len(until_I) or not runs:
+        end = int(np.searchsorted(until_I, before + max_bytes - BYTES_OF_REST, side="right"))
+        end = min(max(end, begin + 1), len(until_I))
+        runs.append((begin, end))
+        begin, before = end, int(until_I[end - 1]) if end else 0
+    return runs
+
+
+def cut(events: JoinEvents, max_bytes: int) -> list[JoinEvents]:
+    """The events of one rank in parts, one for each message."""
+    runs = runs_of(BYTES_OF_EVENT + np.diff(events.offset_Q1), max_bytes)
+    return [events] if len(runs) == 1 else [events.chosen(np.arange(*run)) for run in runs]
+
+
+def request_of(caller: pb.Caller, events: JoinEvents, part: int = 0, num_parts: int = 1) -> pb.JoinRequest:
+    """The events of one rank as a message, or a part of them."""
     return pb.JoinRequest(
+        part=part,
+        num_parts=num_parts,
         caller=caller,
         pass_number=events.pass_number,
         num_events=events.num_events,
@@ -64,7 +91,7 @@ def events_from(request: pb.JoinRequest) -> JoinEvents:
     label_Q, place_Q = array_from(request.labels, np.float32), array_from(request.places, np.uint32).astype(np.int64)
     offset_Q1, data_N = _lists(request.lengths, request.samples)
     fits = len(key_Q) == len(time_Q) == len(label_Q) == len(place_Q) == len(offset_Q1) - 1
-    if not fits or (place_Q >= request.num_events).any():
+    if not fits or (place_Q >= request.num_events).any() or request.part >= request.num_parts:
         raise InvalidShardCall("events of a join that do not fit each other")
     if not (np.isfinite(time_Q).all() and np.isfinite(label_Q).all() and request.last_s < np.inf):  # no NaN either
         raise InvalidShardCall("events of a join with a time or a label that is no number")
@@ -72,26 +99,56 @@ def events_from(request: pb.JoinRequest) -> JoinEvents:
     return JoinEvents(*given, key_Q, place_Q, time_Q, label_Q, request.holds, offset_Q1, data_N)
 
 
-def reply_of(answers: JoinAnswers, max_bytes: int) -> pb.JoinReply:
-    """Answers as a message. Raises InvalidShardCall for more than `max_bytes`."""
-    reply = pb.JoinReply(
-        outcomes=answers.outcome_Q.tobytes(),
-        joined=_released(answers.joined),
-        expired=_released(answers.expired),
-        num_unmatched=answers.num_unmatched,
+def reply_of(answers: JoinAnswers, max_bytes: int, number: int = 0) -> pb.JoinReply:
+    """Part `number` of answers as a message. Raises InvalidShardCall beyond the last part."""
+    ends = np.cumsum([len(answers.outcome_Q), len(answers.joined), len(answers.expired)]).tolist()
+    of_samples = np.concatenate([np.diff(each.offset_E1) for each in (answers.joined, answers.expired)])
+    of_outcomes = np.full(ends[0], BYTES_OF_OUTCOME, np.int64)
+    runs = runs_of(np.concatenate([of_outcomes, BYTES_OF_RELEASED + of_samples]), max_bytes)
+    if number >= len(runs):
+        raise InvalidShardCall(f"part {number} of an answer that has {len(runs)}")
+    begin, end = runs[number]
+    joined, expired = (
+        each if len(runs) == 1 else each.chosen(np.arange(max(begin - start, 0), max(min(end, stop) - start, 0)))
+        for each, start, stop in ((answers.joined, *ends[:2]), (answers.expired, *ends[1:]))
     )
-    if (size := reply.ByteSize()) > max_bytes:
-        raise InvalidShardCall(
-            f"the samples that a join releases in a pass have {size:,} bytes for one trainer, and a message "
-            f"{max_bytes:,}: raise cluster.max_message, or use more trainers or shards"
-        )
-    return reply
+    return pb.JoinReply(
+        outcomes=answers.outcome_Q[begin : min(end, ends[0])].tobytes(),
+        joined=_released(joined),
+        expired=_released(expired),
+        num_unmatched=answers.num_unmatched,
+        num_answers=len(runs),
+    )
 
 
-def answers_from(reply: pb.JoinReply) -> JoinAnswers:
-    """The inverse of `reply_of`."""
-    joined, expired = _samples_from(reply.joined), _samples_from(reply.expired)
-    return JoinAnswers(array_from(reply.outcomes, np.uint8), joined, expired, reply.num_unmatched)
+def answers_from(replies: Sequence[pb.JoinReply]) -> JoinAnswers:
+    """The inverse of `reply_of`, from all parts in order."""
+    outcome_Q = np.concatenate([array_from(reply.outcomes, np.uint8) for reply in replies])
+    joined = JoinedSamples.concat([_samples_from(reply.joined) for reply in replies])
+    expired = JoinedSamples.concat([_samples_from(reply.expired) for reply in replies])
+    return JoinAnswers(outcome_Q, joined, expired, replies[0].num_unmatched)
+
+
+def clock_request_of(caller: pb.Caller, pass_number: int, spans: TimeSpans, max_ahead_s: float) -> pb.JoinClockRequest:
+    """The event times of one rank as a message."""
+    return pb.JoinClockRequest(
+        caller=caller,
+        pass_number=pass_number,
+        max_ahead_s=max_ahead_s,
+        firsts=spans.first_X.tobytes(),
+        lasts=spans.last_X.tobytes(),
+        counts=spans.count_X.astype(np.uint64).tobytes(),
+    )
+
+
+def spans_from(request: pb.JoinClockRequest) -> TimeSpans:
+    """The inverse of `clock_request_of`. Raises InvalidShardCall for what are no spans."""
+    first_X, last_X = array_from(request.firsts, np.float64), array_from(request.lasts, np.float64)
+    count_X = array_from(request.counts, np.uint64).astype(np.int64)
+    fits = len(first_X) == len(last_X) == len(count_X)
+    if not fits or not (np.isfinite(first_X) & np.isfinite(last_X) & (first_X <= last_X) & (count_X > 0)).all():
+        raise InvalidShardCall("event times of a join that are no spans")
+    return TimeSpans(first_X, last_X, count_X)
 
 
 def _released(samples: JoinedSamples) -> pb.ReleasedSamples:

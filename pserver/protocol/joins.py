@@ -69,6 +69,22 @@ class JoinEvents:
         )
 
     @classmethod
+    def whole(cls, parts: Sequence["JoinEvents"]) -> "JoinEvents":
+        """The events of one rank, from parts of them in order."""
+        first = parts[0]
+        return cls(
+            first.pass_number,
+            first.num_events,
+            first.last_s,
+            np.concatenate([part.key_Q for part in parts]),
+            np.concatenate([part.place_Q for part in parts]),
+            np.concatenate([part.time_Q for part in parts]),
+            np.concatenate([part.label_Q for part in parts]),
+            first.holds,
+            *joined_lists([(part.offset_Q1, part.data_N) for part in parts]),
+        )
+
+    @classmethod
     def concat(cls, parts: Sequence["JoinEvents"]) -> "JoinEvents":
         """The events of several ranks in their order, numbered through."""
         before = np.cumsum([0, *(part.num_events for part in parts)]).tolist()

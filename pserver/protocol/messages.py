@@ -14,7 +14,7 @@ from pserver.proto import shard_pb2 as pb
 from pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
 from pserver.protocol.table_operations import ShrinkSurvey, TableOperation, message_of, operation_of
 
-FORMAT = 6
+FORMAT = 7
 """Version of the protocol, on gRPC and on the data plane; both ends must have the same."""
 SERVICE = pb.DESCRIPTOR.services_by_name["Shard"]
 """The calls of shard.proto."""

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from millrace.deadline import Deadline
 from millrace.traffic import Links
-from pserver.protocol.histories import Answers, Questions
-from pserver.protocol.joins import JoinAnswers, JoinEvents
+from pserver.protocol.pass_calls import PassCalls
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from pserver.store.row_store import StoredFile
 
@@ -139,7 +138,7 @@ class ShardCommitPart:
         return cls(message["folder"], (begin, end), message["tables"], files, message.get("objects", {}))
 
 
-class Shards(Protocol):
+class Shards(PassCalls, Protocol):
     """All shards of the job, as one rank uses them.
 
     Order of a pass with staleness k: `open_pass`; `pull` for the steps 0 to k; then, for every step of the pass on any
@@ -149,25 +148,6 @@ class Shards(Protocol):
 
     def open_pass(self, pass_number: int, deadline: Deadline) -> None:
         """Begin pass `pass_number` (from 1), which becomes version `pass_number` at its close."""
-        ...
-
-    def recall(self, pass_number: int, questions: Questions, deadline: Deadline) -> Answers:
-        """Every rank, once in each pass that is open, from any one thread: what the samples of its part ask of the
-        tables of histories, and add to them.
-
-        Returns the histories, by table, once all ranks have asked: as of the last closed pass, and the questions of
-        this pass before, by rank. A job without such tables does not call it. A repeat adds nothing.
-        """
-        ...
-
-    def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
-        """Every rank, once in each pass that is open, on the thread of `recall` and before it: the impressions and
-        clicks of its part.
-
-        Returns what they release once all ranks have sent theirs: as of the last closed pass, and the events of this
-        pass before, by rank; and this rank's part of the impressions whose window ends with the pass. A job without a
-        join does not call it. A repeat adds nothing.
-        """
         ...
 
     def split(self, slices: Keys, slices_each: int, *, rows_first: bool) -> None:

@@ -22,9 +22,9 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
-NOTHING, WAITING, CLICKED, EARLY = 0, 1, 2, 3
+NOTHING, WAITING, CLICKED, EARLY, CLOCK = range(5)
 """States of a key: no row; an impression waits; an impression was clicked, and may wait on; a click waits for its
-impression."""
+impression; the row of pserver.tables.pass_clock, whose order has its two counts."""
 HEAD_WORDS = 7
 STORED, UNKNOWN = -1, -2
 """In place of the number of an event of the pass: a sample that a row holds; no sample."""
@@ -56,8 +56,8 @@ class WaitingRows:
         return cls(word_UW[:, 0].astype(np.uint8), order_U, time_U, label_U)
 
     def over(self, window_s: float, end_s: float) -> NDArray[np.bool_]:
-        """(U,) whether the window has ended before `end_s`."""
-        over_U: NDArray[np.bool_] = self.time_U + window_s < end_s
+        """(U,) whether the window has ended before `end_s`; that of the clock never does."""
+        over_U: NDArray[np.bool_] = (self.time_U + window_s < end_s) & (self.state_U != CLOCK)
         return over_U
 
     def packed(self, at_C: I64, offset_C1: I64, data_N: U8, width: int) -> F32:

@@ -14,6 +14,7 @@ from pserver.consistency.policy import Consistency
 from pserver.consistency.sync import Sync
 from pserver.errors import InvalidShardCall
 from pserver.protocol.histories import Answers, Questions, Remembered
+from pserver.protocol.join_clock import TimeSpans
 from pserver.protocol.joins import JoinAnswers, JoinEvents
 from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
 from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
@@ -21,6 +22,7 @@ from pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
 from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.pushes import Push, ResolvedBatch
 from pserver.server.shard import Shard
+from pserver.tables.pass_clock import ClockQuestion
 from pserver.tables.pass_histories import NO_HISTORIES
 from pserver.tables.pass_joins import NO_JOINS
 
@@ -132,6 +134,15 @@ class EmbeddedShards:
         histories = self._shard.histories
         histories.ask(0, questions, 1)
         return histories.answers(0) or {}
+
+    def join_clock(self, pass_number: int, spans: TimeSpans, max_ahead_s: float, deadline: Deadline) -> float:
+        """See Shards."""
+        self._ledger.check_open(pass_number, 0)
+        clock = self._shard.clock
+        clock.ask(0, ClockQuestion(max_ahead_s, spans), 1)
+        bound_s = clock.answers(0)
+        assert bound_s is not None, "the only rank has sent its event times"
+        return bound_s
 
     def join(self, events: JoinEvents, deadline: Deadline) -> JoinAnswers:
         """See Shards."""

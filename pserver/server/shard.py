@@ -40,6 +40,7 @@ from pserver.rows.gradient_merge import merge, merge_by_key
 from pserver.rows.kernels import EMPTY
 from pserver.rows.table_rows import I32
 from pserver.server.pushes import NONE_SENT, Push, ResolvedBatch
+from pserver.tables.pass_clock import PassClock
 from pserver.tables.pass_histories import NO_HISTORIES, PassHistories
 from pserver.tables.pass_joins import NO_JOINS, PassJoins
 from pserver.tables.sweeping import Sweeper, run
@@ -76,6 +77,8 @@ class Shard:
         """The histories of the open pass."""
         self.joins = PassJoins(self.tables, joins)
         """The join of the open pass."""
+        self.clock = PassClock(self.tables, joins)
+        """The clock of the join in the open pass."""
         self._sweeper = Sweeper()
         hidden = {DENSE_SLICES, *histories, *joins}
         features = {name: table.feed for name, table in self.tables.items() if name not in hidden}
@@ -178,6 +181,7 @@ class Shard:
         """Begin a pass."""
         self.histories.open_pass()
         self.joins.open_pass()
+        self.clock.open_pass()
         for table in self.tables.values():
             table.open_pass()
 
@@ -187,6 +191,7 @@ class Shard:
         self._feed.seal()  # from here on, rows of the version before are deleted
         self.histories.close_pass(version)
         self.joins.close_pass(version)
+        self.clock.close_pass(version)
         digest = add(table.close_pass(day) for table in self.tables.values())
         self._feed.closed(version)
         return f"{digest:032x}"

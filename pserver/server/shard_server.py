@@ -40,6 +40,7 @@ from pserver.server.pass_state import CallVerdict, PassState
 from pserver.server.rank_memories import RankMemories
 from pserver.server.shard import Shard
 from pserver.server.step_calls import StepCalls
+from pserver.tables.pass_clock import ClockQuestion
 from pserver.tables.rank_answers import Answer, RankAnswers, Sent
 
 
@@ -171,15 +172,36 @@ class _Servicer:
 
     @_guarded
     def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        events = join_messages.events_from(request)
-        answers = self._answered(self._shard.joins, events, request, "the join", context)
+        joins, rank = self._shard.joins, request.caller.rank
+        if request.answer:
+            with self._turn:
+                self._ledger.check_open(request.pass_number, rank)
+                answers = joins.answers(rank)
+            if answers is None:
+                raise InvalidShardCall(f"part {request.answer} of an answer that rank {rank} did not get yet")
+            return join_messages.reply_of(answers, self._config.max_message, request.answer)
+        part = join_messages.events_from(request)
+        with self._turn:
+            self._ledger.check_open(request.pass_number, rank)
+            events = joins.received(rank, part, request.part, request.num_parts)
+        if events is None:
+            return pb.JoinReply()
+        answers = self._answered(joins, events, request, "the join", context)
         return join_messages.reply_of(answers, self._config.max_message)
+
+    @_guarded
+    def JoinClock(self, request: pb.JoinClockRequest, context: Context) -> pb.JoinClockReply:
+        if not request.max_ahead_s > 0:
+            raise InvalidShardCall("event times of a join without a bound that is above 0")
+        question = ClockQuestion(request.max_ahead_s, join_messages.spans_from(request))
+        bound_s = self._answered(self._shard.clock, question, request, "the clock of the join", context)
+        return pb.JoinClockReply(bound_s=bound_s)
 
     def _answered(
         self,
         asked: RankAnswers[Sent, Answer],
         sent: Sent,
-        request: pb.RecallRequest | pb.JoinRequest,
+        request: pb.RecallRequest | pb.JoinRequest | pb.JoinClockRequest,
         what: str,
         context: Context,
     ) -> Answer:

@@ -57,11 +57,24 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
         self._gone_G: U64 = np.empty(0, np.uint64)
         self._changed: tuple[U64, F32] | None = None
         """Keys and rows, until the close."""
+        self._parts: dict[int, dict[int, JoinEvents]] = {}
+        """By rank: parts of its events, while some are missing."""
 
     def open_pass(self) -> None:
         """Begin a pass: no rank has sent its events."""
         super().open_pass()
-        self._gone_G, self._changed = np.empty(0, np.uint64), None
+        self._gone_G, self._changed, self._parts = np.empty(0, np.uint64), None, {}
+
+    def received(self, rank: int, part: JoinEvents, number: int, num_parts: int) -> JoinEvents | None:
+        """Add part `number` of a rank's events; all of them once every part is here. A repeat changes nothing."""
+        self._check(part)
+        if rank in self._sent:
+            return self._sent[rank]
+        parts = self._parts.setdefault(rank, {})
+        parts.setdefault(number, part)
+        if len(parts) < num_parts:
+            return None
+        return JoinEvents.whole([parts[number] for number in sorted(self._parts.pop(rank))])
 
     def _check(self, sent: JoinEvents) -> None:
         if self._table is None:

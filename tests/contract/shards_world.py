@@ -142,9 +142,10 @@ def job(
                     config.model_copy(update={"credentials": credentials(PeerRole.SHARD, config.shard)})
                     for config in configs
                 ]
+            size = {"max_message_bytes": more["max_message"]} if "max_message" in more else {}
             servers = [stack.enter_context(ShardServer(*each)) for each in zip(configs, sockets, strict=True)]
             ranks = [
-                client(servers, rank, num_ranks, tables, identity=identity(rank) if tls else None, wire=wire)
+                client(servers, rank, num_ranks, tables, identity=identity(rank) if tls else None, wire=wire, **size)
                 for rank in range(num_ranks)
             ]
         for shards in ranks:

@@ -11,6 +11,7 @@ from pserver.config import Sgd, TableSection
 from pserver.errors import InvalidShardCall
 from pserver.proto import shard_pb2 as pb
 from pserver.protocol import join_messages
+from pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
 from pserver.protocol.joins import JOIN_TABLE, JoinEvents
 from pserver.rows.digest import add
 from pserver.rows.join_kernels import join_reference, join_width_of
@@ -205,10 +206,100 @@ def test_a_sample_that_is_longer_than_a_row_is_refused_and_leaves_nothing():
         assert world.one.join(events_of(1, PASSES[0]), w.soon()).outcome_Q.tolist()
 
 
-def test_samples_that_no_message_can_carry_are_refused_with_what_to_raise():
+MANY = [
+    [(key_of(number), number / 1000, 0.0, b"x" * (number % BYTES)) for number in range(300)],
+    [*((key_of(number), 5.0, 1.0, b"") for number in range(120)), (key_of(300), 99.0, 0.0, b"last")],
+]
+SMALL = 2048
+"""Bytes of a message that cannot carry all events, or all samples that they release."""
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_what_no_message_can_carry_travels_in_several(holds):
     with world_of(0, 1) as world:
+        one = run(world, MANY, holds=holds)
+    assert [len(each) for each in one.released[1][:3]] == ([121, 0, 300] if holds else [121, 120, 180])
+    with world_of(2, 2, max_message=SMALL) as world:
+        assert run(world, MANY, repeats=True, holds=holds) == one
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 3000), max_size=30), st.integers(1, 9000))
+def test_runs_hold_a_whole_list_within_the_largest_message(sizes, most):
+    runs = join_messages.runs_of(np.array(sizes, np.int64), most)
+    assert [number for begin, end in runs for number in range(begin, end)] == list(range(len(sizes)))
+    assert all(sum(sizes[begin:end]) <= max(0, most - 1024) or end == begin + 1 for begin, end in runs)
+    assert runs == [(0, 0)] or all(begin < end for begin, end in runs)
+
+
+def test_a_part_of_an_answer_that_is_not_there_is_refused():
+    request = pb.JoinRequest(caller=pb.Caller(generation=1), pass_number=1, answer=1)
+    with world_of(1, 1) as world:
         world.one.open_pass(1, w.soon())
-        answers = world.one.join(events_of(1, PASSES[1]), w.soon())
-    assert join_messages.answers_from(join_messages.reply_of(answers, 10_000)).outcome_Q.tolist() == [0, 0, 3, 1]
-    with pytest.raises(InvalidShardCall, match=r"raise cluster\.max_message"):
-        join_messages.reply_of(answers, 20)
+        connection = world.one._connections[0]
+        with pytest.raises(InvalidShardCall, match="did not get yet"):
+            connection.call("Join", request, pb.JoinReply, w.soon())
+        world.one.join(events_of(1, PASSES[0]), w.soon())
+        with pytest.raises(InvalidShardCall, match="part 1 of an answer that has 1"):
+            connection.call("Join", request, pb.JoinReply, w.soon())
+
+
+TIMES = [[5.0, 2e9], [], [8.0, 30.0, 2e9], [25.0]]
+"""By pass: event times of all ranks."""
+BOUNDS = [15.0, 15.0, 18.0, 35.0]
+
+
+def clocked(world, passes, first=1):
+    """The bound of each pass, and the digests."""
+    told = []
+    for number, times in enumerate(passes, first):
+
+        def act(rank, shards, number=number, times=times):
+            shards.open_pass(number, w.soon())
+            mine = TimeSpans.of_times(np.array(times[rank :: len(world.ranks)]), 10.0)
+            found = {shards.join_clock(number, mine, 10.0, w.soon()) for _ in range(2)}
+            shards.join(events_of(number, []), w.soon())
+            shards.close_pass(number, w.soon())
+            return found
+
+        (bounds,) = {frozenset(each) for each in world.each(act)}
+        told.append(bounds)
+    return told, world.one.digest(w.soon())
+
+
+def test_the_clock_of_a_join_is_one_for_all_trainers_and_shards_and_is_in_commits(tmp_path):
+    passes = [*TIMES[:3], [17.0, *TIMES[3]]]
+    with world_of(0, 1, live=tmp_path / "live") as world:
+        world.one.restore(tmp_path, [], 0, w.soon())
+        begun = clocked(world, passes[:2])
+        parts = w.commit(world.one, tmp_path / "commit", 2)
+        rest = clocked(world, passes[2:], first=3)
+    assert [min(each) for each in (*begun[0], *rest[0])] == BOUNDS
+    with world_of(3, 2, live=tmp_path / "again") as world:
+        world.one.restore(tmp_path / "commit", parts, 2, w.soon())
+        assert clocked(world, passes[2:], first=3) == rest
+    with world_of(2, 3) as world:
+        assert clocked(world, passes)[0] == [*begun[0], *rest[0]]
+
+
+def test_the_row_of_the_clock_never_expires_and_meets_no_event():
+    clock = [(CLOCK_KEY, 30.0, 0.0, b"new"), (CLOCK_KEY, 31.0, 1.0, b"")]
+    with world_of(0, 1) as world:
+        clocked(world, [[1.0]])
+        digest = world.one.digest(w.soon())
+        assert run(world, [[(key_of(1), 99.0, 0.0, b"x")]], first=2).released == [([0], [], [], 0)]
+        assert run(world, [clock], first=3).released[0][0] == [2, 3]
+        assert run(world, [[(key_of(2), 200.0, 1.0, b"")], [(key_of(2), 300.0, 1.0, b"")]], first=4).released
+        assert clocked(world, [[]], first=6)[0] == [{11.0}]
+        assert digest != {JOIN_TABLE: 0}
+
+
+@pytest.mark.parametrize("wrong", [{"firsts": b""}, {"lasts": np.float64(0).tobytes()}, {"counts": bytes(8)}])
+def test_event_times_that_are_no_spans_are_refused(wrong):
+    spans = TimeSpans.of_times(np.array([1.0, 2.0]), 10.0)
+    request = join_messages.clock_request_of(pb.Caller(), 1, spans, 10.0)
+    assert join_messages.spans_from(request).count_X.tolist() == [2]
+    for name, value in wrong.items():
+        setattr(request, name, value)
+    with pytest.raises(InvalidShardCall, match="are no spans"):
+        join_messages.spans_from(request)

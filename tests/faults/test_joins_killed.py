@@ -1,7 +1,9 @@
 """Late labels, after deaths and with any numbers of workers, are those of an offline join of the same events."""
 
+import base64
 import json
 import re
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from trainer.journal.log import read
 from trainer.journal.records import PassClose
 from trainer.spec.shard_tables import tables_on_shards
 
-WINDOW_S, PASS = 60, 80
+WINDOW_S, PASS, YEAR_2099 = 60, 80, 4_070_908_800
 SPEC = """
 name = "late"
 seed = 3
@@ -59,6 +61,7 @@ type = "uint64"
 label = "click"
 key = "key"
 window = "60s"
+max_ahead = "1h"
 max_sample_bytes = 64
 
 [[tasks]]
@@ -96,7 +99,8 @@ DEATHS = (
 
 
 def events_of(num_impressions):
-    """Impressions with clicks that come within the window, too late, twice, before them or for none; in log order."""
+    """Impressions with clicks that come within the window, too late, twice, before them or for none; in log order. A
+    few events are of 2099, or too long."""
     rng, found = np.random.default_rng(7), []
     for key in range(num_impressions):
         user, item, at_s = int(rng.integers(20)), int(rng.integers(30)), 1_700_006_400 + 2 * key
@@ -110,7 +114,15 @@ def events_of(num_impressions):
                 found.append((at_s + delay_s + 4, {"ts": at_s + delay_s + 4, "key": key, "click": 1}))
         if rng.random() < 0.03:
             found.append((at_s, {"ts": at_s, "key": 10**6 + key, "click": 1}))
+        if key % 197 == 50:
+            found.append((at_s + 0.7, {"ts": YEAR_2099, "key": key, "click": 1}))
+        if key % 211 == 60:
+            found.append((at_s + 0.8, {"ts": at_s, "key": 10**7 + key, "user": [user] * 5, "item": item}))
     return [event for _, event in sorted(found, key=lambda each: each[0])]
+
+
+def is_wrong(event):
+    return event["ts"] == YEAR_2099 or isinstance(event.get("user"), list)
 
 
 def place_of(latest, at_s):
@@ -126,9 +138,10 @@ def offline(events):
         given = [
             (each["key"], number << 32 | place, each["ts"], each.get("click", 0), json.dumps(each).encode())
             for place, each in enumerate(part)
+            if not is_wrong(each)
         ]
         given.sort(key=lambda each: each[2])
-        told, expired, _ = join_reference(given, WINDOW_S, known, max(each["ts"] for each in part), holds=True)
+        told, expired, _ = join_reference(given, WINDOW_S, known, given[-1][2], holds=True)
         late += sum(outcome == 4 for outcome, *_ in told)
         latest, samples = [at_s for _, _, at_s, _, _ in given], [[] for _ in part]
         for _, at_s, label, sample in expired:
@@ -145,6 +158,13 @@ def write_jobs(folder: Path, num_impressions=300):
     (folder / "job.toml").write_text(SPEC)
     (folder / "offline.toml").write_text(OFFLINE)
     return joined, late
+
+
+def letters_of(job):
+    """Place and event of each dead letter, in the order of the log."""
+    lines = [line for path in (job.store / "dead_letters").glob("pass-*") for line in path.read_bytes().splitlines()]
+    letters = sorted((json.loads(line) for line in lines), key=lambda each: each["offset"])
+    return [(each["reason"], json.loads(base64.b64decode(each["bytes"]))) for each in letters]
 
 
 def job_at(path: Path, store: str, *settings: str):
@@ -185,6 +205,7 @@ def committed(job, live):
 @pytest.mark.timeout(300)
 def test_late_labels_are_learnt_as_an_offline_join_has_them(tmp_path):
     joined, late = write_jobs(tmp_path)
+    wrong = [event for event in events_of(300) if is_wrong(event)]
     calm = job_at(tmp_path / "job.toml", "calm")
     killed = job_at(tmp_path / "job.toml", "killed", "cluster={trainers=1, shards=2}")
     oracle = job_at(tmp_path / "offline.toml", "offline")
@@ -194,6 +215,9 @@ def test_late_labels_are_learnt_as_an_offline_join_has_them(tmp_path):
     assert learnt(calm) == learnt(killed) and one["digest"] == other["digest"]
     assert one["left_out"] == other["left_out"] and one["left_out"]["click after the window"] == late > 0
     assert {"repeated click", "click without an impression"} <= one["left_out"].keys()
+    assert [event for _, event in letters_of(calm)] == wrong and letters_of(killed) == letters_of(calm)
+    assert one["rejected"] == other["rejected"] == Counter(reason for reason, _ in letters_of(calm))
+    assert sorted(one["rejected"].values()) == [2, 2]
     with committed(calm, tmp_path / "live-1") as ours, committed(oracle, tmp_path / "live-2") as theirs:
         assert ours["default"] == theirs["default"] and ours[JOIN_TABLE] != 0
 
@@ -208,6 +232,6 @@ def test_a_hundred_kills_change_nothing(tmp_path):
     while kills < 100:
         seed += 1
         told = millrace("faults", tmp_path / "job.toml", "--rounds", 4, "--seed", seed, *sets, limit_s=900)
-        (numbers,) = re.findall(r"(\d+) kills, (\d+) recovered, (\d+) identical", told)
+        (numbers,) = re.findall(r"(\d+) kills, (\d+) recovered, (\d+) identical \(seed", told)
         assert len(set(numbers)) == 1, told
         kills += int(numbers[0])

@@ -66,7 +66,7 @@ class Blocks:
     """A PassReader of two blocks a pass, each with its own numbers of events."""
 
     def __init__(self, passes):
-        self._passes = passes
+        self._passes, self.rejected = passes, []
 
     def read(self, pass_number, segments, tally):
         tally.slots = SlotCounters(SCHEMA)
@@ -74,14 +74,20 @@ class Blocks:
         for part in (events[:3], events[3:]):
             yield block_of(part, 6.0 * pass_number)
 
+    def reject(self, pass_number, samples, tally):
+        self.rejected.append(samples)
+        for block, event in {(each.block, each.event) for each in samples}:
+            tally.reject(next(each.reason for each in samples if (each.block, each.event) == (block, event)))
+
     def close(self):
         pass
 
 
-def run(passes, join):
+def run(passes, join, blocks=None):
     """By pass: the samples as (signs, label, weight, time, event), and the tally."""
     shards = EmbeddedShards(join_tables(join), 1, joins=windows_of(join))
-    reader, found = JoinReader(Blocks(passes), join, SCHEMA, shards, 20.0, 5, "weight"), []
+    blocks = blocks or Blocks(passes)
+    reader, found = JoinReader(blocks, join, SCHEMA, shards, 20.0, 5, "weight"), []
     for number in range(1, len(passes) + 1):
         shards.open_pass(number, Deadline.after(20))
         reader.opened(number)
@@ -139,6 +145,21 @@ def test_every_sample_has_the_label_that_the_log_gives_it(passes, learn):
         assert events == sorted(events) and all(weight == 2.0 for _, _, weight, _, _ in samples)
         assert tally.rejected.get("longer than join.max_sample_bytes", 0) <= num_long
         assert sum(tally.left_out.values()) == num_out
+
+
+def test_an_event_that_is_too_far_ahead_ends_no_window_and_is_given_back():
+    shown = [[("a", 0.0, 0.0, [1])], [("b", 1.0, 0.0, [2])], [("b", 2e9, 1.0, [])], [("c", 1e9, 0.0, [3])]]
+    later = [[("a", 1.0, 1.0, [])], [("c", 14.0, 0.0, [4])], [("d", 14.0, 0.0, [1] * 6), ("d", float("nan"), 0.0, [])]]
+    blocks = Blocks([shown, later])
+    (first, tally), (second, more) = run([shown, later], JOIN.model_copy(update={"max_ahead": 60.0}), blocks)
+    assert first == [] and tally.rejected == {"further ahead than join.max_ahead": 2}
+    assert [(each.block, each.event) for each in blocks.rejected[0]] == [(0, 2), (1, 0)]
+    assert blocks.rejected[0][0].detail == "its time is 2000000006.000, and the latest possible one in this pass 67.000"
+    assert [(signs, label) for signs, label, *_ in second] == [((1,), 1.0), ((2,), 0.0)]
+    assert [(each.block, each.event) for each in blocks.rejected[1]] == [(0, 2), (0, 2)]
+    assert more.rejected == {"longer than join.max_sample_bytes": 1}, "an event is rejected once"
+    (unbounded, _), _ = run([shown, later], JOIN)
+    assert [signs for signs, *_ in unbounded] == [(1,), (2,), (3,)], "without the bound one event ends every window"
 
 
 @pytest.mark.parametrize("learn", list(LearnAt))

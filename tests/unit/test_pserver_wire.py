@@ -102,11 +102,11 @@ def test_another_format_is_refused_in_every_message():
     numbers = TableNumbers({"a": 1})
     request = bytearray(frames.encode_request(DataRequest(DataCall.PULL, 1, 0, 5, 1.0, batch=1), numbers))
     reply = bytearray(frames.encode_reply(DataReply(5), numbers))
-    assert request[0] == reply[0] == messages.FORMAT == 6
+    assert request[0] == reply[0] == messages.FORMAT == 7
     request[0] = reply[0] = 3
-    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 6"):
+    with pytest.raises(InvalidShardCall, match="the caller speaks format 3, this shard format 7"):
         frames.decode_request(memoryview(request), numbers)
-    with pytest.raises(InvalidShardCall, match="format 3, not 6"):
+    with pytest.raises(InvalidShardCall, match="format 3, not 7"):
         frames.decode_reply(memoryview(reply), numbers)
 
 
@@ -210,9 +210,9 @@ def test_the_surface_of_the_protocol_is_the_one_we_promised():
     part = Part(True, 10, 11, 12)
     request = DataRequest(DataCall.EXCHANGE, 1, 2, 3, 0.5, 4, 5, 6, True, 7, 8, (("b", 9),), part=part)
     header = frames.encode_request(request, TableNumbers({"a": 1, "b": 2}))
-    assert header == struct.pack("<HBBIIQIIQQQd5I", 6, 3, 23, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 1, 9)
-    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 6, 4, 0, 3) + b"why"
+    assert header == struct.pack("<HBBIIQIIQQQd5I", 7, 3, 23, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 1, 9)
+    assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 7, 4, 0, 3) + b"why"
     assert sorted(method.name for method in messages.SERVICE.methods) == [
-        "Advance", "ClosePass", "Digest", "Explain", "Feed", "HandOver", "Hello", "Join", "OpenPass", "Operate",
-        "Publish", "Recall", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
+        "Advance", "ClosePass", "Digest", "Explain", "Feed", "HandOver", "Hello", "Join", "JoinClock", "OpenPass",
+        "Operate", "Publish", "Recall", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
     ]  # fmt: skip

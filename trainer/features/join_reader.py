@@ -1,36 +1,36 @@
 """Joins impressions with their clicks, between the reading of a pass and its batches.
 
 It stands around the reader of a stream. A rank reads its whole part of a pass, and waits until the pass is open, so
-that the shards hold what the version before left waiting. Then it sends its events, and gets back the samples that have
-their labels: those that its own events release, each in the place of its event, and its share of the impressions whose
-window ends with the pass, each where it ends. All of them are in the order of the events' times, so that batches have
-positives and negatives wherever the stream has.
+that the shards hold what the version before left waiting. It gives events back that cannot be joined, to be rejected
+(trainer.features.join_events). Then it sends the others, and gets back the samples that have their labels: those that
+its own events release, each in the place of its event, and its share of the impressions whose window ends with the
+pass, each where it ends. All of them are in the order of the events' times, so that batches have positives and
+negatives wherever the stream has.
 
-Shapes: B samples of a pass, Q those that are events of the join, E samples released, X of them by no click.
+Shapes: Q events of the join in a pass, E samples released, X of them by no click.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataset.formats.arrow_columns import signs_of_texts
-from dataset.loader.batch_loader import PassReader, PassTally
+from dataset.loader.batch_loader import PassTally, RejectingReader
 from dataset.samples.batch import F64, I64, Samples
-from dataset.samples.rejection import Reason
-from dataset.samples.sample_bytes import decode_samples, encode_samples
+from dataset.samples.sample_bytes import decode_samples
 from dataset.samples.slot_counters import SlotCounters, SlotSum
 from dataset.spec.join_section import JoinSection, LearnAt
 from dataset.spec.schema import Schema
 from dataset.stream.source import Segment
 from millrace.deadline import Deadline
 from millrace.keys import keys_of
-from millrace.lists import offsets_of, pick
+from millrace.lists import pick
 from millrace.seeds import derive
-from pserver.protocol.joins import F32, U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
+from pserver.protocol.join_clock import TimeSpans
+from pserver.protocol.joins import U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
 from pserver.protocol.shards import Shards
+from trainer.features.join_events import PassEvents, events_of, numbered
 from trainer.features.pass_gate import GatedReader
 
 COUNTED: Mapping[JoinOutcome, str] = {
@@ -42,21 +42,12 @@ COUNTED: Mapping[JoinOutcome, str] = {
 UNMATCHED = "click without an impression"
 
 
-@dataclass(frozen=True, slots=True)
-class PassEvents:
-    """The events of a rank's part of a pass, with their numbers."""
-
-    events: JoinEvents
-    event_Q: I64
-    """Number of the event of the stream, from 0; equal for samples of one event."""
-
-
 class JoinReader(GatedReader):
     """A PassReader whose samples have their labels."""
 
     def __init__(
         self,
-        reader: PassReader,
+        reader: RejectingReader,
         join: JoinSection,
         schema: Schema,
         shards: Shards,
@@ -66,15 +57,18 @@ class JoinReader(GatedReader):
     ) -> None:
         """`wait_s`: longest wait for the events of other ranks. `weight`: the meta slot with the sample's weight."""
         super().__init__(reader)
+        self._rejecting = reader
         self._join, self._schema, self._shards, self._wait_s = join, schema, shards, wait_s
         self._salt, self._weight = np.uint64(derive(seed, "keep_negatives")), weight
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """See PassReader. The samples of this rank's part are in memory while it waits (passes.max_events)."""
         blocks = list(self._reader.read(pass_number, segments, tally))
-        mine = events_of(pass_number, blocks, self._join, self._schema, tally)
         if not self.await_open(pass_number):
             return
+        bound_s = self._bound_s(pass_number, blocks)
+        mine, rejected = events_of(pass_number, blocks, self._join, self._schema, bound_s)
+        self._rejecting.reject(pass_number, rejected, tally)
         answers = self._shards.join(mine.events, Deadline.after(self._wait_s))
         for outcome, reason in COUNTED.items():
             _leave_out(tally, reason, int(np.count_nonzero(answers.outcome_Q == outcome)))
@@ -87,6 +81,15 @@ class JoinReader(GatedReader):
         tally.num_samples, tally.slots = len(samples), counters
         if len(samples):
             yield samples
+
+    def _bound_s(self, pass_number: int, blocks: Sequence[Samples]) -> float:
+        """The latest event time that is not too far ahead."""
+        max_ahead_s = self._join.max_ahead
+        if max_ahead_s is None:
+            return np.inf
+        time_Q = np.concatenate([np.empty(0), *(block.time_s_B for block in blocks)])
+        spans = TimeSpans.of_times(time_Q[np.isfinite(time_Q)], max_ahead_s)
+        return self._shards.join_clock(pass_number, spans, max_ahead_s, Deadline.after(self._wait_s))
 
     def _released(self, mine: PassEvents, answers: JoinAnswers) -> Samples:
         """The samples that events release, and the others: negatives learnt at once, or each sample before the first
@@ -128,58 +131,10 @@ class JoinReader(GatedReader):
         return replace(samples, meta=meta)
 
 
-def events_of(
-    pass_number: int, blocks: Sequence[Samples], join: JoinSection, schema: Schema, tally: PassTally
-) -> PassEvents:
-    """The impressions and clicks of a rank's part of a pass, in the order of their times. Rejects those without a time,
-    and samples that are too long."""
-    parts, begin = [_no_events()], 0
-    for block in blocks:
-        event_B = begin + numbered(block.event_B)
-        begin = int(event_B[-1]) + 1 if len(event_B) else begin
-        label_B = np.nan_to_num(block.meta[join.label].astype(np.float32), nan=0.0)
-        offset_B1, data_N = encode_samples(block, schema)
-        long_B = (np.diff(offset_B1) > join.max_sample_bytes) & (label_B == 0)
-        untimed_B = ~np.isfinite(block.time_s_B)
-        for wrong_B, reason in ((untimed_B, Reason.NO_TIME), (long_B & ~untimed_B, Reason.SAMPLE_TOO_LONG)):
-            for event in np.unique(block.event_B[wrong_B]).tolist():
-                tally.reject(reason, f"event {event}: {reason}")
-        at_Q = np.flatnonzero(~long_B & ~untimed_B)
-        length_Q = np.where(label_B[at_Q] == 0, np.diff(offset_B1)[at_Q], 0)
-        offset_P1, of_impressions_N = pick(offset_B1, data_N, at_Q[label_B[at_Q] == 0])
-        assert int(offset_P1[-1]) == int(length_Q.sum()), "clicks have no sample"
-        key_Q = join_keys(block.meta[join.key][at_Q])
-        parts.append((key_Q, event_B[at_Q], block.time_s_B[at_Q], label_B[at_Q], length_Q, of_impressions_N))
-    key_Q, event_Q, time_Q, label_Q, length_Q, data_N = (np.concatenate(c) for c in zip(*parts, strict=True))
-    offset_Q1 = offsets_of(length_Q)
-    holds = join.learn is LearnAt.AT_WINDOW_END
-    last_s = float(time_Q.max()) if len(time_Q) else -np.inf
-    given = pass_number, len(key_Q), last_s, key_Q, np.arange(len(key_Q)), time_Q, label_Q, holds, offset_Q1, data_N
-    turn_Q = np.argsort(time_Q, kind="stable")
-    return PassEvents(JoinEvents(*given).chosen(turn_Q), event_Q[turn_Q])
-
-
-def join_keys(value_Q: NDArray[np.generic]) -> U64:
-    """(Q,) keys of rows of whole numbers or texts."""
-    if value_Q.dtype == object:
-        sign_Q = signs_of_texts(pa.array([str(value) for value in value_Q], pa.utf8()))
-    else:
-        sign_Q = np.ascontiguousarray(value_Q.astype(np.uint64))
-    key_Q = np.empty(len(sign_Q), np.uint64)
-    keys_of(sign_Q, 0, key_Q)
-    return key_Q
-
-
 def places_of(end_X: F64, time_Q: F64) -> I64:
     """(X,) the first event later than each of these times, of events in the order of time; else the end."""
     at_X: I64 = np.searchsorted(time_Q, end_X, side="right")
     return at_X
-
-
-def numbered(event_B: I64) -> I64:
-    """(B,) equal neighbours numbered through, from 0."""
-    number_B: I64 = np.cumsum(np.diff(event_B, prepend=event_B[:1] - 1) != 0) - 1
-    return number_B
 
 
 def at_once(events: JoinEvents, outcome_Q: U8) -> NDArray[np.bool_]:
@@ -194,11 +149,6 @@ def impressions(events: JoinEvents, at_P: I64) -> JoinedSamples:
     order_P = events.place_Q[at_P].astype(np.uint64)
     columns = events.key_Q[at_P], order_P, events.time_Q[at_P], events.label_Q[at_P]
     return JoinedSamples(*columns, *pick(events.offset_Q1, events.data_N, at_P))
-
-
-def _no_events() -> tuple[U64, I64, F64, F32, I64, U8]:
-    no_numbers = np.empty(0, np.int64)
-    return np.empty(0, np.uint64), no_numbers, np.empty(0), np.empty(0, np.float32), no_numbers, np.empty(0, np.uint8)
 
 
 def _leave_out(tally: PassTally, reason: str, number: int) -> None:

@@ -90,7 +90,7 @@ TABLE: tuple[KeyClass, ...] = (
     KeyClass("model.name", _NEW),
     KeyClass("model.class", _BETWEEN, _SHAPES),
     KeyClass("model.settings", _BETWEEN, _SHAPES),
-    *(KeyClass(f"join.{key}", _BETWEEN) for key in ("window", "keep_negatives")),
+    *(KeyClass(f"join.{key}", _BETWEEN) for key in ("window", "keep_negatives", "max_ahead")),
     KeyClass("join", _NEW),
     KeyClass("tasks", _BETWEEN, _SHAPES),
     *(KeyClass(key, _HOT) for key in HOT),

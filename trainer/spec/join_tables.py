@@ -77,10 +77,17 @@ def check_join(job: TrainerJob, schema: Schema) -> None:
                     'learn = "at_window_end"',
                     f"tasks.{number}.loss",
                 )
+    if join.max_ahead is not None and join.max_ahead < job.passes.max_skew:
+        raise SpecError(
+            f"is {join.max_ahead:g} s, less than passes.max_skew = {job.passes.max_skew:g} s, by which sources may lie "
+            "apart: sound events would be rejected; raise it, or lower passes.max_skew",
+            "join.max_ahead",
+        )
     if schema.filled:
         raise SpecError(
-            f"slot {schema.filled[0].name!r} has a history or counters, and a job with a join has none yet: leave one "
-            "out",
+            f"slot {schema.filled[0].name!r} has a history or counters, and a job with a join has none: which trainer "
+            "learns a sample depends on its key there, and so would what they remember. Leave one out, or let events "
+            "carry these features",
             "join",
         )
     if JOIN_TABLE in job.tables:

@@ -31,8 +31,22 @@ def open_reader(
 
     `instead`: takes the place of source and pipe.
     """
+    reader: PassReader
+    if job.join is not None:
+        assert instead is None, "a join gives events back to source and pipe"
+        segments = _segments(config, job, schema, source, dead_letters)
+        reader = JoinReader(segments, job.join, schema, shards, job.train.step_deadline, job.seed, job.sample.weight)
+    else:
+        reader = instead or _segments(config, job, schema, source, dead_letters)
+    return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.filled else reader
+
+
+def _segments(
+    config: WorkerConfig, job: TrainerJob, schema: Schema, source: Source, dead_letters: DeadLetters
+) -> SegmentReader:
+    """Reads the source and pipe of the spec."""
     masks = {task.label: task.mask for task in job.tasks if task.mask} | ({job.join.label: ""} if job.join else {})
-    reader = instead or SegmentReader(
+    return SegmentReader(
         source,
         job.pipe,
         schema.emitted,
@@ -45,9 +59,6 @@ def open_reader(
         shuffles=RankShare(job.seed, config.rank, config.world) if job.passes.shuffle else None,
         classes=num_classes_of(job),
     )
-    if job.join is not None:
-        reader = JoinReader(reader, job.join, schema, shards, job.train.step_deadline, job.seed, job.sample.weight)
-    return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.filled else reader
 
 
 def _kept(config: WorkerConfig, job: TrainerJob, schema: Schema, masks: Mapping[str, str]) -> KeptSegments | None:

@@ -1,0 +1,95 @@
+"""The impressions and clicks of a pass, made from its samples, and the samples that cannot be joined. Pure.
+
+Shapes: B samples of a block, Q those that are events of the join, P impressions among them, N bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dataset.formats.arrow_columns import signs_of_texts
+from dataset.samples.batch import F64, I64, Samples
+from dataset.samples.rejection import Reason, RejectedSample
+from dataset.samples.sample_bytes import encode_samples
+from dataset.spec.join_section import JoinSection, LearnAt
+from dataset.spec.schema import Schema
+from millrace.keys import keys_of
+from millrace.lists import offsets_of, pick
+from pserver.protocol.joins import F32, U8, U64, JoinEvents
+
+
+@dataclass(frozen=True, slots=True)
+class PassEvents:
+    """The events of a rank's part of a pass, with their numbers."""
+
+    events: JoinEvents
+    event_Q: I64
+    """Number of the event of the stream, from 0; equal for samples of one event."""
+
+
+def events_of(
+    pass_number: int, blocks: Sequence[Samples], join: JoinSection, schema: Schema, bound_s: float
+) -> tuple[PassEvents, list[RejectedSample]]:
+    """The impressions and clicks of a rank's part of a pass, in the order of their times; and the samples without a
+    time, later than `bound_s`, or too long."""
+    parts, rejected, begin = [_no_events()], list[RejectedSample](), 0
+    for number, block in enumerate(blocks):
+        event_B = begin + numbered(block.event_B)
+        begin = int(event_B[-1]) + 1 if len(event_B) else begin
+        label_B = np.nan_to_num(block.meta[join.label].astype(np.float32), nan=0.0)
+        offset_B1, data_N = encode_samples(block, schema)
+        length_B = np.where(label_B == 0, np.diff(offset_B1), 0)
+        wrong_B = ~np.isfinite(block.time_s_B) | (block.time_s_B > bound_s) | (length_B > join.max_sample_bytes)
+        rejected += _rejected(number, block, length_B, np.flatnonzero(wrong_B), join, bound_s)
+        at_Q = np.flatnonzero(~wrong_B)
+        _, of_impressions_N = pick(offset_B1, data_N, at_Q[label_B[at_Q] == 0])
+        key_Q = join_keys(block.meta[join.key][at_Q])
+        parts.append((key_Q, event_B[at_Q], block.time_s_B[at_Q], label_B[at_Q], length_B[at_Q], of_impressions_N))
+    key_Q, event_Q, time_Q, label_Q, length_Q, data_N = (np.concatenate(c) for c in zip(*parts, strict=True))
+    offset_Q1 = offsets_of(length_Q)
+    holds = join.learn is LearnAt.AT_WINDOW_END
+    last_s = float(time_Q.max()) if len(time_Q) else -np.inf
+    given = pass_number, len(key_Q), last_s, key_Q, np.arange(len(key_Q)), time_Q, label_Q, holds, offset_Q1, data_N
+    turn_Q = np.argsort(time_Q, kind="stable")
+    return PassEvents(JoinEvents(*given).chosen(turn_Q), event_Q[turn_Q]), rejected
+
+
+def _rejected(
+    number: int, block: Samples, length_B: I64, wrong: I64, join: JoinSection, bound_s: float
+) -> Iterator[RejectedSample]:
+    """The reason of each wrong sample of a block."""
+    for b in wrong.tolist():
+        event, at_s = int(block.event_B[b]), float(block.time_s_B[b])
+        if not np.isfinite(at_s):
+            yield RejectedSample(number, event, Reason.NO_TIME)
+        elif at_s > bound_s:
+            detail = f"its time is {at_s:.3f}, and the latest possible one in this pass {bound_s:.3f}"
+            yield RejectedSample(number, event, Reason.TOO_FAR_AHEAD, detail)
+        else:
+            detail = f"its sample has {int(length_B[b])} bytes, and {join.max_sample_bytes} are set"
+            yield RejectedSample(number, event, Reason.SAMPLE_TOO_LONG, detail)
+
+
+def join_keys(value_Q: NDArray[np.generic]) -> U64:
+    """(Q,) keys of rows of whole numbers or texts."""
+    if value_Q.dtype == object:
+        sign_Q = signs_of_texts(pa.array([str(value) for value in value_Q], pa.utf8()))
+    else:
+        sign_Q = np.ascontiguousarray(value_Q.astype(np.uint64))
+    key_Q = np.empty(len(sign_Q), np.uint64)
+    keys_of(sign_Q, 0, key_Q)
+    return key_Q
+
+
+def numbered(event_B: I64) -> I64:
+    """(B,) equal neighbours numbered through, from 0."""
+    number_B: I64 = np.cumsum(np.diff(event_B, prepend=event_B[:1] - 1) != 0) - 1
+    return number_B
+
+
+def _no_events() -> tuple[U64, I64, F64, F32, I64, U8]:
+    no_numbers = np.empty(0, np.int64)
+    return np.empty(0, np.uint64), no_numbers, np.empty(0), np.empty(0, np.float32), no_numbers, np.empty(0, np.uint8)
