@@ -1,20 +1,26 @@
 """Segments kept in a folder as Arrow files, one for each segment, for later epochs and for other jobs.
 
 A file is found by the segment and by what the job file says about sources and pipe; of its slots a job takes those that
-it has. A file that cannot be read, or lacks a slot, counts as absent. dataset.loader.kept_segments keeps in memory.
+it has. A file that cannot be read, or lacks a slot, counts as absent. Of rejected events a file has place and reason,
+never their bytes. dataset.loader.kept_segments keeps in memory.
+
+While a file is written it has a temporary name, and a lock: without the lock it is left from a process that died.
 """
 
 import base64
+import fcntl
 import hashlib
 import json
 import logging
-import os
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from dataset.loader.kept_segments import KeptSegment
 from dataset.pipe.segment_work import PipeOutput
@@ -26,11 +32,14 @@ from dataset.spec.schema import Schema, Slot
 from dataset.spec.source_set import SourceSet
 from dataset.stream.source import Segment
 from millrace import documents
-from millrace.durable import REAL, write_whole
+from millrace.durable import REAL
+from millrace.file_lock import is_locked
 
 FORMAT = 1
 """Number of the files' layout; a file with another one counts as absent."""
 SUFFIX = ".arrow"
+UNFINISHED = re.compile(r"[0-9a-f]{40}\.(?!arrow$).+")
+"""Names of files that are being written, or were, also by earlier programs."""
 FACTS = b"millrace"
 """Key, in a file's schema, of the JSON beside its columns."""
 WITHOUT_EFFECT = {"processes", "on_bad_event", "max_bad_fraction", "dead_letters", "tries", "deadline", "extra"}
@@ -60,6 +69,9 @@ class KeptFiles:
         masks: Mapping[str, str],
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if UNFINISHED.fullmatch(path.name) and not is_locked(path):
+                path.unlink(missing_ok=True)
         self._folder, self._max_bytes, self._schema = folder, max_bytes, schema
         self._num_bytes = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
         self._slots = {slot.name: described(slot, schema) for slot in schema.slots}
@@ -94,9 +106,7 @@ class KeptFiles:
             return
         path = self._path(segment)
         try:
-            own = path.with_suffix(f".{os.getpid()}")  # two jobs may keep a segment at a time
-            write_whole(REAL, own, data)
-            REAL.rename(own, path)
+            _write(path, data)
         except OSError as error:
             self._stop(str(error))
             return
@@ -132,16 +142,16 @@ class KeptFiles:
 
     def _loaded(self, metadata: Mapping[bytes, bytes], batch: pa.RecordBatch) -> KeptSegment | None:
         facts = documents.parse_object(metadata[FACTS].decode(), "kept samples")
-        if facts["format"] != FORMAT or any(facts["slots"].get(name) != each for name, each in self._slots.items()):
+        if (
+            facts["format"] != FORMAT
+            or _has_events(facts)
+            or any(facts["slots"].get(name) != each for name, each in self._slots.items())
+        ):
             return None
         blocks = [_samples(batch, self._schema)] if batch.num_rows else []
-        outcome = PipeOutput(
-            _counters(facts, self._schema, blocks),
-            blocks,
-            [_rejection_of(each) for each in facts["rejections"]],
-            facts["num_judged"],
-        )
-        return KeptSegment(facts["num_events"], facts["left_out"], outcome)
+        rejections = [_rejection_of(each) for each in facts["rejections"]]
+        outcome = PipeOutput(_counters(facts, self._schema, blocks), blocks, rejections, facts["num_judged"])
+        return KeptSegment(facts["num_events"], facts["left_out"], outcome, bare=True)
 
 
 def described(slot: Slot, schema: Schema) -> str:
@@ -206,13 +216,64 @@ def _counters(facts: Mapping[str, Any], schema: Schema, blocks: Sequence[Samples
 
 
 def _rejection_message(each: Rejection) -> list[Any]:
-    data = None if each.data is None else _text(each.data)
-    return [each.partition, each.offset, each.reason.value, each.detail, data, each.line]
+    """A rejection without its event, which the detail may quote."""
+    return [each.partition, each.offset, each.reason.value, "", None, each.line]
 
 
 def _rejection_of(message: list[Any]) -> Rejection:
-    partition, offset, reason, detail, data, line = message
-    return Rejection(partition, offset, Reason(reason), detail, None if data is None else base64.b64decode(data), line)
+    partition, offset, reason, _, _, line = message
+    return Rejection(partition, offset, Reason(reason), line=line)
+
+
+def _has_events(facts: Mapping[str, Any]) -> bool:
+    """Whether a file, of an earlier program, has details or bytes of rejected events."""
+    return any(detail or data is not None for _, _, _, detail, data, _ in facts["rejections"])
+
+
+def _write(path: Path, data: bytes) -> None:
+    """1. Write under a temporary name, locked, and sync. 2. Rename, and sync the folder. Raises OSError."""
+    own = path.with_suffix(f".{secrets.token_hex(4)}")  # two jobs may keep a segment at a time
+    try:
+        with REAL.create(own) as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            REAL.append(file, data)
+            REAL.sync(file)  # 1
+            REAL.rename(own, path)
+    except OSError:
+        REAL.remove(own)
+        raise
+    REAL.sync_folder(path.parent)  # 2
+
+
+def drop_kept(folder: Path, value: str, sign: int) -> int:
+    """Delete the files of `folder` whose samples contain a sign in any slot, or a value in a meta slot; return how
+    many. A file that cannot be read may contain it."""
+    found = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _contains(path, value, sign)]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
+
+
+def _contains(path: Path, value: str, sign: int) -> bool:
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            batch = reader.get_batch(0)
+            batch.validate(full=True)
+            facts = documents.parse_object(reader.schema.metadata[FACTS].decode(), "kept samples")
+            columns = zip(batch.schema.names, batch.columns, strict=True)
+            return _has_events(facts) or any(_column_has(name, column, value, sign) for name, column in columns)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, documents.InvalidDocument):
+        return True
+
+
+def _column_has(name: str, column: pa.Array, value: str, sign: int) -> bool:
+    kind, _, _ = name.partition("/")
+    if kind == "sparse":
+        return bool((column.values.to_numpy() == np.uint64(sign)).any())
+    if kind != "meta":
+        return False
+    texts = column if pa.types.is_string(column.type) else column.cast(pa.utf8())
+    return bool(pa.compute.any(pa.compute.equal(texts, value)).as_py())
 
 
 def _text(data: bytes) -> str:

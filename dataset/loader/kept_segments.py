@@ -27,6 +27,8 @@ class KeptSegment:
     num_events: int
     left_out: Mapping[str, int]
     outcome: PipeOutput
+    bare: bool = False
+    """Whether its rejections have neither detail nor event."""
 
     @classmethod
     def of(cls, work: PipeInput, outcome: PipeOutput) -> "KeptSegment":

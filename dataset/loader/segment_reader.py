@@ -36,6 +36,7 @@ from dataset.spec.epochs import split_epoch
 from dataset.spec.schema import Schema
 from dataset.spec.source_set import SourceSet
 from dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
+from dataset.stream.event_values import take_events
 from dataset.stream.source import Events, Segment, Source
 from millrace.deadline import Deadline
 from millrace.timeline import Span, span
@@ -220,8 +221,22 @@ class SegmentReader:
                 continue
             yield from self._fresh(pass_number, waiting, again, tally, self._kept)
             waiting = []
+            if found.bare and found.outcome.rejections and self._pipe.traced and self._keeps_bytes:
+                found.outcome.rejections = self._rejected_again(pass_number, part, found.outcome.rejections)
             yield found.work(part), found.outcome
         yield from self._fresh(pass_number, waiting, again, tally, self._kept)
+
+    def _rejected_again(self, pass_number: int, segment: Segment, rejections: Sequence[Rejection]) -> list[Rejection]:
+        """Rejections with details and events: of the rejected events alone, through the pipe again."""
+        positions = [each.offset for each in rejections]
+        part = replace(segment, begin=min(positions), end=max(positions) + 1)
+        try:
+            work = self._work(pass_number, part, None, only=positions)
+        except SourceGap as error:
+            log.warning("dead letters of pass %d have no bytes: %s", pass_number, error)
+            return list(rejections)
+        ((_, outcome),) = self._pool.run(iter([work]))
+        return outcome.rejections
 
     def _fresh(
         self,
@@ -254,12 +269,17 @@ class SegmentReader:
             tally.source_s += time.monotonic() - begin_s
             yield work
 
-    def _work(self, pass_number: int, segment: Segment, shuffle: PassShuffle | None) -> PipeInput:
+    def _work(
+        self, pass_number: int, segment: Segment, shuffle: PassShuffle | None, only: Sequence[int] | None = None
+    ) -> PipeInput:
+        """`only`: the positions that are read, in place of all."""
         name = self._sections.name_of(segment.partition)
         section = self._sections.sections[name]
         events: Iterable[Events] = self._events(pass_number, segment)
         if shuffle is not None:
             events = (shuffle.own(segment, block) for block in events)
+        if only is not None:
+            events = (take_events(block, np.flatnonzero(np.isin(block.position_E, only))) for block in events)
         return reject_early(
             segment,
             events,

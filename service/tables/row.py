@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.features.feature_kernels import crossed_reference, hashed_reference
+from dataset.loader.kept_files import drop_kept
 from dataset.spec.schema import Schema
 from millrace import documents
 from millrace.deadline import Deadline
@@ -144,11 +145,11 @@ def _quality(entry: Mapping[str, Any]) -> str:
 
 
 def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterator[str]:
-    """Delete the row of `value` in `slot`, then the dead letters that contain its text.
+    """Delete the row of `value` in `slot`, then the dead letters and the kept samples that contain it.
 
     Yields a line after each step; no line contains the value. 1. The row is deleted at a close. 2. A commit is made, so
     that no restart replays the passes before it and writes their dead letters again. 3. The dead letters are deleted.
-    Raises MillraceError.
+    4. So are the files of `passes.keep_in` on this machine. Raises MillraceError.
     """
     sign = sign_of(job.spec, slot, value)
     version = JobClient(job.store).carry_out({"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1
@@ -159,6 +160,11 @@ def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterato
         letters = [path for path in there if not path.is_symlink()]
         dropped = sum(drop_letters(path, value) for path in letters)  # 3
     yield f"dead letters with this value, deleted: {count(dropped)}"
+    if job.spec.passes.keep_in is not None:
+        folder = job.folder / job.spec.passes.keep_in
+        with writing(folder):
+            files = drop_kept(folder, value, sign)  # 4
+        yield f"files of kept samples with this value, deleted: {count(files)}"
     yield from remaining_copies(job, version)
 
 

@@ -126,14 +126,18 @@ def test_what_waits_when_a_job_is_asked_to_stop_acts_in_the_next_run_and_at_a_st
 
 
 @pytest.mark.long
-def test_a_forgotten_value_has_no_row_and_its_dead_letters_go(followed, start):
-    job = start(*RARELY, "pipe.max_bad_fraction=0.9")
+def test_a_forgotten_value_has_no_row_and_its_dead_letters_and_kept_samples_go(followed, start):
+    keep = 'passes.keep="8MiB"', 'passes.keep_in="kept"'
+    job = start(*RARELY, "pipe.max_bad_fraction=0.9", *keep)
     followed.arrive(2)
     with (followed.folder / "part-0.txt").open("a") as stream:
         stream.write("2 0.5 0.5 1 7 1 nobody 1 3 1 1 1 12\n")
     followed.arrive(3)
     until(job, lambda status: status["rejected"], "a rejected event")
-    said = say(followed, job.store, "forget", "a", "7")
+    there = len(list((followed.folder / "kept").glob("*.arrow")))
+    said = say(followed, job.store, "forget", "a", "7", *(word for each in keep for word in ("--set", each)))
+    gone = there - len(list((followed.folder / "kept").glob("*.arrow")))
+    assert gone > 0 and f"files of kept samples with this value, deleted: {gone}" in said
     assert "the value has no row from version" in said and "dead letters with this value, deleted: 1" in said
     assert "sign" not in said
     told = say(followed, job.store, "explain", "a", "7")
