@@ -336,9 +336,9 @@ class ShardProcess(Section):
     """Number of trainers of the job."""
     tables: dict[TableName, TableSection]
     """The tables of the job."""
-    histories: dict[TableName, PositiveCount | tuple[Count, ...]] = {}
+    histories: dict[TableName, PositiveCount | tuple[Count, ...] | TableName] = {}
     """The tables that hold histories in place of weights, with the most signs of a key; or counters, with the lengths
-    of their windows in seconds, 0 for one without end."""
+    of their windows in seconds, 0 for one without end. Of questions about the statistics of rows: the rows' table."""
     joins: dict[TableName, PositiveDuration] = {}
     """The table of what waits for a join, if the job has one, with the window of event time."""
     groups: dict[str, SlotGroup] = {}

@@ -85,6 +85,9 @@ def _problems(entry: SlotEntry, pipe: ColumnsPipe) -> Iterator[tuple[str, str]]:
     if isinstance(entry, DenseSlot) and entry.counters is not None:
         for key in keys:
             yield key, "does not go with counters: the job fills this slot"
+    if isinstance(entry, DenseSlot) and entry.statistics is not None:
+        for key in keys:
+            yield key, "does not go with statistics: the job fills this slot"
     if isinstance(entry, SparseSlot) and entry.weighted:
         yield "weighted", 'is not built for pipe.kind = "columns"; use a pipe command'
     if len(entry.expanded()) > 1:

@@ -12,6 +12,7 @@ from dataset.spec.counters import CountersSection
 from dataset.spec.event_format import EventFormat
 from dataset.spec.feature_keys import FeatureKeys, FieldPath
 from dataset.spec.path_pattern import PathPattern, Pattern
+from dataset.spec.row_statistics import StatisticsSection
 from millrace.blob.store_address import StoreKind, parse
 from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, SlotGroup
 from millrace.secrets import Options
@@ -465,18 +466,21 @@ class DenseSlot(SlotEntry):
     kind: Literal["dense"]
     """Dense."""
     size: int = Field(default=1, ge=1, le=MAX_DENSE)
-    """Number of floats; of counters, set by them."""
+    """Number of floats; of counters and statistics, set by them."""
     counters: CountersSection | None = None
     """Set: the job fills this slot with what it counted in earlier samples; see CountersSection."""
+    statistics: StatisticsSection | None = None
+    """Set: the job fills this slot with shows and clicks of rows; see StatisticsSection."""
 
     @model_validator(mode="after")
     def _sized(self) -> "DenseSlot":
-        if self.counters is not None and self.size != self.counters.size:
+        if self.counters is not None and self.statistics is not None:
+            raise ValueError("counters and statistics are two slots: give each its own entry")
+        if (filled := self.counters or self.statistics) is not None and self.size != filled.size:
             if "size" in self.model_fields_set:
-                raise ValueError(
-                    f"size = {self.size} is not the {self.counters.size} numbers of counters; leave it out"
-                )
-            object.__setattr__(self, "size", self.counters.size)  # the model is frozen once it is checked
+                what = "statistics" if self.counters is None else "counters"
+                raise ValueError(f"size = {self.size} is not the {filled.size} numbers of {what}; leave it out")
+            object.__setattr__(self, "size", filled.size)  # the model is frozen once it is checked
         return self
 
 

@@ -16,6 +16,7 @@ from dataset.spec.config import (
     SparseSlot,
 )
 from dataset.spec.counters import CountersSection
+from dataset.spec.row_statistics import StatisticsSection
 from millrace.errors import SpecError
 
 NUM_GROUPS = 1 << 16
@@ -64,6 +65,12 @@ class Slot:
         """The setting of a dense slot that the job fills."""
         assert isinstance(self.entry, DenseSlot) and self.entry.counters is not None, "one of Schema.counters"
         return self.entry.counters
+
+    @property
+    def statistics(self) -> StatisticsSection:
+        """The setting of a dense slot that tells what rows know."""
+        assert isinstance(self.entry, DenseSlot) and self.entry.statistics is not None, "one of Schema.statistics"
+        return self.entry.statistics
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,8 @@ class Schema:
 
     @cached_property
     def filled(self) -> tuple[Slot, ...]:
-        """Slots that the job fills from earlier samples: histories, then counters."""
-        return (*self.histories, *self.counters)
+        """Slots that the job fills from earlier samples: histories, then counters, then statistics of rows."""
+        return (*self.histories, *self.counters, *self.statistics)
 
     @cached_property
     def histories(self) -> tuple[Slot, ...]:
@@ -138,6 +145,11 @@ class Schema:
     def counters(self) -> tuple[Slot, ...]:
         """Dense slots that the job fills from earlier samples, in order."""
         return tuple(s for s in self.dense if isinstance(s.entry, DenseSlot) and s.entry.counters is not None)
+
+    @cached_property
+    def statistics(self) -> tuple[Slot, ...]:
+        """Dense slots that the job fills with what rows know, in order."""
+        return tuple(s for s in self.dense if isinstance(s.entry, DenseSlot) and s.entry.statistics is not None)
 
     def check_sample(self, sample: SampleSection) -> None:
         """Raise SpecError if the sample section names a slot of the wrong kind."""

@@ -264,6 +264,12 @@ class TableAging:
         scores(statistics, _all(words_UW), self.day, self._arrays.days, self._nonclk, self._clk, score_U)
         return score_U
 
+    def present(self, statistics: RowStatistics) -> F32:
+        """(U, 2) shows and clicks now."""
+        value_U2 = np.empty((len(statistics.show), 2), np.float32)
+        present(statistics, self.day, self._arrays.days, value_U2)
+        return value_U2
+
     def unseen(self, words_UW: U32) -> NDArray[np.int64]:
         """(U,) days since rows were seen."""
         return self.day - RowStatistics.of_words(words_UW).last_seen_day.astype(np.int64)
@@ -461,6 +467,15 @@ def scores(statistics, rows_U, day, days, nonclk, clk, score_U):  # type: ignore
     """Write the score of rows on `day`."""
     for u in range(len(rows_U)):
         score_U[u] = _score(statistics, np.uint32(rows_U[u]), day, days, nonclk, clk)
+
+
+@njit(nogil=True, cache=True)
+def present(statistics, day, days, value_U2):  # type: ignore[no-untyped-def]
+    """Write shows and clicks on `day`."""
+    for u in range(len(value_U2)):
+        seen, column = statistics.last_seen_day[u], days.column_G[statistics.group[u]]
+        value_U2[u, 0] = _decayed(statistics.show[u], seen, day, column, days.rates_TK)
+        value_U2[u, 1] = _decayed(statistics.click[u], seen, day, column, days.rates_TK)
 
 
 @njit(nogil=True, cache=True)

@@ -2,7 +2,7 @@
 
 A question is a sample, or several neighbours of one event with one key. pserver.tables.pass_histories answers. To a
 table of counters it has three numbers in place of signs: time in seconds, shows and clicks; the answer has shows and
-clicks of each window.
+clicks of each window. About the statistics of rows it has two, shows and clicks, as bits of float64; so has the answer.
 
 Shapes: Q questions in the order of the log, N signs that they add, M signs of answers, P chosen questions.
 """
@@ -71,10 +71,11 @@ class HistoryAnswers:
 
 PREFIX = "history-"
 COUNTERS_PREFIX = "counters-"
+STATISTICS_PREFIX = "statistics-"
 
-Remembered = int | tuple[int, ...]
+Remembered = int | tuple[int, ...] | str
 """The memory of a table for each key: its last signs, at most so many; or counters, of windows in seconds, 0 for one
-without end."""
+without end; or, for questions about the statistics of rows, the name of the rows' table."""
 
 
 def table_of(slot: str) -> str:
@@ -85,6 +86,11 @@ def table_of(slot: str) -> str:
 def counters_table_of(slot: str) -> str:
     """The table of the counters of a slot."""
     return f"{COUNTERS_PREFIX}{slot}"
+
+
+def statistics_of(slot: str) -> str:
+    """The name of the questions about the rows of a sparse slot, in the place of a table's name."""
+    return f"{STATISTICS_PREFIX}{slot}"
 
 
 Questions = Mapping[str, HistoryQuestions]

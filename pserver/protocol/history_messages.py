@@ -68,7 +68,8 @@ def reply_of(answers: Answers, max_bytes: int) -> pb.RecallReply:
     if (size := reply.ByteSize()) > max_bytes:
         raise InvalidShardCall(
             f"the histories of a pass have {size:,} bytes for one trainer, and a message {max_bytes:,}: lower "
-            "passes.max_events or history.last, give counters fewer windows, or use more shards"
+            "passes.max_events or history.last, give counters fewer windows, ask for the statistics of fewer slots, or "
+            "use more shards"
         )
     return reply
 

@@ -1,9 +1,11 @@
-"""The tables of histories and counters on one shard: the last signs of each key, or its counts, as bits of rows.
+"""The tables of histories and counters on one shard: the last signs of each key, or its counts, as bits of rows; and
+questions about the statistics of rows, which any table answers.
 
 During a pass every rank asks once about the samples of its part. The answers are computed when all ranks have asked:
 from the rows as the last closed pass left them, and from the questions of the pass in the order of the log, which is
 that of ranks, and within a rank's part that of its questions. So they depend on the log alone. The rows change at the
-close of the pass, so that a pass that is given up leaves nothing.
+close of the pass, so that a pass that is given up leaves nothing. No step of the pass is applied before all ranks have
+their answers, since each of them needs its own for its first batch.
 
 Shapes: as in pserver.rows.history_kernels and pserver.rows.counter_kernels.
 """
@@ -13,6 +15,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millrace.keys import unique_keys
 from millrace.lists import offsets_of
@@ -27,7 +30,7 @@ from pserver.protocol.histories import (
     check_tables,
 )
 from pserver.protocol.shards import F32, U64
-from pserver.rows import counter_kernels, history_kernels
+from pserver.rows import counter_kernels, history_kernels, statistic_kernels
 from pserver.rows.arrays import frozen
 from pserver.tables.rank_answers import RankAnswers
 from pserver.tables.table import ShardTable
@@ -44,7 +47,7 @@ class PassHistories(RankAnswers[Questions, Answers]):
     def __init__(self, tables: Mapping[str, ShardTable], remembered: Mapping[str, Remembered]) -> None:
         """`remembered`: the tables that hold histories or counters, and which."""
         super().__init__()
-        self._tables = {name: tables[name] for name in remembered}
+        self._tables = {name: tables[kept if isinstance(kept, str) else name] for name, kept in remembered.items()}
         self._remembered = dict(remembered)
         self._changed: dict[str, tuple[int, U64, F32, F32]] = {}
         """By table: slot group, keys, rows and numbers of new signs, until the close."""
@@ -67,16 +70,23 @@ class PassHistories(RankAnswers[Questions, Answers]):
         parts = [self._sent[rank][name] for rank in ranks]
         asked = HistoryQuestions.concat(parts)
         keys_U = unique_keys(asked.key_Q)
-        number_Q, rows_UD = np.searchsorted(keys_U, asked.key_Q), table.rows_of(keys_U)
+        number_Q = np.searchsorted(keys_U, asked.key_Q)
         match self._remembered[name]:
+            case str():
+                answers = told(asked, number_Q, *table.statistics_of(keys_U), all_count=not table.selective)
             case int() as last:
-                answers, grown_UD, new_U = extended(asked, number_Q, rows_UD, last)
+                answers, *grown = extended(asked, number_Q, table.rows_of(keys_U), last)
+                self._change(name, asked.group, keys_U, *grown)
             case windows_s:
-                answers, grown_UD, new_U = counted(asked, number_Q, rows_UD, windows_s)
-        grown_U = new_U > 0
-        self._changed[name] = asked.group, keys_U[grown_U], grown_UD[grown_U], new_U[grown_U]
+                answers, *grown = counted(asked, number_Q, table.rows_of(keys_U), windows_s)
+                self._change(name, asked.group, keys_U, *grown)
         end_R = np.cumsum([0, *(len(part.key_Q) for part in parts)]).tolist()
         return {rank: answers.between(*ends) for rank, ends in zip(ranks, pairwise(end_R), strict=True)}
+
+    def _change(self, name: str, group: int, keys_U: U64, rows_UD: F32, new_U: F32) -> None:
+        """Note the rows after the questions, of which those with new signs are written at the close."""
+        grown_U = new_U > 0
+        self._changed[name] = group, keys_U[grown_U], rows_UD[grown_U], new_U[grown_U]
 
     def close_pass(self, version: int) -> None:
         """Write the rows of `version`. Raises InvalidShardCall if only some ranks have asked."""
@@ -123,3 +133,20 @@ def counted(
     offset_Q1 = np.arange(len(number_Q) + 1) * answer_QV.shape[1]
     new_U = np.bincount(number_Q, show_Q, len(rows_UD)).astype(np.float32)
     return HistoryAnswers(offset_Q1, answer_QV.reshape(-1).astype(np.uint64)), counter_kernels.packed(word_UC), new_U
+
+
+def told(
+    asked: HistoryQuestions, number_Q: I64, found_U: NDArray[np.bool_], value_U2: F32, *, all_count: bool
+) -> HistoryAnswers:
+    """Shows and clicks of the row of each question's key, with those of earlier questions.
+
+    `found_U`: which keys have a row, and `value_U2` its shows and clicks. Without `all_count` keys without a row stay
+    at 0: they may lack admission. Raises InvalidShardCall for questions that are not two finite numbers each.
+    """
+    added_N = asked.sign_N.view(np.float64)
+    if (np.diff(asked.offset_Q1) != 2).any() or not np.isfinite(added_N).all():
+        raise InvalidShardCall("a question about statistics of rows that has not shows and clicks")
+    answer_Q2, counts_U = np.empty((len(number_Q), 2)), found_U | all_count
+    total_U2, added_Q2 = value_U2.astype(np.float64), frozen(added_N.reshape(-1, 2))
+    statistic_kernels.tell(number_Q, frozen(asked.event_Q), added_Q2, counts_U, total_U2, answer_Q2)
+    return HistoryAnswers(2 * np.arange(len(number_Q) + 1), answer_Q2.reshape(-1).view(np.uint64))

@@ -218,6 +218,11 @@ class ShardTable:
         finally:
             self.release(rows_U)
 
+    def statistics_of(self, keys_U: U64) -> tuple[NDArray[np.bool_], F32]:
+        """(U,) which keys have a row, and (U, 2) shows and clicks of these now; 0 without a row. Any thread, while no
+        step is applied. Loads nothing into memory."""
+        return self._overview.statistics_of(keys_U)
+
     def first_words(self, num_words: int) -> tuple[U64, U32]:
         """Keys of all rows, in any order, and (U, `num_words`) the first words of their weights: for a table that no
         step learns, in unbounded memory; on the step's thread."""

@@ -1,4 +1,4 @@
-"""Read-only views of one table: the digest of all rows, and everything known about one key.
+"""Read-only views of one table: the digest of all rows, shows and clicks of some, everything known about one key.
 
 pserver.rows.table_rows holds the rows in memory; pserver.rows.digest hashes rows.
 """
@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from pserver.admission.slot_admission import SlotAdmission
 from pserver.lifecycle.aging import STAYS, RowStatistics, TableAging
 from pserver.lifecycle.deletions import Deletions
-from pserver.protocol.shards import U64
+from pserver.protocol.shards import F32, U64
 from pserver.rows import kernels
 from pserver.rows.arrays import frozen
 from pserver.rows.digest import add, digest_rows, join, multipliers_of
 from pserver.rows.row_format import HEAD, unpack
 from pserver.rows.split_work import WorkSplitter
 from pserver.rows.table_rows import COLUMNS, I32, U32, RowArrays, bits_of
+
+KEYS_AT_ONCE = 1 << 16
+"""Keys whose statistics are read while rows neither move nor leave memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,26 @@ class TableOverview:
             "vector": not self.rows.settings.extends or bool(words_UW[0, -1]),
             "leaves_after_days": self.life.leaves_after(words_UW[0]),
         }
+
+    def statistics_of(self, keys_U: U64) -> tuple[NDArray[np.bool_], F32]:
+        """See pserver.tables.table.ShardTable.statistics_of."""
+        found_U, value_U2 = np.zeros(len(keys_U), np.bool_), np.zeros((len(keys_U), 2), np.float32)
+        for begin in range(0, len(keys_U), KEYS_AT_ONCE):
+            keys_P = keys_U[begin : begin + KEYS_AT_ONCE]
+            with self.rows.still:
+                with self.rows.removing():
+                    rows_P = self.rows.look_up(keys_P)
+                    held_P = rows_P != kernels.EMPTY
+                    held = RowStatistics(*(each[rows_P[held_P]] for each in self.departures.statistics()))
+                away_P = np.flatnonzero(~held_P)
+                there_P, words_FW = self.rows.find_stored(keys_P[away_P])
+            away = RowStatistics.of_words(words_FW)
+            for place_F, statistics in ((np.flatnonzero(held_P), held), (away_P[there_P], away)):
+                why_F = self.life.gone(statistics, np.arange(len(place_F), dtype=np.int32))
+                present_F = (statistics.changed_version != 0) & (why_F == STAYS)
+                found_U[begin + place_F[present_F]] = True
+                value_U2[begin + place_F[present_F]] = self.life.present(statistics)[present_F]
+        return found_U, value_U2
 
     def _words_of(self, keys_U: U64) -> U32:
         """(found, W') words of those keys that have a row or a reserved one."""

@@ -98,6 +98,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("HistorySection", "when"): TextKind.NAME,
     ("CountersSection", "key"): TextKind.NAME,
     ("CountersSection", "click"): TextKind.NAME,
+    ("StatisticsSection", "of"): TextKind.NAME,
     ("JoinSection", "label"): TextKind.NAME,
     ("JoinSection", "key"): TextKind.NAME,
     ("TaskSection", "name"): TextKind.NAME,

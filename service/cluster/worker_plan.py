@@ -290,7 +290,11 @@ def _shards(
         "num_shards": len(live),
         "num_ranks": num_ranks,
         "tables": {table: section.model_dump(mode="json") for table, section in tables.items()},
-        "histories": {name: kept for name, kept in remembered_of(schema).items() if name in tables},
+        "histories": {
+            name: kept
+            for name, kept in remembered_of(schema).items()
+            if (kept if isinstance(kept, str) else name) in tables
+        },
         "joins": {name: window_s for name, window_s in windows_of(job.spec.join).items() if name in tables},
         "groups": {slot.name: slot.group for slot in schema.sparse},
         "seed": job.spec.seed,

@@ -175,11 +175,40 @@ TUNED = [
     Case("criteo, dcn_v2", "dropout 0.1 (not 0)", CRITEO, model("dcn_v2", hidden=[128, 64], dropout=0.1)),
     Case("criteo, dcn_v2", "three cross layers (not 2)", CRITEO, model("dcn_v2", hidden=[128, 64], cross_layers=3)),
 ]
+FIELDS = "user page last_click device sso subscriber gender postcode age hour weekday list_length".split()
+CATEGORIES = [f"C{number}" for number in range(1, 27)]
+PLAIN, COUNTED = "news/plain.toml", "news/counters.toml"
+
+
+def knows(*of: str) -> Mapping[str, Changes]:
+    """A slot with the statistics of the rows of these slots."""
+    return {"known": {"kind": "dense", "statistics": {"of": list(of)}}}
+
+
+KNOWING = [
+    Case("news, statistics of rows", "deepfm", NEWS),
+    Case("news, statistics of rows", "of the article", NEWS, {}, knows("article")),
+    Case("news, statistics of rows", "and the reader", NEWS, {}, knows("article", "user")),
+    Case("news, statistics of rows", "and the crosses of the article", NEWS, {}, knows("user", *ITEM)),
+    Case("news, statistics of rows", "of all fields and crosses", NEWS, {}, knows(*FIELDS, *ITEM)),
+    Case("news, statistics of rows", "plain fields, lr: of all", PLAIN, {}, knows(*FIELDS, "article")),
+    Case(
+        "news, statistics of rows",
+        "histories and counters, of the reader and the article with crosses",
+        COUNTED,
+        {},
+        knows("user", *ITEM),
+    ),
+    Case("criteo, statistics of rows", "deepfm", CRITEO),
+    Case("criteo, statistics of rows", "of all 26 categories", CRITEO, {}, knows(*CATEGORIES)),
+    Case("criteo, statistics of rows", "lr", CRITEO, lr(0.05)),
+    Case("criteo, statistics of rows", "lr, of all 26 categories", CRITEO, lr(0.05), knows(*CATEGORIES)),
+]
 LIVES = [
     *(Case("news, rows", name, NEWS, table(max_shrink_fraction=1.0, **life)) for name, life in (LIFE | AGEING).items()),
     *(Case("criteo, rows", name, CRITEO, table(**life)) for name, life in LIFE.items()),
 ]
-CASES = [*MODELS, *TUNED, *LIVES]
+CASES = [*MODELS, *TUNED, *LIVES, *KNOWING]
 
 
 # -- one run ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,14 @@ from millrace.errors import SpecError
 from pserver.config import TableSection
 from pserver.protocol.histories import counters_table_of, table_of
 from trainer.config import ExportSection
-from trainer.exports.request import ExportAnswer, ExportedCounters, ExportedHistory, ExportRequest, ParentExport
+from trainer.exports.request import (
+    ExportAnswer,
+    ExportedCounters,
+    ExportedHistory,
+    ExportedStatistics,
+    ExportRequest,
+    ParentExport,
+)
 from trainer.exports.rollback import RollbackDecision, RollbackState
 from trainer.exports.schedule import DueExport
 from trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
@@ -110,6 +117,18 @@ class ExportSettings:
                 windows_s=slot.counters.windows_s,
             )
             for slot in self.schema.counters
+        }
+
+    def statistics(self, tables: Mapping[str, TableSection]) -> dict[str, ExportedStatistics]:
+        """The sparse slots whose rows dense slots tell of, where `tables` are exported."""
+        names = sorted({name for slot in self.schema.statistics for name in slot.statistics.slots})
+        asked = [self.schema.by_name[name] for name in names]
+        return {
+            slot.name: ExportedStatistics(
+                table=slot.sparse.table, section=tables[slot.sparse.table], key=slot.name, group=slot.group
+            )
+            for slot in asked
+            if slot.sparse.table in tables
         }
 
     def by_event(self, stream: str) -> bool:
@@ -230,6 +249,7 @@ def request_of(setting: ExportSettings, body: Body, facts: Mapping[str, Any]) ->
     """The request to the exporter, by the logged operation, not by the present spec. The commit is not set yet."""
     stream = body["stream"]
     shared = {name: body[name] for name in SHARED if name != "address"} | {"tables": tuple(body["tables"])}
+    tables = {name: TableSection.model_validate(section) for name, section in facts["tables"].items()}
     return ExportRequest(
         job=setting.job,
         stream=stream,
@@ -243,11 +263,12 @@ def request_of(setting: ExportSettings, body: Body, facts: Mapping[str, Any]) ->
         commit=Path(),
         address=body["address"],
         stage=setting.store / STAGES / f"{stream}-{body['version']:010d}",
-        tables={name: TableSection.model_validate(section) for name, section in facts["tables"].items()},
+        tables=tables,
         slots={name: setting.slots.get(name, {}) for name in body["tables"]},
         groups={slot.name: slot.group for slot in setting.schema.sparse},
         histories=setting.histories,
         counters=setting.counters,
+        statistics=setting.statistics(tables),
         whole=set(body["tables"]) == set(setting.tables()),
         folder=setting.folder,
         facts=dict(facts["manifest"]),

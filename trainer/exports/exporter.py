@@ -163,7 +163,7 @@ class ExportRun:
             with ExitStack() as open_stores:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
-                memories = self._memories(commit, open_stores, files)
+                memories = self._memories(commit, sources, open_stores, files)
                 model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
             content = self._manifest(counts, tables, {**model.message(), **memories}, model.gate, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
@@ -210,19 +210,25 @@ class ExportRun:
             entries[table] = counts[table].message(slots, section, dtype)
         return counts, entries
 
-    def _memories(self, commit: Commit, stack: ExitStack, files: ExportFiles) -> dict[str, Any]:
-        """Write histories and counters of a base of all tables; the manifest's entries about them, if there are any."""
+    def _memories(
+        self, commit: Commit, sources: Mapping[str, CommitTableRows], stack: ExitStack, files: ExportFiles
+    ) -> dict[str, Any]:
+        """Write histories, counters and statistics of rows of a base of all tables; the manifest's entries about them,
+        if there are any."""
         request, version = self.request, self.request.version
         told: dict[str, Any] = {}
-        for kind, memories in (("histories", request.histories), ("counters", request.counters)):
+        kinds = {"histories": request.histories, "counters": request.counters, "statistics": request.statistics}
+        for kind, memories in kinds.items():
             if memories and (request.kind != "base" or not request.whole):
                 told[f"without_{kind}"] = sorted(memories)
             elif memories:
                 told[kind] = found = {}
                 for name, each in memories.items():
-                    slots = {each.key: each.group}
-                    rows = CommitTableRows(commit, each.table, each.section, slots, self.scratch / "rows")
-                    source = stack.enter_context(rows)
+                    source = sources.get(each.table)
+                    if source is None:
+                        slots = {each.key: each.group}
+                        rows = CommitTableRows(commit, each.table, each.section, slots, self.scratch / "rows")
+                        source = stack.enter_context(rows)
                     found[name] = write_memory(name, each, source, version, files.open, self.deadline)
         return told
 

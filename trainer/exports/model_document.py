@@ -61,6 +61,13 @@ COUNTERS = (
     "of the first sign, then of each other sign ^ the key before; other exports have none (without_counters in the "
     "manifest). Whoever asks for a prediction sends the floats in the slot."
 )
+STATISTICS = (
+    "A slot with statistics is filled by the job that trains: for each slot in `of`, with the shows s and clicks c of "
+    "the rows of the sample's signs there, summed over the signs (0 without a row): log(1 + s), then log(1 + c) - "
+    "log(1 + s). Logarithms are natural. A base of all tables has show and click of each row at its version in "
+    "statistics-<slot>-<n>.parquet; other exports have none (without_statistics in the manifest). Whoever asks for a "
+    "prediction sends the floats in the slot."
+)
 INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "
     "first-order weight, if any, + dim; a sequence's rows, (B, max_len, W), and its mask as <slot>.mask, (B, max_len); "
@@ -128,7 +135,8 @@ def describe(
         },
         "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS}
         | ({"histories": HISTORIES} if schema.histories else {})
-        | ({"counters": COUNTERS} if schema.counters else {}),
+        | ({"counters": COUNTERS} if schema.counters else {})
+        | ({"statistics": STATISTICS} if schema.statistics else {}),
     }
     return document if features is None else document | {"features": dict(features)}
 
@@ -168,6 +176,8 @@ def _sparse(schema: Schema, tables: Mapping[str, TableSection]) -> list[dict[str
 def _dense(slot: Slot) -> dict[str, Any]:
     assert isinstance(slot.entry, DenseSlot)
     told = {} if (counters := slot.entry.counters) is None else {"counters": counters.model_dump(mode="json")}
+    if (statistics := slot.entry.statistics) is not None:
+        told = {"statistics": {"of": list(statistics.slots)}}
     return {"name": slot.name, "kind": "dense", "size": slot.entry.size, **told}
 
 

@@ -47,6 +47,10 @@ class ExportedCounters(ExportedMemory):
     """Their windows, in seconds; 0: all time."""
 
 
+class ExportedStatistics(ExportedMemory):
+    """Shows and clicks of the rows of one slot, whose key it is."""
+
+
 class ExportRequest(Section):
     """One export of one commit. May be sent again after the export failed or was interrupted."""
 
@@ -84,6 +88,8 @@ class ExportRequest(Section):
     """By slot. A base of all tables has them; other exports have none, and say so."""
     counters: dict[str, ExportedCounters] = {}
     """By slot; as `histories`."""
+    statistics: dict[str, ExportedStatistics] = {}
+    """By sparse slot; as `histories`."""
     whole: bool = True
     """Whether all tables of the job are exported."""
     folder: Path = Path()

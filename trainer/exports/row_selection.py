@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 from millrace.keys import NUM_BUCKETS
 from pserver.commit.change_files import ChangedKeys, read_changes
 from pserver.config import TableSection
-from pserver.lifecycle.aging import KEEPERS, TableAging
+from pserver.lifecycle.aging import KEEPERS, RowStatistics, TableAging
 from pserver.protocol.shards import U16, U64, ShardCommitPart
 from pserver.protocol.table_operations import ExportCut
 from pserver.rows.optimizers import optimizer_of
@@ -121,6 +121,10 @@ class CommitTableRows:
             found_U[place_F[chosen_F]] = True
             weights_UD[place_F[chosen_F]] = weights_of(words_FW[chosen_F], self._num_weights)
         return found_U, weights_UD
+
+    def statistics(self, words_UW: U32) -> NDArray[np.float32]:
+        """(U, 2) shows and clicks of rows at the commit's version. Days and rates are the same in all parts."""
+        return self._lives[0].present(RowStatistics.of_words(words_UW))
 
     def changes(self, since: int) -> ChangedKeys:
         """Keys that changed or were deleted after version `since`. Raises DeltaImpossible."""

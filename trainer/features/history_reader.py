@@ -1,4 +1,4 @@
-"""Fills the slots with histories and counters, between the reading of a pass and its batches.
+"""Fills the slots with histories, counters and statistics of rows, between the reading of a pass and its batches.
 
 It stands around the reader of a stream. A rank reads its whole part of a pass, and waits until the pass is open, so
 that the shards hold the histories of the version before. Then it asks them about all samples at once.
@@ -25,7 +25,9 @@ from millrace.lists import offsets_of, pick
 from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, table_of
 from pserver.protocol.shards import Shards
 from trainer.features.counter_columns import F32, counter_column
+from trainer.features.deduplication import EmbeddingTable
 from trainer.features.pass_gate import GatedReader
+from trainer.features.row_statistics import RowQuestions, StatisticColumns
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -44,12 +46,21 @@ class BlockQuestions:
 
 
 class HistoryReader(GatedReader):
-    """A PassReader whose samples have their histories and counters."""
+    """A PassReader whose samples have their histories, counters and statistics of rows."""
 
-    def __init__(self, reader: PassReader, schema: Schema, shards: Shards, wait_s: float) -> None:
-        """`reader` gives the slots of `schema.emitted`. `wait_s`: longest wait for the questions of other ranks."""
+    def __init__(
+        self,
+        reader: PassReader,
+        schema: Schema,
+        shards: Shards,
+        wait_s: float,
+        tables: Sequence[EmbeddingTable] = (),
+    ) -> None:
+        """`reader` gives the slots of `schema.emitted`. `wait_s`: longest wait for the questions of other ranks.
+        `tables`: those of the job, for statistics of rows."""
         super().__init__(reader)
         self._schema, self._shards, self._wait_s = schema, shards, wait_s
+        self._statistics = StatisticColumns(schema, tables)
 
     def read(self, pass_number: int, segments: Sequence[Segment], tally: PassTally) -> Iterator[Samples]:
         """See PassReader. The samples of this rank's part are in memory while it waits (passes.max_events)."""
@@ -59,10 +70,12 @@ class HistoryReader(GatedReader):
         counters = None if tally.slots is None else tally.slots.widened(self._schema)
         asked = {slot.name: list(questions_of(blocks, slot, self._schema)) for slot in self._schema.histories}
         asked |= {slot.name: list(counter_questions(blocks, slot, self._schema)) for slot in self._schema.counters}
-        answers = self._recall(pass_number, asked)
+        about_rows = self._statistics.asked(blocks)
+        answers = self._recall(pass_number, asked, about_rows)
+        of_rows = self._statistics.columns(blocks, about_rows, answers)
         begin = dict.fromkeys(asked, 0)
         for place, block in enumerate(blocks):
-            sparse, dense = {}, {}
+            sparse, dense = {}, dict(of_rows[place])
             for name, of_blocks in asked.items():
                 end = begin[name] + len(of_blocks[place].questions.key_Q)
                 found, slot = answers[name].between(begin[name], end), self._schema.by_name[name]
@@ -74,8 +87,14 @@ class HistoryReader(GatedReader):
             yield self._with(block, sparse, dense, counters)
         tally.slots = counters
 
-    def _recall(self, pass_number: int, asked: Mapping[str, Sequence[BlockQuestions]]) -> dict[str, HistoryAnswers]:
-        """The answers to the questions of all blocks, by slot. A rank without samples asks, too: others wait for it."""
+    def _recall(
+        self,
+        pass_number: int,
+        asked: Mapping[str, Sequence[BlockQuestions]],
+        about_rows: Mapping[str, Sequence[RowQuestions]],
+    ) -> dict[str, HistoryAnswers]:
+        """The answers to the questions of all blocks, by slot; about rows by the questions' name. A rank without
+        samples asks, too: others wait for it."""
         tables, questions = {}, {}
         for name, of_blocks in asked.items():
             slot = self._schema.by_name[name]
@@ -84,6 +103,9 @@ class HistoryReader(GatedReader):
             group = self._schema.by_name[slot.history.key if sparse else slot.counters.keys[-1]].group
             parts = [no_questions(group), *(each.questions for each in of_blocks)]
             questions[tables[name]] = HistoryQuestions.concat(parts)
+        for name, group in self._statistics.groups.items():
+            parts = [no_questions(group), *(each.questions for each in about_rows[name])]
+            tables[name], questions[name] = name, HistoryQuestions.concat(parts)
         answers = self._shards.recall(pass_number, questions, Deadline.after(self._wait_s))
         return {name: answers[table] for name, table in tables.items()}
 

@@ -111,7 +111,8 @@ def _meaning_of_slots(before: Mapping[str, Any], after: Mapping[str, Any]) -> tu
     if changes.altered:
         name, why = next(iter(changes.altered.items()))
         return ChangeClass.NEW, f"slot {name!r} ({why}; another name would make it a new slot)"
-    filled = {slot.name for spec in (before, after) for slot in schema_of(spec).filled}
+    schemas = [schema_of(spec) for spec in (before, after)]
+    filled = {slot.name for schema in schemas for slot in (*schema.histories, *schema.counters)}
     if filled.intersection([*changes.added, *changes.removed]):
         return ChangeClass.NEW, "the slots with a history or counters, whose tables are made with the store,"
     if changes != SlotChanges() and any(spec.get("join") for spec in (before, after)):

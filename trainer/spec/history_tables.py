@@ -1,5 +1,7 @@
 """The tables of histories and counters on the shards, one for each slot that the job fills, and their checks. Pure.
 
+Statistics of rows have no table of their own: shards answer questions about them from the rows' table.
+
 A row holds the last signs of one key (pserver.rows.history_kernels), or its counts (pserver.rows.counter_kernels). Its
 key is that of the sign in the slot `key`, so that whoever forgets a user forgets the user's histories and counters.
 """
@@ -7,12 +9,12 @@ key is that of the sign in the slot `key`, so that whoever forgets a user forget
 import re
 from collections.abc import Iterator
 
-from dataset.spec.config import MetaSlot
+from dataset.spec.config import DenseSlot, MetaSlot
 from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.validation import nearest
 from pserver.config import Initial, Sgd, TableSection
-from pserver.protocol.histories import Remembered, counters_table_of, table_of
+from pserver.protocol.histories import Remembered, counters_table_of, statistics_of, table_of
 from pserver.rows import counter_kernels, history_kernels
 from trainer.config import TrainerJob
 
@@ -21,10 +23,13 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,56}")
 
 
 def remembered_of(schema: Schema) -> dict[str, Remembered]:
-    """The tables of histories, with the most signs of a key, and of counters, with their windows."""
+    """The tables of histories, with the most signs of a key, and of counters, with their windows; and the questions
+    about statistics of rows, with the rows' table."""
+    asked = (schema.by_name[name] for slot in schema.statistics for name in slot.statistics.slots)
     return {
         **{table_of(slot.name): slot.history.last for slot in schema.histories},
         **{counters_table_of(slot.name): slot.counters.windows_s for slot in schema.counters},
+        **{statistics_of(slot.name): slot.sparse.table for slot in asked},
     }
 
 
@@ -70,18 +75,18 @@ def check_no_histories(job: TrainerJob, path: str) -> None:
     fills them."""
     schema = Schema.of(job.slots)
     if schema.filled:
-        what, sent = ("a history", "signs") if schema.histories else ("counters", "values")
+        what, sent = ("a history", "signs") if schema.histories else (_what(schema.filled[0]), "values")
         raise SpecError(
-            f"slot {schema.filled[0].name!r} is {what}, which only training fills: prediction jobs with histories or "
-            f"counters are not built yet. Train on the events instead, with train.learn = false to keep the model, or "
-            f"send the {sent} of this slot to a replica",
+            f"slot {schema.filled[0].name!r} is {what}, which only training fills: prediction jobs with histories, "
+            "counters or statistics of rows are not built yet. Train on the events instead, with train.learn = false "
+            f"to keep the model, or send the {sent} of this slot to a replica",
             path,
         )
 
 
 def check_histories(job: TrainerJob, schema: Schema) -> None:
-    """Raise SpecError for a history or counters of a slot that does not exist or does not fit, or with a mode that has
-    none."""
+    """Raise SpecError for a history, counters or statistics of a slot that does not exist or does not fit, or with a
+    mode that has none."""
     for slot in schema.histories:
         at, history = _place(job, slot), slot.history
         _emitted(schema, history.key, f"{at}.history.key")
@@ -103,6 +108,21 @@ def check_histories(job: TrainerJob, schema: Schema) -> None:
                 f"{at}.counters.windows",
             )
         _check_filled(job, slot, at, counters_table_of(slot.name), "counters")
+    for slot in schema.statistics:
+        at = _place(job, slot)
+        for name in slot.statistics.slots:
+            _emitted(schema, name, f"{at}.statistics.of")
+            if NAME.fullmatch(name) is None:
+                raise SpecError(
+                    f"{name!r} is asked by name: at most 56 letters, digits, '_' and '-'", f"{at}.statistics.of"
+                )
+        _check_mode(job, slot, "statistics of rows")
+
+
+def _what(slot: Slot) -> str:
+    """The name of that which fills a dense slot."""
+    counts = isinstance(slot.entry, DenseSlot) and slot.entry.counters is not None
+    return "counters" if counts else "statistics of rows"
 
 
 def _place(job: TrainerJob, slot: Slot) -> str:
@@ -114,6 +134,10 @@ def _check_filled(job: TrainerJob, slot: Slot, at: str, table: str, what: str) -
         raise SpecError(f"slot {slot.name!r} names a table: give it at most 56 letters, digits, '_' and '-'", at)
     if table in job.tables:
         raise SpecError(f"is the table of the slot {slot.name!r}, which is {what}; rename it", f"tables.{table}")
+    _check_mode(job, slot, what)
+
+
+def _check_mode(job: TrainerJob, slot: Slot, what: str) -> None:
     if job.train.mode != "sync":
         name = "histories" if what == "a history" else what
         raise SpecError(

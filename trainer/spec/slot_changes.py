@@ -73,6 +73,8 @@ def _altered(was: Slot, now: Slot) -> str:
             return f"size was {before_size} and is {after_size}"
         case DenseSlot(counters=one), DenseSlot(counters=other) if one != other:
             return f"counters was {one!r} and is {other!r}"
+        case DenseSlot(statistics=asked), DenseSlot(statistics=asks) if asked != asks:
+            return f"statistics was {asked!r} and is {asks!r}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Opens what reads the samples of a trainer's passes: source, pipe, join, histories, counters."""
+"""Opens what reads the samples of a trainer's passes: source, pipe, join, histories, counters, statistics of rows."""
 
 from collections.abc import Mapping
 
@@ -13,6 +13,7 @@ from dataset.spec.source_set import SourceSet
 from dataset.stream.source import Source
 from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
+from trainer.features.deduplication import tables_of
 from trainer.features.history_reader import HistoryReader
 from trainer.features.join_reader import JoinReader
 from trainer.spec.class_rules import num_classes_of
@@ -38,7 +39,10 @@ def open_reader(
         reader = JoinReader(segments, job.join, schema, shards, job.train.step_deadline, job.seed, job.sample.weight)
     else:
         reader = instead or _segments(config, job, schema, source, dead_letters)
-    return HistoryReader(reader, schema, shards, job.train.step_deadline) if schema.filled else reader
+    if not schema.filled:
+        return reader
+    tables = tables_of(schema, job.tables, job.tasks[0].label)
+    return HistoryReader(reader, schema, shards, job.train.step_deadline, tables)
 
 
 def _segments(

@@ -1,0 +1,191 @@
+"""From the samples of a pass to questions about rows, and from shows and clicks to the floats of a slot; what is
+refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.loader.batch_loader import PassTally
+from dataset.samples.batch import Ragged, Samples
+from dataset.samples.slot_counters import SlotCounters
+from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from dataset.spec.row_statistics import StatisticsSection
+from dataset.spec.schema import Schema
+from millrace.deadline import Deadline
+from millrace.errors import SpecError
+from pserver.config import Sgd, TableSection
+from pserver.protocol.shards import Gradients, StepScale
+from pserver.server.embedded import EmbeddedShards
+from service.spec.job import load_job
+from tests.integration.stream_job import SPEC
+from trainer.config import ExportSection
+from trainer.control.predictions import check_no_histories
+from trainer.exports.model_document import describe
+from trainer.features.deduplication import Deduplicator, tables_of
+from trainer.features.history_reader import HistoryReader
+from trainer.features.row_statistics import fill_values, value_reference
+from trainer.spec.history_tables import remembered_of
+from trainer.spec.slot_changes import slot_changes
+
+SCHEMA = Schema.of(
+    (
+        DenseSlot(name="known", kind="dense", statistics=StatisticsSection(of=("words", "user"))),
+        SparseSlot(name="user", table="people"),
+        SparseSlot(name="words"),
+        DenseSlot(name="again", kind="dense", statistics=StatisticsSection(of="user")),
+        MetaSlot(name="click", kind="meta"),
+        MetaSlot(name="shown", kind="meta"),
+    )
+)
+TABLES = {
+    "default": TableSection(dim=1, optimizer=Sgd(kind="sgd"), decay=1.0),
+    "people": TableSection(dim=1, optimizer=Sgd(kind="sgd"), decay=1.0, show="shown"),
+}
+SAMPLES = st.tuples(
+    st.lists(st.integers(0, 2), max_size=1),
+    st.lists(st.integers(0, 2), max_size=3),  # words, maybe one of them twice
+    st.sampled_from([0.0, 1.0, float("nan")]),
+    st.sampled_from([0.0, 2.0, 4.0]),
+)
+BLOCKS = st.lists(st.lists(st.lists(SAMPLES, min_size=1, max_size=3), min_size=1, max_size=3), max_size=2)
+"""Blocks of events of samples: user, words, click, shown."""
+
+
+def ragged(column):
+    offsets = np.array([0, *np.cumsum([len(signs) for signs in column])], np.int64)
+    return Ragged(np.array([sign for signs in column for sign in signs], np.uint64), offsets)
+
+
+def soon():
+    return Deadline.after(20)
+
+
+class Blocks:
+    """A PassReader of made blocks of events."""
+
+    def __init__(self, passes):
+        self._passes = passes
+
+    def read(self, pass_number, segments, tally):
+        tally.slots = SlotCounters(SCHEMA.emitted)
+        for events in self._passes[pass_number - 1]:
+            users, words, clicks, shown = zip(*(each for event in events for each in event), strict=True)
+            event_B = np.repeat(np.arange(len(events)), [len(event) for event in events])
+            meta = {"click": np.array(clicks, np.float32), "shown": np.array(shown, np.float32)}
+            sparse = {"user": ragged(users), "words": ragged(words)}
+            yield Samples(sparse, {}, meta, event_B, np.full(len(event_B), np.nan))
+
+    def close(self):
+        pass
+
+
+def plain(passes):
+    """The floats of every sample: a dictionary that reads the events in order."""
+    known, rows = {}, []
+    for event in (event for blocks in passes for events in blocks for event in events):
+        for users, words, _, _ in event:
+            pairs = [[known.get((of, sign), (0.0, 0.0)) for sign in signs] for of, signs in ((1, words), (0, users))]
+            sums = [tuple(np.sum([(0.0, 0.0), *each], axis=0).tolist()) for each in pairs]
+            rows.append([*value_reference(*sums[0]), *value_reference(*sums[1]), *value_reference(*sums[1])])
+        for users, words, click, shown in event:
+            for of, signs, show in ((0, users, shown), (1, words, 1.0)):
+                for sign in signs:
+                    shows, clicks = known.get((of, sign), (0.0, 0.0))
+                    known[of, sign] = shows + show, clicks + (click if click == click else 0.0)
+    return rows
+
+
+def learn(shards, samples, tables):
+    """A step of all samples, with gradients of 0: what a trainer pushes of their shows and clicks."""
+    looks = [Deduplicator(table).lookup(samples) for table in tables]
+    batch = shards.prepare({look.table.name: look.keys for look in looks}, learn=True)
+    rows = shards.pull(batch, soon())
+    pushed = {k.table.name: Gradients(0 * rows[k.table.name], k.show_U, k.click_U) for k in looks}
+    shards.exchange(0, batch, pushed, None, StepScale(len(samples)), soon())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(BLOCKS, min_size=1, max_size=3))
+def test_every_sample_has_what_the_rows_of_its_ids_had_before(passes):
+    shards, found = EmbeddedShards(TABLES, 1, histories=remembered_of(SCHEMA)), []
+    tables = tables_of(SCHEMA, TABLES, "click")
+    reader = HistoryReader(Blocks(passes), SCHEMA, shards, 20.0, tables)
+    for number in range(1, len(passes) + 1):
+        shards.open_pass(number, soon())
+        reader.opened(number)
+        blocks = list(reader.read(number, (), PassTally()))
+        for samples in blocks:
+            assert list(samples.dense) == ["known", "again"], "in the order of the schema"
+            found += np.concatenate([samples.dense["known"], samples.dense["again"]], 1).tolist()
+        if blocks:
+            learn(shards, Samples.concat(blocks), tables)
+        shards.close_pass(0, soon())
+    shards.close()
+    assert np.array_equal(np.array(found).reshape(-1, 6), np.array(plain(passes), np.float32).reshape(-1, 6))
+
+
+@given(st.lists(st.tuples(st.floats(-2, 1e12), st.floats(-2, 1e12)), min_size=1, max_size=4))
+def test_the_kernel_gives_the_values_of_its_twin(pairs):
+    value_BC = np.empty((1, 2 * len(pairs)), np.float32)
+    fill_values(np.array([[n for pair in pairs for n in pair]]), value_BC)
+    wanted = [value for pair in pairs for value in value_reference(*pair)]
+    assert value_BC[0].tolist() == np.array(wanted, np.float32).tolist()
+
+
+def test_the_floats_are_those_of_paddle():
+    assert value_reference(7.0, 1.0) == (math.log(8), math.log1p(1.0) - math.log1p(7.0))
+    assert value_reference(0.0, 0.0) == (0.0, 0.0)
+
+
+# --- the job file ----------------------------------------------------------------------------------------------------
+
+KNOWN = 'statistics = { of = ["a", "history"] }'
+GOOD = SPEC.replace("[[tasks]]", f'[[slots]]\nname = "known"\nkind = "dense"\n{KNOWN}\n\n[[tasks]]', 1)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loaded(spec=GOOD):
+        (tmp_path / "job.toml").write_text(spec)
+        return load_job(tmp_path / "job.toml", ()).spec
+
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('["a", "history"]', '["a", "click"]', "statistics.of: 'click' is not a sparse slot that the pipe emits"),
+        ('["a", "history"]', '["a", "a"]', "statistics.of: a slot is there twice"),
+        ('["a", "history"]', "[]", "statistics.of"),
+        ('name = "known"', 'name = "known"\nsize = 3', "size = 3 is not the 4 numbers of statistics"),
+        (KNOWN, f'{KNOWN}\ncounters = {{ key = "a", windows = ["all"], what = ["shows"] }}', "are two slots"),
+        ("[train]", '[train]\nmode = "async"', "train.mode: is 'async', and slot 'known' is statistics of rows"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused_with_their_key(load, old, new, said):
+    with pytest.raises(SpecError) as caught:
+        load(GOOD.replace(old, new, 1))
+    assert said in str(caught.value)
+
+
+def test_statistics_have_no_table_and_predictions_refuse_them(load):
+    job = load()
+    schema = Schema.of(job.slots)
+    assert remembered_of(schema) == {"statistics-a": "default", "statistics-history": "default"}
+    assert schema.by_name["known"].entry.size == 4 and "known" not in schema.emitted.by_name
+    with pytest.raises(SpecError, match="slot 'known' is statistics of rows, which only training fills"):
+        check_no_histories(job, "slots")
+    described = describe(schema, job.tables, job.tasks, ExportSection())
+    (told,) = (slot for slot in described["slots"] if "statistics" in slot)
+    assert told["statistics"]["of"] == ["a", "history"] and told["size"] == 4
+    assert "sends the floats in the slot" in described["rules"]["statistics"]
+
+
+def test_other_rows_make_another_slot(load):
+    other = GOOD.replace('["a", "history"]', '["b", "history"]')
+    (why,) = slot_changes(Schema.of(load().slots), Schema.of(load(other).slots)).altered.values()
+    assert why.startswith("statistics was")
