@@ -289,6 +289,10 @@ TableName = Annotated[str, AfterValidator(_is_a_folders_name)]
 """A table's name, which is also the name of a folder."""
 
 
+WindowS = Annotated[int, Field(gt=-(1 << 62), lt=1 << 62)]
+"""The length of a window of counters in seconds; 0: without end; below 0: a half-life."""
+
+
 DENSE_SLICES = "dense-slices"
 """Name of the table with slices of the dense parameters, if the shards hold them. It has no features' rows."""
 SLICE_FLOATS = 1024
@@ -336,9 +340,10 @@ class ShardProcess(Section):
     """Number of trainers of the job."""
     tables: dict[TableName, TableSection]
     """The tables of the job."""
-    histories: dict[TableName, PositiveCount | tuple[Count, ...] | TableName] = {}
+    histories: dict[TableName, PositiveCount | tuple[WindowS, ...] | TableName] = {}
     """The tables that hold histories in place of weights, with the most signs of a key; or counters, with the lengths
-    of their windows in seconds, 0 for one without end. Of questions about the statistics of rows: the rows' table."""
+    of their windows in seconds, 0 for one without end, below 0 for half-lives. Of questions about the statistics of
+    rows: the rows' table."""
     joins: dict[TableName, PositiveDuration] = {}
     """The table of what waits for a join, if the job has one, with the window of event time."""
     groups: dict[str, SlotGroup] = {}

@@ -8,11 +8,11 @@ from pydantic import Field, field_validator, model_validator
 from millrace.config import PositiveDuration, Section
 
 MAX_WINDOWS = 8
-"""Most windows of a slot: 60 bytes each for every key."""
+"""Most windows and half-lives of a slot: a window is 60 bytes for every key, a half-life 12."""
 MAX_CROSSED = 8
 """Most slots of a key."""
 MIN_WINDOW_S, MAX_WINDOW_S = 60, 366 * 86_400
-"""Limits of the length of a window."""
+"""Limits of the length of a window, or of a half-life."""
 
 
 class Counted(StrEnum):
@@ -29,7 +29,7 @@ class CountersSection(Section):
 
     The pipe does not emit such a slot. A sample sees the samples of earlier events, in the order of the log, and none
     of its own event. A sample without a key has zeros. The slot has a float for each window and each of `what`, window
-    by window."""
+    by window; after the windows, likewise for each half-life."""
 
     key: str | Annotated[tuple[str, ...], Field(min_length=2, max_length=MAX_CROSSED)]
     """Sparse slot whose first sign is the key, for example "article"; or several, for example ["user", "article"]:
@@ -37,9 +37,12 @@ class CountersSection(Section):
     what: Annotated[tuple[Counted, ...], Field(min_length=1)] = (Counted.SHOWS, Counted.CLICKS, Counted.CTR)
     """The floats of each window: "shows": log(1 + shows); "clicks": log(1 + clicks); "ctr":
     log((clicks + prior * prior_weight) / (shows + prior_weight) / prior), which is 0 for a key without samples."""
-    windows: Annotated[tuple[PositiveDuration | Literal["all"], ...], Field(min_length=1, max_length=MAX_WINDOWS)]
+    windows: Annotated[tuple[PositiveDuration | Literal["all"], ...], Field(max_length=MAX_WINDOWS)] = ()
     """Lengths of the windows, for example ["1h", "1d", "all"]: whole minutes, at most 366 days; "all" has no end. The
     begin of a window is rounded down to a sixth of its length."""
+    half_lives: Annotated[tuple[PositiveDuration, ...], Field(max_length=MAX_WINDOWS)] = ()
+    """Counts that fade, for example ["1d"]: a show counts half after a day, a quarter after two. Whole minutes, at most
+    366 days. Ages are rounded down to a sixth of the half-life."""
     click: str | None = None
     """Meta slot: a sample in which it is neither 0 nor missing is a click. Needed by "clicks" and "ctr"."""
     prior: float = Field(default=0.05, gt=0, lt=1)
@@ -60,6 +63,22 @@ class CountersSection(Section):
             raise ValueError("a window is there twice")
         return windows
 
+    @field_validator("half_lives")
+    @classmethod
+    def _whole_minutes_too(cls, half_lives: tuple[float, ...]) -> tuple[float, ...]:
+        for each in half_lives:
+            if each % 60 or not MIN_WINDOW_S <= each <= MAX_WINDOW_S:
+                raise ValueError(f"{each:g} s is not a half-life: whole minutes, at most 366 days")
+        if len(set(half_lives)) < len(half_lives):
+            raise ValueError("a half-life is there twice")
+        return half_lives
+
+    @model_validator(mode="after")
+    def _has_windows(self) -> "CountersSection":
+        if not 1 <= len(self.windows) + len(self.half_lives) <= MAX_WINDOWS:
+            raise ValueError(f"needs windows or half_lives, at most {MAX_WINDOWS} together")
+        return self
+
     @model_validator(mode="after")
     def _has_click(self) -> "CountersSection":
         if self.click is None and any(each is not Counted.SHOWS for each in self.what):
@@ -75,10 +94,11 @@ class CountersSection(Section):
 
     @property
     def windows_s(self) -> tuple[int, ...]:
-        """The windows in seconds, 0 for the one without end."""
-        return tuple(0 if window == "all" else int(window) for window in self.windows)
+        """The windows in seconds, 0 for the one without end; then the half-lives, below 0."""
+        windows_s = (0 if window == "all" else int(window) for window in self.windows)
+        return (*windows_s, *(-int(each) for each in self.half_lives))
 
     @property
     def size(self) -> int:
         """Number of floats of the slot."""
-        return len(self.what) * len(self.windows)
+        return len(self.what) * len(self.windows_s)

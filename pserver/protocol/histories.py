@@ -2,7 +2,8 @@
 
 A question is a sample, or several neighbours of one event with one key. pserver.tables.pass_histories answers. To a
 table of counters it has three numbers in place of signs: time in seconds, shows and clicks; the answer has shows and
-clicks of each window. About the statistics of rows it has two, shows and clicks, as bits of float64; so has the answer.
+clicks of each window, of a half-life in 1 / pserver.rows.counter_kernels.UNIT. About the statistics of rows it has two,
+shows and clicks, as bits of float64; so has the answer.
 
 Shapes: Q questions in the order of the log, N signs that they add, M signs of answers, P chosen questions.
 """
@@ -75,7 +76,7 @@ STATISTICS_PREFIX = "statistics-"
 
 Remembered = int | tuple[int, ...] | str
 """The memory of a table for each key: its last signs, at most so many; or counters, of windows in seconds, 0 for one
-without end; or, for questions about the statistics of rows, the name of the rows' table."""
+without end, below 0 for a half-life; or, for questions about the statistics of rows, the name of the rows' table."""
 
 
 def table_of(slot: str) -> str:

@@ -185,7 +185,28 @@ def knows(*of: str) -> Mapping[str, Changes]:
     return {"known": {"kind": "dense", "statistics": {"of": list(of)}}}
 
 
+def counts(**windows: object) -> Mapping[str, Changes]:
+    """A slot with counters of the article."""
+    return {"counts": {"kind": "dense", "counters": {"key": "article", "click": "click", **windows}}}
+
+
 KNOWING = [
+    Case("news, counters of the article", "windows 1h, 1d and all", NEWS, {}, counts(windows=["1h", "1d", "all"])),
+    Case(
+        "news, counters of the article",
+        "windows 10m, 1h, 6h and all",
+        NEWS,
+        {},
+        counts(windows=["10m", "1h", "6h", "all"]),
+    ),
+    Case("news, counters of the article", "half-lives 1h and 1d", NEWS, {}, counts(half_lives=["1h", "1d"])),
+    Case(
+        "news, counters of the article",
+        "half-lives 10m, 1h, 6h and 1d",
+        NEWS,
+        {},
+        counts(half_lives=["10m", "1h", "6h", "1d"]),
+    ),
     Case("news, statistics of rows", "deepfm", NEWS),
     Case("news, statistics of rows", "of the article", NEWS, {}, knows("article")),
     Case("news, statistics of rows", "and the reader", NEWS, {}, knows("article", "user")),

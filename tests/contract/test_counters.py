@@ -14,6 +14,7 @@ from pserver.rows.counter_kernels import (
     MAX_COUNT,
     NO_TIME,
     PARTS,
+    UNIT,
     count,
     count_reference,
     packed,
@@ -56,9 +57,19 @@ def questions(events):
     )
 
 
-def plain(passes):
+def plain(passes, windows_s=WINDOWS_S):
     known = {}
-    return [count_reference(asked(events), WINDOWS_S, known) for events in passes]
+    return [count_reference(asked(events), windows_s, known) for events in passes]
+
+
+def answers_of(samples, windows_s):
+    """The kernel's answers to (key, event, sample), and the words of the rows after them."""
+    columns = np.array([sample for _, _, sample in samples], np.int64).reshape(-1, 3).T.copy()
+    order = [np.array([each[place] for each in samples], np.int64) for place in (0, 1)]
+    word_UC = np.zeros((4, width_of(windows_s)), np.int64)
+    answer_QV = np.empty((len(samples), 2 * len(windows_s)), np.int64)
+    count(*order, *columns, np.array(windows_s), word_UC, answer_QV)
+    return answer_QV.tolist(), word_UC
 
 
 def run(world, passes, first=1):
@@ -84,16 +95,23 @@ def world_of(shards, ranks, **more):
 
 
 @settings(max_examples=80, deadline=None)
-@given(EVENTS)
-def test_the_kernel_counts_as_its_twin(events):
-    samples = asked(events)
-    columns = np.array([sample for _, _, sample in samples], np.int64).reshape(-1, 3).T.copy()
-    order = [np.array([each[place] for each in samples], np.int64) for place in (0, 1)]
-    word_UC = np.zeros((4, width_of(WINDOWS_S)), np.int64)
-    answer_QV = np.empty((len(samples), 2 * len(WINDOWS_S)), np.int64)
-    count(*order, *columns, np.array(WINDOWS_S), word_UC, answer_QV)
-    assert answer_QV.tolist() == plain([events])[0]
+@given(EVENTS, st.sampled_from([WINDOWS_S, (-600, 60, -60, 0)]))
+def test_the_kernel_counts_as_its_twin(events, windows_s):
+    answers, word_UC = answers_of(asked(events), windows_s)
+    assert answers == plain([events], windows_s)[0]
     assert unpacked(packed(word_UC)).tolist() == word_UC.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 1000)), min_size=1, max_size=20), st.booleans())
+def test_a_half_life_halves_counts_to_within_a_few_hundredths(shown, in_order):
+    shown = sorted(shown) if in_order else shown
+    last_s = max(at_s for at_s, _ in shown)
+    samples = [(0, number, (at_s, shows, shows // 2)) for number, (at_s, shows) in enumerate(shown)]
+    answers, _ = answers_of([*samples, (0, len(samples), (last_s, 0, 0))], (-600,))
+    for found, share in zip(answers[-1], (1, 2), strict=True):
+        exact = sum((shows // share) * 2 ** ((at_s // 100 - last_s // 100) / PARTS) for at_s, shows in shown)
+        assert exact - 0.1 < found / UNIT < exact + 1e-4 * (1 + exact), "rounded down, once for each sample"
 
 
 @settings(max_examples=15, deadline=None)

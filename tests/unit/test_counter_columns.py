@@ -15,7 +15,7 @@ from dataset.spec.counters import Counted, CountersSection
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from pserver.protocol.histories import HistoryAnswers
-from pserver.rows.counter_kernels import MAX_COUNT, packed, width_of
+from pserver.rows.counter_kernels import MAX_COUNT, UNIT, packed, width_of
 from pserver.server.embedded import EmbeddedShards
 from trainer.exports.counter_files import sub_windows
 from trainer.features.counter_columns import KINDS, counter_column, fill_values, value_reference
@@ -151,6 +151,21 @@ def test_a_sample_without_a_key_has_zeros_and_a_new_key_too():
     assert counter_column(np.array([-1, 0]), answers, OF_USER).tolist() == [[0.0] * 3] * 2
 
 
+def test_counts_of_a_half_life_are_in_parts_of_one_and_come_last():
+    fading = CountersSection(key="user", what=("shows", "clicks"), windows=("all",), half_lives=("1h",), click="click")
+    assert fading.windows_s == (0, -3600) and fading.size == 4
+    answers = HistoryAnswers(np.array([0, 4]), np.array([3, 1, UNIT * 5 // 2, UNIT // 2], np.uint64))
+    values = counter_column(np.array([0, -1]), answers, fading).tolist()
+    assert values == [[np.float32(math.log1p(n)) for n in (3, 1, 2.5, 0.5)], [0.0] * 4]
+
+
+def test_the_file_of_an_export_has_a_row_for_each_half_life_with_shows():
+    word_UC = np.array([[0, 0, 0], [7, 2 * UNIT, UNIT]])
+    row_N, columns = sub_windows(packed(word_UC), (-60,))
+    assert row_N.tolist() == [1]
+    assert [column.tolist() for column in columns] == [[-60], [70], [10], [2 * UNIT], [UNIT]]
+
+
 def test_the_files_of_an_export_have_each_sub_window_with_shows():
     word_UC = np.zeros((3, width_of((60, 0))), np.int64)
     word_UC[1, [0, 1 + 2 * (8 % 7), 2 + 2 * (8 % 7), 1 + 2 * (3 % 7)]] = 8, 5, 2, 1  # newest 8; and of 3
@@ -169,6 +184,10 @@ def test_the_files_of_an_export_have_each_sub_window_with_shows():
         ({"click": None}, "need click"),
         ({"what": ("ctr", "ctr")}, "what has a number twice"),
         ({"key": ("user",)}, "at least 2 items"),
+        ({"windows": ()}, "needs windows or half_lives"),
+        ({"half_lives": ("90s",)}, "90 s is not a half-life"),
+        ({"half_lives": ("1d", "24h")}, "a half-life is there twice"),
+        ({"half_lives": tuple(f"{n}h" for n in range(1, 9))}, "at most 8 together"),
     ],
 )
 def test_counters_that_make_no_sense_are_refused(keys, said):

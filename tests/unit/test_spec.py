@@ -83,7 +83,7 @@ MISTAKES = {
     "sources.impressions.event_time.fild=ts": "sources.impressions.event_time.fild: unknown key; did you mean 'field'? "
     "known here: field, kind, slot, unit",
     "slots.1.siz=1": "slots.1.siz: unknown key; did you mean 'size'? known here: buckets, count, counters, cross, "
-    "default, from, hash, in, kind, log, name, names, scale, size, split, time, unit",
+    "default, from, hash, in, kind, log, name, names, scale, size, split, statistics, time, unit",
     "tables.default.optimizer.rate=1": "tables.default.optimizer.rate: unknown key; known here: epsilon, initial, "
     "kind, lr, per",
     "model.clas=a": "model.clas: unknown key; did you mean 'class'? known here: class, name, settings",

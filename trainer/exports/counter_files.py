@@ -3,7 +3,8 @@
     counters-<slot>-<n>.parquet    slot, sign, key: those of the counters'; window_s, begin_s, length_s, shows, clicks
 
 A row is one sub-window: of the window of `window_s` seconds, from the unix time `begin_s` on, `length_s` long; these
-three are 0 for the counts of all time. Sub-windows without shows are left out.
+three are 0 for the counts of all time. Sub-windows without shows are left out. A half-life of h seconds is one row,
+with `window_s` = -h and counts as of its newest sub-window, in 1 / 256.
 
 Shapes: U rows of a chunk, C words of a row, P places of a window, N rows of the file.
 """
@@ -37,10 +38,12 @@ def sub_windows(rows_UD: F32, windows_s: Sequence[int]) -> tuple[I64, list[I64]]
 
 def _of_window(word_UC: I64, window_s: int) -> Iterator[tuple[I64, I64, I64, I64, I64, I64]]:
     """Row, window, begin, length, shows and clicks of the sub-windows that have shows, from the oldest on."""
-    part_s, newest_U = window_s // PARTS, word_UC[:, 0]
-    for back in range(PARTS, -1, -1) if window_s else (0,):
+    part_s, newest_U = abs(window_s) // PARTS, word_UC[:, 0]
+    for back in range(PARTS, -1, -1) if window_s > 0 else (0,):
         number_U = newest_U - back
-        place_U = 1 + 2 * (number_U % (PARTS + 1)) if window_s else np.zeros(len(word_UC), np.int64)
+        place_U = np.full(len(word_UC), int(window_s < 0), np.int64)
+        if window_s > 0:
+            place_U = 1 + 2 * (number_U % (PARTS + 1))
         show_U, click_U = (np.take_along_axis(word_UC, (place_U + more)[:, None], 1)[:, 0] for more in (0, 1))
         row_N = np.flatnonzero(show_U)
         same_N = np.ones(len(row_N), np.int64)

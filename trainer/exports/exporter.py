@@ -37,7 +37,7 @@ from trainer.exports.model_files import ServedRows, dense_file, dense_of, write_
 from trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
 from trainer.exports.pointers import HeadIsReplaced
 from trainer.exports.reader import DENSE, MANIFEST
-from trainer.exports.request import ExportAnswer, ExportRequest
+from trainer.exports.request import ExportAnswer, ExportedMemory, ExportRequest
 from trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
 from trainer.fence.fence_history import timeline_number
 
@@ -217,7 +217,11 @@ class ExportRun:
         if there are any."""
         request, version = self.request, self.request.version
         told: dict[str, Any] = {}
-        kinds = {"histories": request.histories, "counters": request.counters, "statistics": request.statistics}
+        kinds: dict[str, Mapping[str, ExportedMemory]] = {
+            "histories": request.histories,
+            "counters": request.counters,
+            "statistics": request.statistics,
+        }
         for kind, memories in kinds.items():
             if memories and (request.kind != "base" or not request.whole):
                 told[f"without_{kind}"] = sorted(memories)

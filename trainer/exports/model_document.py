@@ -10,7 +10,7 @@ from dataset.spec.config import DenseSlot
 from dataset.spec.schema import Schema, Slot
 from millrace.keys import key_of_reference, sign_of_text
 from pserver.config import TableSection
-from pserver.rows.counter_kernels import PARTS
+from pserver.rows.counter_kernels import PARTS, UNIT
 from trainer.config import ExportSection
 
 FORMAT = 1
@@ -56,7 +56,10 @@ COUNTERS = (
     "their number n and the number c of those whose slot `click` was neither 0 nor missing: shows is log(1 + n), "
     "clicks is log(1 + c), ctr is log((c + prior * prior_weight) / (n + prior_weight) / prior), or 0 if n is 0. "
     "Logarithms are natural. A window of w seconds has the samples whose unix second s is at most the sample's t, "
-    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Zeros without a key. A base of all tables has the "
+    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Of a half-life of h seconds, which comes after the "
+    f"windows, n and c are sums over all samples with the weight 2 ** ((s // p - t // p) / {PARTS}), where p = h / "
+    f"{PARTS}, in 1 / {UNIT}, rounded down; in the file its window_s is -h, and shows and clicks are in 1 / {UNIT}, as "
+    "of begin_s. Zeros without a key. A base of all tables has the "
     "counts at its version in counters-<slot>-<n>.parquet, by sub-window of p seconds, and by key: of a list, that "
     "of the first sign, then of each other sign ^ the key before; other exports have none (without_counters in the "
     "manifest). Whoever asks for a prediction sends the floats in the slot."

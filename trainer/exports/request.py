@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from millrace.config import Count, Section, SlotGroup
 from millrace.failpoints import ArmedFailpoint
-from pserver.config import NotNegative, TableSection
+from pserver.config import NotNegative, TableSection, WindowS
 from trainer.config import ExportSection
 
 
@@ -43,8 +43,8 @@ class ExportedHistory(ExportedMemory):
 class ExportedCounters(ExportedMemory):
     """The counters of one slot."""
 
-    windows_s: tuple[Count, ...]
-    """Their windows, in seconds; 0: all time."""
+    windows_s: tuple[WindowS, ...]
+    """Their windows, in seconds; 0: all time; below 0: half-lives."""
 
 
 class ExportedStatistics(ExportedMemory):

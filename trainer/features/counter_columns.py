@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dataset.spec.counters import Counted, CountersSection
 from millrace.kernel_cache import njit
 from pserver.protocol.histories import HistoryAnswers
+from pserver.rows.counter_kernels import UNIT
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -21,8 +22,9 @@ KINDS = tuple(Counted)
 
 def counter_column(question_B: I64, answers: HistoryAnswers, counters: CountersSection) -> F32:
     """(B, C) values of samples; zeros where a sample has no question (a number below 0)."""
-    count_QV = answers.sign_M.astype(np.int64).reshape(-1, 2 * len(counters.windows))
-    count_BV = np.zeros((len(question_B), count_QV.shape[1]), np.int64)
+    unit_V = np.repeat([UNIT if window_s < 0 else 1 for window_s in counters.windows_s], 2)
+    count_QV = answers.sign_M.astype(np.float64).reshape(-1, len(unit_V)) / unit_V
+    count_BV = np.zeros((len(question_B), len(unit_V)))
     asked_B = question_B >= 0
     count_BV[asked_B] = count_QV[question_B[asked_B]]
     kind_H = np.array([KINDS.index(each) for each in counters.what], np.int64)
@@ -49,7 +51,7 @@ def fill_values(count_BV, kind_H, prior, weight, value_BC):  # type: ignore[no-u
                 value_BC[b, w * len(kind_H) + h] = value
 
 
-def value_reference(what: Counted, shows: int, clicks: int, prior: float, weight: float) -> float:
+def value_reference(what: Counted, shows: float, clicks: float, prior: float, weight: float) -> float:
     """The twin: one float."""
     match what:
         case Counted.SHOWS:
