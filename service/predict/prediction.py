@@ -50,6 +50,7 @@ from trainer.control.predictions import (
     PredictionRequest,
     check_no_histories,
     check_no_join,
+    check_no_statistics,
     fingerprint_of,
     segments_of,
     with_absolute_paths,
@@ -97,6 +98,7 @@ def predict(
     """
     job = with_store_defaults(job) if job else job_of(request)
     check_no_histories(job.spec, "slots")
+    check_no_statistics(job.spec, "slots")
     check_no_join(job.spec, "join")
     request = with_absolute_paths(request, job.folder)
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)

@@ -22,7 +22,7 @@ from pserver.server.embedded import EmbeddedShards
 from service.spec.job import load_job
 from tests.integration.stream_job import SPEC
 from trainer.config import ExportSection
-from trainer.control.predictions import check_no_histories
+from trainer.control.predictions import check_no_statistics
 from trainer.exports.model_document import describe
 from trainer.features.deduplication import Deduplicator, tables_of
 from trainer.features.history_reader import HistoryReader
@@ -178,7 +178,7 @@ def test_statistics_have_no_table_and_predictions_refuse_them(load):
     assert remembered_of(schema) == {"statistics-a": "default", "statistics-history": "default"}
     assert schema.by_name["known"].entry.size == 4 and "known" not in schema.emitted.by_name
     with pytest.raises(SpecError, match="slot 'known' is statistics of rows, which only training fills"):
-        check_no_histories(job, "slots")
+        check_no_statistics(job, "slots")
     described = describe(schema, job.tables, job.tasks, ExportSection())
     (told,) = (slot for slot in described["slots"] if "statistics" in slot)
     assert told["statistics"]["of"] == ["a", "history"] and told["size"] == 4

@@ -9,7 +9,7 @@ key is that of the sign in the slot `key`, so that whoever forgets a user forget
 import re
 from collections.abc import Iterator
 
-from dataset.spec.config import DenseSlot, MetaSlot
+from dataset.spec.config import MetaSlot
 from dataset.spec.schema import Schema, Slot
 from millrace.errors import SpecError
 from millrace.validation import nearest
@@ -74,12 +74,23 @@ def check_no_histories(job: TrainerJob, path: str) -> None:
     """Raise SpecError for a job with histories or counters: what only reads a version does not follow the log that
     fills them."""
     schema = Schema.of(job.slots)
-    if schema.filled:
-        what, sent = ("a history", "signs") if schema.histories else (_what(schema.filled[0]), "values")
+    if schema.histories or schema.counters:
+        what, sent = ("a history", "signs") if schema.histories else ("counters", "values")
         raise SpecError(
-            f"slot {schema.filled[0].name!r} is {what}, which only training fills: prediction jobs with histories, "
-            "counters or statistics of rows are not built yet. Train on the events instead, with train.learn = false "
-            f"to keep the model, or send the {sent} of this slot to a replica",
+            f"slot {schema.filled[0].name!r} is {what}, which only training fills: prediction jobs with histories or "
+            f"counters are not built yet. Train on the events instead, with train.learn = false to keep the model, or "
+            f"send the {sent} of this slot to a replica",
+            path,
+        )
+
+
+def check_no_statistics(job: TrainerJob, path: str) -> None:
+    """Raise SpecError for a job with statistics of rows: prediction jobs pull weights alone."""
+    if statistics := Schema.of(job.slots).statistics:
+        raise SpecError(
+            f"slot {statistics[0].name!r} is statistics of rows, which only training fills: prediction jobs with them "
+            "are not built yet. Train on the events instead, with train.learn = false to keep the model, or send the "
+            "values of this slot to a replica",
             path,
         )
 
@@ -117,12 +128,6 @@ def check_histories(job: TrainerJob, schema: Schema) -> None:
                     f"{name!r} is asked by name: at most 56 letters, digits, '_' and '-'", f"{at}.statistics.of"
                 )
         _check_mode(job, slot, "statistics of rows")
-
-
-def _what(slot: Slot) -> str:
-    """The name of that which fills a dense slot."""
-    counts = isinstance(slot.entry, DenseSlot) and slot.entry.counters is not None
-    return "counters" if counts else "statistics of rows"
 
 
 def _place(job: TrainerJob, slot: Slot) -> str:
