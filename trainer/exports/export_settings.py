@@ -124,9 +124,7 @@ class ExportSettings:
         names = sorted({name for slot in self.schema.statistics for name in slot.statistics.slots})
         asked = [self.schema.by_name[name] for name in names]
         return {
-            slot.name: ExportedStatistics(
-                table=slot.sparse.table, section=tables[slot.sparse.table], key=slot.name, group=slot.group
-            )
+            slot.name: ExportedStatistics(table=slot.sparse.table, key=slot.name, group=slot.group)
             for slot in asked
             if slot.sparse.table in tables
         }

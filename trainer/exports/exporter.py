@@ -37,8 +37,9 @@ from trainer.exports.model_files import ServedRows, dense_file, dense_of, write_
 from trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
 from trainer.exports.pointers import HeadIsReplaced
 from trainer.exports.reader import DENSE, MANIFEST
-from trainer.exports.request import ExportAnswer, ExportedMemory, ExportRequest
+from trainer.exports.request import ExportAnswer, ExportRequest
 from trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
+from trainer.exports.statistic_files import write_statistics
 from trainer.fence.fence_history import timeline_number
 
 FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)
@@ -163,9 +164,11 @@ class ExportRun:
             with ExitStack() as open_stores:
                 sources = self._sources(commit, open_stores)
                 counts, tables = self._tables(sources, files)  # 3
-                memories = self._memories(commit, sources, open_stores, files)
+                memories = self._memories(commit, open_stores, files)
+                statistics = self._statistics(sources, files)
                 model = write_model(commit.folder, self.request.stage, files.open, self._served(sources))  # 4
-            content = self._manifest(counts, tables, {**model.message(), **memories}, model.gate, files, current_rows)
+            more = {**model.message(), **memories, **statistics}
+            content = self._manifest(counts, tables, more, model.gate, files, current_rows)
             self.outlet.put(f"{self.path}/{MANIFEST}", manifest.as_bytes(content))  # 5
             failpoint(Failpoint.EXPORT_MANIFEST)
             self.deadline.check("completing the export")
@@ -210,31 +213,33 @@ class ExportRun:
             entries[table] = counts[table].message(slots, section, dtype)
         return counts, entries
 
-    def _memories(
-        self, commit: Commit, sources: Mapping[str, CommitTableRows], stack: ExitStack, files: ExportFiles
-    ) -> dict[str, Any]:
-        """Write histories, counters and statistics of rows of a base of all tables; the manifest's entries about them,
-        if there are any."""
+    def _memories(self, commit: Commit, stack: ExitStack, files: ExportFiles) -> dict[str, Any]:
+        """Write histories and counters of a base of all tables; the manifest's entries about them, if there are any."""
         request, version = self.request, self.request.version
         told: dict[str, Any] = {}
-        kinds: dict[str, Mapping[str, ExportedMemory]] = {
-            "histories": request.histories,
-            "counters": request.counters,
-            "statistics": request.statistics,
-        }
-        for kind, memories in kinds.items():
+        for kind, memories in (("histories", request.histories), ("counters", request.counters)):
             if memories and (request.kind != "base" or not request.whole):
                 told[f"without_{kind}"] = sorted(memories)
             elif memories:
                 told[kind] = found = {}
                 for name, each in memories.items():
-                    source = sources.get(each.table)
-                    if source is None:
-                        slots = {each.key: each.group}
-                        rows = CommitTableRows(commit, each.table, each.section, slots, self.scratch / "rows")
-                        source = stack.enter_context(rows)
+                    slots = {each.key: each.group}
+                    rows = CommitTableRows(commit, each.table, each.section, slots, self.scratch / "rows")
+                    source = stack.enter_context(rows)
                     found[name] = write_memory(name, each, source, version, files.open, self.deadline)
         return told
+
+    def _statistics(self, sources: Mapping[str, CommitTableRows], files: ExportFiles) -> dict[str, Any]:
+        """Write statistics of rows of a base of all tables; the manifest's entry about them, if any are asked."""
+        request = self.request
+        if not request.statistics:
+            return {}
+        if request.kind != "base" or not request.whole:
+            return {"without_statistics": sorted(request.statistics)}
+        found = {}
+        for name, asked in request.statistics.items():
+            found[name] = write_statistics(asked, sources[asked.table], request.version, files.open, self.deadline)
+        return {"statistics": found}
 
     def _served(self, sources: Mapping[str, CommitTableRows]) -> ServedRows:
         """The rows of a reader of the export. Without thresholds a reader has every row after a delta, too."""

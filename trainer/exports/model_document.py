@@ -56,20 +56,10 @@ COUNTERS = (
     "their number n and the number c of those whose slot `click` was neither 0 nor missing: shows is log(1 + n), "
     "clicks is log(1 + c), ctr is log((c + prior * prior_weight) / (n + prior_weight) / prior), or 0 if n is 0. "
     "Logarithms are natural. A window of w seconds has the samples whose unix second s is at most the sample's t, "
-    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Of a half-life of h seconds, which comes after the "
-    f"windows, n and c are sums over all samples with the weight 2 ** ((s // p - t // p) / {PARTS}), where p = h / "
-    f"{PARTS}, in 1 / {UNIT}, rounded down; in the file its window_s is -h, and shows and clicks are in 1 / {UNIT}, as "
-    "of begin_s. Zeros without a key. A base of all tables has the "
+    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Zeros without a key. A base of all tables has the "
     "counts at its version in counters-<slot>-<n>.parquet, by sub-window of p seconds, and by key: of a list, that "
     "of the first sign, then of each other sign ^ the key before; other exports have none (without_counters in the "
     "manifest). Whoever asks for a prediction sends the floats in the slot."
-)
-STATISTICS = (
-    "A slot with statistics is filled by the job that trains: for each slot in `of`, with the shows s and clicks c of "
-    "the rows of the sample's signs there, summed over the signs (0 without a row): log(1 + s), then log(1 + c) - "
-    "log(1 + s). Logarithms are natural. A base of all tables has show and click of each row at its version in "
-    "statistics-<slot>-<n>.parquet; other exports have none (without_statistics in the manifest). Whoever asks for a "
-    "prediction sends the floats in the slot."
 )
 INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "
@@ -77,6 +67,19 @@ INPUTS = (
     "a dense slot's values, (B, size). Its outputs are the tasks, (B) each: a probability for loss bce, a value for "
     "mse, the probability of the best class for softmax. The model next_item has two more, (B, K) each: items, the "
     "numbers of the best ones, the best first, and scores, their cosines."
+)
+HALF_LIVES = (
+    "A slot with counters that names half_lives has the floats of these after those of its windows. Of a half-life of "
+    f"h seconds, n and c are sums over all earlier samples with the weight 2 ** ((s // p - t // p) / {PARTS}), where "
+    f"p = h / {PARTS}, in 1 / {UNIT}, rounded down. In the files its window_s is -h, and shows and clicks are in "
+    f"1 / {UNIT}, with the weights of the time begin_s."
+)
+STATISTICS = (
+    "A slot with statistics is filled by the job that trains: for each slot in `of`, with the shows s and clicks c of "
+    "the rows of the sample's signs there, summed over the signs (0 without a row): log(1 + s), then log(1 + c) - "
+    "log(1 + s). Logarithms are natural. A base of all tables has show and click of each row at its version in "
+    "statistics-<slot>-<n>.parquet; other exports have none (without_statistics in the manifest). Whoever asks for a "
+    "prediction sends the floats in the slot."
 )
 
 
@@ -139,6 +142,7 @@ def describe(
         "rules": {"signs": SIGNS_KEPT, "rows": ROWS, "missing": MISSING, "pooling": POOLING, "inputs": INPUTS}
         | ({"histories": HISTORIES} if schema.histories else {})
         | ({"counters": COUNTERS} if schema.counters else {})
+        | ({"half_lives": HALF_LIVES} if any(slot.counters.half_lives for slot in schema.counters) else {})
         | ({"statistics": STATISTICS} if schema.statistics else {}),
     }
     return document if features is None else document | {"features": dict(features)}

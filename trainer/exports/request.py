@@ -47,8 +47,15 @@ class ExportedCounters(ExportedMemory):
     """Their windows, in seconds; 0: all time; below 0: half-lives."""
 
 
-class ExportedStatistics(ExportedMemory):
-    """Shows and clicks of the rows of one slot, whose key it is."""
+class ExportedStatistics(Section):
+    """Shows and clicks of the rows of one slot."""
+
+    table: str
+    """The table of the rows."""
+    key: str
+    """The slot."""
+    group: SlotGroup
+    """Its slot group."""
 
 
 class ExportRequest(Section):
