@@ -2,7 +2,8 @@
 
 A shard encodes rows that are pulled, a trainer decodes them; gradients go the other way. A shard inside a trainer sends
 nothing and rounds both alike, so the same bits come out wherever rows live. Shows and clicks stay float32, as do the
-slices of the dense part. Stored rows, optimizers and sums over ranks stay float32.
+slices of the dense part; rows of histories and counters keep all bits. Stored rows, optimizers and sums over ranks stay
+float32.
 
 bfloat16 is the upper half of a float32, rounded to nearest, ties to even; finite numbers stay finite. int8 is for rows
 that are only read: a vector has one scale, max |v| / 127; its first-order weight stays float32. The mark of an absent
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from millrace.kernel_cache import njit
 from pserver.config import DENSE_SLICES, TableSection, Wire
+from pserver.protocol.histories import COUNTERS_PREFIX, PREFIX
 from pserver.protocol.shards import ABSENT_BITS, F32, U16, Gradients
 
 ABSENT_HALF = np.uint16(0x7FD5)
@@ -49,11 +51,16 @@ def new_array(*shape: int) -> F32:
 
 
 def wires_of(tables: Mapping[str, TableSection], wire: Wire) -> dict[str, TableWire]:
-    """By table; slices of the dense part travel as float32."""
+    """By table; slices of the dense part, histories and counters travel as they are."""
     return {
-        name: TableWire(Wire.FLOAT32 if name == DENSE_SLICES else wire, int(section.first_order))
+        name: TableWire(Wire.FLOAT32 if is_exact(name) else wire, int(section.first_order))
         for name, section in tables.items()
     }
+
+
+def is_exact(table: str) -> bool:
+    """Whether no bit of the table's rows may be rounded."""
+    return table == DENSE_SLICES or table.startswith((PREFIX, COUNTERS_PREFIX))
 
 
 def encode(values_UD: F32, wire: TableWire, new: NewArray = new_array) -> tuple[NDArray[Any], ...]:

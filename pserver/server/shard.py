@@ -80,7 +80,7 @@ class Shard:
         self.clock = PassClock(self.tables, joins)
         """The clock of the join in the open pass."""
         self._sweeper = Sweeper()
-        hidden = {DENSE_SLICES, *histories, *joins}
+        hidden = {DENSE_SLICES, *joins}
         features = {name: table.feed for name, table in self.tables.items() if name not in hidden}
         self._feed = ShardFeed(features, generation)
         self._feed_server: FeedServer | None = None

@@ -27,7 +27,7 @@ from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 from service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
-from trainer.control.job_spec import STALL_SHARE, remembered_of, tables_on_shards, windows_of
+from trainer.control.job_spec import STALL_SHARE, history_tables, remembered_of, tables_on_shards, windows_of
 from trainer.control.predictions import PredictionRequest
 from trainer.control.store_addresses import parse_store_address
 
@@ -225,7 +225,7 @@ def plan_prediction(
         wire=request.wire,
         shards=_shards(
             job,
-            job.spec.tables,
+            {**job.spec.tables, **history_tables(Schema.of(job.spec.slots))},
             folders.private,
             {"secret": secret, "generation": generation, "max_message": max_message, "wire": request.wire},
             [str(folders.live / f"live-{shard}") for shard in range(request.num_shards)],

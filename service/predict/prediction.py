@@ -48,7 +48,6 @@ from trainer.control.predictions import (
     OutputTaken,
     PredictionPlan,
     PredictionRequest,
-    check_no_histories,
     check_no_join,
     check_no_statistics,
     fingerprint_of,
@@ -97,7 +96,6 @@ def predict(
     the missing parts. 5. Metrics over all parts. 6. Manifest, then _DONE.
     """
     job = with_store_defaults(job) if job else job_of(request)
-    check_no_histories(job.spec, "slots")
     check_no_statistics(job.spec, "slots")
     check_no_join(job.spec, "join")
     request = with_absolute_paths(request, job.folder)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unavailable
 from millrace.lifecycle import ExitCode
@@ -18,6 +19,7 @@ from service.cluster.supervision import format_exit
 from service.cluster.worker_plan import PredictionWorkers
 from service.spec.job import LoadedJob
 from trainer.control.commit_store import read_commit
+from trainer.control.job_spec import history_tables
 
 START_S, RESTORE_S = 120.0, 3600.0
 """Longest time for the shards to start, and to read the rows."""
@@ -85,7 +87,7 @@ class WorkerGroup:
         cluster = self._job.spec.cluster
         shards = RemoteShards(
             addresses,
-            self._job.spec.tables,
+            {**self._job.spec.tables, **history_tables(Schema.of(self._job.spec.slots))},
             rank=0,
             world=len(plan.predictors),
             generation=plan.generation,

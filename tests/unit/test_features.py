@@ -407,7 +407,8 @@ def test_the_job_fills_histories_and_events_do_not() -> None:
     pipe, schema = ColumnsPipe(kind="columns"), Schema.of(entries)
     check_slot_features(pipe, entries)
     assert [field.path for field in FeaturePlan(pipe, schema.emitted).fields] == ["user", "item"]
-    assert describe_features(pipe, schema) is None and describe_features(pipe, schema.emitted) is not None
+    document = describe_features(pipe, schema)
+    assert document is not None and [slot["name"] for slot in document["slots"]] == ["user", "item"]
     for wrong, message in (
         ([*slots[:2], history | {"from": "x"}], "slots.2.from: does not go with history"),
         ([*slots, {"name": "c", "cross": ["item", "seen"]}], "slots.3.cross: of 'seen', a history"),

@@ -7,7 +7,6 @@ from millrace.errors import SpecError
 from service.spec.job import load_job
 from tests.integration.stream_job import SPEC
 from trainer.config import ExportSection
-from trainer.control.predictions import check_no_histories
 from trainer.exports.model_document import describe
 from trainer.spec.history_tables import keyed_like, remembered_of
 from trainer.spec.shard_tables import tables_on_shards
@@ -82,27 +81,21 @@ def test_counters_that_do_not_fit_are_refused_with_their_key(load, old, new, sai
     assert said in str(caught.value)
 
 
-def test_counters_have_a_table_of_their_own_and_predictions_refuse_them(load):
+def test_counters_have_a_table_of_their_own_and_the_model_tells_of_them(load):
     job = load(COUNTED)
     schema, tables = Schema.of(job.slots), tables_on_shards(job.tables, job.dense, job.slots)
     assert list(tables) == ["default", "counters-counts"] and tables["counters-counts"].dim == 2
     assert list(keyed_like(schema, "default", schema.by_name["a"].group)) == ["counters-counts"]
     pair = Schema.of(load(COUNTED.replace('key = "a"', 'key = ["a", "b"]')).slots)
     assert not list(keyed_like(pair, "default", pair.by_name["b"].group))
-    with pytest.raises(SpecError, match="slot 'counts' is counters, which only training fills"):
-        check_no_histories(job, "slots")
     described = describe(schema, job.tables, job.tasks, ExportSection())
     (told,) = (slot for slot in described["slots"] if "counters" in slot)
     assert told["size"] == 3 and told["counters"]["windows"] == ["all"] and told["counters"]["prior"] == 0.05
     assert "sends the floats in the slot" in described["rules"]["counters"]
 
 
-def test_predictions_refuse_histories_and_exports_say_that_they_have_none(load):
-    job = load()
-    with pytest.raises(SpecError, match="slots: slot 'clicked' is a history, which only training fills"):
-        check_no_histories(job, "slots")
-    with pytest.raises(SpecError, match="predict: slot 'clicked' is a history"):
-        load(f'{GOOD}\n[predict]\noutput = "out"\ninput = {{ paths = ["part-*.txt"] }}\n')
+def test_the_model_tells_of_histories(load):
+    job = load(f'{GOOD}\n[predict]\noutput = "out"\ninput = {{ paths = ["part-*.txt"] }}\n')
     described = describe(Schema.of(job.slots), job.tables, job.tasks, ExportSection())
     (told,) = (slot["history"] for slot in described["slots"] if "history" in slot)
     assert (told["key"], told["of"], told["last"], told["when"]) == ("a", "b", 7, "click")

@@ -22,7 +22,7 @@ from trainer.predict.prediction_plan import (
     source_config,
     with_absolute_paths,
 )
-from trainer.spec.history_tables import check_no_histories, check_no_statistics
+from trainer.spec.history_tables import check_no_statistics
 from trainer.spec.join_tables import check_no_join
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "PredictionPlan",
     "PredictionRequest",
     "check_after",
-    "check_no_histories",
     "check_no_join",
     "check_no_statistics",
     "check_outputs",

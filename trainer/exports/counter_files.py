@@ -1,4 +1,4 @@
-"""The columns of the counters of a slot in the Parquet files of a base.
+"""The columns of the counters of a slot in the Parquet files of an export.
 
     counters-<slot>-<n>.parquet    slot, sign, key: those of the counters'; window_s, begin_s, length_s, shows, clicks
 
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pserver.rows.counter_kernels import PARTS, unpacked, words_of
+from pserver.rows.counter_kernels import PARTS, packed, unpacked, width_of, words_of
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -49,3 +49,31 @@ def _of_window(word_UC: I64, window_s: int) -> Iterator[tuple[I64, I64, I64, I64
         same_N = np.ones(len(row_N), np.int64)
         begin_N = number_U[row_N] * part_s
         yield row_N, same_N * window_s, begin_N, same_N * part_s, show_U[row_N], click_U[row_N]
+
+
+def rows_of_sub_windows(number_N: I64, counts: Sequence[I64], windows_s: Sequence[int]) -> F32:
+    """The inverse of `sub_windows`: (U, C) rows of their sub-windows; `number_N`: the row of each, every one there.
+
+    Raises ValueError for a sub-window that is of no window, or not where one is.
+    """
+    window_s_N, begin_s_N, length_s_N, show_N, click_N = counts
+    num_rows = int(number_N[-1]) + 1 if len(number_N) else 0
+    word_UC, place, num_taken = np.zeros((num_rows, width_of(windows_s)), np.int64), 0, 0
+    for window_s in windows_s:
+        of_W = np.flatnonzero(window_s_N == window_s)
+        part_s, row_W = window_s // PARTS, number_N[of_W]
+        place_W = np.full(len(of_W), place)
+        if window_s:
+            at_W = begin_s_N[of_W] // part_s
+            newest_U = np.zeros(num_rows, np.int64)
+            np.maximum.at(newest_U, row_W, at_W)
+            if (begin_s_N[of_W] % part_s).any() or (length_s_N[of_W] != part_s).any():
+                raise ValueError(f"a window of {window_s} s has sub-windows of another length")
+            if (at_W < newest_U[row_W] - PARTS).any():
+                raise ValueError(f"a window of {window_s} s has sub-windows from before it")
+            word_UC[:, place], place_W = newest_U, place + 1 + 2 * (at_W % (PARTS + 1))
+        word_UC[row_W, place_W], word_UC[row_W, place_W + 1] = show_N[of_W], click_N[of_W]
+        place, num_taken = place + words_of(window_s), num_taken + len(of_W)
+    if num_taken < len(number_N):
+        raise ValueError("a sub-window is of no window that model.json names")
+    return packed(word_UC)

@@ -100,6 +100,7 @@ class ExportSettings:
                 key=slot.history.key,
                 group=self.schema.by_name[slot.history.key].group,
                 of=slot.history.of,
+                last=slot.history.last,
             )
             for slot in self.schema.histories
         }

@@ -123,6 +123,8 @@ class ExportRun:
     deadline: Deadline
     head: ExportHead | None = None
     """The head that asks; None: not checked."""
+    _parent: Mapping[str, Any] | None = None
+    """The manifest of a delta's parent."""
 
     @property
     def path(self) -> str:
@@ -189,7 +191,8 @@ class ExportRun:
         if parent is None:
             raise DeltaImpossible("a delta without a parent: a base is needed")
         path = f"{parent.timeline}/{parent.name}"
-        if pointers.read_manifest(self.outlet, path) is None:
+        self._parent = pointers.read_manifest(self.outlet, path)
+        if self._parent is None:
             raise DeltaImpossible(f"the parent {path} is not in {self.outlet.url('')} any more: a base is needed")
 
     def _sources(self, commit: Commit, stack: ExitStack) -> dict[str, CommitTableRows]:
@@ -214,11 +217,16 @@ class ExportRun:
         return counts, entries
 
     def _memories(self, commit: Commit, stack: ExitStack, files: ExportFiles) -> dict[str, Any]:
-        """Write histories and counters of a base of all tables; the manifest's entries about them, if there are any."""
+        """Write histories and counters, or how they changed; the manifest's entries about them, if there are any.
+
+        Exports of some tables have none, and so have deltas whose parent has none.
+        """
         request, version = self.request, self.request.version
+        since = None if request.kind == "base" else self._since()
         told: dict[str, Any] = {}
         for kind, memories in (("histories", request.histories), ("counters", request.counters)):
-            if memories and (request.kind != "base" or not request.whole):
+            continued = self._parent is None or memories.keys() <= self._parent.get(kind, {}).keys()
+            if memories and not (request.whole and continued):
                 told[f"without_{kind}"] = sorted(memories)
             elif memories:
                 told[kind] = found = {}
@@ -226,7 +234,7 @@ class ExportRun:
                     slots = {each.key: each.group}
                     rows = CommitTableRows(commit, each.table, each.section, slots, self.scratch / "rows")
                     source = stack.enter_context(rows)
-                    found[name] = write_memory(name, each, source, version, files.open, self.deadline)
+                    found[name] = write_memory(name, each, source, version, since, files.open, self.deadline)
         return told
 
     def _statistics(self, sources: Mapping[str, CommitTableRows], files: ExportFiles) -> dict[str, Any]:

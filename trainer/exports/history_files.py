@@ -1,14 +1,11 @@
-"""Writes the histories or counters of a slot to the Parquet files of a base.
+"""Writes the histories or counters of a slot to the Parquet files of an export, from a commit.
 
-    histories-<slot>-<n>.parquet    slot, sign, key: those of the history's key; history: signs, oldest first
+A base has all keys, a delta those that changed since its parent, and the deleted ones. No threshold leaves any out. The
+columns, and how they are read: trainer.exports.memory_files.
 
-A base has all of them as they are at its version; a delta has none. The feature ids of a history are uint64. The files
-of counters: trainer.exports.counter_files.
-
-Shapes: U rows of a chunk, D words of a row, M signs of all its histories, N rows of a file of counters.
+Shapes: U keys of a chunk.
 """
 
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -18,62 +15,63 @@ import pyarrow as pa
 from millrace.deadline import Deadline
 from millrace.keys import signs_of
 from millrace.priority import Pace
+from pserver.protocol.histories import Remembered
+from pserver.protocol.shards import U64
 from pserver.protocol.table_operations import ExportCut
-from pserver.rows.history_kernels import unpacked
-from trainer.exports.counter_files import COUNTED, sub_windows
+from trainer.exports.memory_files import KEYED, columns_of, schema_of, tombstones_of
 from trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
 from trainer.exports.request import ExportedCounters, ExportedHistory, ExportedMemory
-from trainer.exports.row_selection import CommitTableRows, RowSelection, SelectedRows, weights_of
-
-KEYED = (
-    pa.field("slot", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-    pa.field("sign", pa.uint64(), nullable=False),
-    pa.field("key", pa.uint64(), nullable=False),
-)
-SCHEMA = pa.schema(
-    [*KEYED, pa.field("history", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)]
-)
+from trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
 
 
 def write_memory(
-    name: str, memory: ExportedMemory, source: CommitTableRows, version: int, open_file: OpenFile, deadline: Deadline
+    name: str,
+    memory: ExportedMemory,
+    source: CommitTableRows,
+    version: int,
+    since: int | None,
+    open_file: OpenFile,
+    deadline: Deadline,
 ) -> dict[str, Any]:
-    """Write the histories or counters of slot `name` at `version`; returns the manifest's entry."""
-    rows, pace = 0, Pace(REST_SHARE)
-    kind, schema, told = _told(memory)
-    chunks = source.all(RowSelection(ExportCut(since=0), version, is_base=True), deadline)
-    with closing(chunks), ParquetFiles(open_file, f"{kind}-{name}", schema) as files:
+    """Write the histories or counters of slot `name` at `version`, or what changed after `since`; the manifest's entry.
+
+    Raises DeltaImpossible.
+    """
+    rows, pace, dim = 0, Pace(REST_SHARE), memory.section.dim
+    kind, remembered, told = _told(memory)
+    selection = RowSelection(ExportCut(since=since or 0), version, is_base=since is None)
+    changes = None if since is None else source.changes(since)
+    chunks = source.all(selection, deadline) if changes is None else source.among(changes, selection, deadline)
+    with closing(chunks), ParquetFiles(open_file, f"{kind}-{name}", schema_of(remembered)) as files:
         for chunk in chunks:
-            files.write(_columns(memory, chunk))
+            sign_U = _signs(chunk.keys_U, memory.group)
+            rows_UD = weights_of(chunk.words_UW, dim)
+            files.write(columns_of(memory.key, remembered, sign_U, chunk.keys_U, rows_UD))
             rows += len(chunk.keys_U)
             pace.rest()
-    return {"key": memory.key, **told, "table": memory.table, "rows": rows}
+    entry = {"key": memory.key, **told, "table": memory.table, "rows": rows}
+    if changes is None:
+        return entry
+    tombstones = 0
+    with ParquetFiles(open_file, f"tombstones-{memory.table}", pa.schema(KEYED)) as files:
+        for keys_U, _ in source.gone(changes, selection, deadline):
+            files.write(tombstones_of(memory.key, _signs(keys_U, memory.group), keys_U))
+            tombstones += len(keys_U)
+    return {**entry, "tombstones": tombstones}
 
 
-def _columns(memory: ExportedMemory, chunk: SelectedRows) -> list[pa.Array]:
-    words_UD = weights_of(chunk.words_UW, memory.section.dim)
-    sign_U, group_U = np.empty(len(words_UD), np.uint64), np.full(len(words_UD), memory.group, np.uint16)
-    signs_of(chunk.keys_U, group_U, sign_U)
-    if isinstance(memory, ExportedCounters):
-        row_N, counts = sub_windows(words_UD, memory.windows_s)
-        return [_names(memory, len(row_N)), *(pa.array(each) for each in (sign_U[row_N], chunk.keys_U[row_N], *counts))]
-    count_U, sign_UL = unpacked(words_UD)
-    sign_M = sign_UL[np.arange(sign_UL.shape[1]) < count_U[:, None]]
-    offset_U1 = np.concatenate([np.zeros(1, np.int32), np.cumsum(count_U, dtype=np.int32)])
-    signs = pa.ListArray.from_arrays(pa.array(offset_U1), pa.array(sign_M), type=SCHEMA.field("history").type)
-    return [_names(memory, len(sign_U)), pa.array(sign_U), pa.array(chunk.keys_U), signs]
+def _signs(keys_U: U64, group: int) -> U64:
+    sign_U = np.empty(len(keys_U), np.uint64)
+    signs_of(keys_U, np.full(len(keys_U), group, np.uint16), sign_U)
+    return sign_U
 
 
-def _names(memory: ExportedMemory, num_rows: int) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(num_rows, np.int32)), pa.array([memory.key]))
-
-
-def _told(memory: ExportedMemory) -> tuple[str, pa.Schema, Mapping[str, Any]]:
-    """The beginning of the files' names, their columns, and what the manifest tells of this kind alone."""
+def _told(memory: ExportedMemory) -> tuple[str, Remembered, dict[str, Any]]:
+    """The beginning of the files' names, what a row remembers, and what the manifest tells of this kind alone."""
     match memory:
-        case ExportedHistory(of=of):
-            return "histories", SCHEMA, {"of": of}
+        case ExportedHistory(of=of, last=last):
+            return "histories", last, {"of": of}
         case ExportedCounters(windows_s=windows_s):
-            return "counters", pa.schema([*KEYED, *COUNTED]), {"windows_s": list(windows_s)}
+            return "counters", windows_s, {"windows_s": list(windows_s)}
         case _:
             raise TypeError(f"{type(memory).__name__} has no files")

@@ -25,11 +25,12 @@ from millrace.durable import REAL, unfinished_name, writing
 from millrace.errors import SpecError
 from trainer.exports import manifest
 from trainer.exports.destination import ExportDestination, ExportUnusable, folder_destination
+from trainer.exports.memory_files import columns_of, has_memory, memories_of, replay, schema_of, served_schema
 from trainer.exports.parquet_files import ParquetFiles
 from trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
 from trainer.exports.row_chunks import RowChunk
 
-ROWS = re.compile(r"(rows|tombstones)-.*\.parquet")
+ROWS = re.compile(r"(rows|tombstones|histories|counters)-.*\.parquet")
 DONEFILE = "donefile.txt"
 
 
@@ -129,8 +130,9 @@ def materialize(export: Export, out: Path) -> dict[str, Any]:
     try:
         files: dict[str, dict[str, Any]] = {}
         tables = {name: _write_table(chain, name, outlet, files) for name in export.tables}  # 2
+        memories = _write_memories(chain, outlet, files)
         _copy_model(export, outlet, files)  # 3
-        content = _manifest(chain, tables, files)
+        content = _manifest(chain, tables, files) | memories
         outlet.put(MANIFEST, manifest.as_bytes(content))  # 4
         outlet.put(DONE, b"")  # 5
         with writing(out):
@@ -160,6 +162,29 @@ def _write_table(
                 parquet.write([_column(rows, field) for field in schema])
                 written.take(rows)
     return written.message(export.tables[table])
+
+
+def _write_memories(
+    chain: Sequence[Export], outlet: ExportDestination, files: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Histories and counters after the chain; the manifest's entries about them, as in a base."""
+    told: dict[str, Any] = {}
+    for memory in memories_of(served_schema(chain[-1].model())):
+        name = memory.slot.name
+        if not all(has_memory(export, memory) for export in chain):
+            told.pop(memory.kind, None)
+            told[f"without_{memory.kind}"] = sorted([*told.get(f"without_{memory.kind}", ()), name])
+            continue
+        facts, rows = dict(chain[-1].manifest[memory.kind][name]), 0
+        schema = schema_of(memory.remembered)
+        with ParquetFiles(lambda path: _file(outlet, files, path), f"{memory.kind}-{name}", schema) as parquet:
+            for chunk in replay(chain, memory):
+                assert chunk.vector_RD is not None
+                parquet.write(columns_of(facts["key"], memory.remembered, chunk.sign_R, chunk.key_R, chunk.vector_RD))
+                rows += len(chunk)
+        facts.pop("tombstones", None)
+        told.setdefault(memory.kind, {})[name] = {**facts, "rows": rows}
+    return told
 
 
 def _schema(chain: Sequence[Export], table: str) -> pa.Schema:

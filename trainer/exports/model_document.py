@@ -46,9 +46,10 @@ POOLING = (
 )
 HISTORIES = (
     "A slot with a history is filled by the job that trains: the last signs of slot `of`, oldest first, of earlier "
-    "samples with the same sign in slot `key`, where slot `when` is not 0. A base of all tables has the histories at "
-    "its version in histories-<slot>-<n>.parquet; other exports have none (without_histories in the manifest). Whoever "
-    "asks for a prediction sends the signs in the slot."
+    "samples with the same sign in slot `key`, the first, where slot `when` is not 0. Exports of all tables have them "
+    "in histories-<slot>-<n>.parquet: a base all, a delta those that changed, each whole; a tombstone of the table "
+    "history-<slot> deletes one. Others have none (without_histories in the manifest): then whoever asks for a "
+    "prediction sends the signs in the slot."
 )
 COUNTERS = (
     "A slot with counters is filled by the job that trains: for each window, and in it for each of `what`, a float "
@@ -56,10 +57,11 @@ COUNTERS = (
     "their number n and the number c of those whose slot `click` was neither 0 nor missing: shows is log(1 + n), "
     "clicks is log(1 + c), ctr is log((c + prior * prior_weight) / (n + prior_weight) / prior), or 0 if n is 0. "
     "Logarithms are natural. A window of w seconds has the samples whose unix second s is at most the sample's t, "
-    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Zeros without a key. A base of all tables has the "
-    "counts at its version in counters-<slot>-<n>.parquet, by sub-window of p seconds, and by key: of a list, that "
-    "of the first sign, then of each other sign ^ the key before; other exports have none (without_counters in the "
-    "manifest). Whoever asks for a prediction sends the floats in the slot."
+    f"with s // p >= t // p - {PARTS}, where p = w / {PARTS}. Zeros without a key. Exports of all tables have the "
+    "counts in counters-<slot>-<n>.parquet, by sub-window of p seconds, and by key: of a list, that of the first sign, "
+    "then of each other sign ^ the key before; a base all, a delta the keys that changed, each whole; a tombstone "
+    "of the table counters-<slot> deletes one. Others have none (without_counters in the manifest): then whoever asks "
+    "for a prediction sends the floats in the slot."
 )
 INPUTS = (
     "dense.onnx reads one input a slot, for B samples: a pooled slot's row under its name, (B, W) with W = 1 for the "

@@ -20,14 +20,14 @@ from millrace import documents
 from millrace.blob.blob_writer import BlobWriter
 from millrace.errors import BadInput
 from trainer.checkpoint.commits import CommitDamaged
-from trainer.exports.reader import DENSE
+from trainer.exports.reader import DENSE, MODEL
 
 if TYPE_CHECKING:
     from trainer.exports.golden import FindRows
 
 PREFIX = "model."
 """Prefix of the names of a model's tensors in a commit; serving needs no others."""
-MODEL, GOLDEN, TEMPLATE, WHY = "model.json", "golden.parquet", "onnx-template.onnx", "why.json"
+GOLDEN, TEMPLATE, WHY = "golden.parquet", "onnx-template.onnx", "why.json"
 """The files that rank 0 prepares, as far as it can; WHY says why a file is missing."""
 ONNX = "dense.onnx"
 LOST = "the job was restarted between this version and its export, and what was prepared for it is lost"

@@ -27,7 +27,7 @@ from trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
 
 FORMAT = 1
 """Format number of the manifest. A reader refuses newer ones."""
-MANIFEST, CURRENT, DENSE = "manifest.json", "current.json", "dense.safetensors"
+MANIFEST, CURRENT, DENSE, MODEL = "manifest.json", "current.json", "dense.safetensors", "model.json"
 CHUNK_ROWS = 65_536
 
 
@@ -105,6 +105,10 @@ class Export:
     def tombstones(self, table: str) -> Iterator[RowChunk]:
         """The tombstones of a table, likewise."""
         return self._chunks("tombstones", table)
+
+    def model(self) -> dict[str, Any]:
+        """The content of model.json. Raises ExportUnusable."""
+        return object_of(self.file(MODEL).read_bytes(), f"{self.place.address}: {MODEL}")
 
     def dense(self) -> dict[str, np.ndarray[Any, Any]]:
         """The dense tensors by name. Raises ExportUnusable."""

@@ -38,6 +38,8 @@ class ExportedHistory(ExportedMemory):
 
     of: str
     """Slot whose signs are remembered."""
+    last: Count
+    """Most signs of a key."""
 
 
 class ExportedCounters(ExportedMemory):
@@ -92,7 +94,7 @@ class ExportRequest(Section):
     groups: dict[str, SlotGroup] = {}
     """Slot group of every sparse slot by name. Default: as in `slots`."""
     histories: dict[str, ExportedHistory] = {}
-    """By slot. A base of all tables has them; other exports have none, and say so."""
+    """By slot. Exports of all tables have them; others, and deltas of such, have none, and say so."""
     counters: dict[str, ExportedCounters] = {}
     """By slot; as `histories`."""
     statistics: dict[str, ExportedStatistics] = {}

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from dataset.loader.batch_loader import PassReader, PassTally
 from dataset.samples.batch import Ragged, Samples
-from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema, Slot
 from dataset.stream.source import Segment
@@ -84,7 +83,10 @@ class HistoryReader(GatedReader):
                 else:
                     dense[name] = counter_column(of_blocks[place].question_B, found, slot.counters)
                 begin[name] = end
-            yield self._with(block, sparse, dense, counters)
+            if counters is not None:
+                for name in (*sparse, *dense):
+                    counters.observe_filled(name, len(block), sparse.get(name))
+            yield with_filled(block, self._schema, sparse, dense)
         tally.slots = counters
 
     def _recall(
@@ -109,18 +111,15 @@ class HistoryReader(GatedReader):
         answers = self._shards.recall(pass_number, questions, Deadline.after(self._wait_s))
         return {name: answers[table] for name, table in tables.items()}
 
-    def _with(
-        self, block: Samples, sparse: Mapping[str, Ragged], dense: Mapping[str, F32], counters: SlotCounters | None
-    ) -> Samples:
-        if counters is not None:
-            for name in (*sparse, *dense):
-                counters.observe_filled(name, len(block), sparse.get(name))
-        signs, values = {**block.sparse, **sparse}, {**block.dense, **dense}
-        return replace(
-            block,
-            sparse={slot.name: signs[slot.name] for slot in self._schema.sparse},
-            dense={slot.name: values[slot.name] for slot in self._schema.dense},
-        )
+
+def with_filled(block: Samples, schema: Schema, sparse: Mapping[str, Ragged], dense: Mapping[str, F32]) -> Samples:
+    """The samples with the slots that the job fills, in the order of `schema`."""
+    signs, values = {**block.sparse, **sparse}, {**block.dense, **dense}
+    return replace(
+        block,
+        sparse={slot.name: signs[slot.name] for slot in schema.sparse},
+        dense={slot.name: values[slot.name] for slot in schema.dense},
+    )
 
 
 def no_questions(group: int) -> HistoryQuestions:
@@ -135,7 +134,7 @@ def questions_of(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Itera
     key = schema.by_name[history.key]
     for block in blocks:
         of, kept_B = block.sparse[history.of], _kept(block, history.when)
-        keyed_K, key_K, event_K = _keyed(block, [key])
+        keyed_K, key_K, event_K = keyed(block, [key])
         new_K = _differs(event_K) | _differs(key_K)
         question_K = np.cumsum(new_K) - 1
         kept_K = kept_B[keyed_K]
@@ -151,10 +150,8 @@ def counter_questions(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> 
     """The questions of each block to counters: of neighbours of one event with one key and time."""
     keys, click = [schema.by_name[name] for name in slot.counters.keys], slot.counters.click
     for block in blocks:
-        keyed_K, key_K, event_K = _keyed(block, keys)
-        time_s_K = block.time_s_B[keyed_K]
-        known_K = (time_s_K >= 0) & (time_s_K < NO_TIME)
-        time_K = np.where(known_K, np.nan_to_num(time_s_K, posinf=0.0, neginf=0.0), NO_TIME).astype(np.int64)
+        keyed_K, key_K, event_K = keyed(block, keys)
+        time_K = times_of(block, keyed_K)
         new_K = _differs(event_K) | _differs(key_K) | _differs(time_K)
         question_K = np.cumsum(new_K) - 1
         clicked_K = _kept(block, click)[keyed_K] & (click is not None)
@@ -165,7 +162,7 @@ def counter_questions(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> 
         yield BlockQuestions(_places(len(block), keyed_K, question_K), questions)
 
 
-def _keyed(block: Samples, keys: Sequence[Slot]) -> tuple[I64, U64, I64]:
+def keyed(block: Samples, keys: Sequence[Slot]) -> tuple[I64, U64, I64]:
     """The samples that have a key: their places, keys and events.
 
     The key of several signs: that of the first, then for each other the key of its sign ^ the key before.
@@ -177,6 +174,13 @@ def _keyed(block: Samples, keys: Sequence[Slot]) -> tuple[I64, U64, I64]:
         sign_K = column.values_N[column.offset_B1[keyed_K]] ^ key_K
         keys_of(sign_K, slot.group, key_K)
     return keyed_K, key_K, np.cumsum(_differs(block.event_B))[keyed_K] - 1
+
+
+def times_of(block: Samples, keyed_K: I64) -> I64:
+    """(K,) event times of some samples in whole seconds; NO_TIME for one that counters do not know."""
+    time_s_K = block.time_s_B[keyed_K]
+    known_K = (time_s_K >= 0) & (time_s_K < NO_TIME)
+    return np.where(known_K, np.nan_to_num(time_s_K, posinf=0.0, neginf=0.0), NO_TIME).astype(np.int64)
 
 
 def _places(num_samples: int, keyed_K: I64, question_K: I64) -> I64:

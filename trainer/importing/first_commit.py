@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from trainer.config import TrainerJob
 from trainer.importing.initial_rows import VERSION
 from trainer.importing.selection import ImportSelection, TensorSelection
 from trainer.importing.source import ImportSource
-from trainer.importing.table_stores import fill, open_tables
+from trainer.importing.table_stores import RememberedRows, fill, open_tables
 
 NAME = name_of("t0", VERSION, 0)
 UNFINISHED = f"{NAME}.importing"
@@ -38,6 +39,8 @@ LIVE = Path("live") / "import"
 PART = "shard-0"
 DENSE = "dense.safetensors"
 PREFIX = "model."
+NO_MEMORIES: Mapping[str, RememberedRows] = MappingProxyType({})
+"""No histories and no counters: they begin empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,10 @@ def make_first_commit(
     source: ImportSource,
     choice: ImportSelection,
     tensors: TensorSelection,
+    memories: Mapping[str, RememberedRows] = NO_MEMORIES,
 ) -> ImportResult:
-    """Make the commit in `store`, which has none. An error leaves nothing behind.
+    """Make the commit in `store`, which has none. An error leaves nothing behind. `memories`: histories and counters,
+    by table.
 
     1. Write rows, table by table, and dense tensors to an unfinished folder. 2. Write the manifest. 3. Rename: the
     commit exists.
@@ -70,7 +75,7 @@ def make_first_commit(
     try:
         with writing(unfinished):
             unfinished.mkdir(parents=True)
-            part = _write_rows(unfinished, live, job, source, choice)  # 1
+            part = _write_rows(unfinished, live, job, source, choice, memories)  # 1
             _write_dense(unfinished / DENSE, source, tensors)
             sync_tree(unfinished)
             write_manifest(unfinished, _manifest(unfinished, job.name, raw, part, source))  # 2
@@ -92,11 +97,19 @@ def clear_leftovers(store: Path) -> None:
 
 
 def _write_rows(
-    folder: Path, live: Path, job: TrainerJob, source: ImportSource, choice: ImportSelection
+    folder: Path,
+    live: Path,
+    job: TrainerJob,
+    source: ImportSource,
+    choice: ImportSelection,
+    memories: Mapping[str, RememberedRows],
 ) -> ShardCommitPart:
-    writers = open_tables(Schema.of(job.slots), job.tables, job.seed, live)
+    sections = {name: memory.section for name, memory in memories.items()}
+    writers = open_tables(Schema.of(job.slots), {**job.tables, **sections}, job.seed, live)
     try:
-        fill(writers, source, choice)
+        fill({name: writers[name] for name in job.tables}, source, choice)
+        for name, memory in memories.items():
+            writers[name].remember(memory)
         (folder / PART).mkdir()
         files: dict[str, StoredFile] = {}
         for name, writer in writers.items():

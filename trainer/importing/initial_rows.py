@@ -37,9 +37,13 @@ class RowMaker:
         self._rows = RowArrays(name, self._settings, seed, room=1)
         self.num_words = HEAD + self._rows.width
 
-    def words(self, keys_U: U64, group_U: U16, brought: SourceRows) -> U32:
-        """(U, W') words of rows. Raises BadInput for vectors of another length, and for values that are not finite."""
-        self._check(brought, keys_U, group_U)
+    def words(self, keys_U: U64, group_U: U16, brought: SourceRows, *, exact: bool = False) -> U32:
+        """(U, W') words of rows; `exact`: weights are bits, not numbers.
+
+        Raises BadInput for vectors of another length, and for numbers that are not finite.
+        """
+        if not exact:
+            self._check(brought, keys_U, group_U)
         num_rows, first = len(keys_U), self._settings.first_order
         slab_UW = np.empty((num_rows, self._rows.width), np.float32)
         self._rows.initialise(slab_UW, keys_U, group_U, 0, num_rows)

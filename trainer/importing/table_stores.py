@@ -3,7 +3,8 @@
 Memory is bounded by one batch. After an error the caller removes the folders.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,21 @@ from millrace.errors import BadInput
 from pserver.config import TableSection
 from pserver.store.rocks_store import RocksRowStore
 from pserver.store.row_store import StoredFile
+from trainer.exports.row_chunks import RowChunk
 from trainer.importing.initial_rows import U16, RowMaker, keys_in
 from trainer.importing.selection import ImportSelection
 from trainer.importing.source import U64, ImportSource, SourceRows
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedRows:
+    """The rows of a table of histories or counters."""
+
+    section: TableSection
+    group: int
+    """Slot group of the keys."""
+    chunks: Iterator[RowChunk]
+    """The rows as shards hold them, in `vector_RD`."""
 
 
 class ImportTableWriter:
@@ -38,6 +51,15 @@ class ImportTableWriter:
             raise BadInput(_duplicate(key, self.maker.name, source, choice))
         self._store.write(keys_U, self.maker.words(keys_U, group_U, brought))
         self._count_G += np.bincount(group_U, minlength=len(self._count_G))
+
+    def remember(self, memory: RememberedRows) -> None:
+        """Add the rows of histories or counters, bit for bit."""
+        for chunk in memory.chunks:
+            group_U = np.full(len(chunk), memory.group, np.uint16)
+            columns = chunk.slots, chunk.slot_R, chunk.sign_R, chunk.key_R
+            brought = SourceRows(*columns, None, chunk.vector_RD, None, {}, lambda row: f"row {row}")
+            self._store.write(chunk.key_R, self.maker.words(chunk.key_R, group_U, brought, exact=True))
+            self._count_G[memory.group] += len(chunk)
 
     @property
     def facts(self) -> dict[str, object]:

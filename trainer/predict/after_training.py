@@ -21,7 +21,7 @@ from trainer.models.torch_subprocess import answer_of
 from trainer.predict.config import LIVE, PredictionRequest
 from trainer.predict.output_columns import OutputColumns
 from trainer.predict.prediction_plan import error_at, source_config
-from trainer.spec.history_tables import check_no_histories, check_no_statistics
+from trainer.spec.history_tables import check_no_statistics
 from trainer.spec.join_tables import check_no_join
 
 SECTION = "predict"
@@ -40,7 +40,6 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
             "`millrace predict` for another version",
             f"{SECTION}.version",
         )
-    check_no_histories(job, SECTION)
     check_no_statistics(job, SECTION)
     check_no_join(job, SECTION)
     if not all(ends(source) for source in job.sources.values()):

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dataset.spec.config import SlotKind
 from dataset.spec.schema import Schema
-from millrace import documents
 from millrace.errors import SpecError
 from trainer.config import ExportSection, TrainerJob
+from trainer.exports.memory_files import has_memory, memories_of, replay
 from trainer.exports.model_document import describe
-from trainer.exports.model_files import MODEL
-from trainer.exports.reader import Export, open_export
+from trainer.exports.reader import Export, chain_of, open_export
 from trainer.importing.export_source import ExportSource
 from trainer.importing.first_commit import make_first_commit
 from trainer.importing.selection import ImportSelection, TensorSelection
+from trainer.importing.table_stores import RememberedRows
+from trainer.spec.history_tables import history_tables
 
 
 def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Path) -> tuple[Path, dict[str, Any]]:
@@ -32,14 +34,33 @@ def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Pa
     tensors = TensorSelection(tuple(source.dense()), {}, ())  # the model checks these names when it loads them
     choice = ImportSelection.of(schema, job.tables, (), None)
     (scratch / "store").mkdir(parents=True)
-    done = make_first_commit(scratch / "store", job, raw, source, choice, tensors)
+    memories = remembered_rows(export, schema)
+    done = make_first_commit(scratch / "store", job, raw, source, choice, tensors, memories)
     facts = {name: export.manifest[name] for name in ("job", "timeline", "version", "kind", "name")}
     return done.commit, {"export": export.place.address, **facts}
 
 
+def remembered_rows(export: Export, schema: Schema) -> dict[str, RememberedRows]:
+    """The histories and counters after an export, by table. Raises SpecError where its chain does not have them."""
+    chain, sections, found = chain_of(export), history_tables(schema), {}
+    for memory in memories_of(schema):
+        slot = memory.slot
+        for each in chain:
+            if not has_memory(each, memory):
+                raise SpecError(
+                    f"{each.place.address}: has no {memory.kind} of slot {slot.name!r}, and predictions need them; "
+                    "use a base of a stream that exports all tables, or a commit",
+                    "version",
+                )
+        key = slot.history.key if slot.kind is SlotKind.SPARSE else slot.counters.keys[-1]
+        group = schema.by_name[key].group
+        found[memory.table] = RememberedRows(sections[memory.table], group, replay(chain, memory))
+    return found
+
+
 def check_fits(export: Export, job: TrainerJob, schema: Schema) -> None:
     """Raise SpecError where the export was made for other slots, tables or tasks than the job's."""
-    model = documents.parse_object(export.file(MODEL).read_bytes(), f"{export.place.address}: {MODEL}")
+    model = export.model()
     wanted = describe(schema, job.tables, job.tasks, ExportSection())
     where = export.place.address
     for what in ("slots", "tasks"):

@@ -5,6 +5,7 @@ Rows are only read: nothing is learnt, no row is made, no key is counted.
 """
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,11 +28,12 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.seeds import derive
 from pserver.client.remote import RemoteShards
-from pserver.protocol.shards import Prepared, Shards
+from pserver.protocol.shards import U64, Keys, Prepared, Shards
 from pserver.server.embedded import EmbeddedShards
 from trainer.checkpoint.commits import read_commit
 from trainer.config import TrainerJob
 from trainer.features.deduplication import tables_of
+from trainer.features.kept_state import RowsOf, filled_as_of
 from trainer.metrics.observed import ids_of
 from trainer.metrics.tensor_totals import TensorTotal
 from trainer.predict.background import CpuLimit
@@ -43,11 +45,14 @@ from trainer.predict.output_files import DEAD_LETTERS, PredictionOutput, writing
 from trainer.predict.prediction_plan import PredictionPlan, open_input, source_config
 from trainer.predict.predictor import BatchOutputs, Predictor
 from trainer.predict.slot_shuffle import shuffled
+from trainer.spec.history_tables import history_tables
 from trainer.train.assembly import set_up_torch
 
 BLOCK_BATCHES = 16
 """Full batches in a block, the unit of cutting and writing. Smaller blocks would need more padding."""
 BLOCKS_AHEAD = 2
+ROWS_AT_ONCE = 4096
+"""Keys of one look at histories or counters: at most some 33 MB."""
 RESTORE_S, OPEN_S, PULL_S, CLOSE_S = 3600.0, 60.0, 120.0, 10.0
 """Longest time to restore rows, to connect to shards, to pull rows, and to end."""
 KEPT_LETTERS = 1_000_000
@@ -63,6 +68,8 @@ class WorkerParts:
     job: TrainerJob
     schema: Schema
     shards: Shards
+    turn: threading.Lock
+    """Held by each call that reads rows: two threads make them."""
     predictor: Predictor
     loader: Loader[Block]
     columns: OutputColumns
@@ -122,24 +129,51 @@ def opened(config: PredictWorker) -> Iterator[WorkerParts]:
         kept = job.pipe.dead_letters.model_copy(update={"keep_passes": KEPT_LETTERS})
         letters = DeadLetters(config.output / DEAD_LETTERS, 0, kept)
         cut = BLOCK_BATCHES * request.batch_size
-        block = partial(_block, batches, request.shuffle, job.seed)
-        loader = Loader(open_reader(config, job, schema, letters), block, cut, BLOCKS_AHEAD)
+        turn = threading.Lock()
+        block = partial(_block, batches, schema, kept_rows(shards, turn), request.shuffle, job.seed)
+        loader = Loader(open_reader(config, job, schema.emitted, letters), block, cut, BLOCKS_AHEAD)
         held.callback(lambda: loader.close(Deadline.after(CLOSE_S)))
         pace = CpuLimit(config.cores)
-        yield WorkerParts(job, schema, shards, predictor, loader, columns, output, letters, pace, nothing)
+        yield WorkerParts(job, schema, shards, turn, predictor, loader, columns, output, letters, pace, nothing)
 
 
-def _block(batches: FixedBatches, shuffle: Sequence[str], seed: int, number: int, samples: Samples) -> Block:
-    """A block of segment `number`."""
+def _block(
+    batches: FixedBatches,
+    schema: Schema,
+    rows_of: RowsOf,
+    shuffle: Sequence[str],
+    seed: int,
+    number: int,
+    emitted: Samples,
+) -> Block:
+    """A block of segment `number`, with histories and counters as of the version."""
+    samples = filled_as_of(emitted, schema, rows_of)
     return batches.block(samples, shuffled(samples, shuffle, derive(seed, number)))
+
+
+def kept_rows(shards: Shards, turn: threading.Lock) -> RowsOf:
+    """Reads rows of histories and counters on the loader's thread. Each look takes `turn`, as each pull does: a pull
+    in its middle would make shards forget its keys."""
+
+    def rows_of(table: str, group: int, keys_U: U64) -> F32:
+        found = []
+        for begin in range(0, max(1, len(keys_U)), ROWS_AT_ONCE):
+            some_U = keys_U[begin : begin + ROWS_AT_ONCE]
+            keys = Keys(some_U, np.full(len(some_U), group, np.uint16))
+            with turn:
+                found.append(shards.look({table: keys}, Deadline.after(PULL_S))[table])
+        return np.concatenate(found)
+
+    return rows_of
 
 
 def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shards:
     """The rows of the commit: on shards that hold them, or restored in this process."""
+    tables = {**job.tables, **history_tables(schema)}
     if config.shards:
         return RemoteShards(
             config.shards,
-            job.tables,
+            tables,
             rank=config.rank,
             world=config.request.trainers,
             generation=1,
@@ -149,7 +183,7 @@ def open_shards(config: PredictWorker, job: TrainerJob, schema: Schema) -> Shard
             wire=config.request.wire,
         )
     groups = {slot.name: slot.group for slot in schema.sparse}
-    shards = EmbeddedShards(job.tables, job.seed, 1, live=config.live, groups=groups, wire=config.request.wire)
+    shards = EmbeddedShards(tables, job.seed, 1, live=config.live, groups=groups, wire=config.request.wire)
     commit = read_commit(config.commit)
     shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
     return shards
@@ -206,7 +240,7 @@ def _predicted(
     """Predictions of blocks, in order; adds the model's tensors to `totals`."""
     for block in blocks:
         outputs: list[BatchOutputs] = []
-        for batch, rows in _with_rows(parts.shards, block.batches):
+        for batch, rows in _with_rows(parts.shards, parts.turn, block.batches):
             outputs.append(parts.predictor.predict(batch, rows))
             for name, values in outputs[-1].measured.items():
                 totals.setdefault(name, TensorTotal()).add(values)
@@ -218,12 +252,15 @@ def _predicted(
         )
 
 
-def _with_rows(shards: Shards, batches: Sequence[FixedBatch]) -> Iterator[tuple[FixedBatch, Mapping[str, F32]]]:
+def _with_rows(
+    shards: Shards, turn: threading.Lock, batches: Sequence[FixedBatch]
+) -> Iterator[tuple[FixedBatch, Mapping[str, F32]]]:
     """Batches with their rows, as inference reads them; shards prepare the rows of the next batch meanwhile."""
     following: Prepared | None = None
     for place, batch in enumerate(batches):
         prepared = following or shards.prepare(batch.keys, learn=False)
-        rows = shards.pull(prepared, Deadline.after(PULL_S))
+        with turn:
+            rows = shards.pull(prepared, Deadline.after(PULL_S))
         more = batches[place + 1 : place + 2]
         following = shards.prepare(more[0].keys, learn=False) if more else None
         yield batch, rows

@@ -11,23 +11,22 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from millrace import documents
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from trainer.exports.destination import ExportFolder, ExportUnusable
+from trainer.exports.memory_files import ServedMemory, has_memory, memories_of, replay, served_schema
 from trainer.exports.reader import CURRENT, FORMAT, Export, check_fields, object_of, open_folder, state_at
 from trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
 from trainer.replica.kept_versions import ServedVersion
 from trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
 
-MODEL, ONNX, GOLDEN = "model.json", "dense.onnx", "golden.parquet"
+ONNX, GOLDEN = "dense.onnx", "golden.parquet"
 FIELDS = {"format": int, "timeline": str, "version": int, "chain": list}
 """Fields that are read from current.json."""
 MAX_CHAIN = 100_000
@@ -180,6 +179,9 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         if export.kind == "base" or (export.manifest["parent"] or {}).get("name") != parent.name:
             raise ExportUnusable(f"{export.place.address} does not build on {parent.name}, as {CURRENT} says")
     tables = {name: _table(list(chain), name, whole=whole) for name in newest.tables}
+    model = newest.model()
+    memories = [each for each in memories_of(served_schema(model)) if all(has_memory(export, each) for export in chain)]
+    tables |= {each.table: _memory(chain, each, whole=whole) for each in memories}
     times = newest.manifest.get("event_time")
     return ReplicaUpdate(
         str(newest.manifest["job"]),
@@ -189,11 +191,12 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         tables,
         newest.dense(),
         float(times[1]) if times else None,
-        _model(newest),
+        model,
         _bytes(newest, ONNX),
         golden=_bytes(newest, GOLDEN),
         exact=all(_is_exact(export) for export in chain),
         goes_back=current.goes_back,
+        memories=frozenset(each.table for each in memories),
     )
 
 
@@ -202,16 +205,6 @@ def _is_exact(export: Export) -> bool:
     thresholds, tables = export.manifest.get("thresholds"), export.manifest["tables"].values()
     plain = isinstance(thresholds, dict) and not any(thresholds.values())
     return plain and all(table.get("dtype") == "float32" for table in tables)
-
-
-def _model(export: Export) -> Mapping[str, Any]:
-    content = _bytes(export, MODEL)
-    if content is None:
-        raise ExportUnusable(f"{export.place.address} has no {MODEL}")
-    try:
-        return documents.parse_object(content, f"{export.place.address}: {MODEL}")
-    except documents.InvalidDocument as error:
-        raise ExportUnusable(str(error)) from error
 
 
 def _bytes(export: Export, path: str) -> bytes | None:
@@ -224,6 +217,16 @@ def _table(chain: list[Export], table: str, *, whole: bool) -> TableUpdate:
             return TableUpdate([_rows(chunk) for chunk in state_at(chain, table)], np.empty(0, np.uint64))
         rows = [_rows(chunk) for chunk in _newest(chain, table, gone=False)]
         gone = [chunk.key_R for chunk in _newest(chain, table, gone=True)]
+    except KeysOutOfOrder as error:
+        raise ExportUnusable(str(error)) from error
+    return TableUpdate(rows, np.concatenate([np.empty(0, np.uint64), *gone]))
+
+
+def _memory(chain: Sequence[Export], memory: ServedMemory, *, whole: bool) -> TableUpdate:
+    """As `_table`, of histories or counters."""
+    try:
+        rows = [_rows(chunk) for chunk in replay(chain, memory)]
+        gone = [] if whole else [chunk.key_R for chunk in replay(chain, memory, gone=True)]
     except KeysOutOfOrder as error:
         raise ExportUnusable(str(error)) from error
     return TableUpdate(rows, np.concatenate([np.empty(0, np.uint64), *gone]))

@@ -279,6 +279,7 @@ class FeedUpdates:
             tables=dict(_tables(model["tables"], sent, whole=whole)),
             dense=tensors,
             event_time_s=event_time_s,
+            memories=frozenset(rank0.facts.get("memories", ())),
             model=model if model != told_model else None,
             onnx=onnx if onnx != told_onnx else None,
             event_times=None if whole else event_times,

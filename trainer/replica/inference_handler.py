@@ -13,6 +13,7 @@ from starlette.types import Receive, Send
 from millrace import documents
 from millrace.errors import BadInput
 from trainer.replica.access import send_answer, send_error
+from trainer.replica.filled_inputs import MemoryMissing
 from trainer.replica.inference_messages import InvalidInference, RequestReader, format_answer
 from trainer.replica.replica_metrics import ReplicaMetrics
 from trainer.replica.replica_state import NoVersionLoaded, ReplicaState
@@ -52,7 +53,7 @@ class InferenceHandler:
             status, found = HTTPStatus.OK, self._infer(name, version, request)
         except NoSuchModel as error:
             status, found = HTTPStatus.NOT_FOUND, _error(error)
-        except InvalidInference as error:
+        except (InvalidInference, MemoryMissing) as error:
             status, found = HTTPStatus.BAD_REQUEST, _error(error)
         except NoVersionLoaded as error:
             status, found = HTTPStatus.SERVICE_UNAVAILABLE, _error(error)

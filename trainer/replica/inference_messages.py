@@ -5,6 +5,9 @@ each, or [B]; or ragged, with all signs in a row and the number of each sample's
 UINT64 or INT64, texts are BYTES. "user.weight" is FP32 of the same length, for a weighted slot; without it all weights
 are 1. A dense slot is FP32, [B, size]. Data may be nested or flat. Source: the protocol's inference_rest.md.
 
+Slots with histories or counters may be left out: the served version fills them. A model with counters takes
+"event_time", [B] unix seconds, at which their windows end; without it, they end now.
+
 For a job with pipe.kind = "columns" a request may have "events" in place of "inputs": a list of events of the stream,
 as objects or as texts. The answer has one more output, "event": the number of each sample's event.
 
@@ -23,6 +26,7 @@ from dataset.formats.arrow_columns import hash_texts
 from millrace.errors import BadInput
 from millrace.validation import nearest
 from trainer.replica.serving_model import (
+    F64,
     NO_WEIGHTS,
     InferenceInputs,
     ServingModel,
@@ -36,6 +40,8 @@ Json = Mapping[str, Any]
 LENGTHS, WEIGHT = ".lengths", ".weight"
 EVENT = "event"
 """The output with the number of each sample's event, for a request with raw events."""
+TIME = "event_time"
+"""The optional input with the times of samples, in unix seconds, for a model with counters; without it, now."""
 INTS = ("UINT64", "INT64", "UINT32", "INT32")
 FLOATS = ("FP32", "FP64")
 MAX_VALUES = 1 << 22
@@ -109,6 +115,8 @@ class RequestReader:
         self._sparse = {slot["name"]: slot for slot in model.slots if slot["kind"] == "sparse"}
         self._known = set(self._sparse) | {name + LENGTHS for name in self._sparse} | set(model.dense)
         self._known |= {name + WEIGHT for name, slot in self._sparse.items() if slot["weighted"]}
+        self._is_timed = any(model.schema.counters) and TIME not in self._known
+        self._known |= {TIME} if self._is_timed else set()
         self._values_each = _values_each(model)
         self._any_weighted = {each.name: any(slot["weighted"] for slot in each.slots) for each in model.tables}
 
@@ -130,7 +138,9 @@ class RequestReader:
             tensors[tensor.name] = tensor
         num_samples = self._num_samples(tensors)
         signs = [self._signs(table, tensors, num_samples) for table in self.model.tables]
-        return InferenceInputs(num_samples, signs, self._dense(tensors, num_samples))
+        dense, time_s_B = self._dense(tensors, num_samples), self._times(tensors, num_samples)
+        left_out = tuple(name for name in self.model.memories if name not in tensors)
+        return InferenceInputs(num_samples, signs, dense, left_out=left_out, time_s_B=time_s_B)
 
     def _of_events(self, request: Json) -> InferenceInputs:
         """The samples of raw events."""
@@ -178,9 +188,9 @@ class RequestReader:
 
     def _num_samples(self, tensors: Mapping[str, RequestTensor]) -> int:
         for name in (*self._sparse, *self.model.dense):
-            if name not in tensors:
+            if name not in tensors and name not in self.model.memories:
                 raise InvalidInference(f"input {name!r} is missing: a sample without signs there has the shape [1, 0]")
-        first = next(iter((*self._sparse, *self.model.dense)))
+        first = next(name for name in (*self._sparse, *self.model.dense) if name in tensors)
         num_samples = int(tensors.get(first + LENGTHS, tensors[first]).shape[0])
         if not 0 < num_samples <= self._max_batch:
             raise InvalidInference(f"{num_samples} samples in one request; send 1 to {self._max_batch}")
@@ -189,11 +199,21 @@ class RequestReader:
     def _dense(self, tensors: Mapping[str, RequestTensor], num_samples: int) -> dict[str, F32]:
         found = {}
         for name, size in self.model.dense.items():
+            if name not in tensors:
+                continue
             tensor = tensors[name].typed(*FLOATS, *INTS)
             if len(tensor.data) != num_samples * size or tensor.shape[0] != num_samples:
                 raise InvalidInference(f"{name}: has the shape {tensor.shape}, but must have [{num_samples}, {size}]")
             found[name] = tensor.floats().reshape(num_samples, size)
         return found
+
+    def _times(self, tensors: Mapping[str, RequestTensor], num_samples: int) -> F64 | None:
+        """The times of samples, if the request has them."""
+        if not self._is_timed or (tensor := tensors.get(TIME)) is None:
+            return None
+        if len(tensor.typed(*FLOATS, *INTS).data) != num_samples:
+            raise InvalidInference(f"{TIME}: has {len(tensor.data)} values for {num_samples} samples")
+        return np.array(tensor.data, np.float64)
 
     def _signs(self, table: SlotLayout, tensors: Mapping[str, RequestTensor], num_samples: int) -> TableSigns:
         """The signs of one table's slots."""
@@ -201,8 +221,10 @@ class RequestReader:
         offsets: list[Iterable[int]] = []
         weights: list[float] = []
         for slot in table.slots:
-            name, tensor = slot["name"], tensors[slot["name"]]
-            begin = len(numbers)
+            name, begin = slot["name"], len(numbers)
+            if (tensor := tensors.get(name)) is None:  # it is filled later
+                offsets.append([begin] * (num_samples + 1))
+                continue
             if slot["values"] == "string":
                 numbers += _hashed(tensor.typed("BYTES").data)
             else:
@@ -274,7 +296,8 @@ def _hashed(texts: Sequence[str]) -> list[int]:
 
 def _out_of_range(table: SlotLayout, tensors: Mapping[str, RequestTensor]) -> str:
     for slot in table.slots:
-        if any(not 0 <= each < 1 << 64 for each in tensors[slot["name"]].data if type(each) is int):
+        data = tensors[slot["name"]].data if slot["name"] in tensors else []
+        if any(not 0 <= each < 1 << 64 for each in data if type(each) is int):
             return str(slot["name"])
     return table.name
 

@@ -52,6 +52,8 @@ class KeptVersion:
     event_time_s: float | None
     served_at_s: float
     """When it was first served, unix seconds."""
+    memories: frozenset[str] = frozenset()
+    """The tables of histories and counters that it has."""
 
     @property
     def num_bytes(self) -> int:

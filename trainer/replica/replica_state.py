@@ -15,6 +15,7 @@ import numpy as np
 from millrace.errors import BadInput, DeadlineExceeded, MillraceError
 from trainer.exports.golden import TOLERANCE
 from trainer.replica.dense_graph import DenseGraph
+from trainer.replica.filled_inputs import filled
 from trainer.replica.kept_versions import KeptVersion, ServedVersion, TableEpoch, VersionHistory
 from trainer.replica.replica_table import ReplicaTable, TableStep, TableView
 from trainer.replica.serving_model import InferenceInputs, ServingModel, golden_difference
@@ -93,7 +94,7 @@ class ReplicaState:
             kept = view.kept
             if kept.model is not model:
                 return None
-            feeds = model.feeds(view.tables, inputs)
+            feeds = model.feeds(view.tables, filled(model, view.tables, inputs, kept.memories))
         feeds.update(kept.weights)
         return kept, model.graph.run(feeds)
 
@@ -156,19 +157,20 @@ class ReplicaState:
         weights = model.graph.weights(update.dense)
         version, now_s = ServedVersion(update.job, update.timeline, update.version), time.time()
         if update.whole or newest is None:
-            epoch = TableEpoch(
-                {each.name: ReplicaTable(each.width, _count(update, each.name)) for each in model.tables}
-            )
+            widths = model.widths(update.memories)
+            epoch = TableEpoch({name: ReplicaTable(width, _count(update, name)) for name, width in widths.items()})
             for name, table in epoch.tables.items():
                 table.load(_rows(update, name, table.width))  # 1, 2
-            kept = KeptVersion(version, epoch, 0, {}, model, weights, update.event_time_s, now_s)
+            facts = update.event_time_s, now_s, update.memories
+            kept = KeptVersion(version, epoch, 0, {}, model, weights, *facts)
             view = VersionView(kept, _views(epoch, 0), 0)
             _try(view, update)  # 3
             self._timeline = update.timeline
             self._publish(view)  # 4, 5
             return kept
         epoch, idle, steps = newest.epoch, self._idle(newest.epoch), dict[str, TableStep]()
-        kept = KeptVersion(version, epoch, newest.place + 1, steps, model, weights, update.event_time_s, now_s)
+        facts = update.event_time_s, now_s, newest.memories & update.memories
+        kept = KeptVersion(version, epoch, newest.place + 1, steps, model, weights, *facts)
         try:
             for name, table in epoch.tables.items():
                 steps[name] = table.stage(_rows(update, name, table.width), _gone(update, name), idle)  # 1
@@ -280,9 +282,7 @@ def _model_of(update: ReplicaUpdate, newest: KeptVersion | None) -> ServingModel
     if newest is not None and newest.model.graph is graph and newest.model.described == described:
         return newest.model
     model = ServingModel(described, graph.open())
-    if old is not None and [(each.name, each.width) for each in model.tables] != [
-        (each.name, each.width) for each in old.tables
-    ]:
+    if old is not None and model.widths() != old.widths():
         raise UpdateRefused("no-base", f"version {update.version} has other tables than the version before")
     return model
 
@@ -293,7 +293,7 @@ def _rows(update: ReplicaUpdate, table: str, width: int) -> Iterator[ReplicaRows
         if rows.rows_UD.shape != (len(rows.keys_U), width):
             shape = "x".join(map(str, rows.rows_UD.shape))
             raise BadInput(f"rows of table {table!r} are {shape}, not {len(rows.keys_U)}x{width}")
-        if not np.isfinite(rows.rows_UD).all():
+        if table not in update.memories and not np.isfinite(rows.rows_UD).all():
             raise BadInput(f"rows of table {table!r} have numbers that are not finite")
         yield rows
 

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from dataset.features.served_events import ServedFeatures
 from millrace.errors import BadInput
 from trainer.exports import golden as goldens
+from trainer.exports.memory_files import memories_of, served_schema
 from trainer.replica import pooling_kernels
 from trainer.replica.dense_graph import DenseGraph, Tensors
 from trainer.replica.replica_table import TableView
 from trainer.replica.updates import F32, U64
 
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 POOLINGS = {
     "sum": pooling_kernels.SUM,
@@ -54,6 +56,10 @@ class InferenceInputs:
     """(B, size)."""
     events: Sequence[int] | None = None
     """(B,) the event of each sample, where a request has raw events."""
+    left_out: tuple[str, ...] = ()
+    """Slots that the job fills and the request lacks: trainer.replica.filled_inputs fills them."""
+    time_s_B: F64 | None = None
+    """(B,) unix seconds at which windows of counters end; None: now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +138,18 @@ class ServingModel:
             raise BadInput(f"model.json cannot be read: {error!r}") from error
         if left_out:
             raise BadInput(f"table {left_out[0]!r} is not in these exports: without it nothing can be answered")
-        self.described, self.graph = described, graph
+        self.described, self.graph, self.schema = described, graph, served_schema(described)
+        self.memories = {each.slot.name: each for each in memories_of(self.schema)}
         self.features = ServedFeatures(described["features"]) if described.get("features") else None
         if missing := [name for name in self.outputs if name not in graph.outputs]:
             raise BadInput(f"dense.onnx does not say {missing[0]!r}, which model.json names as an output")
         self._check_inputs()
+
+    def widths(self, memories: frozenset[str] | None = None) -> dict[str, int]:
+        """Floats of a row by table, of `memories` too: tables of histories and counters; None: of all these."""
+        of_memories = {each.table: each.width for each in self.memories.values()}
+        chosen = {name: width for name, width in of_memories.items() if memories is None or name in memories}
+        return {**{each.name: each.width for each in self.tables}, **chosen}
 
     def _check_inputs(self) -> None:
         known = {each["name"] for each in self.described["inputs"]}
@@ -172,21 +185,26 @@ def golden_difference(model: ServingModel, views: Mapping[str, TableView], weigh
 
 
 def golden_inputs(model: ServingModel, samples: pa.Table) -> InferenceInputs:
-    """The samples of golden.parquet. Raises BadInput."""
+    """The samples of golden.parquet, or of raw events, which lack the slots that the job fills. Raises BadInput."""
+    left_out = tuple(name for name in model.memories if name not in samples.schema.names)
     try:
-        signs = [_golden_signs(table, samples) for table in model.tables]
+        signs = [_golden_signs(table, samples, left_out) for table in model.tables]
         dense = {
             name: samples.column(name).combine_chunks().flatten().to_numpy().reshape(len(samples), size)
             for name, size in model.dense.items()
+            if name not in left_out
         }
     except (KeyError, ValueError) as error:
         raise BadInput(f"golden.parquet does not fit model.json: {error}") from error
-    return InferenceInputs(len(samples), signs, dense)
+    return InferenceInputs(len(samples), signs, dense, left_out=left_out)
 
 
-def _golden_signs(table: SlotLayout, samples: pa.Table) -> TableSigns:
+def _golden_signs(table: SlotLayout, samples: pa.Table, left_out: Sequence[str]) -> TableSigns:
     signs, weights, offsets, begin = [np.empty(0, np.uint64)], [NO_WEIGHTS], [], 0
     for slot in table.slots:
+        if slot["name"] in left_out:
+            offsets.append(np.full(len(samples) + 1, begin))
+            continue
         lists = samples.column(slot["name"]).combine_chunks()
         offset_B1 = lists.offsets.to_numpy().astype(np.int64)
         signs.append(lists.flatten().to_numpy())

@@ -60,7 +60,7 @@ class ReplicaUpdate:
     whole: bool
     """Whether it replaces everything; otherwise it applies to the version before."""
     tables: Mapping[str, TableUpdate]
-    """Every table of the job, by name."""
+    """Every table of the job, by name; those of histories and counters as `memories` says."""
     dense: Mapping[str, NDArray[Any]]
     """Every tensor of the model by name, in every update."""
     event_time_s: float | None
@@ -76,6 +76,8 @@ class ReplicaUpdate:
     """Whether its rows are the job's bit for bit, and all of them: no type is shorter, no threshold leaves any out."""
     goes_back: bool = False
     """Whether a whole update may be older than the version before: the job went back to it."""
+    memories: frozenset[str] = frozenset()
+    """The tables of histories and counters that are among `tables`: their rows as shards hold them."""
     event_times: EventTimes | None = None
     """Event times since the update before; None where the source does not know them, or if `whole`."""
 

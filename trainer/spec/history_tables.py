@@ -70,20 +70,6 @@ def keyed_like(schema: Schema, table: str, group: int) -> Iterator[str]:
             yield name
 
 
-def check_no_histories(job: TrainerJob, path: str) -> None:
-    """Raise SpecError for a job with histories or counters: what only reads a version does not follow the log that
-    fills them."""
-    schema = Schema.of(job.slots)
-    if schema.histories or schema.counters:
-        what, sent = ("a history", "signs") if schema.histories else ("counters", "values")
-        raise SpecError(
-            f"slot {schema.filled[0].name!r} is {what}, which only training fills: prediction jobs with histories or "
-            f"counters are not built yet. Train on the events instead, with train.learn = false to keep the model, or "
-            f"send the {sent} of this slot to a replica",
-            path,
-        )
-
-
 def check_no_statistics(job: TrainerJob, path: str) -> None:
     """Raise SpecError for a job with statistics of rows: prediction jobs pull weights alone."""
     if statistics := Schema.of(job.slots).statistics:

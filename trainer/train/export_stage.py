@@ -26,7 +26,8 @@ from pserver.protocol.shards import Keys
 from trainer.config import ExportSection, TaskSection
 from trainer.exports.golden import as_bytes, as_exported, table_of
 from trainer.exports.model_document import describe
-from trainer.exports.model_files import GOLDEN, MODEL, TEMPLATE, WHY
+from trainer.exports.model_files import GOLDEN, TEMPLATE, WHY
+from trainer.exports.reader import MODEL
 from trainer.exports.request import ExportRequest
 from trainer.exports.value_encoding import Dtype
 from trainer.features.deduplication import Deduplicator, EmbeddingTable, tables_of

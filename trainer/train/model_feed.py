@@ -32,6 +32,7 @@ from trainer.exports.model_document import describe
 from trainer.features.default_rows import default_rows_of, widths_of
 from trainer.models.needs import shape_of
 from trainer.rank0.parts import RankZero
+from trainer.spec.history_tables import remembered_of
 from trainer.train.saved_state import StateHolders
 from trainer.train.tracing import TraceFailed, trace
 
@@ -62,6 +63,8 @@ class FeedContent:
     known."""
     trouble: str = ""
     """Why the model cannot be published at all."""
+    memories: tuple[str, ...] = ()
+    """The tables of histories and counters, whose rows shards publish as they are."""
 
     @classmethod
     def of(
@@ -93,7 +96,8 @@ class FeedContent:
         latest_s = lambda: closer.latest_event_s  # noqa: E731
         divided = getattr(model, "class_rows", None) is not None
         trouble = "the model's items are divided over trainers: follow its exports instead" if divided else ""
-        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of, trouble)
+        memories = tuple(remembered_of(schema))
+        return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of, trouble, memories)
 
 
 class ModelFeed:
@@ -201,6 +205,7 @@ class ModelFeed:
         model, content = self._content.model(), self._content
         is_changed, self._model = model != self._model, model
         facts = {"job": content.job, "timeline": content.timeline, "generation": content.generation, "model": model}
+        facts |= {"memories": list(content.memories)} if content.memories else {}
         for subscription in self._subscribers.now():
             if subscription in new:
                 subscription.put([feed_messages.introduction(facts, self._onnx)])

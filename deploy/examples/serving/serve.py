@@ -3,12 +3,16 @@ and the deltas after it.
 
 Without events it predicts the export's golden samples and compares. FILE has one event a line, JSON keyed by slot:
 {"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or it is a Parquet file like golden.parquet.
+An event may leave out slots with histories or counters: they come from the export ("event_time" has the event's unix
+seconds, where windows of counters end; without it, they end now).
 With --raw its lines are events of the job's stream (pipe.kind = "columns"); this alone needs Millrace's `dataset`.
 """
 
 import argparse
 import json
+import math
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 BATCH = 1024
+TIME = "event_time"
 DONE = ("_DONE", "DONE")  # the second in exports of an older Millrace
 
 
@@ -27,6 +32,44 @@ def mix(sign_N, group):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def key_of(signs, groups):
+    """The key of histories or counters: of one sign, or of several together."""
+    key = np.uint64(0)
+    for sign, group in zip(signs, groups, strict=True):
+        key = mix(np.array([sign], np.uint64) ^ key, group)[0]
+    return int(key)
+
+
+def remembered(file, kind):
+    """Histories, or the sub-windows of counters, by key."""
+    rows, found = pq.read_table(file).to_pydict(), {}
+    if kind == "histories":
+        return dict(zip(rows["key"], rows["history"], strict=True))
+    columns = (rows[name] for name in ("key", "window_s", "begin_s", "length_s", "shows", "clicks"))
+    for key, *sub_window in zip(*columns, strict=True):
+        found.setdefault(key, []).append(sub_window)
+    return found
+
+
+def counts_of(counters, sub_windows, now_s):
+    """The floats of a slot with counters, at a time; by the rule in model.json."""
+    found = []
+    for window in counters["windows"]:
+        window_s = 0 if window == "all" else int(window)
+        part_s = window_s // 6 or 1
+        mine = [(begin_s // part_s, n, c) for of, begin_s, _, n, c in sub_windows if of == window_s]
+        if window_s:
+            now = now_s // part_s
+            oldest = max([now, *(at for at, _, _ in mine)]) - 6
+            mine = [each for each in mine if oldest <= each[0] <= now]
+        shows, clicks = sum(n for _, n, _ in mine), sum(c for _, _, c in mine)
+        prior, weight = counters["prior"], counters["prior_weight"]
+        ratio = (clicks + prior * weight) / (shows + weight) / prior if shows else 1.0
+        kinds = {"shows": math.log1p(shows), "clicks": math.log1p(clicks), "ctr": math.log(ratio)}
+        found += [kinds[what] for what in counters["what"]]
+    return found
 
 
 def load(file, table):
@@ -59,6 +102,8 @@ def listed(value):
 def columns_of(event, slot):
     """A slot's columns of one event: ids without padding, cut to max_len, and weights; or a dense slot's values."""
     name, values = slot["name"], listed(event.get(slot["name"]))
+    if name not in event and ("history" in slot or "counters" in slot):
+        return {}  # the server fills it
     if slot["kind"] == "dense":
         assert len(values) == slot["size"], f"slot {name!r} needs {slot['size']} numbers, and has {len(values)}"
         return {name: values}
@@ -79,20 +124,27 @@ def batches_of(path, slots):
         return
     types = {name: pa.list_(pa.uint64()) for name in (slot["name"] for slot in slots if slot["kind"] == "sparse")}
     types |= {f"{name}.weight": pa.list_(pa.float32()) for name in types}
+    timed = any("counters" in slot for slot in slots) and TIME not in {slot["name"] for slot in slots}
     with path.open(encoding="utf-8") as lines:
         num_read = 0
         while texts := list(islice(lines, BATCH)):
-            columns = {}
+            columns, times = {}, []
             for number, text in enumerate(texts, num_read + 1):
                 try:
                     event = json.loads(text)
+                    times.append(event.get(TIME))
                     for slot in slots:
                         for name, values in columns_of(event, slot).items():
                             columns.setdefault(name, []).append(values)
                 except (ValueError, AssertionError, AttributeError) as error:
                     sys.exit(f"{path}, line {number}: {error}")
             num_read += len(texts)
-            yield pa.table({name: pa.array(column, types.get(name)) for name, column in columns.items()})
+            if short := [name for name, column in columns.items() if len(column) < len(texts)]:
+                sys.exit(f"{path}: some events have {short[0]!r}, and others leave it to the server: all or none")
+            found = {name: pa.array(column, types.get(name)) for name, column in columns.items()}
+            if timed:
+                found[TIME] = pa.array(times, pa.float64())
+            yield pa.table(found)
 
 
 def raw_batches_of(path, model):
@@ -148,6 +200,11 @@ class Server:
         self.model = json.loads((self.newest / "model.json").read_text())
         self.session = onnxruntime.InferenceSession(self.newest / "dense.onnx")
         self.rows = {name: {} for name in self.model["tables"]}
+        self.memories = {}  # by slot: what the job remembers of each key, where the whole chain has it
+        kinds = {"history": "histories", "counters": "counters"}
+        for kind in {kinds[key]: key for slot in self.model["slots"] for key in kinds if key in slot}:
+            told = [json.loads((folder / "manifest.json").read_text()).get(kind, {}) for folder in folders]
+            self.memories |= {name: {} for name in told[0] if all(name in each for each in told)}
         for folder in folders:  # the newest row of a key, unless it was deleted
             self.apply(folder, json.loads((folder / "model.json").read_text())["tables"])
 
@@ -157,13 +214,40 @@ class Server:
             kind, name = file.stem.rsplit("-", 1)[0].split("-", 1)
             if kind == "rows":
                 self.rows[name].update(zip(*load(file, tables[name]), strict=True))
+            elif kind in ("histories", "counters"):
+                if name in self.memories:
+                    self.memories[name].update(remembered(file, kind))
             else:
+                of_slot = name.split("-", 1)[-1]  # "history-<slot>" or "counters-<slot>"
+                rows = self.rows[name] if name in self.rows else self.memories.get(of_slot, {})
                 for key in pq.read_table(file)["key"].to_pylist():
-                    self.rows[name].pop(key, None)
+                    rows.pop(key, None)
+
+    def filled(self, samples):
+        """The samples with the histories and counters that they lack."""
+        slots = {slot["name"]: slot for slot in self.model["slots"]}
+        times = samples[TIME].to_pylist() if TIME in samples.schema.names else [None] * len(samples)
+        for name, slot in slots.items():
+            if name in samples.schema.names or not ("history" in slot or "counters" in slot):
+                continue
+            if name not in self.memories:
+                sys.exit(f"slot {name!r} is in no event, and the exports do not have what the job remembers for it")
+            keys = listed((slot.get("history") or slot["counters"])["key"])
+            signs, groups, found = [samples[key].to_pylist() for key in keys], [slots[key]["group"] for key in keys], []
+            for time_s, *lists in zip(times, *signs, strict=True):
+                known = []
+                if all(lists):
+                    known = self.memories[name].get(key_of([each[0] for each in lists], groups), [])
+                if "counters" in slot:
+                    known = counts_of(slot["counters"], known, time.time() if time_s is None else time_s)
+                found.append(known)
+            kind = pa.float32() if "counters" in slot else pa.uint64()
+            samples = samples.append_column(name, pa.array(found, pa.list_(kind)))
+        return samples
 
     def predict(self, samples):
         """Predictions by task."""
-        feeds = {}
+        feeds, samples = {}, self.filled(samples)
         for slot in self.model["slots"]:
             if slot["kind"] == "sparse":
                 default = self.model["tables"][slot["table"]]["default_row"]

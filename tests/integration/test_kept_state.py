@@ -1,0 +1,146 @@
+"""What a job remembers of its events is used wherever its model is: in predictions, by servers of exports, replicas."""
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.config import validate
+from millrace.deadline import Deadline
+from service.predict.prediction import predict
+from service.spec.job import load_job
+from tests.contract.predict_world import content, rows_of
+from tests.faults.test_histories_killed import WITH_HISTORIES
+from tests.integration.stream_job import millrace, write_job
+from trainer.exports.materialize import materialize
+from trainer.exports.reader import chain_of, open_export
+from trainer.predict.config import PredictionRequest
+from trainer.replica.export_updates import ExportUpdates
+from trainer.replica.inference_handler import InferenceHandler
+from trainer.replica.replica_metrics import ReplicaMetrics
+from trainer.replica.replica_state import ReplicaState
+
+SERVE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+
+
+COLUMNS = ["d", "a", "b", "history", "group", "clicked"]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A job that has trained all of its lines, with a stream of deltas, and one with a base at the end."""
+    path = write_job(tmp_path_factory.mktemp("ended"), num_lines=200, spec=WITH_HISTORIES)
+    streams = "exports={steps={delta='10ms', clock='wall', on_late='wait'}, whole={clock='wall'}}"
+    run = millrace(path, streams, "passes.max_events=120")
+    assert run.code == 0, run.output
+    return load_job(path, [streams])
+
+
+def by_hand(folder):
+    """The last seven signs of slot "b" that each sign of slot "a" clicked, and how often it was shown and clicked."""
+    clicked, counts = {}, {}
+    for part in sorted(folder.glob("part-*.txt")):
+        for line in part.read_text().splitlines():
+            words = line.split()  # 2 x y 1 a 1 b n history.. 1 click 1 group
+            a, b = int(words[4]), int(words[6])
+            shows, clicks = counts.get(a, (0, 0))
+            counts[a] = shows + 1, clicks + int(words[-3])
+            if words[-3] == "1":
+                clicked[a] = [*clicked.get(a, []), b][-7:]
+    return clicked, counts
+
+
+def predicted(job, output, **asked):
+    raw = {"input": {"paths": ["part-0.txt"]}, "output": str(output), "segment_events": 50, "columns": COLUMNS}
+    request = validate(PredictionRequest, {**raw, "outputs": ["ctr", "slot.clicked"], **asked})
+    return predict(job, request, lambda *_: None, threading.Event())
+
+
+@pytest.fixture(scope="module")
+def live(ended, tmp_path_factory):
+    """Samples with what the newest version says of them."""
+    output = tmp_path_factory.mktemp("live") / "out"
+    predicted(ended, output)
+    return output
+
+
+def without_memories(row):
+    """An event as a server gets it: the slots that the job fills are left out."""
+    return {name: row[name] for name in ("d", "a", "b", "history", "group")}
+
+
+def test_a_prediction_reads_histories_and_counters_as_of_the_version(ended, live, tmp_path):
+    clicked, _ = by_hand(ended.folder)
+    rows = rows_of(live).to_pylist()
+    assert len(rows) > 150
+    assert all(row["clicked"] == clicked.get(row["a"][0], []) for row in rows)
+    assert any(any(row["slot.clicked"]) for row in rows)
+    predicted(ended, tmp_path / "two", trainers=2, shards=2)
+    assert content(tmp_path / "two") == content(live)
+
+
+def test_a_prediction_by_an_export_says_the_same(ended, live, tmp_path):
+    export = open_export(str(ended.store / "exports" / "steps" / "small"), tmp_path)
+    assert export.kind == "delta"
+    predicted(ended, tmp_path / "out", version=export.place.address)
+    assert rows_of(tmp_path / "out").equals(rows_of(live))
+
+
+def test_deltas_replay_to_the_histories_and_counters_of_a_base(ended, tmp_path):
+    steps, whole = (open_export(str(ended.store / "exports" / name / "small"), tmp_path) for name in ("steps", "whole"))
+    assert steps.kind == "delta" and whole.kind == "base" and steps.manifest["positions"] == whole.manifest["positions"]
+    assert len(chain_of(steps)) > 2 and "without_histories" not in steps.manifest
+    materialize(steps, tmp_path / "out")
+    again = open_export(str(tmp_path / "out"), tmp_path)
+    for kind in ("histories", "counters"):
+        assert again.manifest[kind] == whole.manifest[kind] and len(whole.manifest[kind]) == 2
+    names = [name for name in whole.files if name.startswith(("histories-", "counters-"))]
+    assert len(names) == 4
+    for name in names:
+        assert pq.read_table(again.file(name)).equals(pq.read_table(whole.file(name))), name
+
+
+def test_the_example_of_a_server_fills_what_events_leave_out(ended, live, tmp_path):
+    rows = rows_of(live).to_pylist()
+    lines = [json.dumps(without_memories(row)) for row in rows]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    folder = ended.store / "exports" / "steps" / "small"
+    command = [sys.executable, str(SERVE), str(folder), "--events", str(tmp_path / "events.jsonl")]
+    served = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert served.returncode == 0, served.stderr
+    found = [json.loads(line)["ctr"] for line in served.stdout.splitlines()]
+    assert found == pytest.approx([row["prediction.ctr"] for row in rows], abs=1e-6)
+
+
+def request_of(rows):
+    inputs = [
+        {"name": name, "datatype": "UINT64", "shape": [len(rows), 1], "data": [row[name] for row in rows]}
+        for name in ("a", "b", "group")
+    ]
+    signs = [sign for row in rows for sign in row["history"]]
+    inputs.append({"name": "history", "datatype": "UINT64", "shape": [len(signs)], "data": signs})
+    lengths = [len(row["history"]) for row in rows]
+    inputs.append({"name": "history.lengths", "datatype": "INT64", "shape": [len(rows)], "data": lengths})
+    inputs.append({"name": "d", "datatype": "FP32", "shape": [len(rows), 2], "data": [row["d"] for row in rows]})
+    return json.dumps({"inputs": inputs}).encode()
+
+
+def test_a_replica_of_exports_fills_what_a_request_leaves_out(ended, live, tmp_path):
+    state = ReplicaState(2, 1 << 30)
+    handler = InferenceHandler(state, ReplicaMetrics(state), 1024)
+    updates = ExportUpdates(str(ended.store / "exports" / "steps" / "small"), tmp_path)
+    update = updates.next(Deadline.after(20))
+    state.apply(update)
+    rows = rows_of(live).to_pylist()
+    status, answer = handler.infer("small", None, request_of(rows))
+    assert status == 200, answer
+    assert json.loads(answer)["outputs"][0]["data"] == pytest.approx([row["prediction.ctr"] for row in rows], abs=1e-6)
+    state.apply(replace(update, version=update.version + 1, whole=True, memories=frozenset()))
+    status, answer = handler.infer("small", None, request_of(rows))
+    assert status == 400 and b"came without histories: send its signs" in answer

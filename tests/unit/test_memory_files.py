@@ -1,0 +1,59 @@
+"""Histories and counters in the files of exports: rows come back bit for bit, and deltas replay to the base."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pserver.rows import counter_kernels
+from trainer.exports.counter_files import rows_of_sub_windows, sub_windows
+from trainer.exports.memory_files import whole_keys
+
+WINDOWS_S = (60, 0, 3600)
+TIMES = st.one_of(st.integers(-1, 500), st.sampled_from([90_000, 200_000, 400_000, (1 << 32) - 1]))
+SAMPLES = st.lists(st.tuples(st.integers(0, 3), TIMES, st.integers(1, 3), st.booleans()), max_size=30)
+
+
+def counted(samples):
+    """Rows of four keys after some samples; those without a sample are left out."""
+    number_Q, time_s_Q, show_Q = (np.array([each[at] for each in samples], np.int64) for at in range(3))
+    click_Q = np.array([each[2] * each[3] for each in samples], np.int64)
+    word_UC = np.zeros((4, counter_kernels.width_of(WINDOWS_S)), np.int64)
+    answer_QV = np.empty((len(samples), 2 * len(WINDOWS_S)), np.int64)
+    window_s_W = np.array(WINDOWS_S, np.int64)
+    order_Q = np.arange(len(samples))
+    counter_kernels.count(number_Q, order_Q, time_s_Q, show_Q, click_Q, window_s_W, word_UC, answer_QV)
+    return counter_kernels.packed(word_UC[np.unique(number_Q)])
+
+
+@settings(max_examples=100)
+@given(SAMPLES)
+def test_sub_windows_are_all_there_is_of_counters(samples):
+    rows_UD = counted(samples)
+    row_N, counts = sub_windows(rows_UD, WINDOWS_S)
+    assert rows_of_sub_windows(row_N, counts, WINDOWS_S).tobytes() == rows_UD.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [(0, 61, "of no window"), (1, 5, "of another length"), (2, 9, "of another length"), (1, -120, "from before it")],
+)
+def test_sub_windows_that_are_none_are_refused(place, value, said):
+    row_N, counts = sub_windows(counted([(0, 100, 1, True), (0, 90, 1, True)]), WINDOWS_S)
+    counts[place] = counts[place].copy()
+    counts[place][0] = value
+    with pytest.raises(ValueError, match=said):
+        rows_of_sub_windows(row_N, counts, WINDOWS_S)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1, max_size=12), st.data())
+def test_batches_are_cut_between_keys(runs, data):
+    keys = [key for key, (_, length) in enumerate(runs) for _ in range(length)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(keys)), max_size=4)))
+    table = pa.record_batch({"key": pa.array(keys, pa.uint64())})
+    parts = [table.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, len(keys)], strict=True) if b > a]
+    found = [batch["key"].to_pylist() for batch in whole_keys(iter(parts))]
+    assert [key for batch in found for key in batch] == keys
+    assert all(set(one).isdisjoint(other) for at, one in enumerate(found) for other in found[:at])

@@ -1,0 +1,200 @@
+"""Histories and counters in exports: their Parquet columns from rows as shards hold them, and back, bit for bit.
+
+    histories-<slot>-<n>.parquet    slot, sign, key: those of the history's key; history: signs, oldest first
+    counters-<slot>-<n>.parquet     slot, sign, key: those of the counters'; window_s, begin_s, length_s, shows, clicks
+    tombstones-<table>-<n>.parquet  of a delta: slot, sign, key
+
+A base has all keys as they are at its version, a delta those that changed since its parent, each whole: what it says of
+a key replaces what was known of it. trainer.exports.history_files writes the files of a commit.
+
+Shapes: U keys of a chunk, D words of a row, M signs of all its histories, N rows of a file of counters.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataset.spec.config import DenseSlot, HistorySection, SlotKind, SparseSlot
+from dataset.spec.counters import CountersSection
+from dataset.spec.schema import Schema, Slot
+from millrace.config import validate
+from millrace.errors import SpecError
+from pserver.protocol.histories import Remembered, counters_table_of, table_of
+from pserver.protocol.shards import F32, U64
+from pserver.rows import counter_kernels, history_kernels
+from trainer.exports.counter_files import COUNTED, rows_of_sub_windows, sub_windows
+from trainer.exports.destination import ExportUnusable
+from trainer.exports.reader import CHUNK_ROWS, Export, chunk_of
+from trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
+
+KEYED = [
+    pa.field("slot", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+    pa.field("sign", pa.uint64(), nullable=False),
+    pa.field("key", pa.uint64(), nullable=False),
+]
+HISTORY = pa.field("history", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)
+KINDS = ("histories", "counters")
+"""Beginnings of the files' names, and keys of the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedMemory:
+    """A slot that the job fills, as model.json tells of it."""
+
+    slot: Slot
+    table: str
+    """The table of its rows on the shards."""
+    remembered: Remembered
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        return KINDS[not isinstance(self.remembered, int)]
+
+    @property
+    def width(self) -> int:
+        """D."""
+        if isinstance(self.remembered, int):
+            return history_kernels.width_of(self.remembered)
+        return counter_kernels.width_of(self.remembered)
+
+
+def served_schema(model: Mapping[str, Any]) -> Schema:
+    """The sparse and dense slots of model.json, as far as histories and counters need them. Raises ExportUnusable."""
+    try:
+        return Schema(tuple(_slot(slot) for slot in model["slots"]))
+    except (KeyError, TypeError, ValueError, SpecError) as error:
+        raise ExportUnusable(f"model.json: its slots cannot be read: {error}") from error
+
+
+def _slot(slot: Mapping[str, Any]) -> Slot:
+    if slot["kind"] == "dense":
+        counters = validate(CountersSection, slot["counters"]) if "counters" in slot else None
+        dense = DenseSlot(name=slot["name"], kind="dense", size=slot["size"], counters=counters)
+        return Slot(slot["name"], SlotKind.DENSE, dense)
+    if "history" in slot:
+        sparse = SparseSlot(name=slot["name"], history=validate(HistorySection, slot["history"]))
+    else:
+        padding = None if slot["padding"] is None else int(slot["padding"])
+        sparse = SparseSlot(name=slot["name"], padding=padding, max_len=slot["max_len"], keep=slot["keep"])
+    return Slot(slot["name"], SlotKind.SPARSE, sparse, slot["group"])
+
+
+def memories_of(schema: Schema) -> tuple[ServedMemory, ...]:
+    """The slots that the job of a schema fills, histories first."""
+    histories = (ServedMemory(slot, table_of(slot.name), slot.history.last) for slot in schema.histories)
+    counters = (ServedMemory(s, counters_table_of(s.name), s.counters.windows_s) for s in schema.counters)
+    return (*histories, *counters)
+
+
+def has_memory(export: Export, memory: ServedMemory) -> bool:
+    """Whether an export has this memory: a base all of it, a delta what changed."""
+    return memory.slot.name in export.manifest.get(memory.kind, {})
+
+
+def schema_of(remembered: Remembered) -> pa.Schema:
+    """The columns of a file."""
+    return pa.schema([*KEYED, HISTORY] if isinstance(remembered, int) else [*KEYED, *COUNTED])
+
+
+def columns_of(key: str, remembered: Remembered, sign_U: U64, keys_U: U64, rows_UD: F32) -> list[pa.Array]:
+    """The columns of rows; `key`: the slot of the key. Counters have several rows of a file for a key."""
+    if not isinstance(remembered, int):
+        row_N, counts = sub_windows(rows_UD, remembered)
+        return [*_keyed(key, sign_U[row_N], keys_U[row_N]), *(pa.array(each) for each in counts)]
+    count_U, sign_UL = history_kernels.unpacked(rows_UD)
+    sign_M = sign_UL[np.arange(sign_UL.shape[1]) < count_U[:, None]]
+    offset_U1 = np.concatenate([np.zeros(1, np.int32), np.cumsum(count_U, dtype=np.int32)])
+    signs = pa.ListArray.from_arrays(pa.array(offset_U1), pa.array(sign_M), type=HISTORY.type)
+    return [*_keyed(key, sign_U, keys_U), signs]
+
+
+def _keyed(key: str, sign_N: U64, keys_N: U64) -> list[pa.Array]:
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(keys_N), np.int32)), pa.array([key]))
+    return [names, pa.array(sign_N), pa.array(keys_N)]
+
+
+def tombstones_of(key: str, sign_U: U64, keys_U: U64) -> list[pa.Array]:
+    """The columns of a file of deleted keys."""
+    return _keyed(key, sign_U, keys_U)
+
+
+def replay(chain: Sequence[Export], memory: ServedMemory, *, gone: bool = False) -> Iterator[RowChunk]:
+    """The rows after a chain as `vector_RD`, or of some deltas what changed; `gone`: the keys deleted last instead.
+
+    Raises ExportUnusable, KeysOutOfOrder.
+    """
+    streams = []
+    for export in chain:
+        what = f"{export.name}, {memory.kind} of slot {memory.slot.name!r}"
+        streams.append(ChunkStream(_tombstones(export, memory), f"tombstones of {what}", gone=not gone))
+        streams.append(ChunkStream(_rows(export, memory), what, gone=gone))
+    return replay_chunks(streams)
+
+
+def _rows(export: Export, memory: ServedMemory) -> Iterator[RowChunk]:
+    """Rows as shards hold them."""
+    for path, batch in _batches(export, f"{memory.kind}-{memory.slot.name}", schema_of(memory.remembered)):
+        chunk = chunk_of(batch, path, 0)
+        if isinstance(memory.remembered, int):
+            rows_UD = _history_rows(batch.column("history"), memory.remembered, f"{export.place.address}: {path}")
+            yield RowChunk(chunk.slots, chunk.slot_R, chunk.sign_R, chunk.key_R, None, rows_UD)
+            continue
+        counts = [batch.column(field.name).to_numpy() for field in COUNTED]
+        first_U = np.flatnonzero(np.r_[True, chunk.key_R[1:] != chunk.key_R[:-1]])
+        number_N = np.repeat(np.arange(len(first_U)), np.diff(np.r_[first_U, len(chunk)]))
+        try:
+            rows_UD = rows_of_sub_windows(number_N, counts, memory.remembered)
+        except ValueError as error:
+            raise ExportUnusable(f"{export.place.address}: {path}: {error}") from error
+        keys = chunk.take(first_U)
+        yield RowChunk(keys.slots, keys.slot_R, keys.sign_R, keys.key_R, None, rows_UD)
+
+
+def _history_rows(lists: pa.ListArray, last: int, what: str) -> F32:
+    count_U, sign_M = lists.value_lengths().to_numpy(), lists.flatten().to_numpy()
+    if count_U.max(initial=0) > last:
+        raise ExportUnusable(f"{what}: a history of {count_U.max()} signs, and model.json says {last} at most")
+    sign_UL = np.zeros((len(count_U), last), np.uint64)
+    sign_UL[np.arange(last) < count_U[:, None]] = sign_M
+    return history_kernels.packed(count_U.astype(np.int64), sign_UL)
+
+
+def _tombstones(export: Export, memory: ServedMemory) -> Iterator[RowChunk]:
+    for path, batch in _batches(export, f"tombstones-{memory.table}", pa.schema(KEYED)):
+        yield chunk_of(batch, path, 0)
+
+
+def _batches(export: Export, prefix: str, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Batches of the files `prefix`-<n>.parquet in order, none of which ends inside the rows of a key."""
+    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)\.parquet")
+    numbered = sorted((int(match[1]), path) for path in export.files if (match := pattern.fullmatch(path)))
+    for _, path in numbered:
+        try:
+            with pq.ParquetFile(export.file(path)) as parquet:
+                if missing := [name for name in schema.names if name not in parquet.schema_arrow.names]:
+                    raise ExportUnusable(f"{export.place.address}: {path} lacks the column {missing[0]}")
+                for batch in whole_keys(parquet.iter_batches(CHUNK_ROWS, columns=schema.names)):
+                    yield path, batch
+        except (OSError, pa.ArrowException) as error:
+            raise ExportUnusable(f"{export.place.address}: {path} cannot be read: {error}") from error
+
+
+def whole_keys(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, in batches that hold all rows of each of their keys."""
+    held: pa.RecordBatch | None = None
+    for batch in batches:
+        joined = batch if held is None else pa.concat_batches([held, batch])
+        keys_N = joined.column("key").to_numpy()
+        other_N = np.flatnonzero(keys_N != keys_N[-1])
+        end = int(other_N[-1]) + 1 if len(other_N) else 0
+        if end:
+            yield joined.slice(0, end)
+        held = joined.slice(end)
+    if held is not None:
+        yield held
