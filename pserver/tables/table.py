@@ -39,6 +39,7 @@ from pserver.protocol.table_operations import (
     ShrinkSurvey,
     TableOperation,
 )
+from pserver.protocol.wire import is_exact
 from pserver.rows import kernels
 from pserver.rows.arrays import Empty, empty_floats, frozen, grown
 from pserver.rows.dirty_rows import DirtyRows
@@ -375,10 +376,10 @@ class ShardTable:
 
         "row": whether it has one; then "show", "click", "score", "delta_score", "last_seen_day", "unseen_days",
         "changed_version", "weights", "vector" (whether it has joined), "leaves_after_days" (None: not within ten years,
-        if it is never seen again).
+        if it is never seen again). Of histories and counters also "words": the weights as bits.
         "admission": the state of each entry; [] without entries.
         """
-        return self._overview.explain(key, group)
+        return self._overview.explain(key, group, words=is_exact(self.name))
 
     # --- commits ---------------------------------------------------------------------------------------------------
 

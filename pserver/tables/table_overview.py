@@ -71,14 +71,16 @@ class TableOverview:
         unpack(frozen(words_UW), rows_U, 0, len(rows_U), *bits_of(slab_UW, columns))
         return join(*digest_rows(*bits_of(slab_UW, columns), rows_U, self.multipliers))
 
-    def explain(self, key: int, group: int) -> dict[str, Any]:
-        """See pserver.tables.table.ShardTable.explain."""
+    def explain(self, key: int, group: int, *, words: bool = False) -> dict[str, Any]:
+        """See pserver.tables.table.ShardTable.explain; `words`: the weights as bits, too."""
         facts: dict[str, Any] = {"row": False, "day": self.life.day, "sweeping": bool(self.life.shrinks)}
         facts["admission"] = self.selection.explain(key, group, self.life.day)
         words_UW = self._words_of(np.array([key], np.uint64))
         if not len(words_UW) or not words_UW[0, 1] or self.life.absent(words_UW)[0]:
             return facts
         statistics, num_weights = RowStatistics.of_words(words_UW), self.rows.num_weights
+        bits = words_UW[0, HEAD : HEAD + num_weights].tolist()
+        facts |= {"words": bits} if words else {}
         return facts | {
             "row": True,
             "show": float(statistics.show[0]),

@@ -26,7 +26,7 @@ from service.spec.job import LoadedJob
 from trainer.config import TrainerJob
 from trainer.control.commit_store import Commit, Commits
 from trainer.control.job_log import log_records
-from trainer.control.job_spec import with_overrides
+from trainer.control.job_spec import history_tables, with_overrides
 from trainer.control.stored_tables import SMALL_ROWS, Shrinks, describe_key, log_operation, overrides_of
 
 TABLE_BYTES = 8 * MIN_TABLE_BYTES
@@ -70,7 +70,7 @@ class CommittedTable:
 
     def explain(self, slot: str, sign: int, deadline: Deadline) -> dict[str, Any]:
         """The answer of rank 0 to "explain", with the name of this commit as "commit"."""
-        known = describe_key(self.shards, self.schema.by_name[slot], sign, deadline)
+        known = describe_key(self.shards, self.schema, self.schema.by_name[slot], sign, deadline)
         return known | {"commit": self.commit.name, "version": self.commit.version}
 
     def dry_run(self, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
@@ -105,7 +105,8 @@ def open_table(job: LoadedJob, table: str, deadline: Deadline) -> Iterator[Commi
     check_fits(commit, job)
     tables, schema = tables_in_force(job, commit), Schema.of(job.spec.slots)
     groups = {slot.name: slot.group for slot in schema.sparse}
-    bounded = {table: tables[table].model_copy(update={"memory": TABLE_BYTES})}
+    opened = {table: tables[table], **history_tables(schema)}
+    bounded = {name: section.model_copy(update={"memory": TABLE_BYTES}) for name, section in opened.items()}
     with lease(Commits(job.store), commit.name, what), scratch(job.store, what) as live:
         shards = EmbeddedShards(bounded, job.spec.seed, live=live, groups=groups)
         try:

@@ -89,6 +89,7 @@ def format_explanation(known: Mapping[str, Any]) -> Iterator[str]:
         yield f"the job does not run; this is the state of its newest commit, {known['commit']}"
     yield from _admission(known.get("admission", ()), has_row=known["row"])
     yield from _row(known)
+    yield from _remembered(known.get("remembers", {}))
     yield from key_search.format_exports(known.get("exports", ()))
 
 
@@ -101,6 +102,15 @@ def _row(known: Mapping[str, Any]) -> Iterator[str]:
     yield f"last seen on day {known['last_seen_day']}, {_days(known['unseen_days'])} ago"
     yield _leaves(known["leaves_after_days"])
     yield f"weights {' '.join(f'{weight:.6g}' for weight in known['weights'])}"
+
+
+def _remembered(remembers: Mapping[str, Any]) -> Iterator[str]:
+    for slot, what in remembers.items():
+        if "history" in what:
+            yield f"slot {slot} remembers of it, newest last: {' '.join(map(str, what['history']))}"
+            continue
+        windows = [f"{window} {shows} shows, {clicks} clicks" for window, (shows, clicks) in what["counters"].items()]
+        yield f"slot {slot} counts of it, up to its newest sample: {'; '.join(windows)}"
 
 
 def _days(days: int) -> str:

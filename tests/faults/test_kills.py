@@ -201,7 +201,7 @@ def shows(job, live):
     try:
         shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
         found = {
-            (slot.name, sign): describe_key(shards, slot, sign, Deadline.after(60))
+            (slot.name, sign): describe_key(shards, schema, slot, sign, Deadline.after(60))
             for slot in schema.sparse
             for sign in range(300)
         }

@@ -14,6 +14,7 @@ from millrace.config import validate
 from millrace.deadline import Deadline
 from service.predict.prediction import predict
 from service.spec.job import load_job
+from service.tables.row import explain, format_explanation
 from tests.contract.predict_world import content, rows_of
 from tests.faults.test_histories_killed import WITH_HISTORIES
 from tests.integration.stream_job import millrace, write_job
@@ -90,6 +91,17 @@ def test_a_prediction_by_an_export_says_the_same(ended, live, tmp_path):
     assert export.kind == "delta"
     predicted(ended, tmp_path / "out", version=export.place.address)
     assert rows_of(tmp_path / "out").equals(rows_of(live))
+
+
+def test_explain_tells_what_the_job_remembers_of_a_sign(ended):
+    clicked, counts = by_hand(ended.folder)
+    known = explain(ended, "a", "3", Deadline.after(60))
+    remembers = {"clicked": {"history": clicked[3]}, "counts": {"counters": {"all": list(counts[3])}}}
+    assert known["remembers"] == remembers
+    text = "\n".join(format_explanation(known))
+    assert f"slot clicked remembers of it, newest last: {' '.join(map(str, clicked[3]))}" in text
+    assert f"slot counts counts of it, up to its newest sample: all {counts[3][0]} shows, {counts[3][1]} clicks" in text
+    assert "remembers" not in explain(ended, "b", "3", Deadline.after(60))
 
 
 def test_deltas_replay_to_the_histories_and_counters_of_a_base(ended, tmp_path):

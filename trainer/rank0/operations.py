@@ -198,6 +198,11 @@ class OperationRunner:
         self._deciders += (decider,)
 
     @property
+    def schema(self) -> Schema:
+        """The job's slots."""
+        return self._schema
+
+    @property
     def tables(self) -> Mapping[str, TableSection]:
         """The tables' sections in force, with overrides. Any thread."""
         return self._now.tables

@@ -19,6 +19,7 @@ from pserver.consistency.modes import policy_of
 from pserver.protocol.shards import Shards
 from trainer.config import TrainerJob, WorkerConfig
 from trainer.fence.head_contact import HeadContact
+from trainer.rank0.key_memories import memories_of_key
 from trainer.rank0.operations import OperationRunner, RankUpdate, Request
 from trainer.rank0.planner import PAUSED, Planner
 from trainer.rank0.recovery import RestartPoint
@@ -102,14 +103,17 @@ class RankZero:
 
     def _explain(self, request: Request) -> dict[str, Any]:
         slot, _ = self.operator.key_of(request.get("slot"), request.get("sign"))
-        return describe_key(self.shards, slot, request["sign"], Deadline.after(EXPLAIN_S))
+        return describe_key(self.shards, self.operator.schema, slot, request["sign"], Deadline.after(EXPLAIN_S))
 
 
-def describe_key(shards: Shards, slot: Slot, sign: int, deadline: Deadline) -> dict[str, Any]:
-    """All facts of the shards about a feature id (`sign`) of a sparse slot, and its place."""
+def describe_key(shards: Shards, schema: Schema, slot: Slot, sign: int, deadline: Deadline) -> dict[str, Any]:
+    """All facts of the shards about a feature id (`sign`) of a sparse slot, its place, and what the job remembers of
+    it."""
     table, key = slot.sparse.table, key_of_reference(sign, slot.group)
     place = {"table": table, "group": slot.group, "key": key, "bucket": bucket_of(key)}
-    return {"slot": slot.name, "sign": sign, **place, **shards.explain(table, key, slot.group, deadline)}
+    known = {"slot": slot.name, "sign": sign, **place, **shards.explain(table, key, slot.group, deadline)}
+    remembers = memories_of_key(shards, schema, slot, key, deadline)
+    return known | ({"remembers": remembers} if remembers else {})
 
 
 def _unlike(job: TrainerJob, beginning: RestartPoint) -> Sequence[str]:
