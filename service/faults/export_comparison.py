@@ -20,9 +20,10 @@ CUT = ("type", "version", "timeline", "parent", "why", "all")
 """Fields of a logged export that must be equal in two runs."""
 CUT_WORDS = " as it was cut"
 """End of the description of those fields."""
-TIMES, SAMPLED = ("made_at", "passed_at"), ("golden", "files")
-"""Fields of manifests that may differ: times, and the samples of the golden predictions. A trainer takes the samples
-that it saw last, and one that has just started saw few. Files are compared by themselves."""
+MAKING, SAMPLED = ("made_at", "passed_at", "head"), ("golden", "files")
+"""Fields of manifests that may differ: when an export was made, which generation named it the current one, and the
+samples of the golden predictions. A trainer takes the samples that it saw last, and one that has just started saw few.
+Files are compared by themselves."""
 GOLDEN = "golden.parquet"
 
 Exported = Mapping[str, Any]
@@ -91,7 +92,7 @@ def _differs(path: Path, listed: Mapping[str, Any]) -> bool:
 def _content(path: Path) -> Any:
     """The content of a file that must be equal in two runs."""
     if path.name in (MANIFEST, CURRENT):
-        manifest = {key: value for key, value in documents.read_object(path).items() if key not in TIMES + SAMPLED}
+        manifest = {key: value for key, value in documents.read_object(path).items() if key not in MAKING + SAMPLED}
         return manifest | {
             "gates": {name: gate for name, gate in manifest.get("gates", {}).items() if name != "golden"}
         }

@@ -67,6 +67,8 @@ def good(tmp_path):
 def test_two_runs_alike_but_for_time_and_golden_samples_are_alike(good, tmp_path):
     other = Ran(tmp_path / "other", operation(CUT), operation(END))
     other.tell(ok=None, made_at="later")
+    told = {"chain": ["t1/0000000003-base"], "passed_at": "later", "head": {"timeline": 1, "generation": 9}}
+    (other.folder / "current.json").write_text(json.dumps(told))
     (other.export / "golden.parquet").touch()
     assert differing(good.exported(), other.exported()) == []
     assert not good.troubles()
