@@ -74,9 +74,12 @@ PREFIX = "history-"
 COUNTERS_PREFIX = "counters-"
 STATISTICS_PREFIX = "statistics-"
 
-Remembered = int | tuple[int, ...] | str
+Memory = int | tuple[int, ...]
 """The memory of a table for each key: its last signs, at most so many; or counters, of windows in seconds, 0 for one
-without end, below 0 for a half-life; or, for questions about the statistics of rows, the name of the rows' table."""
+without end, below 0 for a half-life."""
+Remembered = Memory | str
+"""The memory of a table; or, of a table that answers questions about the statistics of rows, the name of the rows'
+table."""
 
 
 def table_of(slot: str) -> str:

@@ -1,16 +1,25 @@
 """Histories and counters in the files of exports: rows come back bit for bit, and deltas replay to the base."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataset.spec.counters import CountersSection
+from millrace.config import validate
+from pserver.protocol.histories import HistoryAnswers
 from pserver.rows import counter_kernels
 from trainer.exports.counter_files import rows_of_sub_windows, sub_windows
 from trainer.exports.memory_files import whole_keys
+from trainer.features.counter_columns import counter_column
 
-WINDOWS_S = (60, 0, 3600)
+SERVE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"))
+
+WINDOWS_S = (60, 0, 3600, -600)
 TIMES = st.one_of(st.integers(-1, 500), st.sampled_from([90_000, 200_000, 400_000, (1 << 32) - 1]))
 SAMPLES = st.lists(st.tuples(st.integers(0, 3), TIMES, st.integers(1, 3), st.booleans()), max_size=30)
 
@@ -57,3 +66,21 @@ def test_batches_are_cut_between_keys(runs, data):
     found = [batch["key"].to_pylist() for batch in whole_keys(iter(parts))]
     assert [key for batch in found for key in batch] == keys
     assert all(set(one).isdisjoint(other) for at, one in enumerate(found) for other in found[:at])
+
+
+@settings(max_examples=100)
+@given(SAMPLES, TIMES)
+def test_the_example_of_a_server_counts_as_the_job_does(samples, now_s):
+    counters = {"windows": ["60", "all", "3600"], "half_lives": [600.0], "what": ["shows", "clicks", "ctr"]}
+    counters |= {"prior": 0.05, "prior_weight": 20.0}
+    rows_UD = counted([(0, 7, 1, False), *samples])[:1]
+    number_Q, no_Q, now_s = np.zeros(1, np.int64), np.zeros(1, np.int64), max(now_s, 0)
+    count_QV = np.empty((1, 2 * len(WINDOWS_S)), np.int64)
+    word_UC, window_s_W = counter_kernels.unpacked(rows_UD), np.array(WINDOWS_S, np.int64)
+    counter_kernels.count(number_Q, no_Q, np.full(1, now_s), no_Q, no_Q, window_s_W, word_UC, count_QV)
+    answers = HistoryAnswers(np.array([0, 8]), count_QV[0].astype(np.uint64))
+    section = validate(CountersSection, {"key": "a", "click": "clicked", **counters, "windows": ["60s", "all", "1h"]})
+    expected = counter_column(number_Q, answers, section)[0]
+    sub_windows_N = list(zip(*(each.tolist() for each in sub_windows(rows_UD, WINDOWS_S)[1]), strict=True))
+    # Its rule rounds down once, training at each step: a count in 1 / 256 may differ by one.
+    assert SERVE["counts_of"](counters, sub_windows_N, now_s) == pytest.approx(expected, abs=0.01)

@@ -38,7 +38,7 @@ class ClassSlicesDense:
 
     def __init__(self, rest: "DenseStrategy", rows: ClassRows, config: DenseSection, ranks: Ranks) -> None:
         self._rest, self._rows, self._ranks = rest, rows, ranks
-        self.buffers = rest.buffers
+        self.buffers, self.one_reader = rest.buffers, rest.one_reader
         self._config = config.optimizer
         self._optimizer = FlatOptimizer(rows.weights_NV.view(-1), config.optimizer)
         self._names = vector_names(config.optimizer)

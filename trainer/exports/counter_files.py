@@ -61,7 +61,7 @@ def rows_of_sub_windows(number_N: I64, counts: Sequence[I64], windows_s: Sequenc
     word_UC, place, num_taken = np.zeros((num_rows, width_of(windows_s)), np.int64), 0, 0
     for window_s in windows_s:
         of_W = np.flatnonzero(window_s_N == window_s)
-        part_s, row_W = window_s // PARTS, number_N[of_W]
+        part_s, row_W, back = abs(window_s) // PARTS, number_N[of_W], PARTS if window_s > 0 else 0
         place_W = np.full(len(of_W), place)
         if window_s:
             at_W = begin_s_N[of_W] // part_s
@@ -69,9 +69,9 @@ def rows_of_sub_windows(number_N: I64, counts: Sequence[I64], windows_s: Sequenc
             np.maximum.at(newest_U, row_W, at_W)
             if (begin_s_N[of_W] % part_s).any() or (length_s_N[of_W] != part_s).any():
                 raise ValueError(f"a window of {window_s} s has sub-windows of another length")
-            if (at_W < newest_U[row_W] - PARTS).any():
+            if (at_W < newest_U[row_W] - back).any():
                 raise ValueError(f"a window of {window_s} s has sub-windows from before it")
-            word_UC[:, place], place_W = newest_U, place + 1 + 2 * (at_W % (PARTS + 1))
+            word_UC[:, place], place_W = newest_U, place + 1 + 2 * (at_W % (back + 1))
         word_UC[row_W, place_W], word_UC[row_W, place_W + 1] = show_N[of_W], click_N[of_W]
         place, num_taken = place + words_of(window_s), num_taken + len(of_W)
     if num_taken < len(number_N):

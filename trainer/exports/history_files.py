@@ -15,7 +15,7 @@ import pyarrow as pa
 from millrace.deadline import Deadline
 from millrace.keys import signs_of
 from millrace.priority import Pace
-from pserver.protocol.histories import Remembered
+from pserver.protocol.histories import Memory
 from pserver.protocol.shards import U64
 from pserver.protocol.table_operations import ExportCut
 from trainer.exports.memory_files import KEYED, columns_of, schema_of, tombstones_of
@@ -66,7 +66,7 @@ def _signs(keys_U: U64, group: int) -> U64:
     return sign_U
 
 
-def _told(memory: ExportedMemory) -> tuple[str, Remembered, dict[str, Any]]:
+def _told(memory: ExportedMemory) -> tuple[str, Memory, dict[str, Any]]:
     """The beginning of the files' names, what a row remembers, and what the manifest tells of this kind alone."""
     match memory:
         case ExportedHistory(of=of, last=last):

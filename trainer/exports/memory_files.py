@@ -24,7 +24,7 @@ from dataset.spec.counters import CountersSection
 from dataset.spec.schema import Schema, Slot
 from millrace.config import validate
 from millrace.errors import SpecError
-from pserver.protocol.histories import Remembered, counters_table_of, table_of
+from pserver.protocol.histories import Memory, counters_table_of, table_of
 from pserver.protocol.shards import F32, U64
 from pserver.rows import counter_kernels, history_kernels
 from trainer.exports.counter_files import COUNTED, rows_of_sub_windows, sub_windows
@@ -49,7 +49,7 @@ class ServedMemory:
     slot: Slot
     table: str
     """The table of its rows on the shards."""
-    remembered: Remembered
+    remembered: Memory
 
     @property
     def kind(self) -> str:
@@ -97,12 +97,12 @@ def has_memory(export: Export, memory: ServedMemory) -> bool:
     return memory.slot.name in export.manifest.get(memory.kind, {})
 
 
-def schema_of(remembered: Remembered) -> pa.Schema:
+def schema_of(remembered: Memory) -> pa.Schema:
     """The columns of a file."""
     return pa.schema([*KEYED, HISTORY] if isinstance(remembered, int) else [*KEYED, *COUNTED])
 
 
-def columns_of(key: str, remembered: Remembered, sign_U: U64, keys_U: U64, rows_UD: F32) -> list[pa.Array]:
+def columns_of(key: str, remembered: Memory, sign_U: U64, keys_U: U64, rows_UD: F32) -> list[pa.Array]:
     """The columns of rows; `key`: the slot of the key. Counters have several rows of a file for a key."""
     if not isinstance(remembered, int):
         row_N, counts = sub_windows(rows_UD, remembered)

@@ -55,17 +55,20 @@ def remembered(file, kind):
 
 def counts_of(counters, sub_windows, now_s):
     """The floats of a slot with counters, at a time; by the rule in model.json."""
-    found = []
-    for window in counters["windows"]:
-        window_s = 0 if window == "all" else int(window)
-        part_s = window_s // 6 or 1
-        mine = [(begin_s // part_s, n, c) for of, begin_s, _, n, c in sub_windows if of == window_s]
-        if window_s:
-            now = now_s // part_s
+    found, prior, weight = [], counters["prior"], counters["prior_weight"]
+    lengths_s = [0 if window == "all" else int(window) for window in counters["windows"]]
+    lengths_s += [-int(each) for each in counters.get("half_lives", ())]
+    for length_s in lengths_s:
+        part_s = abs(length_s) // 6 or 1
+        mine = [(begin_s // part_s, n, c) for of, begin_s, _, n, c in sub_windows if of == length_s]
+        now = int(now_s) // part_s
+        if length_s > 0:
             oldest = max([now, *(at for at, _, _ in mine)]) - 6
             mine = [each for each in mine if oldest <= each[0] <= now]
         shows, clicks = sum(n for _, n, _ in mine), sum(c for _, _, c in mine)
-        prior, weight = counters["prior"], counters["prior_weight"]
+        if length_s < 0 and mine:  # one entry, in 1 / 256
+            factor = 2 ** (min(mine[0][0] - now, 0) / 6)
+            shows, clicks = int(shows * factor) / 256, int(clicks * factor) / 256
         ratio = (clicks + prior * weight) / (shows + weight) / prior if shows else 1.0
         kinds = {"shows": math.log1p(shows), "clicks": math.log1p(clicks), "ctr": math.log(ratio)}
         found += [kinds[what] for what in counters["what"]]
@@ -217,7 +220,7 @@ class Server:
             elif kind in ("histories", "counters"):
                 if name in self.memories:
                     self.memories[name].update(remembered(file, kind))
-            else:
+            elif kind == "tombstones":
                 of_slot = name.split("-", 1)[-1]  # "history-<slot>" or "counters-<slot>"
                 rows = self.rows[name] if name in self.rows else self.memories.get(of_slot, {})
                 for key in pq.read_table(file)["key"].to_pylist():
