@@ -16,6 +16,7 @@ from pserver.rows import counter_kernels
 from trainer.exports.counter_files import rows_of_sub_windows, sub_windows
 from trainer.exports.memory_files import whole_keys
 from trainer.features.counter_columns import counter_column
+from trainer.rank0.key_memories import counts_of_row
 
 SERVE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"))
 
@@ -84,3 +85,12 @@ def test_the_example_of_a_server_counts_as_the_job_does(samples, now_s):
     sub_windows_N = list(zip(*(each.tolist() for each in sub_windows(rows_UD, WINDOWS_S)[1]), strict=True))
     # Its rule rounds down once, training at each step: a count in 1 / 256 may differ by one.
     assert SERVE["counts_of"](counters, sub_windows_N, now_s) == pytest.approx(expected, abs=0.01)
+
+
+def test_the_counts_of_a_key_are_told_by_window_and_half_life():
+    section = validate(
+        CountersSection, {"key": "a", "click": "c", "windows": ["60s", "all", "1h"], "half_lives": ["10m"]}
+    )
+    rows_UD = counted([(0, 100, 2, True), (0, 1300, 1, False)])
+    told = {"60s": [1, 0], "all": [3, 2], "3600s": [3, 2], "half-life 600s": [1.5, 0.5]}
+    assert counts_of_row(rows_UD, section) == told
