@@ -1,4 +1,4 @@
-"""Runs the demo: a service of its own in this process with two jobs, until both have ended.
+"""Runs the demo: a service of its own in this process with three jobs, until all have ended.
 
 The jobs are defined in service.demo.demo_jobs and shown by service.demo.race.
 """
@@ -7,13 +7,15 @@ import importlib.util
 import logging
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -29,8 +31,19 @@ from millrace.lifecycle import ExitCode, on_stop_signal
 from millrace.printable import print_printable
 from service.cluster.job_run import read_report
 from service.cluster.store import MARKER, REPORT, remove
-from service.demo.demo_jobs import FREEZE_AFTER, NAME, STOP_S, TWIN, demo_job, service_of, twin_of
-from service.demo.race import Standing, ahead_of, ahead_text, frozen_text, show_race
+from service.demo.demo_jobs import (
+    FREEZE_AFTER,
+    LATE,
+    NAME,
+    STOP_S,
+    TWIN,
+    demo_job,
+    late_command,
+    late_job,
+    service_of,
+    twin_of,
+)
+from service.demo.race import Standing, ahead_of, ahead_text, auc_of, frozen_text, show_race
 from service.history.fork_of_job import fork
 from service.jobs.folder import JobFolder
 from service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
@@ -47,6 +60,8 @@ LINES = 4
 """Lines of the workers' output that a terminal shows."""
 GONE_S = 10.0
 """Longest wait for launchers that were killed."""
+WRITE_S = 60.0
+"""Longest time to write the events of the job with late clicks."""
 PARTS = ("jobs", "predicting", "records.db", "service.lock", "trash", "kept")
 """Names in the root of a service. Files of the database begin with records.db."""
 
@@ -55,16 +70,17 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
     """Run the demo until its stream ends, or a signal; the exit code. Main thread only. Raises SpecError.
 
     1. Check everything, then empty `root`. 2. Start the service. 3. Start the job, and its twin after some passes.
-    4. Wait until both have ended.
+    4. Wait until all have ended.
     """
-    job = demo_job(root, events, overrides, time.time())  # 1
+    job, late = demo_job(root, events, overrides, time.time()), late_job(root)  # 1
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     address = listen or free_address(LISTEN)
     clear_root(root)
     logging.getLogger("service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does
     with stop_requests() as asked, running_service(service_of(root, address, job)) as service:  # 2
         print(page_line(service.url), flush=True)
-        demo = Demo(service.host, job)
+        subprocess.run(late_command(root), check=True, timeout=WRITE_S)
+        demo = Demo(service.host, job, late)
         try:
             demo.begin()  # before the display reads its status
             with show_race(demo.standing, Console()) as tick:
@@ -96,18 +112,19 @@ def stop_requests() -> Iterator[StopRequests]:
 
 
 class Demo:
-    """The two jobs. `standing` is for any thread."""
+    """The jobs. `standing` is for any thread."""
 
-    def __init__(self, host: Host, job: LoadedJob) -> None:
-        self._host, self._job, self._twin = host, job, twin_of(job)
+    def __init__(self, host: Host, job: LoadedJob, late: LoadedJob) -> None:
+        self._host, self._job, self._twin, self._late = host, job, twin_of(job), late
         self._frozen = ""
 
     def begin(self) -> None:
-        """Create the job that learns. Raises SpecError."""
-        self._host.create(NewJob(spec=self._job.whole(), base=self._job.folder), NAME)
+        """Create the job that learns, and the one with late clicks. Raises SpecError."""
+        for job in (self._job, self._late):
+            self._host.create(NewJob(spec=job.whole(), base=job.folder), NAME)
 
     def run(self, asked: StopRequests, tick: Callable[[], None]) -> None:
-        """Wait until both have ended. A first request stops them, a second one kills them."""
+        """Wait until all have ended. A first request stops them, a second one kills them."""
         done = 0
         while not self._over():
             tick()
@@ -120,13 +137,13 @@ class Demo:
             asked.wake.clear()
 
     def standing(self) -> Standing:
-        """The present status of both."""
+        """The present status of all."""
         lines = [labelled(line.worker, line.text) for line in self._host.log_lines(NAME, None, -1, LINES)]
         twin = self._host.status(TWIN) if self._frozen else None
-        return Standing(self._host.status(NAME), twin, self._frozen, lines)
+        return Standing(self._host.status(NAME), twin, self._frozen, lines, self._host.status(LATE))
 
     def end(self) -> None:
-        """End both jobs, so that no process is left."""
+        """End all jobs, so that no process is left."""
         self._stop()
         deadline = Deadline.after(STOP_S + GONE_S)
         while not self._over():
@@ -150,11 +167,11 @@ class Demo:
         report = read_report(self._job.store / REPORT)
         for line in summary_lines(report) if report else ():
             print(line)
-        print(*race_lines(standing), sep="\n")
+        print(*race_lines(standing), *late_lines(read_report(self._late.store / REPORT)), sep="\n")
         return ExitCode.DRAINED
 
     def _jobs(self) -> list[HostedJob]:
-        return [job for job in self._host.jobs() if job.name in (NAME, TWIN)]
+        return [job for job in self._host.jobs() if job.name in (NAME, TWIN, LATE)]
 
     def _over(self) -> bool:
         return all(job.phase in AT_REST for job in self._jobs())
@@ -190,6 +207,16 @@ def race_lines(standing: Standing) -> Iterator[str]:
     mine, theirs = standing.aucs
     yield f"window AUC  {NAME} {ratio(mine)}  {TWIN} {ratio(theirs)} ({standing.frozen})"
     yield f"learning from the stream wins {ahead_text(ahead_of(standing.aucs))}"
+
+
+def late_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
+    """The results of the job with late clicks, as lines."""
+    if report is None:
+        return
+    auc, left_out = auc_of(Status(report)), Status(report).counts("left_out")
+    yield f"{LATE}: {count(Status(report).number('samples'))} impressions joined with clicks that came minutes later"
+    counts = ", ".join(f"{count(number)} {name}" for name, number in left_out.items())
+    yield f"  window AUC {ratio(auc)}; left out: {counts or '-'}"
 
 
 def page_line(url: str) -> str:

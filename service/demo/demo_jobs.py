@@ -1,9 +1,11 @@
-"""The specs of the demo's two jobs: the shipped example at a laptop's pace, and its frozen twin. Pure.
+"""The specs of the demo's jobs: the example at a laptop's pace, its frozen twin, and one with late clicks. Pure.
 
-Both read the same simulated stream, which began at the same time: the later job catches up, as on a topic.
+The first two read the same simulated stream, which began at the same time: the later job catches up, as on a topic. The
+third one joins two files, impressions and clicks that come minutes later; a program beside its job file writes them.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,11 @@ from service.spec.job import LoadedJob, job_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
 """The job of the demo; it is part of a checkout."""
-NAME, TWIN = "demo", "demo-frozen"
+LATER = EXAMPLE.parents[1] / "clicks_later"
+"""The example whose clicks come later."""
+NAME, TWIN, LATE = "demo", "demo-frozen", "demo-late"
+LATE_IMPRESSIONS = 10_000
+"""Half an hour of event time."""
 RATE = 1500
 """Events a second: two trainers and a page leave some room on a laptop with two cores."""
 PASS_EVENTS = 2000
@@ -55,14 +61,34 @@ def twin_of(job: LoadedJob) -> LoadedJob:
     return job_of({**raw, **changed, "name": TWIN}, job.folder)
 
 
+def data_of(root: Path) -> Path:
+    """The folder of the files of the job with late clicks: beside the root, whose files no job may read."""
+    return root.resolve().with_name(f"{root.name}-late")
+
+
+def late_job(root: Path) -> LoadedJob:
+    """The job with late clicks. Raises SpecError."""
+    names = ("impressions", "clicks")
+    paths = [f"sources.{name}.paths={json.dumps([f'{name}.jsonl'])}" for name in names]
+    raw = load_toml(LATER / "job.toml", [f"name={json.dumps(LATE)}", "passes.max_events=1000", *paths])
+    store = {"path": str(root.resolve() / "jobs" / LATE / "store")}
+    return job_of({**raw, "store": store}, data_of(root))
+
+
+def late_command(root: Path) -> list[str]:
+    """The program that writes its events."""
+    program, num = str(LATER / "events.py"), str(LATE_IMPRESSIONS)
+    return [sys.executable, program, "--impressions", num, "--out", str(data_of(root))]
+
+
 def service_of(root: Path, listen: str, job: LoadedJob) -> ServiceConfig:
-    """The demo's own service: for this machine only, where every client may operate these two jobs."""
+    """The demo's own service: for this machine only, where every client may operate these jobs."""
     pipes = (job.spec.pipe.command,) if isinstance(job.spec.pipe, PipeSection) else ()
     commands = tuple(each.command for each in job.spec.exports.values() if each.command)
     return ServiceConfig(
         root=root,
         listen=listen,
         access=AccessSection(anonymous="operator"),
-        allow=AllowSection(pipe_commands=pipes, export_commands=commands, roots=(str(job.folder),)),
+        allow=AllowSection(pipe_commands=pipes, export_commands=commands, roots=(str(job.folder), str(data_of(root)))),
         limits=LimitsSection(stop=STOP_S, max_jobs=8),
     )

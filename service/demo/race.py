@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.printable import print_printable
-from service.demo.demo_jobs import FREEZE_AFTER, NAME, TWIN
+from service.demo.demo_jobs import FREEZE_AFTER, LATE, NAME, TWIN
 from service.monitor.display import REFRESH_PER_S, render
 from service.monitor.lines import count, ratio
 from service.monitor.shows import LINE_EVERY_S
@@ -25,7 +25,7 @@ from service.monitor.status import Status
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The status of both jobs."""
+    """The status of the jobs."""
 
     job: Status
     twin: Status | None = None
@@ -34,6 +34,8 @@ class Standing:
     """The state at which the twin is frozen, in words."""
     lines: Sequence[str] = ()
     """The last lines of the workers' output."""
+    late: Status | None = None
+    """The job with late clicks."""
 
     @property
     def aucs(self) -> tuple[float | None, float | None]:
@@ -86,6 +88,8 @@ def render_race(standing: Standing) -> RenderableType:
     state = twin.text("state", "starting") if standing.twin else f"begins after pass {FREEZE_AFTER}"
     table.add_row(f"{NAME}: learns on", Text(ratio(mine), style="bold green"), count(job.number("events")), "")
     table.add_row(f"{TWIN}: {standing.frozen or 'only predicts'}", ratio(theirs), count(twin.number("events")), state)
+    late = standing.late or Status({})
+    table.add_row(f"{LATE}: clicks come minutes later", ratio(auc_of(late)), count(late.number("events")), "")
     table.add_row("learning from the stream wins", Text(ahead_text(ahead_of(standing.aucs)), style="bold"), "", "")
     return Panel(table, title="every prediction is made before its event is learnt", title_align="left")
 

@@ -2,6 +2,7 @@
 
 import io
 import socket
+import subprocess
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,18 @@ from millrace.errors import SpecError
 from millrace.file_lock import locked
 from service.auth.spec_rules import check_spec
 from service.demo import demo
-from service.demo.demo_jobs import FREEZE_AFTER, NAME, RATE, TWIN, demo_job, service_of, twin_of
+from service.demo.demo_jobs import (
+    FREEZE_AFTER,
+    LATE,
+    NAME,
+    RATE,
+    TWIN,
+    demo_job,
+    late_command,
+    late_job,
+    service_of,
+    twin_of,
+)
 from service.demo.race import Standing, race_line, render_race
 from service.history.fork_of_job import fork
 from service.monitor.status import Status
@@ -61,6 +73,19 @@ def test_the_demos_service_allows_its_two_jobs(tmp_path):
     config = service_of(root, "127.0.0.1:0", learning)
     for each in (learning, twin_of(learning)):
         check_spec(each, config.allow, root / "jobs" / each.spec.name, config.private)
+
+
+def test_the_job_with_late_clicks_reads_what_the_program_of_its_example_writes(tmp_path, monkeypatch):
+    root = tmp_path / "demo"
+    late, config = late_job(root), service_of(root, "127.0.0.1:0", job(tmp_path))
+    check_spec(late, config.allow, root / "jobs" / late.spec.name, config.private)
+    monkeypatch.setattr("service.demo.demo_jobs.LATE_IMPRESSIONS", 50)
+    subprocess.run(late_command(root), check=True, timeout=60)
+    for source in late.spec.sources.values():
+        assert all((late.folder / path).stat().st_size for path in source.paths)
+    assert late.spec.join is not None and late.store == (root / "jobs" / LATE / "store").resolve()
+    report = {"samples": 7, "metrics": {"window": {"ctr": {"auc": 0.7}}}, "left_out": {"click after the window": 3}}
+    assert list(demo.late_lines(report))[1] == "  window AUC 0.7000; left out: 3 click after the window"
 
 
 def test_a_line_has_the_two_aucs_side_by_side():
