@@ -7,7 +7,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from service.history.version_ages import band_text
-from service.ui.api_client import ApiCaller
+from service.ui.api_client import ApiCaller, RequestRefused
 from service.ui.format import NONE, format_bytes, format_count, format_metric, format_percentage, format_time
 from service.ui.frame import panel
 from service.ui.grid import Column, Grid, GridCell, Row
@@ -80,7 +80,12 @@ class GuardsPart:
         ages = await self._visitor.get(f"{self._path}/freshness")
         self._measured.set_text(measured_text(ages))
         self._ages.show(age_rows(ages["ages"]))
-        found = await self._visitor.get(f"{self._path}/doctor")
+        try:
+            found = await self._visitor.get(f"{self._path}/doctor")
+        except RequestRefused as refused:  # a commit in an object store, or one that is damaged
+            self._said.set_text(str(refused))
+            self._slots.show([])
+            return
         guards = "" if found["guarded"] else f" {NO_GUARDS}"
         self._said.set_text(NO_COMMIT if found["commit"] is None else f"Of commit {found['commit']}.{guards}")
         self._slots.show(diagnosis_rows(found["slots"]))

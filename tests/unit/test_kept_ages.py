@@ -1,5 +1,6 @@
 """The last result of `millrace freshness`, kept with the job: report, API, page."""
 
+import asyncio
 import json
 import math
 
@@ -14,7 +15,8 @@ from service.cluster.store import FRESHNESS, MADE_BY_A_RUN
 from service.history import kept_ages
 from service.history.kept_ages import brief_lines, format_measured, keep_ages, of_message, read_ages
 from service.history.version_ages import AgeCost
-from service.ui.job_guards import AGE_COLUMNS, SLOT_COLUMNS, age_rows, diagnosis_rows, measured_text
+from service.ui.api_client import RequestRefused
+from service.ui.job_guards import AGE_COLUMNS, SLOT_COLUMNS, GuardsPart, age_rows, diagnosis_rows, measured_text
 from tests.fakes.asked_api import api
 
 figures = st.floats(allow_nan=False, allow_infinity=False)
@@ -84,6 +86,39 @@ def test_the_api_and_the_page_have_it_with_the_time(tmp_path):
         ["8 d +", "1", "0.7500", "0.7000", "-0.0500", "–"],
     ]
     assert len(rows[0][1]) == len(AGE_COLUMNS)
+
+
+class Asker:
+    """Asks the API as the page does."""
+
+    def __init__(self, served):
+        self.served = served
+
+    async def get(self, path, **_query):
+        found = await asyncio.to_thread(self.served.get, f"/v1{path}")
+        if found.status_code != 200:
+            raise RequestRefused(found.status_code, found.json()["detail"])
+        return found.json()
+
+
+def test_the_tab_shows_both_and_why_slots_cannot_be_told(tmp_path):
+    from nicegui import Client, ui
+    from nicegui.page import page
+
+    async def labels(served):
+        with Client(page("/news"), request=None) as client:
+            await GuardsPart(Asker(served), "news").refresh({})
+            return [each.text for each in client.elements.values() if isinstance(each, ui.label)]
+
+    with api(tmp_path) as served:
+        served.job("news")
+        assert "There is no commit yet; slots are read from one." in asyncio.run(labels(served))
+        store = served.past("news").store
+        (store / "run.json").write_text(json.dumps({"job": "other"}))
+        keep_ages(store, 40, [1, 5], [COST])
+        served.api.state.statuses.kept.drop(("doctor", "news"))
+        told = asyncio.run(labels(served))
+    assert "-0.0200" in told and any("holds a run of job 'other'" in each for each in told)
 
 
 def test_a_slot_on_the_page_has_its_signs():
