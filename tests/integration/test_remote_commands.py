@@ -75,6 +75,12 @@ def test_a_job_is_submitted_looked_at_acted_on_and_deleted(millrace, service):
     assert json.loads(millrace("status", "news", "--json"))["phase"] == "stopped"
     assert millrace("tables", "news").startswith("default: ")
     assert millrace("logs", "news") == ""
+    assert millrace("doctor", "news", role=Role.VIEWER).startswith("no commit yet")
+    assert millrace("freshness", "news", "--last", role=Role.VIEWER).startswith("not measured yet")
+    with pytest.raises(SpecError, match="measures on the job's machine alone; add --last"):
+        millrace("freshness", "news")
+    with pytest.raises(SpecError, match="--worth: needs a job file on this machine"):
+        millrace("doctor", "news", "--worth", job)
     output = OutputWriter(service.host.job("news").store / OUTPUT, 1 << 20)
     for number in range(500):
         output.write("trainer-0", f"line {number}")
@@ -85,7 +91,7 @@ def test_a_job_is_submitted_looked_at_acted_on_and_deleted(millrace, service):
     assert millrace("watch", "news").endswith("news: stopped\n")
     assert millrace("stop", "news", role=Role.OPERATOR) == "news: stopped\n"
     assert millrace("delete", "news", "--yes") == "news is deleted\n"
-    assert millrace("ls") == ""
+    assert millrace("ls") == "no jobs\n"
 
 
 def test_what_the_service_refuses_is_told_in_its_words(millrace, service):
