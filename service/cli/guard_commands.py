@@ -86,6 +86,8 @@ def freshness(
         return
     passes = read_history(loaded.store / "log").closed
     parts = frozen_parts(loaded, versions, _seconds(horizon), _print_line)
+    if not parts:
+        raise SpecError("no pass that a version did not learn is so young; give a longer time", "--horizon")
     used = sorted({part.version for part in parts})
     _print_ages(keep_ages(loaded.store, passes, used, version_ages.costs_of(parts)), as_json)
 

@@ -90,8 +90,10 @@ def brief_lines(found: MeasuredAges) -> Iterator[str]:
     """A line for each task, for the report of a run: the differences of the AUC, else of the first metric, by age."""
     for task in dict.fromkeys(cost.task for cost in found.ages):
         known = {cost.metric for cost in found.ages if cost.task == task}
-        metric = next(each for each in METRICS if each in known)
+        metric = next((each for each in METRICS if each in known), min(known))
         costs = [cost for cost in found.ages if (cost.task, cost.metric) == (task, metric)]
         parts = ", ".join(f"{band_text(cost.from_s, cost.to_s)} {cost.difference:+.4f}" for cost in costs)
         yield f"age price {metric.upper() if metric != 'logloss' else metric} {task}: {parts}"
-    yield f"          of a served version, measured {found.measured_at:%Y-%m-%d %H:%M:%S} UTC at pass {found.passes:,}"
+    if found.ages:
+        when = f"{found.measured_at:%Y-%m-%d %H:%M:%S} UTC at pass {found.passes:,}"
+        yield f"          of a served version, measured {when}"

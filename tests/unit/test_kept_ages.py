@@ -61,6 +61,7 @@ def test_a_store_without_one_a_newer_one_and_a_damaged_one(tmp_path):
 
 
 def test_the_report_of_a_run_has_a_line_for_each_task(tmp_path):
+    assert [*brief_lines(keep_ages(tmp_path, 40, [], []))] == []
     first, when = brief_lines(keep_ages(tmp_path, 40, [1, 5], [COST, OLDER]))
     assert first == "age price AUC ctr: 10 min - 30 min -0.0200, 8 d + -0.0500"
     assert "measured 20" in when and when.endswith("UTC at pass 40") and [*_age_lines(tmp_path)] == [first, when]
