@@ -11,7 +11,7 @@ DEEP = SPEC.replace("hidden = [8]", "hidden = [16, 8, 8]\ndropout = 0.3").replac
     "max_events = 400", "max_events = 150"
 )
 WAYS = {
-    "accumulate": ("train.batch_size=16", "dense.accumulate=3", "dense.optimizer={kind='lamb'}"),
+    "accumulate": ("train.batch_size=16", "train.matmul=onednn", "dense.accumulate=3", "dense.optimizer={kind='lamb'}"),
     "bfloat16": ("train.amp=bfloat16", "train.amp_black=['relu']"),
     "a layer waits for its parameters": ("dense={strategy='shards', slice_floats=1000}", "model.name=deep_crossing"),
     "measured while it learns": ("metrics.progressive=training", "metrics.infer_first=true"),
