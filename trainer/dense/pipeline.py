@@ -10,7 +10,8 @@ Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using P
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from trainer.dense_config import DenseSection
 Parts = Mapping[str, Mapping[str, F32]]
 """For each parameter, by name: its weights, under "", and its parts of the optimizer's state."""
 
+NOTHING: F32 = np.empty(0, np.float32)
+
 log = logging.getLogger(__name__)
 
 
@@ -43,16 +46,18 @@ class PipelineDense(FlatDense):
         """See FlatDense. Raises SpecError for a model that has no stages."""
         self.stage = _stage_of(model, ranks)
         every = {name: each for name, each in (*model.named_parameters(), *(more or {}).items()) if each.requires_grad}
-        inside, elsewhere = {id(each) for each in self.stage.parameters()}, self.stage.elsewhere
-        foreign = {n for n, each in every.items() if (id(each) not in inside if ranks.rank else id(each) in elsewhere)}
+        self._owners = {name: self.stage.numbers.get(id(each), 0) for name, each in every.items()}
+        """The rank that learns each parameter, in the order of commits."""
+        foreign = {name for name, owner in self._owners.items() if owner != ranks.rank}
         self._sizes = {name: each.numel() for name, each in every.items()}
         """Floats of all parameters, in the order of commits."""
         begins, self._length = begins_of(list(self._sizes.values()))
         self._begins = dict(zip(self._sizes, begins, strict=True))
         self._places = {name: at for at, name in enumerate(self._sizes)}
         self._vectors = vector_names(config.optimizer)
-        fresh = {name: {"": each.detach().numpy().reshape(-1)} for name, each in every.items()}
-        self._digest = _combined(self._sizes, _hashes(fresh, self._sizes))
+        self._digest = _combined(
+            self._sizes, _hashes({name: {"": each.detach().numpy().reshape(-1)} for name, each in every.items()}, every)
+        )
         absent = foreign if ranks.rank else set()
         flat = FlatParameters(model, more, foreign=foreign, absent=absent)
         super().__init__(model, config, ranks, flat=flat)
@@ -108,34 +113,23 @@ class PipelineDense(FlatDense):
     def flush(self) -> None:
         """See DenseStrategy: rank 0 gets the weights of all stages; all ranks get the hash of weights and state."""
         parts = self._parts()
-        own = list(parts)
-        columns: dict[str, NDArray[np.generic]] = {
-            "hashes": _hashes(parts, own),
-            "places": self._places_of(own),
-            "weights": _joined(parts, own if self._ranks.rank else (), ""),
-        }
-        heard = self._ranks.gather(columns)
+        heard = self._ranks.gather({"hashes": _hashes(parts, parts)})
+        for name, weights in self._of_others(parts, ""):
+            self._every[name].detach().numpy()[...] = weights.reshape(self._every[name].shape)
         told = None
         if heard is not None:
-            names, hashes = list(self._sizes), dict[str, NDArray[np.uint8]]()
-            for rank, each in enumerate(heard):
-                theirs = [names[at] for at in each["places"]]
-                hashes |= dict(zip(theirs, each["hashes"].reshape(-1, 32), strict=True))
-                if rank:
-                    self._take_weights(theirs, each["weights"])
-            told = {"dense": _combined(self._sizes, np.concatenate([hashes[name] for name in names]))}
+            left = [iter(each["hashes"].reshape(-1, 32)) for each in heard]
+            told = {"dense": _combined(self._sizes, np.concatenate([next(left[at]) for at in self._owners.values()]))}
         self._digest = self._ranks.broadcast(told)["dense"]
 
-    def _places_of(self, names: Iterable[str]) -> NDArray[np.int64]:
-        """Numbers of parameters, in the order of commits."""
-        return np.array([self._places[name] for name in names], np.int64)
-
-    def _take_weights(self, names: Iterable[str], weights: F32) -> None:
-        at = 0
-        for name in names:
-            size = self._sizes[name]
-            self._every[name].detach().numpy()[...] = weights[at : at + size].reshape(self._every[name].shape)
-            at += size
+    def _of_others(self, parts: Parts, key: str) -> Iterator[tuple[str, F32]]:
+        """Collective: on rank 0, `key` of the parameters that others learn, one after another, so memory is for one."""
+        for name, owner in self._owners.items():
+            if owner:
+                mine = parts[name].get(key, NOTHING) if owner == self._ranks.rank else NOTHING
+                heard = self._ranks.gather({"values": mine})
+                if heard is not None:
+                    yield name, heard[owner]["values"]
 
     def tensors(self) -> dict[str, Tensor]:
         """See DenseStrategy: the weights, and this rank's state. Those of other stages are zeros but on rank 0."""
@@ -145,28 +139,23 @@ class PipelineDense(FlatDense):
     def consolidate(self) -> dict[str, Tensor]:
         """See DenseStrategy: rank 0 has all weights since `flush`, and gets the state of all stages."""
         parts, found = self._parts(), self._flat.tensors()
-        own = list(parts)
         state = {} if self._optimizer is None else self._optimizer.state
-        columns: dict[str, NDArray[np.generic]] = {name: _joined(parts, own, name) for name in self._vectors}
-        columns["places"] = self._places_of(own)
-        columns["count"] = np.array([float(state[STEP])] if STEP in state else [], np.float32)
-        heard = self._ranks.gather(columns)
-        if heard is None:
-            return found
-        names = list(self._sizes)
-        for state_name in self._vectors:
-            if not any(len(each[state_name]) for each in heard):
-                return found  # before the first step
-            whole = np.full(self._length, initial_state(self._config.optimizer, state_name), np.float32)
-            for each in heard:
-                at = 0
-                for name in (names[place] for place in each["places"]):
-                    size, begin = self._sizes[name], self._begins[name]
-                    whole[begin : begin + size] = each[state_name][at : at + size]
-                    at += size
-            found[PREFIX + state_name] = torch.from_numpy(whole)
-        counts = [float(each["count"][0]) for each in heard if len(each["count"])]
-        return found | ({PREFIX + STEP: torch.tensor(counts[0])} if counts else {})
+        counts = self._ranks.gather({"count": np.array([float(state[STEP])] if STEP in state else [], np.float32)})
+        for key in self._vectors:
+            whole = np.full(
+                self._length if counts is not None else 0, initial_state(self._config.optimizer, key), np.float32
+            )
+            num = 0
+            for name, values in chain(
+                ((n, each.get(key, NOTHING)) for n, each in parts.items()), self._of_others(parts, key)
+            ):
+                if counts is not None:
+                    whole[self._begins[name] : self._begins[name] + len(values)] = values
+                    num += len(values)
+            if num:  # else it is before the first step
+                found[PREFIX + key] = torch.from_numpy(whole)
+        known = [each["count"][0] for each in counts or () if len(each["count"])]
+        return found | ({PREFIX + STEP: torch.tensor(float(known[0]))} if known else {})
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """See DenseStrategy."""
@@ -223,12 +212,6 @@ def _stage_of(model: nn.Module, ranks: Ranks) -> Stage:
     return stage
 
 
-def _joined(parts: Parts, names: Iterable[str], key: str) -> F32:
-    """The arrays of some parameters, one after another; nothing where they have no such state yet."""
-    found = [parts[name][key] for name in names if key in parts[name]]
-    return np.concatenate(found) if found else np.empty(0, np.float32)
-
-
 def _hashes(parts: Parts, names: Iterable[str]) -> NDArray[np.uint8]:
     """SHA-256 of each parameter with its state, 32 bytes each."""
     found = []
@@ -236,7 +219,7 @@ def _hashes(parts: Parts, names: Iterable[str]) -> NDArray[np.uint8]:
         total = hashlib.sha256()
         for key in sorted(parts[name]):
             total.update(key.encode())
-            total.update(np.ascontiguousarray(parts[name][key]).tobytes())
+            total.update(np.ascontiguousarray(parts[name][key]).data)
         found.append(total.digest())
     return np.frombuffer(b"".join(found), np.uint8)
 

@@ -75,11 +75,9 @@ class Stage(nn.Module):
         """Length of the input, and"""
         self.width_out = widths[mine.stop] if self.leave is None else widths[-1]
         """of the output."""
-        others = [each for at, each in enumerate(tower.blocks) if at not in mine]
-        if self.leave is None:
-            others.append(tower.leave)
-        self.elsewhere = frozenset(id(each) for module in others for each in module.parameters())
-        """The identities of the parameters of other stages."""
+        held = [*((at, tower.blocks[n]) for at, each in enumerate(ranges) for n in each), (num_stages - 1, tower.leave)]
+        self.numbers = {id(each): at for at, module in held for each in module.parameters()}
+        """The stage of each parameter of the tower, by the parameter's identity."""
 
     def forward(self, x_MI: Tensor, beside_MT: Tensor) -> tuple[Tensor, Tensor] | Tensor:
         """(M, in), (M, T) -> (M, out), (M, T); the last stage returns the logits, (M, T)."""
