@@ -1,5 +1,6 @@
 """A dense part as ONNX: traced once, filled with any weights, it predicts what torch does; or says why it cannot."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from trainer.replica.dense_graph import DenseGraph
 from trainer.train.tracing import FrozenModel, ServedModel, TraceFailed, _examples, input_names, trace
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVE = ROOT / "deploy" / "examples" / "serving" / "serve.py"
 CTR = TaskSection(name="ctr", label="click")
 PRICE = TaskSection(name="price", label="price", loss="mse")
 POOLED = (SlotShape("a", 4, True), SlotShape("b", 4, True))
@@ -241,3 +243,18 @@ def test_the_frozen_twin_takes_over_weights_and_drops_nothing():
 def test_who_fills_a_template_needs_no_torch():
     code = "import sys, trainer.exports.onnx_model; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from trainer.exports.onnx_model import OnnxModel; OnnxModel(b'')",
+        f"import runpy; runpy.run_path({str(SERVE)!r})",
+    ],
+)
+def test_nobody_is_told_of_a_model_that_runs(program, tmp_path):
+    """onnxruntime reports its use to its makers unless it is told not to; it begins with a file at home."""
+    environment = {name: value for name, value in os.environ.items() if name != "CI"} | {"HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "BadInput" in done.stderr, done.stderr
+    assert not list(tmp_path.rglob("*onnxruntime*"))

@@ -6,6 +6,7 @@ dense.safetensors after "model.".
 Shapes: B samples.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ class OnnxModel:
 
     def __init__(self, model: bytes) -> None:
         """Raises BadInput where onnxruntime does not accept the model."""
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else it tells its makers of each model, from its import on
         import onnxruntime  # noqa: PLC0415  # it starts a thread when imported, and workers are forked after their imports
 
         options = onnxruntime.SessionOptions()

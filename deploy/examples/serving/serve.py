@@ -11,15 +11,18 @@ With --raw its lines are events of the job's stream (pipe.kind = "columns"); thi
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else it tells its makers of each model, from its import on
+import onnxruntime  # noqa: E402
 
 BATCH = 1024
 TIME = "event_time"
