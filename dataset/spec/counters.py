@@ -1,9 +1,9 @@
 """The key `counters` of a dense slot: past-only counts of what happened to a key, over windows of event time. Pure."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from millrace.config import PositiveDuration, Section
 
@@ -86,6 +86,11 @@ class CountersSection(Section):
         if len(set(self.what)) < len(self.what):
             raise ValueError("what has a number twice")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `half_lives` that are not set, so that other counters are written as before there were any."""
+        return {name: value for name, value in dump(self).items() if name != "half_lives" or self.half_lives}
 
     @property
     def keys(self) -> tuple[str, ...]:

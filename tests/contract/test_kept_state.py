@@ -38,7 +38,7 @@ history = { key = "a", of = "b", last = 3, when = "click" }
 [[slots]]
 name = "counts"
 kind = "dense"
-counters = { key = "a", windows = ["1m", "all"], click = "click" }
+counters = { key = "a", windows = ["1m", "all"], half_lives = ["2m"], click = "click" }
 
 [[slots]]
 name = "pairs"

@@ -159,6 +159,12 @@ def test_counts_of_a_half_life_are_in_parts_of_one_and_come_last():
     assert values == [[np.float32(math.log1p(n)) for n in (3, 1, 2.5, 0.5)], [0.0] * 4]
 
 
+def test_counters_without_half_lives_are_written_as_before():
+    assert "half_lives" not in OF_USER.model_dump(mode="json")
+    fading = CountersSection(key="user", what=("shows",), half_lives=("1h",))
+    assert CountersSection.model_validate(fading.model_dump(mode="json")) == fading
+
+
 def test_the_file_of_an_export_has_a_row_for_each_half_life_with_shows():
     word_UC = np.array([[0, 0, 0], [7, 2 * UNIT, UNIT]])
     row_N, columns = sub_windows(packed(word_UC), (-60,))

@@ -83,8 +83,7 @@ def test_the_example_of_a_server_counts_as_the_job_does(samples, now_s):
     section = validate(CountersSection, {"key": "a", "click": "clicked", **counters, "windows": ["60s", "all", "1h"]})
     expected = counter_column(number_Q, answers, section)[0]
     sub_windows_N = list(zip(*(each.tolist() for each in sub_windows(rows_UD, WINDOWS_S)[1]), strict=True))
-    # Its rule rounds down once, training at each step: a count in 1 / 256 may differ by one.
-    assert SERVE["counts_of"](counters, sub_windows_N, now_s) == pytest.approx(expected, abs=0.01)
+    assert SERVE["counts_of"](counters, sub_windows_N, now_s) == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-7)
 
 
 def test_the_counts_of_a_key_are_told_by_window_and_half_life():

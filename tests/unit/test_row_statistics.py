@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataset.features.served_events import describe_features
 from dataset.loader.batch_loader import PassTally
 from dataset.samples.batch import Ragged, Samples
 from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SparseSlot
 from dataset.spec.row_statistics import StatisticsSection
 from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
@@ -183,6 +184,19 @@ def test_statistics_have_no_table_and_predictions_refuse_them(load):
     (told,) = (slot for slot in described["slots"] if "statistics" in slot)
     assert told["statistics"]["of"] == ["a", "history"] and told["size"] == 4
     assert "sends the floats in the slot" in described["rules"]["statistics"]
+
+
+def test_no_server_makes_features_of_events_where_a_slot_has_statistics():
+    entries = [SparseSlot(name="user"), DenseSlot(name="known", kind="dense", statistics=StatisticsSection(of="user"))]
+    pipe = ColumnsPipe(kind="columns")
+    assert describe_features(pipe, Schema.of(entries)) is None
+    assert describe_features(pipe, Schema.of(entries[:1])) is not None
+
+
+def test_a_slot_without_statistics_is_written_as_before():
+    assert "statistics" not in DenseSlot(name="d", kind="dense").model_dump(mode="json")
+    (known,) = SCHEMA.statistics[:1]
+    assert DenseSlot.model_validate(known.entry.model_dump(mode="json")) == known.entry
 
 
 def test_other_rows_make_another_slot(load):

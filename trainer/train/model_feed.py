@@ -32,7 +32,7 @@ from trainer.exports.model_document import describe
 from trainer.features.default_rows import default_rows_of, widths_of
 from trainer.models.needs import shape_of
 from trainer.rank0.parts import RankZero
-from trainer.spec.history_tables import remembered_of
+from trainer.spec.history_tables import history_tables
 from trainer.train.saved_state import StateHolders
 from trainer.train.tracing import TraceFailed, trace
 
@@ -96,7 +96,7 @@ class FeedContent:
         latest_s = lambda: closer.latest_event_s  # noqa: E731
         divided = getattr(model, "class_rows", None) is not None
         trouble = "the model's items are divided over trainers: follow its exports instead" if divided else ""
-        memories = tuple(remembered_of(schema))
+        memories = tuple(history_tables(schema))
         return cls(*facts, holders.dense.tensors, described, onnx, latest_s, closer.freshness.of, trouble, memories)
 
 
