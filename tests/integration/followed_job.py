@@ -12,15 +12,22 @@ from trainer.journal.log import read
 
 PASS_EVENTS = 100
 FOLLOW = 'paths = ["part-*.txt"]\nfollow = true\npoll = "10ms"'
-SPEC_BY_COUNT = SPEC.replace("max_events = 400", f'max_events = {PASS_EVENTS}\ncut = "count"')
+
+
+def by_count(spec: str) -> str:
+    """The spec of a job whose passes have PASS_EVENTS events each."""
+    return spec.replace("max_events = 400", f'max_events = {PASS_EVENTS}\ncut = "count"')
+
+
+SPEC_BY_COUNT = by_count(SPEC)
 
 
 class FollowedJob:
     """A job in `folder`, its store in `folder`/store; it has the lines of no pass yet."""
 
-    def __init__(self, folder: Path, num_passes: int) -> None:
-        self.folder = folder
-        self.spec = write_job(folder, 1, num_passes * PASS_EVENTS, SPEC_BY_COUNT)
+    def __init__(self, folder: Path, num_passes: int, spec: str = SPEC_BY_COUNT) -> None:
+        self.folder, self._spec = folder, spec
+        self.spec = write_job(folder, 1, num_passes * PASS_EVENTS, spec)
         self._stream = folder / "part-0.txt"
         self._lines = self._stream.read_text().splitlines(keepends=True)
         self.num_passes = num_passes
@@ -38,7 +45,7 @@ class FollowedJob:
 
     def follow(self) -> None:
         """The spec follows the file from now on, and nothing has arrived, unless some has before."""
-        self.spec.write_text(SPEC_BY_COUNT.replace('paths = ["part-*.txt"]', FOLLOW))
+        self.spec.write_text(self._spec.replace('paths = ["part-*.txt"]', FOLLOW))
         if self._stream.stat().st_size == sum(map(len, self._lines)):
             self._stream.write_text("")
 

@@ -1,12 +1,15 @@
 """What a job remembers of its events is used wherever its model is: in predictions, by servers of exports, replicas."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +20,9 @@ from service.spec.job import load_job
 from service.tables.row import explain, format_explanation
 from tests.contract.predict_world import content, rows_of
 from tests.faults.test_histories_killed import WITH_HISTORIES
+from tests.integration.followed_job import FollowedJob, by_count
 from tests.integration.stream_job import millrace, write_job
+from tests.integration.test_replica import Replica
 from trainer.exports.materialize import materialize
 from trainer.exports.reader import chain_of, open_export
 from trainer.predict.config import PredictionRequest
@@ -156,3 +161,112 @@ def test_a_replica_of_exports_fills_what_a_request_leaves_out(ended, live, tmp_p
     state.apply(replace(update, version=update.version + 1, whole=True, memories=frozenset()))
     status, answer = handler.infer("small", None, request_of(rows))
     assert status == 400 and b"came without histories: send its signs" in answer
+
+
+@pytest.mark.slow
+def test_a_replica_follows_histories_and_counters_of_a_job_that_is_killed(tmp_path):
+    followed = FollowedJob(tmp_path, 3, by_count(WITH_HISTORIES))
+    job = followed.start("cluster={trainers=2, shards=2}", "train.threads=1")
+    try:
+        replica = Replica(tmp_path, "--store", str(job.store))
+        for version in (1, 2, 3):
+            followed.arrive(version)
+            replica.until(version)
+            if version == 2:
+                for worker in ("trainer-1", "shard-0"):
+                    os.kill(job.workers()[worker], signal.SIGKILL)
+        job.process.send_signal(signal.SIGTERM)
+        code, said = job.end()
+        assert code == 0, said
+        predicted(load_job(followed.spec, [f"store.path={job.store}"]), tmp_path / "out")
+        rows = rows_of(tmp_path / "out").to_pylist()
+        answer = replica.get("/v2/models/small/infer", json.loads(request_of(rows)))
+        wanted = pytest.approx([row["prediction.ctr"] for row in rows], abs=1e-6)
+        assert answer["model_version"] == "3" and answer["outputs"][0]["data"] == wanted
+        assert any(row["clicked"] for row in rows)
+        assert replica.end() == 0
+    finally:
+        job.kill()
+        replica.process.kill()
+
+
+COLUMNS_JOB = """
+name = "columns"
+
+[sources.lines]
+kind = "files"
+paths = ["part-*.jsonl"]
+event_time = { field = "ts", unit = "s" }
+
+[pipe]
+kind = "columns"
+
+[[slots]]
+names = ["user", "item"]
+
+[[slots]]
+name = "clicked"
+pooling = "mean"
+history = { key = "user", of = "item", last = 5, when = "click" }
+
+[[slots]]
+name = "shown"
+kind = "dense"
+counters = { key = "item", windows = ["10m", "all"], click = "click" }
+
+[[slots]]
+name = "click"
+kind = "meta"
+
+[[tasks]]
+name = "ctr"
+label = "click"
+
+[tables.default]
+dim = 4
+
+[model]
+name = "deepfm"
+[model.settings]
+hidden = [8]
+
+[train]
+batch_size = 32
+
+[passes]
+max_events = 60
+
+[exports.serving]
+
+[store]
+path = "store"
+"""
+
+
+@pytest.mark.slow
+def test_raw_events_are_served_with_histories_and_counters_at_their_times(tmp_path):
+    draw, begin_s = np.random.default_rng(4), 1_700_000_000
+    events = [
+        {"user": int(draw.integers(15)), "item": int(draw.integers(20)), "click": int(draw.integers(2)), "ts": at}
+        for at in range(begin_s, begin_s + 6000, 25)
+    ]
+    (tmp_path / "part-0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (tmp_path / "job.toml").write_text(COLUMNS_JOB)
+    run = millrace(tmp_path / "job.toml")
+    assert run.code == 0, run.output
+    job = load_job(tmp_path / "job.toml")
+    predicted(job, tmp_path / "out", input={"paths": ["part-0.jsonl"]}, columns=[], outputs=["ctr"])
+    wanted = pytest.approx(rows_of(tmp_path / "out")["prediction.ctr"].to_pylist(), abs=1e-6)
+    folder, state = job.store / "exports" / "serving" / "columns", ReplicaState(2, 1 << 30)
+    state.apply(ExportUpdates(str(folder), tmp_path / "fetched").next(Deadline.after(20)))
+    handler = InferenceHandler(state, ReplicaMetrics(state), 1024)
+    request = {"events": events, "event_time": [event["ts"] for event in events]}
+    status, answer = handler.infer("columns", None, json.dumps(request).encode())
+    assert status == 200 and json.loads(answer)["outputs"][0]["data"] == wanted
+    del request["event_time"]  # windows end now, and nothing is in them
+    status, answer = handler.infer("columns", None, json.dumps(request).encode())
+    assert status == 200 and json.loads(answer)["outputs"][0]["data"] != wanted
+    command = [sys.executable, str(SERVE), "--raw", "--time", "ts", "--events", str(tmp_path / "part-0.jsonl")]
+    served = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
+    assert served.returncode == 0, served.stderr
+    assert [json.loads(line)["ctr"] for line in served.stdout.splitlines()] == wanted

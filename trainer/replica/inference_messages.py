@@ -9,7 +9,8 @@ Slots with histories or counters may be left out: the served version fills them.
 "event_time", [B] unix seconds, at which their windows end; without it, they end now.
 
 For a job with pipe.kind = "columns" a request may have "events" in place of "inputs": a list of events of the stream,
-as objects or as texts. The answer has one more output, "event": the number of each sample's event.
+as objects or as texts; "event_time" beside it is a list of their unix seconds. The answer has one more output, "event":
+the number of each sample's event.
 
 Shapes: B samples, N signs of one table.
 """
@@ -27,6 +28,7 @@ from millrace.errors import BadInput
 from millrace.validation import nearest
 from trainer.replica.serving_model import (
     F64,
+    I64,
     NO_WEIGHTS,
     InferenceInputs,
     ServingModel,
@@ -158,7 +160,17 @@ class RequestReader:
             raise InvalidInference(str(error)) from None
         if not 0 < len(samples) <= self._max_batch:
             raise InvalidInference(f"{len(samples)} samples in {len(events)} events; send 1 to {self._max_batch}")
-        return replace(golden_inputs(self.model, samples), events=event_B.tolist())
+        time_s_B = self._event_times(request, len(events), event_B)
+        return replace(golden_inputs(self.model, samples), events=event_B.tolist(), time_s_B=time_s_B)
+
+    def _event_times(self, request: Json, num_events: int, event_B: I64) -> F64 | None:
+        """The times of the samples of raw events, if the request has those of its events."""
+        if not self._is_timed or (times := request.get(TIME)) is None:
+            return None
+        if type(times) is not list or len(times) != num_events or not set(map(type, times)) <= {int, float}:
+            raise InvalidInference(f'"{TIME}" must be a list of {num_events} numbers, one for each event')
+        found_B: F64 = np.array(times, np.float64)[event_B]
+        return found_B
 
     def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
         """The outputs that a request of `num_samples` asks for; all where it names none. Raises InvalidInference."""

@@ -155,7 +155,7 @@ def batches_of(path, slots):
             yield pa.table(found)
 
 
-def raw_batches_of(path, model):
+def raw_batches_of(path, model, time_field):
     """Samples of a file of raw events, in batches, each with the line of each sample."""
     from dataset.features.served_events import ServedFeatures
     from millrace.errors import BadInput
@@ -171,6 +171,9 @@ def raw_batches_of(path, model):
                 samples, event_B = features.samples(events)
             except BadInput as error:
                 sys.exit(f"{path}, after line {num_read}: {error}")
+            if time_field:
+                times = [json.loads(event).get(time_field) for event in events]
+                samples = samples.append_column(TIME, pa.array([times[event] for event in event_B], pa.float64()))
             yield samples, (event_B + num_read + 1).tolist()
             num_read += len(events)
 
@@ -287,6 +290,7 @@ def main():
         "--events", type=Path, metavar="FILE", help="predict these events, and print a line of JSON for each"
     )
     parser.add_argument("--raw", action="store_true", help="the events are those of the job's stream")
+    parser.add_argument("--time", metavar="FIELD", help="their unix seconds, where windows of counters end; unset: now")
     asked = parser.parse_args()
     if files := [str(path) for path in asked.folders if not path.is_dir()]:
         parser.error(f"{files[0]} is no folder of exports; a file of events is given as --events {files[0]}")
@@ -294,7 +298,7 @@ def main():
     if asked.events is None:
         return compare(server)
     if asked.raw:
-        batches = raw_batches_of(asked.events, server.model)
+        batches = raw_batches_of(asked.events, server.model, asked.time)
     else:
         batches = ((samples, None) for samples in batches_of(asked.events, server.model["slots"]))
     for samples, line_B in batches:
