@@ -25,7 +25,7 @@ from millrace.durable import REAL, unfinished_name, writing
 from millrace.errors import SpecError
 from trainer.exports import manifest
 from trainer.exports.destination import ExportDestination, ExportUnusable, folder_destination
-from trainer.exports.memory_files import columns_of, has_memory, memories_of, replay, schema_of, served_schema
+from trainer.exports.memory_files import columns_of, has_memory, memories_at, replay, schema_of
 from trainer.exports.parquet_files import ParquetFiles
 from trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
 from trainer.exports.row_chunks import RowChunk
@@ -169,7 +169,7 @@ def _write_memories(
 ) -> dict[str, Any]:
     """Histories and counters after the chain; the manifest's entries about them, as in a base."""
     told: dict[str, Any] = {}
-    for memory in memories_of(served_schema(chain[-1].model())):
+    for memory in memories_at(chain[-1]):
         name = memory.slot.name
         if not all(has_memory(export, memory) for export in chain):
             told.pop(memory.kind, None)

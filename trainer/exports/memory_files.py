@@ -40,6 +40,8 @@ KEYED = [
 HISTORY = pa.field("history", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)
 KINDS = ("histories", "counters")
 """Beginnings of the files' names, and keys of the manifest."""
+TOLD = (*KINDS, *(f"without_{kind}" for kind in KINDS))
+"""Keys of a manifest, one of which is there where the job fills slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ def _slot(slot: Mapping[str, Any]) -> Slot:
         padding = None if slot["padding"] is None else int(slot["padding"])
         sparse = SparseSlot(name=slot["name"], padding=padding, max_len=slot["max_len"], keep=slot["keep"])
     return Slot(slot["name"], SlotKind.SPARSE, sparse, slot["group"])
+
+
+def memories_at(export: Export) -> tuple[ServedMemory, ...]:
+    """The slots that the job of an export fills; empty where there are none. Raises ExportUnusable."""
+    return memories_of(served_schema(export.model())) if any(map(export.manifest.get, TOLD)) else ()
 
 
 def memories_of(schema: Schema) -> tuple[ServedMemory, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from trainer.exports.destination import ExportFolder, ExportUnusable
-from trainer.exports.memory_files import ServedMemory, has_memory, memories_of, replay, served_schema
+from trainer.exports.memory_files import ServedMemory, has_memory, memories_at, replay
 from trainer.exports.reader import CURRENT, FORMAT, Export, check_fields, object_of, open_folder, state_at
 from trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
 from trainer.replica.kept_versions import ServedVersion
@@ -179,8 +179,7 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         if export.kind == "base" or (export.manifest["parent"] or {}).get("name") != parent.name:
             raise ExportUnusable(f"{export.place.address} does not build on {parent.name}, as {CURRENT} says")
     tables = {name: _table(list(chain), name, whole=whole) for name in newest.tables}
-    model = newest.model()
-    memories = [each for each in memories_of(served_schema(model)) if all(has_memory(export, each) for export in chain)]
+    memories = [each for each in memories_at(newest) if all(has_memory(export, each) for export in chain)]
     tables |= {each.table: _memory(chain, each, whole=whole) for each in memories}
     times = newest.manifest.get("event_time")
     return ReplicaUpdate(
@@ -191,7 +190,7 @@ def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> Rep
         tables,
         newest.dense(),
         float(times[1]) if times else None,
-        model,
+        newest.model(),
         _bytes(newest, ONNX),
         golden=_bytes(newest, GOLDEN),
         exact=all(_is_exact(export) for export in chain),

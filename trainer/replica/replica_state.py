@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -324,6 +324,9 @@ def _views(epoch: TableEpoch, side: int) -> dict[str, TableView]:
 def _try(view: VersionView, update: ReplicaUpdate) -> None:
     """Predict the golden samples, or an empty one where there are none. Raises UpdateRefused, BadInput."""
     kept = view.kept
+    known = tuple(name for name, each in kept.model.memories.items() if each.table in kept.memories)
+    inputs = replace(kept.model.empty(), left_out=known)
+    filled(kept.model, view.tables, inputs, kept.memories)  # its kernels are compiled before a request waits for them
     if update.golden is not None:
         difference = golden_difference(kept.model, view.tables, kept.weights, update.golden)
         if not difference <= TOLERANCE:
