@@ -15,6 +15,7 @@ from millrace.errors import SpecError
 from trainer.config import TrainSection
 from trainer.dense.batch_norms import OwnBatchNorms
 from trainer.dense_config import DenseSection
+from trainer.models.layers import Mlp
 from trainer.train.mixed_precision import Precision
 from trainer.train.model_blocks import blocks_of, layers_of, parts_of
 from trainer.train.offload import Offloaded
@@ -231,7 +232,13 @@ def test_lists_of_modules_stand_for_each_of_them():
     model = nn.ModuleDict({"towers": nn.ModuleList([nn.Linear(1, 1), nn.ModuleList([nn.ReLU()])]), "relu": nn.ReLU()})
     assert list(blocks_of(model, ["towers"], "key")) == ["towers.0", "towers.1.0"]
     assert list(blocks_of(model, "all", "key")) == ["towers.0", "towers.1.0"]
-    assert layers_of(model["towers"][0]) is None and layers_of(nn.Sequential(nn.ReLU())) is not None
+    assert layers_of(model["towers"][0]) is None
+
+
+def test_a_sequence_has_the_layers_of_sequences_in_it():
+    first, second, third = nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)
+    assert layers_of(nn.Sequential(nn.Sequential(first, second), nn.Sequential(), third))[::3] == [first, third]
+    assert layers_of(Mlp(1, [2, 3]))[2].in_features == 2
 
 
 def test_offloaded_activations_give_the_same_bits_and_parameters_stay():

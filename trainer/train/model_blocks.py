@@ -51,9 +51,10 @@ def _called(name: str, module: nn.Module) -> dict[str, nn.Module]:
 
 
 def layers_of(block: nn.Module) -> list[nn.Module] | None:
-    """The layers that a block runs one after another; None for a block that does anything else."""
-    plain = isinstance(block, nn.Sequential) and type(block).forward in (nn.Sequential.forward, Mlp.forward)
-    return list(block) if plain else None  # type: ignore[call-overload]
+    """The layers that a block runs one after another, also those of sequences in it; None for any other block."""
+    if not isinstance(block, nn.Sequential) or type(block).forward not in (nn.Sequential.forward, Mlp.forward):
+        return None
+    return [layer for each in block for layer in layers_of(each) or [each]]
 
 
 def parts_of(layers: Sequence[nn.Module], num_parts: int | None) -> list[Sequence[nn.Module]]:
