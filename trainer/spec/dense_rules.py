@@ -46,6 +46,8 @@ def _check_pipeline(job: TrainerJob) -> None:
     towers = ", ".join(f'"{each}"' for each, model in MODELS.items() if model.is_tower)
     if name is not None and name in MODELS and not MODELS[name].is_tower:
         raise SpecError(f'"{name}" has no layers that can be divided, as {pipeline} needs; use {towers}', "model.name")
+    if softmax := [number for number, task in enumerate(job.tasks) if task.loss == "softmax"]:
+        raise SpecError(f'"softmax" does not work with {pipeline}', f"tasks.{softmax[0]}.loss")
     if job.dense.recompute or job.dense.offload:
         key = "dense.recompute" if job.dense.recompute else "dense.offload"
         raise SpecError(f"does not work with {pipeline}: remove it", key)
