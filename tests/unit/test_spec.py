@@ -202,8 +202,8 @@ MISTAKES = {
     "dense.pipeline.micro_batches=2": 'dense: pipeline is for strategy = "pipeline", not for "all_reduce": remove one',
     "dense.strategy=pipeline ; model={name='dcn'}": 'model.name: "dcn" has no layers that can be divided, as '
     'dense.strategy = "pipeline" needs; use "deepfm", "wide_deep", "deep_crossing"',
-    "dense.strategy=pipeline ; model={class='a:B'} ; tasks=[{name='ctr',label='click',loss='softmax'}]": "tasks.0.loss: "
-    '"softmax" does not work with dense.strategy = "pipeline"',
+    "dense.strategy=pipeline ; model={class='a:B'} ; tasks=[{name='ctr',label='click',loss='softmax'}]": "tasks.0."
+    'loss: "softmax" does not work with dense.strategy = "pipeline"',
     "dense.strategy=pipeline ; model={name='deepfm'} ; train.amp=bfloat16": "train.amp: does not work with "
     'dense.strategy = "pipeline": remove it',
     "dense.strategy=pipeline ; model={name='deepfm'} ; train.device=cuda": 'train.device: dense.strategy = '
