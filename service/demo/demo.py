@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from millrace.file_lock import is_locked
 from millrace.http import listening
 from millrace.lifecycle import ExitCode, on_stop_signal
 from millrace.printable import print_printable
+from millrace.process import run
 from service.cluster.job_run import read_report
 from service.cluster.store import MARKER, REPORT, remove
 from service.demo.demo_jobs import (
@@ -79,7 +79,7 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
     logging.getLogger("service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does
     with stop_requests() as asked, running_service(service_of(root, address, job)) as service:  # 2
         print(page_line(service.url), flush=True)
-        subprocess.run(late_command(root), check=True, timeout=WRITE_S)
+        write_late_events(root)
         demo = Demo(service.host, job, late)
         try:
             demo.begin()  # before the display reads its status
@@ -88,6 +88,14 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
         finally:
             demo.end()
         return demo.print_end()
+
+
+def write_late_events(root: Path) -> None:
+    """Write the events of the job with late clicks. Raises SpecError where that fails."""
+    finished = run(late_command(root), deadline=Deadline.after(WRITE_S))
+    if finished.code != 0:
+        words = finished.errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SpecError(f"the events of late clicks were not written: {words or f'not within {WRITE_S:g} s'}")
 
 
 @dataclass

@@ -67,7 +67,7 @@ def test_a_mistake_is_told_by_the_name_that_the_file_uses():
     with pytest.raises(SpecError) as caught:
         job_of({**RAW, "train": {"dense_optimizer": {"kind": "sgd", "lr": -1.0}, "dense": "all"}}, NEWS.parent)
     assert str(caught.value).splitlines() == [
-        "train.dense: Input should be 'all_reduce', 'local_sgd', 'sharded' or 'shards' (got 'all')",
+        "train.dense: Input should be 'all_reduce', 'local_sgd', 'sharded', 'shards' or 'pipeline' (got 'all')",
         "train.dense_optimizer.lr: Input should be greater than 0 (got -1.0)",
     ]
 
