@@ -359,9 +359,9 @@ class DataServer:
             reply, arrays, shared = replace(reply, beside=True), [memoryview(places)], size
         try:
             header = frames.encode_reply(reply, self._tables)
-            data_sockets.send(self._listener.router, [caller.peer, header, *arrays])
-            if caller.traffic is not None:
+            if caller.traffic is not None:  # first, so that nobody has an answer that is not counted
                 caller.traffic.sent(len(header) + frames.num_bytes_of(arrays), shared)
+            data_sockets.send(self._listener.router, [caller.peer, header, *arrays])
         except zmq.ZMQError as error:
             log.info("an answer was not sent (%s); the caller will repeat its call", error)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dataset.spec.feature_keys import MAX_NUMBER
 from service.proposals.field_facts import FieldFacts, ValueKind
 from service.proposals.field_roles import HIGH_CARDINALITY, EventRoles, FieldRole, Reading, is_single, is_skewed
 
@@ -169,9 +170,9 @@ def _evened_out(facts: FieldFacts) -> dict[str, Any]:
 
 
 def boundaries(facts: FieldFacts) -> list[float]:
-    """Rising boundaries between which about equally many numbers lie."""
+    """Rising boundaries between which about equally many numbers lie; none beyond those that a slot may have."""
     found = {facts.quantile(number / NUM_BUCKETS) for number in range(1, NUM_BUCKETS)}
-    return sorted(found)
+    return sorted({min(max(each, -MAX_NUMBER), MAX_NUMBER) for each in found})
 
 
 def _keys(name: str, path: str, **more: Any) -> dict[str, Any]:

@@ -162,6 +162,7 @@ events = st.dictionaries(names, values, max_size=5)
 )
 @example([{"items": [{"id": 1}, {"id": 2}], "clicked": [2], "items.id": 3}], True)
 @example([{"shown": ["a", "b"], "clicked": ["a"], "in_clicked": 1, "click": 0}], True)
+@example([{"x": -1e300}, {"x": 0.5}, {"x": 1e300}], True)
 def test_what_is_proposed_loads_or_says_what_is_missing(tmp_path_factory, drawn, labelled):
     if labelled:
         drawn = [*drawn, {"click": 1, "id": 8}, {"click": 0, "id": 9}]
