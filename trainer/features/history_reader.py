@@ -8,7 +8,6 @@ Shapes: B samples of a block, Q questions of a pass: neighbours of one event wit
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counter
 from pserver.protocol.shards import Shards
 from trainer.features.counter_columns import F32, counter_column
 from trainer.features.deduplication import EmbeddingTable
+from trainer.features.neighbours import differs, numbered
 from trainer.features.pass_gate import GatedReader
 from trainer.features.row_statistics import RowQuestions, StatisticColumns
 
@@ -135,7 +135,7 @@ def questions_of(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Itera
     for block in blocks:
         of, kept_B = block.sparse[history.of], _kept(block, history.when)
         keyed_K, key_K, event_K = keyed(block, [key])
-        new_K = _differs(event_K) | _differs(key_K)
+        new_K = differs(event_K) | differs(key_K)
         question_K = np.cumsum(new_K) - 1
         kept_K = kept_B[keyed_K]
         length_P = np.diff(of.offset_B1)[keyed_K[kept_K]]
@@ -143,7 +143,7 @@ def questions_of(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Itera
         _, sign_N = pick(of.offset_B1, of.values_N, keyed_K[kept_K])
         offset_Q1 = offsets_of(num_Q)
         questions = HistoryQuestions(key.group, key_K[new_K], event_K[new_K], offset_Q1, sign_N)
-        yield BlockQuestions(_places(len(block), keyed_K, question_K), questions)
+        yield BlockQuestions(question_column(len(block), keyed_K, question_K), questions)
 
 
 def counter_questions(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> Iterator[BlockQuestions]:
@@ -152,14 +152,14 @@ def counter_questions(blocks: Sequence[Samples], slot: Slot, schema: Schema) -> 
     for block in blocks:
         keyed_K, key_K, event_K = keyed(block, keys)
         time_K = times_of(block, keyed_K)
-        new_K = _differs(event_K) | _differs(key_K) | _differs(time_K)
+        new_K = differs(event_K) | differs(key_K) | differs(time_K)
         question_K = np.cumsum(new_K) - 1
         clicked_K = _kept(block, click)[keyed_K] & (click is not None)
         num_Q = [np.bincount(each, minlength=int(new_K.sum())) for each in (question_K, question_K[clicked_K])]
         sign_N = np.stack([time_K[new_K], *num_Q], 1).reshape(-1).astype(np.uint64)
         offset_Q1 = np.arange(len(num_Q[0]) + 1) * (len(num_Q) + 1)
         questions = HistoryQuestions(keys[-1].group, key_K[new_K], event_K[new_K], offset_Q1, sign_N)
-        yield BlockQuestions(_places(len(block), keyed_K, question_K), questions)
+        yield BlockQuestions(question_column(len(block), keyed_K, question_K), questions)
 
 
 def keyed(block: Samples, keys: Sequence[Slot]) -> tuple[I64, U64, I64]:
@@ -173,7 +173,7 @@ def keyed(block: Samples, keys: Sequence[Slot]) -> tuple[I64, U64, I64]:
     for slot, column in zip(keys, columns, strict=True):
         sign_K = column.values_N[column.offset_B1[keyed_K]] ^ key_K
         keys_of(sign_K, slot.group, key_K)
-    return keyed_K, key_K, np.cumsum(_differs(block.event_B))[keyed_K] - 1
+    return keyed_K, key_K, numbered(block.event_B)[keyed_K]
 
 
 def times_of(block: Samples, keyed_K: I64) -> I64:
@@ -183,8 +183,8 @@ def times_of(block: Samples, keyed_K: I64) -> I64:
     return np.where(known_K, np.nan_to_num(time_s_K, posinf=0.0, neginf=0.0), NO_TIME).astype(np.int64)
 
 
-def _places(num_samples: int, keyed_K: I64, question_K: I64) -> I64:
-    """(B,) the question of each sample."""
+def question_column(num_samples: int, keyed_K: I64, question_K: I64) -> I64:
+    """(B,) the question of each sample; NO_QUESTION for one without a key."""
     question_B = np.full(num_samples, NO_QUESTION, np.int64)
     question_B[keyed_K] = question_K
     return question_B
@@ -197,13 +197,6 @@ def answered(question_B: I64, answers: HistoryAnswers) -> Ragged:
     length_B[asked_B] = np.diff(answers.offset_Q1)[question_B[asked_B]]
     _, sign_N = pick(answers.offset_Q1, answers.sign_M, question_B[asked_B])
     return Ragged(sign_N, offsets_of(length_B))
-
-
-def _differs(value_K: NDArray[Any]) -> NDArray[np.bool_]:
-    """(K,) whether each value differs from the one before; the first does."""
-    differs_K = np.ones(len(value_K), np.bool_)
-    np.not_equal(value_K[1:], value_K[:-1], out=differs_K[1:])
-    return differs_K
 
 
 def _kept(block: Samples, when: str | None) -> NDArray[np.bool_]:

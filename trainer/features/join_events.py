@@ -19,6 +19,7 @@ from dataset.spec.schema import Schema
 from millrace.keys import keys_of
 from millrace.lists import offsets_of, pick
 from pserver.protocol.joins import F32, U8, U64, JoinEvents
+from trainer.features.neighbours import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,6 @@ def join_keys(value_Q: NDArray[np.generic]) -> U64:
     key_Q = np.empty(len(sign_Q), np.uint64)
     keys_of(sign_Q, 0, key_Q)
     return key_Q
-
-
-def numbered(event_B: I64) -> I64:
-    """(B,) equal neighbours numbered through, from 0."""
-    number_B: I64 = np.cumsum(np.diff(event_B, prepend=event_B[:1] - 1) != 0) - 1
-    return number_B
 
 
 def _no_events() -> tuple[U64, I64, F64, F32, I64, U8]:

@@ -30,7 +30,8 @@ from millrace.seeds import derive
 from pserver.protocol.join_clock import TimeSpans
 from pserver.protocol.joins import U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
 from pserver.protocol.shards import Shards
-from trainer.features.join_events import PassEvents, events_of, numbered
+from trainer.features.join_events import PassEvents, events_of
+from trainer.features.neighbours import numbered
 from trainer.features.pass_gate import GatedReader
 
 COUNTED: Mapping[JoinOutcome, str] = {

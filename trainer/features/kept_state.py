@@ -17,7 +17,7 @@ from pserver.protocol.histories import HistoryAnswers, counters_table_of, table_
 from pserver.protocol.shards import F32, U64
 from pserver.rows import counter_kernels, history_kernels
 from trainer.features.counter_columns import counter_column
-from trainer.features.history_reader import NO_QUESTION, NO_TIME, answered, keyed, times_of, with_filled
+from trainer.features.history_reader import NO_TIME, answered, keyed, question_column, times_of, with_filled
 
 RowsOf = Callable[[str, int, U64], F32]
 """rows_of(table, group, keys_U): (U, D) rows of ascending unique keys of a slot group; zeros for a key without one."""
@@ -39,9 +39,7 @@ def history_column(samples: Samples, slot: Slot, schema: Schema, rows_of: RowsOf
     keys_U, number_K = np.unique(key_K, return_inverse=True)
     count_U, sign_UL = history_kernels.unpacked(rows_of(table_of(slot.name), key.group, keys_U))
     known = HistoryAnswers(offsets_of(count_U), sign_UL[np.arange(sign_UL.shape[1]) < count_U[:, None]])
-    question_B = np.full(len(samples), NO_QUESTION, np.int64)
-    question_B[keyed_K] = number_K
-    return answered(question_B, known)
+    return answered(question_column(len(samples), keyed_K, number_K), known)
 
 
 def counted_column(samples: Samples, slot: Slot, schema: Schema, rows_of: RowsOf) -> F32:
@@ -56,7 +54,6 @@ def counted_column(samples: Samples, slot: Slot, schema: Schema, rows_of: RowsOf
     count_KV = np.empty((len(keyed_K), 2 * len(window_s_W)), np.int64)
     places_K = np.arange(len(keyed_K))
     counter_kernels.count(number_K, places_K, time_s_K, nothing_K, nothing_K, window_s_W, word_UC, count_KV)
-    question_B = np.full(len(samples), NO_QUESTION, np.int64)
-    question_B[keyed_K] = places_K
+    question_B = question_column(len(samples), keyed_K, places_K)
     offset_K1 = np.arange(len(keyed_K) + 1) * count_KV.shape[1]
     return counter_column(question_B, HistoryAnswers(offset_K1, count_KV.reshape(-1).astype(np.uint64)), slot.counters)

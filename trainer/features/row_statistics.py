@@ -21,6 +21,7 @@ from millrace.keys import keys_of
 from millrace.lists import offsets_of
 from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, statistics_of
 from trainer.features.deduplication import EmbeddingTable
+from trainer.features.neighbours import differs, numbered
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -91,11 +92,8 @@ def row_questions(block: Samples, slot: Slot, show: str | None, click: str | Non
     sample_N = np.repeat(np.arange(len(block)), np.diff(column.offset_B1))
     key_N = np.empty(len(sample_N), np.uint64)
     keys_of(column.values_N, slot.group, key_N)
-    new_B = np.ones(len(block), np.int64)
-    new_B[1:] = block.event_B[1:] != block.event_B[:-1]
-    event_N = (np.cumsum(new_B) - 1)[sample_N]
-    new_N = np.ones(len(sample_N), np.bool_)
-    new_N[1:] = (event_N[1:] != event_N[:-1]) | (key_N[1:] != key_N[:-1])
+    event_N = numbered(block.event_B)[sample_N]
+    new_N = differs(event_N) | differs(key_N)
     question_N = np.cumsum(new_N) - 1
     counted_B2 = np.stack([_counted_B(block, show, 1.0), _counted_B(block, click, 0.0)], 1)
     num_Q = int(np.count_nonzero(new_N))
