@@ -9,16 +9,14 @@ Shapes: U keys of a chunk.
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from millrace.deadline import Deadline
-from millrace.keys import signs_of
 from millrace.priority import Pace
 from pserver.protocol.histories import Memory
-from pserver.protocol.shards import U64
 from pserver.protocol.table_operations import ExportCut
-from trainer.exports.memory_files import KEYED, columns_of, schema_of, tombstones_of
+from trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
+from trainer.exports.memory_files import columns_of, schema_of
 from trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
 from trainer.exports.request import ExportedCounters, ExportedHistory, ExportedMemory
 from trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
@@ -44,7 +42,7 @@ def write_memory(
     chunks = source.all(selection, deadline) if changes is None else source.among(changes, selection, deadline)
     with closing(chunks), ParquetFiles(open_file, f"{kind}-{name}", schema_of(remembered)) as files:
         for chunk in chunks:
-            sign_U = _signs(chunk.keys_U, memory.group)
+            sign_U = signs_in_group(chunk.keys_U, memory.group)
             rows_UD = weights_of(chunk.words_UW, dim)
             files.write(columns_of(memory.key, remembered, sign_U, chunk.keys_U, rows_UD))
             rows += len(chunk.keys_U)
@@ -55,15 +53,9 @@ def write_memory(
     tombstones = 0
     with ParquetFiles(open_file, f"tombstones-{memory.table}", pa.schema(KEYED)) as files:
         for keys_U, _ in source.gone(changes, selection, deadline):
-            files.write(tombstones_of(memory.key, _signs(keys_U, memory.group), keys_U))
+            files.write(keyed_columns(memory.key, signs_in_group(keys_U, memory.group), keys_U))
             tombstones += len(keys_U)
     return {**entry, "tombstones": tombstones}
-
-
-def _signs(keys_U: U64, group: int) -> U64:
-    sign_U = np.empty(len(keys_U), np.uint64)
-    signs_of(keys_U, np.full(len(keys_U), group, np.uint16), sign_U)
-    return sign_U
 
 
 def _told(memory: ExportedMemory) -> tuple[str, Memory, dict[str, Any]]:

@@ -10,7 +10,6 @@ a key replaces what was known of it. trainer.exports.history_files writes the fi
 Shapes: U keys of a chunk, D words of a row, M signs of all its histories, N rows of a file of counters.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,14 +28,10 @@ from pserver.protocol.shards import F32, U64
 from pserver.rows import counter_kernels, history_kernels
 from trainer.exports.counter_files import COUNTED, rows_of_sub_windows, sub_windows
 from trainer.exports.destination import ExportUnusable
+from trainer.exports.keyed_columns import KEYED, keyed_columns
 from trainer.exports.reader import CHUNK_ROWS, Export, chunk_of
 from trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
 
-KEYED = [
-    pa.field("slot", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-    pa.field("sign", pa.uint64(), nullable=False),
-    pa.field("key", pa.uint64(), nullable=False),
-]
 HISTORY = pa.field("history", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)
 KINDS = ("histories", "counters")
 """Beginnings of the files' names, and keys of the manifest."""
@@ -113,22 +108,12 @@ def columns_of(key: str, remembered: Memory, sign_U: U64, keys_U: U64, rows_UD: 
     """The columns of rows; `key`: the slot of the key. Counters have several rows of a file for a key."""
     if not isinstance(remembered, int):
         row_N, counts = sub_windows(rows_UD, remembered)
-        return [*_keyed(key, sign_U[row_N], keys_U[row_N]), *(pa.array(each) for each in counts)]
+        return [*keyed_columns(key, sign_U[row_N], keys_U[row_N]), *(pa.array(each) for each in counts)]
     count_U, sign_UL = history_kernels.unpacked(rows_UD)
     sign_M = sign_UL[np.arange(sign_UL.shape[1]) < count_U[:, None]]
     offset_U1 = np.concatenate([np.zeros(1, np.int32), np.cumsum(count_U, dtype=np.int32)])
     signs = pa.ListArray.from_arrays(pa.array(offset_U1), pa.array(sign_M), type=HISTORY.type)
-    return [*_keyed(key, sign_U, keys_U), signs]
-
-
-def _keyed(key: str, sign_N: U64, keys_N: U64) -> list[pa.Array]:
-    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(keys_N), np.int32)), pa.array([key]))
-    return [names, pa.array(sign_N), pa.array(keys_N)]
-
-
-def tombstones_of(key: str, sign_U: U64, keys_U: U64) -> list[pa.Array]:
-    """The columns of a file of deleted keys."""
-    return _keyed(key, sign_U, keys_U)
+    return [*keyed_columns(key, sign_U, keys_U), signs]
 
 
 def replay(chain: Sequence[Export], memory: ServedMemory, *, gone: bool = False) -> Iterator[RowChunk]:
@@ -179,9 +164,7 @@ def _tombstones(export: Export, memory: ServedMemory) -> Iterator[RowChunk]:
 
 def _batches(export: Export, prefix: str, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Batches of the files `prefix`-<n>.parquet in order, none of which ends inside the rows of a key."""
-    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)\.parquet")
-    numbered = sorted((int(match[1]), path) for path in export.files if (match := pattern.fullmatch(path)))
-    for _, path in numbered:
+    for path in export.numbered(prefix):
         try:
             with pq.ParquetFile(export.file(path)) as parquet:
                 if missing := [name for name in schema.names if name not in parquet.schema_arrow.names]:

@@ -119,13 +119,17 @@ class Export:
         except (OSError, SafetensorError) as error:
             raise ExportUnusable(f"{self.place.address}: {DENSE} cannot be read: {error}") from error
 
+    def numbered(self, prefix: str) -> list[str]:
+        """Paths of the files `prefix`-<n>.parquet, in order."""
+        pattern = re.compile(rf"{re.escape(prefix)}-(\d+)\.parquet")
+        numbered = sorted((int(match[1]), path) for path in self.files if (match := pattern.fullmatch(path)))
+        return [path for _, path in numbered]
+
     def _chunks(self, kind: str, table: str) -> Iterator[RowChunk]:
         if table not in self.tables:
             hint = nearest(table, list(self.tables))
             raise ExportUnusable(f"{self.place.address}: has no table {table!r}; {hint}")
-        pattern = re.compile(rf"{kind}-{re.escape(table)}-(\d+)\.parquet")
-        numbered = sorted((int(match[1]), path) for path in self.files if (match := pattern.fullmatch(path)))
-        for _, path in numbered:
+        for path in self.numbered(f"{kind}-{table}"):
             try:
                 yield from _read(self.file(path), path, self.tables[table] if kind == "rows" else None)
             except (OSError, pa.ArrowException) as error:

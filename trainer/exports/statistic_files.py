@@ -6,23 +6,20 @@ statistics-<slot>-<n>.parquet   slot, sign, key of each row; show, click: at the
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from millrace.deadline import Deadline
-from millrace.keys import signs_of
 from millrace.priority import Pace
 from pserver.protocol.table_operations import ExportCut
 from pserver.rows.row_format import groups_of
+from trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
 from trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
 from trainer.exports.request import ExportedStatistics
 from trainer.exports.row_selection import CommitTableRows, RowSelection
 
 SCHEMA = pa.schema(
     [
-        pa.field("slot", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-        pa.field("sign", pa.uint64(), nullable=False),
-        pa.field("key", pa.uint64(), nullable=False),
+        *KEYED,
         pa.field("show", pa.float32(), nullable=False),
         pa.field("click", pa.float32(), nullable=False),
     ]
@@ -39,10 +36,8 @@ def write_statistics(
         for chunk in chunks:
             own_U = groups_of(chunk.words_UW) == asked.group
             keys_U, value_U2 = chunk.keys_U[own_U], source.statistics(chunk.words_UW[own_U])
-            sign_U = np.empty(len(keys_U), np.uint64)
-            signs_of(keys_U, np.full(len(keys_U), asked.group, np.uint16), sign_U)
-            names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(keys_U), np.int32)), pa.array([asked.key]))
-            files.write([names, *(pa.array(each) for each in (sign_U, keys_U, *value_U2.T.copy()))])
+            keyed = keyed_columns(asked.key, signs_in_group(keys_U, asked.group), keys_U)
+            files.write([*keyed, *(pa.array(each) for each in value_U2.T.copy())])
             rows += len(keys_U)
             pace.rest()
     return {"table": asked.table, "rows": rows}
