@@ -9,7 +9,7 @@ from trainer.journal.partitions import SkippedRange
 from trainer.journal.records import SpecOperation
 from trainer.rank0.recovery import claim_and_recover
 from trainer.status.progress import TrainerProgress
-from trainer.train.assembly import restore
+from trainer.train.restored_state import restore
 
 
 def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):

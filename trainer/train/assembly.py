@@ -2,7 +2,6 @@
 
 import logging
 import math
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from millrace.blob.store_address import parse
 from millrace.config import validate
 from millrace.deadline import Deadline
 from millrace.errors import SpecError
-from millrace.failpoints import Failpoint, arm, failpoint
+from millrace.failpoints import arm
 from millrace.identity.credentials import Identity
 from millrace.inputs import digests
 from millrace.interfaces import LOOPBACK_INTERFACE
@@ -30,7 +29,6 @@ from millrace.rpc import refusals
 from millrace.rpc.rendezvous import RendezvousClient
 from millrace.secrets import with_secrets
 from pserver.client.remote import RemoteShards
-from pserver.commit.part_objects import PartObjects
 from pserver.config import PartStore
 from pserver.consistency.modes import policy_of
 from pserver.consistency.policy import Consistency
@@ -38,7 +36,7 @@ from pserver.feed import feed_server
 from pserver.protocol.shards import Shards
 from pserver.server.embedded import EmbeddedShards
 from trainer.checkpoint.commit_protocols import ManifestFacts
-from trainer.checkpoint.commits import Commit, Commits, read_commit
+from trainer.checkpoint.commits import Commit, Commits
 from trainer.checkpoint.committer import Committer
 from trainer.checkpoint.mirror_uploader import MirrorUploader
 from trainer.checkpoint.object_commits import ObjectCommits
@@ -88,14 +86,13 @@ from trainer.train.observer import Observer
 from trainer.train.own_metrics import own_metrics
 from trainer.train.pipeline_step import PipelineStepper
 from trainer.train.reading import open_reader
+from trainer.train.restored_state import restore
 from trainer.train.saved_state import SavedState, StateHolders
 from trainer.train.step import Stepper
 from trainer.train.trainer_parts import TrainerParts
 
 MIRROR_END_S = 60.0
 """Longest wait at the end for the upload of the last commit to the mirror; then a warning is logged."""
-RESTORE_S = 3600.0
-"""Longest time to restore the rows of a commit."""
 
 HALVES = "halves"
 """Folder in the store with the predictions that the metrics of the two halves need."""
@@ -296,62 +293,6 @@ def _schedule(
 ) -> KernelSchedule:
     logged_only = config.until is not None
     return agreed_schedule(ranks, beginning, model, job.train, arithmetic, config.matmul, logged_only=logged_only)
-
-
-def restore(
-    ranks: Ranks,
-    beginning: RestartPoint | None,
-    shards: Shards,
-    holders: StateHolders,
-    cache: Path | None,
-    standby: Standby | None = None,
-) -> None:
-    """Restore the state of every rank and the rows of the shards from the commit that rank 0 chose.
-
-    `cache`: the folder of this rank for files of a commit that were uploaded. After `standby` the shards have it,
-    or soon will.
-    """
-
-    def rows() -> None:
-        assert beginning is not None, "rank 0"
-        commit = beginning.commit
-        if standby is not None:
-            standby.finish(shards, commit)
-        elif commit is None:
-            shards.restore(Path(), [], 0, Deadline.after(RESTORE_S))
-        else:
-            shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(RESTORE_S))
-        failpoint(Failpoint.RESTORED)
-
-    on_rank_0(ranks, rows)
-    commit = None if beginning is None else beginning.commit
-    message = ranks.broadcast(_restored_message(beginning) if ranks.rank == 0 else None)
-    if message["commit"] is not None:
-        commit = commit or _commit_in(message, cache)
-        holders.load(commit.folder, commit.state)
-    if beginning is not None:
-        holders.progress.used(beginning.last_number)
-
-
-def _restored_message(beginning: RestartPoint | None) -> dict[str, Any]:
-    """The commit, for the other ranks: its folder, or all that its files can be fetched by."""
-    assert beginning is not None, "rank 0"
-    if (commit := beginning.commit) is None or beginning.head is None:
-        return {"commit": None if commit is None else str(commit.folder)}
-    manifest = {key: commit.manifest[key] for key in ("files", "shards", "objects", "objects_at", "state")}
-    return {"commit": commit.name, "manifest": manifest}
-
-
-def _commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
-    """On a rank other than 0: the commit in a message, its dense part in a folder that this rank can read."""
-    if "manifest" not in message:
-        return read_commit(Path(message["commit"]))
-    assert cache is not None, "the launcher names a folder"
-    shutil.rmtree(cache, ignore_errors=True)  # of the commit before
-    commit = Commit(cache / message["commit"], message["manifest"])
-    objects = PartObjects(commit.manifest["objects_at"], 0)
-    objects.complete(commit.folder, commit.own_files, commit.objects, Deadline.after(RESTORE_S))
-    return commit
 
 
 @contextmanager
