@@ -9,7 +9,7 @@ from millrace.kernel_cache import njit
 
 
 @njit(nogil=True, cache=True)
-def tell(number_Q, event_Q, added_Q2, counts_U, value_U2, answer_Q2):  # type: ignore[no-untyped-def]
+def accumulate(number_Q, event_Q, added_Q2, counts_U, value_U2, answer_Q2):  # type: ignore[no-untyped-def]
     """Write the shows and clicks before each question to `answer_Q2`; add its own to `value_U2`.
 
     `number_Q`: the key of each question, by its place in `value_U2`. Questions of one event see nothing of it. Nothing
@@ -28,7 +28,7 @@ def tell(number_Q, event_Q, added_Q2, counts_U, value_U2, answer_Q2):  # type: i
         begin = end
 
 
-def tell_reference(
+def accumulate_reference(
     questions: Sequence[tuple[int, int, tuple[float, float]]], counts: set[int], known: dict[int, tuple[float, float]]
 ) -> list[tuple[float, float]]:
     """The twin: questions are (key, event, shows and clicks); `counts` has the keys that count, `known` is extended."""

@@ -73,7 +73,7 @@ class PassHistories(RankAnswers[Questions, Answers]):
         number_Q = np.searchsorted(keys_U, asked.key_Q)
         match self._remembered[name]:
             case str():
-                answers = told(asked, number_Q, *table.statistics_of(keys_U), all_count=not table.selective)
+                answers = summed(asked, number_Q, *table.statistics_of(keys_U), all_count=not table.selective)
             case int() as last:
                 answers, *grown = extended(asked, number_Q, table.rows_of(keys_U), last)
                 self._change(name, asked.group, keys_U, *grown)
@@ -135,7 +135,7 @@ def counted(
     return HistoryAnswers(offset_Q1, answer_QV.reshape(-1).astype(np.uint64)), counter_kernels.packed(word_UC), new_U
 
 
-def told(
+def summed(
     asked: HistoryQuestions, number_Q: I64, found_U: NDArray[np.bool_], value_U2: F32, *, all_count: bool
 ) -> HistoryAnswers:
     """Shows and clicks of the row of each question's key, with those of earlier questions.
@@ -148,5 +148,5 @@ def told(
         raise InvalidShardCall("a question about statistics of rows that has not shows and clicks")
     answer_Q2, counts_U = np.empty((len(number_Q), 2)), found_U | all_count
     total_U2, added_Q2 = value_U2.astype(np.float64), frozen(added_N.reshape(-1, 2))
-    statistic_kernels.tell(number_Q, frozen(asked.event_Q), added_Q2, counts_U, total_U2, answer_Q2)
+    statistic_kernels.accumulate(number_Q, frozen(asked.event_Q), added_Q2, counts_U, total_U2, answer_Q2)
     return HistoryAnswers(2 * np.arange(len(number_Q) + 1), answer_Q2.reshape(-1).view(np.uint64))

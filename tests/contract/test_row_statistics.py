@@ -10,7 +10,7 @@ from pserver.errors import InvalidShardCall
 from pserver.protocol.histories import HistoryQuestions
 from pserver.protocol.shards import Gradients, StepScale
 from pserver.protocol.table_operations import ForgetRow, ShrinkRows
-from pserver.rows.statistic_kernels import tell, tell_reference
+from pserver.rows.statistic_kernels import accumulate, accumulate_reference
 from tests.contract import shards_world as w
 
 GROUP, ASKED, DECAY = 1, {"statistics-x": "default"}, 0.5
@@ -72,7 +72,7 @@ def run(world, passes, first=1):
 def plain(passes):
     known, found = {}, []
     for events, days in passes:
-        found.append([list(pair) for pair in tell_reference(asked(events), set(range(4)), known)])
+        found.append([list(pair) for pair in accumulate_reference(asked(events), set(range(4)), known)])
         for key, pair in known.items():
             known[key] = tuple(value * DECAY**days for value in pair)
     return found
@@ -89,9 +89,9 @@ def test_the_kernel_tells_what_its_twin_tells(events, counts):
     number_Q, event_Q = (np.array([each[place] for each in found], np.int64) for place in (0, 1))
     added_Q2 = np.array([shown for _, _, shown in found]).reshape(-1, 2)
     value_U2, answer_Q2 = np.zeros((4, 2)), np.empty((len(found), 2))
-    tell(number_Q, event_Q, added_Q2, np.array([key in counts for key in range(4)]), value_U2, answer_Q2)
+    accumulate(number_Q, event_Q, added_Q2, np.array([key in counts for key in range(4)]), value_U2, answer_Q2)
     known = {}
-    assert [tuple(pair) for pair in answer_Q2.tolist()] == tell_reference(found, counts, known)
+    assert [tuple(pair) for pair in answer_Q2.tolist()] == accumulate_reference(found, counts, known)
     assert value_U2.tolist() == [list(known.get(key, (0.0, 0.0))) for key in range(4)]
 
 
