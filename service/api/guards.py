@@ -14,8 +14,8 @@ from millrace.errors import SpecError
 from service.api.authorization import AuthorizedRoute, CallerOf, authorized
 from service.api.job_cache import LOADED_S, JobCache, StatusesOf
 from service.api.jobs import JobName
+from service.api.read_places import one_of_few
 from service.api.schemas import ResponseBody, finite
-from service.api.tables import one_of_few
 from service.auth.guard import address_of
 from service.auth.limits import share_key
 from service.auth.roles import Role

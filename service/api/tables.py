@@ -1,8 +1,6 @@
 """/v1/jobs/{job}/tables, /forget, /day-tick: a running job's rows. The work is in service.tables."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -12,16 +10,17 @@ from fastapi import Path as InPath
 from pydantic import Field
 
 from millrace.deadline import Deadline
-from millrace.errors import MillraceError, NotYet
+from millrace.errors import MillraceError
 from pserver.config import LAST_DAY, Days, NotNegative
 from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
 from service.api.job_cache import StatusesOf
 from service.api.jobs import JobName
 from service.api.operations import OperationEntry, one_step, start_operation, starts_operation
 from service.api.problems import http_error
+from service.api.read_places import one_of_few
 from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
 from service.auth.guard import address_of
-from service.auth.limits import CallerShares, share_key
+from service.auth.limits import share_key
 from service.auth.roles import Role
 from service.cluster.store_defaults import with_store_defaults
 from service.monitor.status import Number, Status
@@ -34,11 +33,8 @@ router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=Authori
 ACT_S = 600.0
 """How long an operation waits until it has taken effect."""
 EXPLAIN_S = 20.0
-MAX_EXPLAINING, MAX_EXPLAINING_EACH = 4, 2
-"""Explanations and reports of slots at a time, in total and for one caller: each queries shards, or reads a commit."""
 TableName = Annotated[str, InPath(description="A table's name.", max_length=128)]
 GONE = (HTTPStatus.NOT_FOUND,)
-_explaining, _shares = threading.BoundedSemaphore(MAX_EXPLAINING), CallerShares(MAX_EXPLAINING_EACH)
 
 
 class TableEntry(ResponseBody):
@@ -223,25 +219,6 @@ def day_tick(
         return {"day": day, "version": version}
 
     return start_operation(host, "day-tick", job, caller, one_step("waiting for the next close", ACT_S, work), response)
-
-
-@contextmanager
-def one_of_few(who: str) -> Iterator[None]:
-    """Take one of the places for what reads commits and shards: explanations, and reports of slots.
-
-    It does not wait: a waiting request would block a thread.
-    """
-    if not _shares.take(who):
-        raise NotYet(f"{MAX_EXPLAINING_EACH} explanations or reports that you requested are running; retry")
-    try:
-        if not _explaining.acquire(blocking=False):
-            raise NotYet(f"{MAX_EXPLAINING} explanations or reports are running; retry")
-        try:
-            yield
-        finally:
-            _explaining.release()
-    finally:
-        _shares.give_back(who)
 
 
 def _check_table(job: LoadedJob, table: str) -> None:

@@ -1,0 +1,31 @@
+"""Places for requests that read commits and shards: explanations, and reports of slots. There are few."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from millrace.errors import NotYet
+from service.auth.limits import CallerShares
+
+MAX_READING, MAX_READING_EACH = 4, 2
+"""Such requests at a time, in total and for one caller: each queries shards, or reads a commit."""
+_reading, _shares = threading.BoundedSemaphore(MAX_READING), CallerShares(MAX_READING_EACH)
+
+
+@contextmanager
+def one_of_few(who: str) -> Iterator[None]:
+    """Take one of the places, for the caller `who`. Raises NotYet.
+
+    It does not wait: a waiting request would block a thread.
+    """
+    if not _shares.take(who):
+        raise NotYet(f"{MAX_READING_EACH} explanations or reports that you requested are running; retry")
+    try:
+        if not _reading.acquire(blocking=False):
+            raise NotYet(f"{MAX_READING} explanations or reports are running; retry")
+        try:
+            yield
+        finally:
+            _reading.release()
+    finally:
+        _shares.give_back(who)
