@@ -270,13 +270,16 @@ class DenseSection(Section):
             raise ValueError('strategy = "local_sgd" needs k_steps, the number of steps between two averages')
         if self.adaptive and self.k_steps is not None and self.k_steps > MAX_ADAPTIVE:
             raise ValueError(f"k_steps is {self.k_steps}; with adaptive at most {MAX_ADAPTIVE}")
-        given = {"k_steps": self.k_steps, "begin": self.begin, "adaptive": self.adaptive, "group": self.group}
-        for name, value in given.items():
-            strategy = "sharded" if name == "group" else "local_sgd"
+        given = {
+            "k_steps": (self.k_steps, "local_sgd"),
+            "begin": (self.begin, "local_sgd"),
+            "adaptive": (self.adaptive, "local_sgd"),
+            "group": (self.group, "sharded"),
+            "pipeline": (self.pipeline, "pipeline"),
+        }
+        for name, (value, strategy) in given.items():
             if value and self.strategy != strategy:
                 raise ValueError(f'{name} is for strategy = "{strategy}", not for "{self.strategy}": remove one')
-        if self.pipeline is not None and self.strategy != "pipeline":
-            raise ValueError(f'pipeline is for strategy = "pipeline", not for "{self.strategy}": remove one')
         if self.strategy in ("local_sgd", "sharded", "pipeline") and (trouble := self._not_with_parts()):
             raise ValueError(f'strategy = "{self.strategy}" does not work with {trouble}')
         return self
