@@ -85,8 +85,8 @@ def check_join(job: TrainerJob, schema: Schema) -> None:
         )
     if schema.filled:
         raise SpecError(
-            f"slot {schema.filled[0].name!r} has a history or counters, and a job with a join has none: which trainer "
-            "learns a sample depends on its key there, and so would what they remember. Leave one out, or let events "
+            f"slot {schema.filled[0].name!r} is filled by the job, and a job with a join fills none: which trainer "
+            "learns a sample depends on its key there, and so would what is remembered. Leave one out, or let events "
             "carry these features",
             "join",
         )
