@@ -1,7 +1,6 @@
 """The sections of a job file about the stream: sources, pipe, slots, sample, dead letters."""
 
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -539,13 +538,3 @@ def expand(pattern: str) -> list[str]:
     if last < first or last - first > 10_000:
         raise ValueError(f"{pattern!r} is not a rising range of at most 10,000")
     return [f"{match[1]}{number}{match[4]}" for number in range(first, last + 1)]
-
-
-def check_names(entries: Sequence[SlotEntry]) -> None:
-    """Raise ValueError if a slot is declared twice."""
-    seen: set[str] = set()
-    for entry in entries:
-        for name in entry.expanded():
-            if name in seen:
-                raise ValueError(f"slot {name!r} is declared twice")
-            seen.add(name)

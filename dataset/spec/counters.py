@@ -1,5 +1,6 @@
 """The key `counters` of a dense slot: past-only counts of what happened to a key, over windows of event time. Pure."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -55,22 +56,14 @@ class CountersSection(Section):
 
     @field_validator("windows")
     @classmethod
-    def _whole_minutes(cls, windows: tuple[float | str, ...]) -> tuple[float | str, ...]:
-        for window in windows:
-            if isinstance(window, float) and (window % 60 or not MIN_WINDOW_S <= window <= MAX_WINDOW_S):
-                raise ValueError(f'{window:g} s is not a window: whole minutes, at most 366 days, or "all"')
-        if len(set(windows)) < len(windows):
-            raise ValueError("a window is there twice")
+    def _windows_fit(cls, windows: tuple[float | str, ...]) -> tuple[float | str, ...]:
+        _check_lengths(windows, "window", ', or "all"')
         return windows
 
     @field_validator("half_lives")
     @classmethod
-    def _whole_minutes_too(cls, half_lives: tuple[float, ...]) -> tuple[float, ...]:
-        for each in half_lives:
-            if each % 60 or not MIN_WINDOW_S <= each <= MAX_WINDOW_S:
-                raise ValueError(f"{each:g} s is not a half-life: whole minutes, at most 366 days")
-        if len(set(half_lives)) < len(half_lives):
-            raise ValueError("a half-life is there twice")
+    def _half_lives_fit(cls, half_lives: tuple[float, ...]) -> tuple[float, ...]:
+        _check_lengths(half_lives, "half-life")
         return half_lives
 
     @model_validator(mode="after")
@@ -107,3 +100,12 @@ class CountersSection(Section):
     def size(self) -> int:
         """Number of floats of the slot."""
         return len(self.what) * len(self.windows_s)
+
+
+def _check_lengths(lengths: Sequence[float | str], what: str, other: str = "") -> None:
+    """Raise ValueError for a length that is too short, too long, or there twice. `other`: what else is possible."""
+    for length in lengths:
+        if isinstance(length, float) and (length % 60 or not MIN_WINDOW_S <= length <= MAX_WINDOW_S):
+            raise ValueError(f"{length:g} s is not a {what}: whole minutes, at most 366 days{other}")
+    if len(set(lengths)) < len(lengths):
+        raise ValueError(f"a {what} is there twice")

@@ -22,8 +22,6 @@ MAX_NUMBER = 1e30
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 """A sign, or a number of either sign."""
-Fraction = Annotated[float, Field(ge=-(1 << 63), lt=1 << 64)]
-"""Bounds like those of Whole, so that no whole number beyond them becomes a float."""
 
 
 class TimePart(StrEnum):

@@ -57,11 +57,6 @@ class IdCurve:
         return (self.events[:first], self.ids[:first]) if first else (self.events, self.ids)
 
 
-def total_at(curves: Sequence[IdCurve], events: float) -> float:
-    """The sum of all curves after so many events."""
-    return sum(curve.at(events) for curve in curves)
-
-
 def backtest(curves: Sequence[IdCurve]) -> float | None:
     """Ids that the law, fitted to the first part of the sample, expects at its end, divided by those counted there.
 
