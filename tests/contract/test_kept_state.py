@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Samples
 from dataset.spec.schema import Schema
 from millrace.identity import certificates
 from millrace.keys import key_of_reference
-from millrace.lists import offsets_of
 from pserver.config import Wire
 from pserver.protocol.histories import counters_table_of, table_of
 from pserver.protocol.shards import Keys
@@ -22,6 +21,7 @@ from pserver.protocol.wire import wires_of
 from pserver.server.embedded import EmbeddedShards
 from service.spec.job import load_job
 from tests.contract import shards_world as w
+from tests.fakes.ragged import ragged
 from tests.integration.stream_job import LIVING
 from trainer.features.history_reader import HistoryReader
 from trainer.features.kept_state import filled_as_of
@@ -62,13 +62,6 @@ def schema(tmp_path_factory):
     path = tmp_path_factory.mktemp("job") / "job.toml"
     path.write_text(LIVING.replace("[[tasks]]", FILLED.strip(), 1))
     return Schema.of(load_job(path).spec.slots)
-
-
-def ragged(lists):
-    return Ragged(
-        np.array([sign for each in lists for sign in each], np.uint64),
-        offsets_of(np.array([len(each) for each in lists], np.int64)),
-    )
 
 
 def samples_of(schema, drawn):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Samples
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import DenseSlot, HistorySection, MetaSlot, SparseSlot
 from dataset.spec.counters import Counted, CountersSection
@@ -17,6 +17,7 @@ from millrace.deadline import Deadline
 from pserver.protocol.histories import HistoryAnswers
 from pserver.rows.counter_kernels import MAX_COUNT, UNIT, packed, width_of
 from pserver.server.embedded import EmbeddedShards
+from tests.fakes.ragged import ragged
 from trainer.exports.counter_files import sub_windows
 from trainer.features.counter_columns import KINDS, counter_column, fill_values, value_reference
 from trainer.features.history_reader import HistoryReader
@@ -42,12 +43,8 @@ SAMPLES = st.tuples(
     st.sampled_from([0.0, 1.0, float("nan")]),
     st.sampled_from([0.0, 30.5, 61.0, 4000.0, -1.0, float("nan"), float("inf"), 1e12]),
 )
+
 BLOCKS = st.lists(st.lists(st.lists(SAMPLES, min_size=1, max_size=3), max_size=4), max_size=3)
-
-
-def ragged(column):
-    offsets = np.array([0, *np.cumsum([len(signs) for signs in column])], np.int64)
-    return Ragged(np.array([sign for signs in column for sign in signs], np.uint64), offsets)
 
 
 class Blocks:

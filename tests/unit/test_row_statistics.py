@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dataset.features.served_events import describe_features
 from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Samples
 from dataset.samples.slot_counters import SlotCounters
 from dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SparseSlot
 from dataset.spec.row_statistics import StatisticsSection
@@ -21,6 +21,7 @@ from pserver.config import Sgd, TableSection
 from pserver.protocol.shards import Gradients, StepScale
 from pserver.server.embedded import EmbeddedShards
 from service.spec.job import load_job
+from tests.fakes.ragged import ragged
 from tests.integration.stream_job import SPEC
 from trainer.config import ExportSection
 from trainer.control.predictions import check_no_statistics
@@ -51,13 +52,9 @@ SAMPLES = st.tuples(
     st.sampled_from([0.0, 1.0, float("nan")]),
     st.sampled_from([0.0, 2.0, 4.0]),
 )
+
 BLOCKS = st.lists(st.lists(st.lists(SAMPLES, min_size=1, max_size=3), min_size=1, max_size=3), max_size=2)
 """Blocks of events of samples: user, words, click, shown."""
-
-
-def ragged(column):
-    offsets = np.array([0, *np.cumsum([len(signs) for signs in column])], np.int64)
-    return Ragged(np.array([sign for signs in column for sign in signs], np.uint64), offsets)
 
 
 def soon():

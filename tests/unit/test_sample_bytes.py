@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Samples
 from dataset.samples.sample_bytes import InvalidSampleBytes, decode_samples, encode_samples
 from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
 from dataset.spec.schema import Schema
+from tests.fakes.ragged import ragged
 
 SCHEMA = Schema.of(
     (
@@ -34,12 +35,6 @@ SAMPLES = st.lists(
     ),
     max_size=5,
 )
-
-
-def ragged(rows, weights=None):
-    values = np.array([value for row in rows for value in row], np.uint64)
-    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int64)
-    return Ragged(values, offsets, None if weights is None else np.array(weights, np.float32))
 
 
 def samples_of(drawn):

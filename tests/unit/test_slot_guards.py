@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.samples.batch import Ragged, Samples
+from dataset.samples.batch import Samples
 from dataset.samples.slot_counters import NUM_BUCKETS, SlotCounters, SlotSum
 from dataset.spec.config import MetaSlot, SparseSlot
 from dataset.spec.schema import Schema
 from pserver.protocol.shards import TableStats
+from tests.fakes.ragged import ragged
 from tests.unit.test_spec import message
 from trainer.config import GatesSection
 from trainer.exports.gates import GateFacts, check_gates
@@ -28,11 +29,6 @@ COUNTS = st.builds(
     st.integers(0, 50), st.integers(0, 50), st.integers(0, 50), st.integers(0, 50),
     st.tuples(*[st.integers(0, 30)] * NUM_BUCKETS),
 )  # fmt: skip
-
-
-def ragged(rows):
-    values = np.array([value for row in rows for value in row], np.uint64)
-    return Ragged(values, np.cumsum([0, *map(len, rows)]).astype(np.int64), None)
 
 
 def counters(user, item=None):
