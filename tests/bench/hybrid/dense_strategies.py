@@ -8,23 +8,18 @@ iproute2. `--also NAME SETTINGS` adds a strategy: `--also k2 'dense.strategy="lo
 """
 
 import argparse
-import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from millrace.errors import SpecError
 from service.spec.job import load_job
+from tests.bench.hybrid.linked_run import over_links, rate_of, sent_bytes
 from tests.bench.living import EXAMPLES
 from tests.bench.modes import FILES
-from tests.machines import network
-from tests.machines.external_job import ExternalJob, object_store
-from tests.machines.network import Machine
 
-START_S, RUN_S = 120.0, 3600.0
 BATCH = {"criteo": 64, "news": 256}
 """Samples of a step of one trainer."""
 STRATEGIES: dict[str, str] = {
@@ -65,41 +60,12 @@ class Measured:
 
 def measured(example: str, trainers: int, rate: str, settings: Sequence[str]) -> Measured:
     """Train an example once over its data, on as many machines as trainers."""
-    with network.machines(trainers + 1) as (*machines, disk), object_store(disk) as address:
-        for machine in machines:
-            _fill(machine, example)
-        common = (f"train.batch_size={BATCH[example]}", "train.threads=1", "train.matmul=mkl", "commit.every='1h'")
-        given = (*common, *settings)
-        with ExternalJob(machines[0], address(example), *given, trainers=trainers, shards=trainers) as job:
-            token, launcher = job.token(), job.run()
-            launcher.until("waits for", START_S)
-            for machine in machines:
-                machine.shape(rate=rate)
-            for role, machine in ((role, machine) for role in ("trainer", "shard") for machine in machines):
-                job.agent(machine, "--role", role, token=token)
-            if launcher.end(RUN_S):
-                raise RuntimeError(launcher.said)
-            return _measured(job.report, BATCH[example] * trainers)
-
-
-def _fill(machine: Machine, example: str) -> None:
-    """Give a machine the example and its events."""
-    for name in ("job.toml", "generator.py"):
-        shutil.copy(EXAMPLES / example / name, machine.tmp)
-    (machine.tmp / "data").mkdir()
-    shutil.copy(FILES[example][1], machine.tmp / "data")
-
-
-def _measured(report: Mapping[str, Any], step_samples: int) -> Measured:
-    samples = report["samples"]
-    seconds = sum(spent for part, spent in report["time_s"].items() if part != "commit")
-    sent = [(a, b, link["sent_bytes"]) for a, peers in report["links"].items() for b, link in peers.items()]
-    dense = sum(found for a, b, found in sent if a.startswith("trainer") and b.startswith("trainer"))
-    every = sum(found for _, _, found in sent)
+    common = (f"train.batch_size={BATCH[example]}", "train.threads=1", "train.matmul=mkl", "commit.every='1h'")
+    report = over_links(example, FILES[example][1], trainers, rate, [*common, *settings])
+    samples, step_samples = report["samples"], BATCH[example] * trainers
+    dense, every = (found / samples * step_samples for found in sent_bytes(report))
     (task,) = report["halves"]["last"].values()
-    return Measured(
-        samples / seconds, dense / samples * step_samples, every / samples * step_samples, float(task["auc"])
-    )
+    return Measured(rate_of(report), dense, every, float(task["auc"]))
 
 
 def known(example: str, strategies: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,6 @@ import argparse
 import gzip
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -21,13 +20,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from tests.bench.hybrid.linked_run import over_links, rate_of, sent_bytes
 from tests.bench.living import EXAMPLES
 from tests.bench.modes import FILES
 from tests.bench.w1 import ROOT
-from tests.machines import network
-from tests.machines.external_job import ExternalJob, object_store
 
-START_S, RUN_S, POLL_S = 120.0, 3600.0, 0.05
+POLL_S = 0.05
 STAGES = 'dense.strategy="pipeline"'
 STRATEGIES: dict[str, tuple[int, str]] = {
     "one trainer": (1, ""),
@@ -64,7 +62,7 @@ def here(events: Path, trainers: int, settings: Sequence[str]) -> tuple[float, l
             time.sleep(POLL_S)
         if process.returncode:
             raise RuntimeError(f"{given} ended with {process.returncode}")
-        return _rate(json.loads((Path(store) / "report.json").read_text())), [
+        return rate_of(json.loads((Path(store) / "report.json").read_text())), [
             (statistics.median(each), max(each)) for each in seen
         ]
 
@@ -85,34 +83,9 @@ def _memory(store: str) -> list[tuple[int, float]]:
 
 def over_a_link(events: Path, trainers: int, rate: str, settings: Sequence[str]) -> tuple[float, float]:
     """Samples a second, and KB from trainer to trainer for each sample; a trainer and a shard on each machine."""
-    with network.machines(trainers + 1) as (*machines, disk), object_store(disk) as address:
-        for machine in machines:
-            for name in ("job.toml", "generator.py"):
-                shutil.copy(EXAMPLES / "criteo" / name, machine.tmp)
-            (machine.tmp / "data").mkdir()
-            shutil.copy(events, machine.tmp / "data")
-        with ExternalJob(machines[0], address("stages"), *settings, trainers=trainers, shards=trainers) as job:
-            token, launcher = job.token(), job.run()
-            launcher.until("waits for", START_S)
-            for machine in machines:
-                machine.shape(rate=rate)
-            for role, machine in ((role, machine) for role in ("trainer", "shard") for machine in machines):
-                job.agent(machine, "--role", role, token=token)
-            if launcher.end(RUN_S):
-                raise RuntimeError(launcher.said)
-            report = job.report
-    sent = [
-        link["sent_bytes"]
-        for one, peers in report["links"].items()
-        for other, link in peers.items()
-        if one.startswith("trainer") and other.startswith("trainer")
-    ]
-    return _rate(report), sum(sent) / report["samples"] / 1000
-
-
-def _rate(report: Mapping[str, Any]) -> float:
-    seconds = sum(spent for part, spent in report["time_s"].items() if part != "commit")
-    return float(report["samples"] / seconds)
+    report = over_links("criteo", events, trainers, rate, settings)
+    between_trainers, _ = sent_bytes(report)
+    return rate_of(report), between_trainers / report["samples"] / 1000
 
 
 def lines(found: Mapping[str, Sequence[tuple[float, Any]]]) -> str:

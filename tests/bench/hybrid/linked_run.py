@@ -1,0 +1,48 @@
+"""One run of an example on test machines with slow links, and what its report says of time and traffic."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bench.living import EXAMPLES
+from tests.machines import network
+from tests.machines.external_job import ExternalJob, object_store
+
+START_S, RUN_S = 120.0, 3600.0
+
+
+def over_links(example: str, events: Path, trainers: int, rate: str, settings: Sequence[str]) -> Mapping[str, Any]:
+    """The report of an example that is trained once over a file of events.
+
+    Each machine has a trainer and a shard, and a link of `rate`; the object store for commits is on one more machine.
+    """
+    with network.machines(trainers + 1) as (*machines, disk), object_store(disk) as address:
+        for machine in machines:
+            for name in ("job.toml", "generator.py"):
+                shutil.copy(EXAMPLES / example / name, machine.tmp)
+            (machine.tmp / "data").mkdir()
+            shutil.copy(events, machine.tmp / "data")
+        with ExternalJob(machines[0], address(example), *settings, trainers=trainers, shards=trainers) as job:
+            token, launcher = job.token(), job.run()
+            launcher.until("waits for", START_S)
+            for machine in machines:
+                machine.shape(rate=rate)
+            for role, machine in ((role, machine) for role in ("trainer", "shard") for machine in machines):
+                job.agent(machine, "--role", role, token=token)
+            if launcher.end(RUN_S):
+                raise RuntimeError(launcher.said)
+            return job.report
+
+
+def rate_of(report: Mapping[str, Any]) -> float:
+    """Samples a second, closes included, commits not."""
+    seconds = sum(spent for part, spent in report["time_s"].items() if part != "commit")
+    return float(report["samples"] / seconds)
+
+
+def sent_bytes(report: Mapping[str, Any]) -> tuple[float, float]:
+    """Bytes that trainers sent to trainers, and all bytes that were sent."""
+    sent = [(a, b, link["sent_bytes"]) for a, peers in report["links"].items() for b, link in peers.items()]
+    between_trainers = sum(found for a, b, found in sent if a.startswith("trainer") and b.startswith("trainer"))
+    return between_trainers, sum(found for _, _, found in sent)
