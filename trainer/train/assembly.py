@@ -151,13 +151,8 @@ def open_trainer(
         stepper = _stepper(job, schema, model, ranks, device, default_rows, kernels, dense)
         observer = _observer(config, job, schema, beginning, bounded=source.bounded)
         joint = (ranks, policy, shards, loader)
-        closer = PassCloser(
-            *(*joint, dense, rate, observer, progress, rank0),
-            BadFraction(job.pipe.max_bad_fraction),
-            dead_letters,
-            schema,
-            *(CLOSE_S, job.passes.max_day_jump, time.time() if source.bounded else -math.inf),
-        )
+        limits = _close_limits(job, dead_letters, schema, bounded=source.bounded)
+        closer = PassCloser(*(*joint, dense, rate, observer, progress, rank0, *limits))
         held_state = (dense, observer, closer, progress, stepper.scale, rate)
         holders = StateHolders(*held_state, CarriedState(job, schema, model, config.folder))
         restore(ranks, beginning, shards, holders, config.cache, standby)
@@ -202,6 +197,14 @@ def _loading(reader: PassReader, maker: BatchMaker, job: TrainerJob) -> Iterator
     finally:
         maker.begin()
         loader.close(Deadline.after(10.0))
+
+
+def _close_limits(
+    job: TrainerJob, dead_letters: DeadLetters, schema: Schema, *, bounded: bool
+) -> tuple[BadFraction, DeadLetters, Schema, float, int, float]:
+    """The last arguments of PassCloser. `bounded`: whether the source has an end."""
+    live_from_s = time.time() if bounded else -math.inf
+    return BadFraction(job.pipe.max_bad_fraction), dead_letters, schema, CLOSE_S, job.passes.max_day_jump, live_from_s
 
 
 def _exchanges(
