@@ -1,4 +1,7 @@
-"""The calls of one rank at the beginning of a pass, whose answers need all ranks: histories, counters, joins."""
+"""The calls of one rank at the beginning of a pass, whose answers need all ranks.
+
+They are about histories, counters, statistics of rows, and joins.
+"""
 
 from typing import Protocol
 

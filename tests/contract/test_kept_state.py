@@ -1,4 +1,4 @@
-"""What a prediction reads of histories and counters is what the next pass of the training would give the sample."""
+"""A prediction reads the histories and counters that the next pass of the training would give the sample."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -97,7 +97,7 @@ class Blocks:
 
 
 def trained(schema, shards, number, block):
-    """What training gives the samples of one pass."""
+    """The samples of one pass as training gets them."""
     shards.open_pass(number, w.soon())
     reader = HistoryReader(Blocks([block]), schema, shards, 20)
     reader.opened(number)

@@ -1,4 +1,4 @@
-"""What a job remembers of its events is used wherever its model is: in predictions, by servers of exports, replicas."""
+"""The memories of a job are used wherever its model is: in predictions, by servers of exports, replicas."""
 
 import json
 import os

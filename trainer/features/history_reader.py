@@ -1,4 +1,4 @@
-"""Fills the slots with histories and counters, between the reading of a pass and its batches.
+"""Fills the slots with histories, counters and statistics of rows, between the reading of a pass and its batches.
 
 It stands around the reader of a stream. A rank reads its whole part of a pass, and waits until the pass is open, so
 that the shards hold the histories of the version before. Then it asks them about all samples at once.

@@ -1,4 +1,4 @@
-"""Checks of the section `dense` against the other sections of a spec: which strategy works with which mode. Pure."""
+"""Checks of the section `dense` against the other sections of a spec: what works with each strategy. Pure."""
 
 from dataset.spec.join_section import LearnAt
 from millrace.errors import SpecError
@@ -7,7 +7,7 @@ from trainer.models.registry import MODELS
 
 
 def check_dense_rules(job: TrainerJob) -> None:
-    """Raise SpecError for a strategy that does not work with the mode."""
+    """Raise SpecError for a strategy that does not work with the mode, or for a key that does not work with it."""
     mode, strategy = job.train.mode, job.dense.strategy
     if mode != "sync" and strategy != "shards":
         raise SpecError(
