@@ -158,6 +158,10 @@ def test_a_replica_of_exports_fills_what_a_request_leaves_out(ended, live, tmp_p
     status, answer = handler.infer("small", None, request_of(rows))
     assert status == 200, answer
     assert json.loads(answer)["outputs"][0]["data"] == pytest.approx([row["prediction.ctr"] for row in rows], abs=1e-6)
+    late = {"name": "event_time", "datatype": "INT64", "shape": [len(rows)], "data": [10**400] * len(rows)}
+    with_times = {"inputs": [*json.loads(request_of(rows))["inputs"], late]}
+    status, answer = handler.infer("small", None, json.dumps(with_times).encode())
+    assert status == 400 and b"event_time: a number is too large" in answer
     state.apply(replace(update, version=update.version + 1, whole=True, memories=frozenset()))
     status, answer = handler.infer("small", None, request_of(rows))
     assert status == 400 and b"came without histories: send its signs" in answer

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataset.spec.config import SparseSlot
 from dataset.spec.counters import CountersSection
+from dataset.spec.schema import Schema
 from millrace.config import validate
 from pserver.protocol.histories import HistoryAnswers
 from pserver.rows import counter_kernels
 from trainer.exports.counter_files import rows_of_sub_windows, sub_windows
-from trainer.exports.memory_files import whole_keys
+from trainer.exports.destination import ExportFolder, ExportUnusable
+from trainer.exports.memory_files import HISTORY, ServedMemory, replay, served_schema, whole_keys
+from trainer.exports.reader import Export
 from trainer.features.counter_columns import counter_column
 from trainer.rank0.key_memories import counts_of_row
 
@@ -55,6 +60,52 @@ def test_sub_windows_that_are_none_are_refused(place, value, said):
     counts[place][0] = value
     with pytest.raises(ValueError, match=said):
         rows_of_sub_windows(row_N, counts, WINDOWS_S)
+
+
+@pytest.mark.parametrize(("place", "value"), [(3, -1), (3, 1 << 32), (4, -1), (4, 1 << 40), (1, 60 << 40)])
+def test_sub_windows_that_no_row_holds_are_refused(place, value):
+    row_N, counts = sub_windows(counted([(0, 100, 1, True)]), WINDOWS_S)
+    counts[place] = np.where(counts[0] == 60, value, counts[place])
+    with pytest.raises(ValueError, match="above what a row holds"):
+        rows_of_sub_windows(row_N, counts, WINDOWS_S)
+
+
+KEYS = pa.array([1, 2], pa.uint64())
+SIGNS = pa.array([[1], [2, 3]], HISTORY.type)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"history": KEYS}, "cannot be read"),
+        ({"history": pa.array([["a"], []])}, "cannot be read"),
+        ({"history": pa.array([[-1], []], pa.list_(pa.int64()))}, "not in range"),
+        ({"history": pa.array([None, [1]], HISTORY.type)}, "null values"),
+        ({"history": pa.array([[None], [1]], pa.list_(pa.uint64()))}, "has nulls"),
+        ({"key": pa.array([1.5, 2])}, "truncated"),
+        ({"key": pa.array(["a", "b"])}, "cannot be read"),
+        ({"history": pa.array([[1, 2, 3, 4], []], HISTORY.type)}, "model.json says 3 at most"),
+    ],
+)
+def test_histories_of_other_types_are_refused(tmp_path, columns, said):
+    memory = ServedMemory(Schema.of([SparseSlot(name="s", history={"key": "s", "of": "s", "last": 3})]).slots[0], "", 3)
+    place = ExportFolder(str(tmp_path), tmp_path / "scratch")
+    path = "histories-s-0.parquet"
+    good = {"slot": pa.array(["a", "a"]), "sign": KEYS, "key": KEYS, "history": SIGNS}
+    pq.write_table(pa.table({**good, "history": SIGNS}), tmp_path / path)
+    export = Export(place, {"name": "x", "tables": {}, "files": {path: {}}})
+    assert sum(len(chunk) for chunk in replay([export], memory)) == 2
+    pq.write_table(pa.table(good | columns), tmp_path / path)
+    with pytest.raises(ExportUnusable, match=said):
+        list(replay([export], memory))
+
+
+@pytest.mark.parametrize("key", ["absent", "filled"])
+def test_a_history_of_a_key_that_no_request_has_is_refused(key):
+    plain = {"kind": "sparse", "name": "a", "padding": None, "max_len": None, "keep": "head", "group": 0}
+    filled = {**plain, "name": "filled", "group": 1, "history": {"key": key, "of": "a", "last": 3}}
+    with pytest.raises(ExportUnusable, match=f"'{key}' is the key of a slot that the job fills"):
+        served_schema({"slots": [plain, filled]})
 
 
 @settings(max_examples=50)

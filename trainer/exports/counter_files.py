@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pserver.rows.counter_kernels import PARTS, packed, unpacked, width_of, words_of
+from pserver.rows.counter_kernels import MAX_COUNT, PARTS, packed, unpacked, width_of, words_of
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -54,7 +54,7 @@ def _of_window(word_UC: I64, window_s: int) -> Iterator[tuple[I64, I64, I64, I64
 def rows_of_sub_windows(number_N: I64, counts: Sequence[I64], windows_s: Sequence[int]) -> F32:
     """The inverse of `sub_windows`: (U, C) rows of their sub-windows; `number_N`: the row of each, every one there.
 
-    Raises ValueError for a sub-window that is of no window, or not where one is.
+    Raises ValueError for a sub-window that is of no window, not where one is, or with numbers that no row holds.
     """
     window_s_N, begin_s_N, length_s_N, show_N, click_N = counts
     num_rows = int(number_N[-1]) + 1 if len(number_N) else 0
@@ -76,4 +76,6 @@ def rows_of_sub_windows(number_N: I64, counts: Sequence[I64], windows_s: Sequenc
         place, num_taken = place + words_of(window_s), num_taken + len(of_W)
     if num_taken < len(number_N):
         raise ValueError("a sub-window is of no window that model.json names")
+    if (word_UC < 0).any() or (word_UC > MAX_COUNT).any():
+        raise ValueError("a sub-window has a count or a time below 0, or above what a row holds")
     return packed(word_UC)

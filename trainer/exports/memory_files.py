@@ -64,9 +64,15 @@ class ServedMemory:
 def served_schema(model: Mapping[str, Any]) -> Schema:
     """The sparse and dense slots of model.json, as far as histories and counters need them. Raises ExportUnusable."""
     try:
-        return Schema(tuple(_slot(slot) for slot in model["slots"]))
+        schema = Schema(tuple(_slot(slot) for slot in model["slots"]))
     except (KeyError, TypeError, ValueError, SpecError) as error:
         raise ExportUnusable(f"model.json: its slots cannot be read: {error}") from error
+    keys = [slot.history.key for slot in schema.histories]
+    keys += [key for slot in schema.counters for key in slot.counters.keys]
+    known = {slot.name for slot in schema.emitted.sparse}
+    if unknown := [key for key in keys if key not in known]:
+        raise ExportUnusable(f"model.json: {unknown[0]!r} is the key of a slot that the job fills, and no sparse slot")
+    return schema
 
 
 def _slot(slot: Mapping[str, Any]) -> Slot:
@@ -170,9 +176,17 @@ def _batches(export: Export, prefix: str, schema: pa.Schema) -> Iterator[tuple[s
                 if missing := [name for name in schema.names if name not in parquet.schema_arrow.names]:
                     raise ExportUnusable(f"{export.place.address}: {path} lacks the column {missing[0]}")
                 for batch in whole_keys(parquet.iter_batches(CHUNK_ROWS, columns=schema.names)):
-                    yield path, batch
-        except (OSError, pa.ArrowException) as error:
+                    yield path, _typed(batch, schema)
+        except (OSError, ValueError, pa.ArrowException) as error:  # ValueError where the schema knows no nulls
             raise ExportUnusable(f"{export.place.address}: {path} cannot be read: {error}") from error
+
+
+def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch with the types of `schema`. Raises ValueError for nulls, and for values that would change."""
+    typed = batch.select(schema.names).cast(schema)
+    if HISTORY.name in schema.names and typed.column(HISTORY.name).flatten().null_count:
+        raise ValueError("a history has nulls")
+    return typed
 
 
 def whole_keys(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

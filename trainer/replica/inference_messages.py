@@ -169,8 +169,7 @@ class RequestReader:
             return None
         if type(times) is not list or len(times) != num_events or not set(map(type, times)) <= {int, float}:
             raise InvalidInference(f'"{TIME}" must be a list of {num_events} numbers, one for each event')
-        found_B: F64 = np.array(times, np.float64)[event_B]
-        return found_B
+        return _seconds(times)[event_B]
 
     def outputs(self, request: Json, num_samples: int) -> Sequence[str]:
         """The outputs that a request of `num_samples` asks for; all where it names none. Raises InvalidInference."""
@@ -225,7 +224,7 @@ class RequestReader:
             return None
         if len(tensor.typed(*FLOATS, *INTS).data) != num_samples:
             raise InvalidInference(f"{TIME}: has {len(tensor.data)} values for {num_samples} samples")
-        return np.array(tensor.data, np.float64)
+        return _seconds(tensor.data)
 
     def _signs(self, table: SlotLayout, tensors: Mapping[str, RequestTensor], num_samples: int) -> TableSigns:
         """The signs of one table's slots."""
@@ -258,6 +257,14 @@ def _names(content: object) -> list[str]:
         return [str(each["name"]) for each in content]  # type: ignore[attr-defined]
     except (TypeError, KeyError):
         raise InvalidInference('"outputs" must be a list of objects with a name') from None
+
+
+def _seconds(times: Sequence[float]) -> F64:
+    """Times as float64. Raises InvalidInference."""
+    try:
+        return np.array(times, np.float64)
+    except OverflowError:
+        raise InvalidInference(f"{TIME}: a number is too large") from None
 
 
 def _values_each(model: ServingModel) -> int:
