@@ -303,6 +303,26 @@ def test_outputs_and_samples_together_are_bounded(served, monkeypatch):
         reader.outputs({}, 21)
 
 
+def test_long_outputs_of_few_samples_are_bounded(served, monkeypatch):
+    """Such as the best thousand items of each sample."""
+    monkeypatch.setattr(inference_messages, "MAX_VALUES", 20)
+    found = {"ctr": np.zeros(3, np.float32), "items": np.zeros((3, 7), np.float32)}
+    with pytest.raises(inference_messages.InvalidInference, match="outputs have 24 numbers, more than 20; send fewer"):
+        inference_messages.format_answer("small", "1", {}, found, ["ctr", "items"])
+    assert len(inference_messages.format_answer("small", "1", {}, found, ["ctr"])["outputs"]) == 1
+
+
+def test_a_wide_network_takes_fewer_samples_at_a_time(served, monkeypatch):
+    """A softmax over millions of items has a number of each for every sample."""
+    widest = served.state.model().graph.widest
+    assert 1 < widest < 1000
+    monkeypatch.setattr(inference_messages, "MAX_ACTIVATIONS", 3 * widest)
+    reader = inference_messages.RequestReader(served.state.model(), 100)
+    assert reader.inputs(batch(3)).num_samples == 3
+    with pytest.raises(inference_messages.InvalidInference, match="4 samples in one request; send 1 to 3"):
+        reader.inputs(batch(4))
+
+
 def test_what_costs_much_is_not_answered_where_others_wait_however_short_it_is(served, monkeypatch):
     begun, go = threading.Event(), threading.Event()
     predict = served.state.predict

@@ -65,6 +65,11 @@ class DenseGraph:
         """Numbers in all weight tensors."""
         return sum(math.prod(shape) for _, shape in self._types.values())
 
+    @property
+    def widest(self) -> int:
+        """The longest side of a weight tensor: a layer has about so many numbers for each sample. At least 1."""
+        return max((side for _, shape in self._types.values() for side in shape), default=1) or 1
+
     def weights(self, dense: Tensors) -> dict[str, NDArray[Any]]:
         """The tensors of a version that the graph reads, by their names in the graph. Raises BadInput."""
         found = {}

@@ -48,6 +48,9 @@ INTS = ("UINT64", "INT64", "UINT32", "INT32")
 FLOATS = ("FP32", "FP64")
 MAX_VALUES = 1 << 22
 """Most numbers and texts of one tensor, and numbers of one answer; more are refused."""
+MAX_ACTIVATIONS = 1 << 28
+"""Most numbers in one layer of the network for all samples of a request: 1 GiB. A softmax over a million items takes
+268 samples at a time, whatever `max_batch` is."""
 MAX_DIMENSIONS = 8
 """Most dimensions of a tensor: the product of many large sizes takes long to compute."""
 WEIGHTS_PER_VALUE = 1000
@@ -113,7 +116,8 @@ class RequestReader:
     """Parses requests to one model."""
 
     def __init__(self, model: ServingModel, max_batch: int) -> None:
-        self.model, self._max_batch = model, max_batch
+        self.model = model
+        self._max_batch = min(max_batch, max(1, MAX_ACTIVATIONS // model.graph.widest))
         self._sparse = {slot["name"]: slot for slot in model.slots if slot["kind"] == "sparse"}
         self._known = set(self._sparse) | {name + LENGTHS for name in self._sparse} | set(model.dense)
         self._known |= {name + WEIGHT for name, slot in self._sparse.items() if slot["weighted"]}
@@ -329,7 +333,10 @@ def format_answer(
     wanted: Sequence[str],
     events: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The answer to a request; `events`: the event of each sample. Raises BadInput where a prediction is not finite."""
+    """The answer to a request; `events`: the event of each sample. Raises InvalidInference for one that is too long,
+    BadInput where a prediction is not finite."""
+    if (size := sum(found[output].size for output in wanted)) > MAX_VALUES:
+        raise InvalidInference(f"the outputs have {size} numbers, more than {MAX_VALUES}; send fewer samples per request")
     outputs = []
     for output in wanted:
         value = found[output]
