@@ -336,7 +336,9 @@ def format_answer(
     """The answer to a request; `events`: the event of each sample. Raises InvalidInference for one that is too long,
     BadInput where a prediction is not finite."""
     if (size := sum(found[output].size for output in wanted)) > MAX_VALUES:
-        raise InvalidInference(f"the outputs have {size} numbers, more than {MAX_VALUES}; send fewer samples per request")
+        raise InvalidInference(
+            f"the outputs have {size} numbers, more than {MAX_VALUES}; send fewer samples per request"
+        )
     outputs = []
     for output in wanted:
         value = found[output]
