@@ -15,6 +15,7 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,10 @@ class KeptFiles:
         masks: Mapping[str, str],
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            if UNFINISHED.fullmatch(path.name) and not is_locked(path):
-                path.unlink(missing_ok=True)
+        for path in filter(lambda each: UNFINISHED.fullmatch(each.name), folder.iterdir()):
+            with suppress(OSError):  # of another user
+                if not is_locked(path):
+                    path.unlink(missing_ok=True)
         self._folder, self._max_bytes, self._schema = folder, max_bytes, schema
         self._num_bytes = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
         self._slots = {slot.name: described(slot, schema) for slot in schema.slots}

@@ -241,8 +241,10 @@ def test_files_that_a_dead_process_left_half_written_are_removed(tmp_path):
         fcntl.flock(writing.fileno(), fcntl.LOCK_EX)
         files_in(kept)
         assert sorted(kept.iterdir()) == sorted([path, path.with_suffix(".0a1b2c3d"), other])
+    stays = path.with_suffix(".11111111")
+    stays.mkdir()  # it cannot be removed, like a file of another user
     files_in(kept)
-    assert sorted(kept.iterdir()) == sorted([path, other])
+    assert sorted(kept.iterdir()) == sorted([path, stays, other])
 
 
 def test_files_with_a_forgotten_value_are_deleted(tmp_path):
