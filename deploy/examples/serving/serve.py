@@ -124,6 +124,14 @@ def columns_of(event, slot):
     return columns | ({f"{name}.weight": [weight for _, weight in kept]} if slot["weighted"] else {})
 
 
+def seconds_of(event, field):
+    """The unix seconds in a field of an event; None if it has none."""
+    time_s = event.get(field)
+    is_time = time_s is None or (isinstance(time_s, int | float) and not isinstance(time_s, bool))
+    assert is_time, f"{field!r} is {time_s!r}, and must be a number of unix seconds"
+    return time_s
+
+
 def batches_of(path, slots):
     """Samples of a file of events, in batches."""
     if path.suffix == ".parquet":
@@ -140,11 +148,12 @@ def batches_of(path, slots):
             for number, text in enumerate(texts, num_read + 1):
                 try:
                     event = json.loads(text)
-                    times.append(event.get(TIME))
+                    assert isinstance(event, dict), "an event is a JSON object, keyed by slot"
+                    times.append(seconds_of(event, TIME))
                     for slot in slots:
                         for name, values in columns_of(event, slot).items():
                             columns.setdefault(name, []).append(values)
-                except (ValueError, AssertionError, AttributeError) as error:
+                except (ValueError, AssertionError) as error:
                     sys.exit(f"{path}, line {number}: {error}")
             num_read += len(texts)
             if short := [name for name, column in columns.items() if len(column) < len(texts)]:
@@ -172,7 +181,12 @@ def raw_batches_of(path, model, time_field):
             except BadInput as error:
                 sys.exit(f"{path}, after line {num_read}: {error}")
             if time_field:
-                times = [json.loads(event).get(time_field) for event in events]
+                try:
+                    times = [seconds_of(json.loads(event), time_field) for event in events]
+                except AssertionError as error:
+                    sys.exit(f"{path}, after line {num_read}: {error}")
+                if not any(time_s is not None for time_s in times):
+                    sys.exit(f"{path}, after line {num_read}: no event has the field {time_field!r} of --time")
                 samples = samples.append_column(TIME, pa.array([times[event] for event in event_B], pa.float64()))
             yield samples, (event_B + num_read + 1).tolist()
             num_read += len(events)
@@ -206,8 +220,13 @@ class Server:
         if (folders[0] / "current.json").exists():
             folders = [folders[0] / path for path in json.loads((folders[0] / "current.json").read_text())["chain"]]
         for folder in folders:
-            assert any((folder / name).exists() for name in DONE), f"{folder}: what is without _DONE is not complete"
+            if not any((folder / name).exists() for name in DONE):
+                sys.exit(
+                    f"{folder}: no complete export, as it has no _DONE; and no stream of exports, without current.json"
+                )
         self.newest = folders[-1]
+        if not (self.newest / "dense.onnx").exists():
+            sys.exit(f"{self.newest}: has no dense.onnx; manifest.json says why")
         self.model = json.loads((self.newest / "model.json").read_text())
         self.session = onnxruntime.InferenceSession(self.newest / "dense.onnx")
         self.rows = {name: {} for name in self.model["tables"]}
@@ -274,6 +293,10 @@ class Server:
 
 def compare(server):
     """The exit code: 0 if the golden samples get their golden predictions."""
+    if not (server.newest / "golden.parquet").exists():
+        sys.exit(
+            f"{server.newest}: has no golden.parquet to compare with; predict events of your own with --events FILE"
+        )
     golden, worst = pq.read_table(server.newest / "golden.parquet"), 0.0
     for name, found_B in server.predict(golden).items():
         wanted_B = golden[f"prediction.{name}"].to_numpy()
@@ -294,6 +317,10 @@ def main():
     asked = parser.parse_args()
     if files := [str(path) for path in asked.folders if not path.is_dir()]:
         parser.error(f"{files[0]} is no folder of exports; a file of events is given as --events {files[0]}")
+    if asked.time and not asked.raw:
+        parser.error(f"--time is for --raw; other events give their unix seconds as {TIME!r}")
+    if asked.events is not None and not asked.events.is_file():
+        parser.error(f"--events: there is no file {asked.events}")
     server = Server(asked.folders)
     if asked.events is None:
         return compare(server)
