@@ -9,6 +9,10 @@ from service.monitor.status import Status
 MAX_SLOTS = 20
 """Most slots of a table in a summary; the report has all."""
 
+MEASURES = {"auc": "AUC", "logloss": "log loss", "rmse": "RMSE"}
+"""Measures of a task; a summary shows the first that is defined."""
+RECALL = "recall_at_"
+"""Tensors that a summary shows, too."""
 SHOWN_PIPE_WAIT = 0.1
 """A line of progress names the share of time that training waits for samples from here on."""
 
@@ -124,8 +128,11 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if infer_first := status.part("metrics").part("infer_first").raw:
         spans["infer first"] = Status({"metrics": infer_first}).metrics("life")
     for task in dict.fromkeys(task for span in spans.values() for task in span):
-        figures = [f"{name} {ratio(span.get(task, {}).get('auc'))}" for name, span in spans.items() if task in span]
-        yield f"AUC {task}: {', '.join(figures)}"
+        yield _task_line(task, {name: span[task] for name, span in spans.items() if task in span})
+    for name, life in status.part("tensors").parts("life").items():
+        if name.startswith(RECALL):
+            window = status.part("tensors").part("window").part(name)
+            yield f"{name}: life {ratio(life.number('mean'))}, window {ratio(window.number('mean'))}"
     for name, table in status.parts("tables").items():
         yield from _table_lines(name, table)
     for name, held in status.parts("held_shrinks").items():
@@ -134,6 +141,14 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"advice    {advice}"
     if straggler := status.part("straggler").text("text"):
         yield f"straggler {straggler}"
+
+
+def _task_line(task: str, spans: Mapping[str, Mapping[str, Any]]) -> str:
+    """AUC of a task by span; the log loss of one that has no AUC, as of a softmax, or the RMSE of one without both."""
+    defined = (name for name in MEASURES if any(found.get(name) is not None for found in spans.values()))
+    measure = next(defined, "auc")
+    figures = [f"{name} {ratio(found.get(measure))}" for name, found in spans.items()]
+    return f"{MEASURES[measure]} {task}: {', '.join(figures)}"
 
 
 def _table_lines(name: str, table: Status) -> Iterator[str]:

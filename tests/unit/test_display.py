@@ -234,6 +234,14 @@ def test_the_summary_tells_what_passes_gave_that_were_predicted_first():
     assert last == "AUC ctr: life 0.7000, window 0.7100, first half 0.6800, last half -, infer first 0.6500"
 
 
+def test_the_summary_of_a_softmax_has_its_log_loss_and_recall():
+    found = {"auc": None, "logloss": 5.5}
+    tensors = {span: {"loss": {"mean": 5.5}, "recall_at_10": {"mean": 0.25}} for span in ("life", "window")}
+    report = {"metrics": {"life": {"next": found}, "window": {"next": found}}, "tensors": tensors}
+    told = list(lines.summary_lines(report))
+    assert told[-2:] == ["log loss next: life 5.5000, window 5.5000", "recall_at_10: life 0.2500, window 0.2500"]
+
+
 def test_the_summary_of_an_empty_run_has_no_metrics():
     assert list(lines.summary_lines({"events": 0, "halves": None})) == [
         "events    0", "samples   -", "rejected  0", "passes    -", "wall time -",
