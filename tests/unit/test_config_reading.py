@@ -192,6 +192,8 @@ class Whole(Section):
     maybe: Left | None = None
     empty: Empty = Empty()
     wait: Duration = 1.0
+    of: str | Annotated[tuple[str, ...], Field(min_length=1)] = "a"
+    lengths: tuple[Duration | Literal["all"], ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,13 @@ class Whole(Section):
         ({"maybe": {"kind": "right"}}, "maybe.kind: Input should be 'left' (got 'right')"),
         ({"empty": {"x": 1}}, "empty.x: unknown key; no key is known here"),
         ({"wait": None}, "wait: None is not of the form '30s'; units are ms, s, m, h, d"),
+        ({"one": {"left": 1, "size": "1KiB", "kind": "right"}},
+         "one.size: is a key of kind = 'left', which is not set here"),
+        ({"of": []}, "of: The list should have at least 1 item after validation, not 0"),
+        ({"of": [1]}, "of.0: Input should be a valid string (got 1)"),
+        ({"of": 1}, "of: Input should be a valid string (got 1)\nof: is a list, written [..., ...] (got 1)"),
+        ({"lengths": ["1x"]}, "lengths.0: '1x' is not of the form '30s'; units are ms, s, m, h, d\n"
+         "lengths.0: Input should be 'all' (got '1x')"),
         ({"by_name": []}, "by_name: is a section with keys of its own (got [])"),
     ],
 )  # fmt: skip

@@ -126,7 +126,7 @@ def _checked(model: type[Section], raw: Mapping[str, Any]) -> Section:
     try:
         return validate(model, raw)
     except SpecError as error:
-        lines = "\n".join(f"model.settings.{line}" for line in str(error).splitlines())
+        lines = "\n".join(f"model.settings.{line}".replace(".(spec):", ":", 1) for line in str(error).splitlines())
         raise SpecError(lines) from None
 
 
