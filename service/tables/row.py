@@ -109,7 +109,9 @@ def _remembered(remembers: Mapping[str, Any]) -> Iterator[str]:
         if "history" in what:
             yield f"slot {slot} remembers of it, newest last: {' '.join(map(str, what['history']))}"
             continue
-        windows = [f"{window} {shows} shows, {clicks} clicks" for window, (shows, clicks) in what["counters"].items()]
+        windows = [
+            f"{window} {shows:.6g} shows, {clicks:.6g} clicks" for window, (shows, clicks) in what["counters"].items()
+        ]
         yield f"slot {slot} counts of it, up to its newest sample: {'; '.join(windows)}"
 
 

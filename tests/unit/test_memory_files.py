@@ -142,5 +142,5 @@ def test_the_counts_of_a_key_are_told_by_window_and_half_life():
         CountersSection, {"key": "a", "click": "c", "windows": ["60s", "all", "1h"], "half_lives": ["10m"]}
     )
     rows_UD = counted([(0, 100, 2, True), (0, 1300, 1, False)])
-    told = {"60s": [1, 0], "all": [3, 2], "3600s": [3, 2], "half-life 600s": [1.5, 0.5]}
+    told = {"1m": [1, 0], "all": [3, 2], "1h": [3, 2], "half-life 10m": [1.5, 0.5]}
     assert counts_of_row(rows_UD, section) == told

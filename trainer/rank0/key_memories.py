@@ -12,6 +12,7 @@ from pserver.protocol.shards import F32, Shards
 from pserver.rows import counter_kernels, history_kernels
 
 ALL_TIME = "all"
+UNITS_S = (("d", 86_400), ("h", 3_600), ("m", 60))
 
 
 def memories_of_key(shards: Shards, schema: Schema, slot: Slot, key: int, deadline: Deadline) -> dict[str, Any]:
@@ -47,8 +48,14 @@ def counts_of_row(row_UD: F32, counters: CountersSection) -> dict[str, list[floa
         counts = words_C[place + bool(window_s) : end]
         shows, clicks = int(counts[0::2].sum()), int(counts[1::2].sum())
         if window_s < 0:
-            found[f"half-life {-window_s}s"] = [shows / counter_kernels.UNIT, clicks / counter_kernels.UNIT]
+            found[f"half-life {_length(-window_s)}"] = [shows / counter_kernels.UNIT, clicks / counter_kernels.UNIT]
         else:
-            found[f"{window_s}s" if window_s else ALL_TIME] = [shows, clicks]
+            found[_length(window_s) if window_s else ALL_TIME] = [shows, clicks]
         place = end
     return found
+
+
+def _length(minutes_s: int) -> str:
+    """Whole minutes as a job file has them: "1h"."""
+    unit, unit_s = next(each for each in UNITS_S if minutes_s % each[1] == 0)
+    return f"{minutes_s // unit_s}{unit}"
