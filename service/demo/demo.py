@@ -78,7 +78,7 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
     clear_root(root)
     logging.getLogger("service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does
     with stop_requests() as asked, running_service(service_of(root, address, job)) as service:  # 2
-        print(page_line(service.url), flush=True)
+        print(page_line(service.url), jobs_line(), sep="\n", flush=True)
         write_late_events(root)
         demo = Demo(service.host, job, late)
         try:
@@ -232,6 +232,11 @@ def page_line(url: str) -> str:
     if importlib.util.find_spec("nicegui") is None:
         return f"no live page: pip install 'millrace[ui]' brings it; the API answers at {url}/v1/jobs"
     return f"open {url}/ to watch it live; Ctrl-C ends it"
+
+
+def jobs_line() -> str:
+    """The line that says what each job does."""
+    return f"{NAME} learns on; {TWIN} only predicts; {LATE} joins clicks that come minutes later, and ends by itself"
 
 
 def free_address(listen: str) -> str:

@@ -171,3 +171,7 @@ def test_without_the_page_the_demo_says_so(monkeypatch):
     assert demo.page_line("http://127.0.0.1:1").startswith("no live page: pip install")
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: object())
     assert demo.page_line("http://127.0.0.1:1") == "open http://127.0.0.1:1/ to watch it live; Ctrl-C ends it"
+
+
+def test_a_line_says_what_each_job_does():
+    assert all(name in demo.jobs_line() for name in (NAME, TWIN, LATE))
