@@ -138,9 +138,15 @@ class Machine:
                 os.kill(pid, number)
 
     def freeze(self) -> None:
-        """Stop all of its processes, also those that another one has just forked."""
+        """Stop all of its processes, also those that another one has just forked; none runs when this returns.
+
+        A thread that runs on another core goes on for a moment after the signal was sent.
+        """
+        until_s = time.monotonic() + KILL_S
         before: list[int] = []
-        while (now := self.pids()) != before:
+        while (now := self.pids()) != before or any(map(_may_run, now)):
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"processes of {self.name} do not stop: {[pid for pid in now if _may_run(pid)]}")
             self.signal(signal.SIGSTOP)
             before = now
 
@@ -322,10 +328,24 @@ def _runs(pid: int, started: int) -> bool:
 
 def _started(pid: int) -> int | None:
     """The time at which a process started, in ticks since boot; None where there is no such process."""
+    fields = _fields(Path(f"/proc/{pid}"))
+    return int(fields[19]) if fields else None
+
+
+def _may_run(pid: int) -> bool:
+    """Whether a thread of a process to which SIGSTOP was sent runs still.
+
+    One that waits in the kernel for a disk or for its stopped child (D) stops before it runs again.
+    """
+    return any((fields := _fields(thread)) and fields[0] in "RS" for thread in Path(f"/proc/{pid}/task").glob("*"))
+
+
+def _fields(process: Path) -> list[str]:
+    """What the kernel tells of a process or thread, after its name; empty where there is none."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except FileNotFoundError:
-        return None
+        return (process / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 @contextmanager
