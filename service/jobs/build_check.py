@@ -10,13 +10,14 @@ from pathlib import Path
 import millrace
 from millrace.errors import MillraceError
 from service.cluster.store import check_free
+from service.jobs.environment import environment
 from service.jobs.folder import JobFolder
 from service.spec.job import job_of
 from trainer.control.commit_store import CommitDamaged, Commits, NewerFormat
 
 
 def report_on(folder: JobFolder) -> dict[str, str]:
-    """The version of this environment, and why it cannot go on with the job; empty where it can."""
+    """The version and identity of this environment, and why it cannot go on with the job; empty where it can."""
     problem = ""
     try:
         spec, base = folder.job()
@@ -25,7 +26,7 @@ def report_on(folder: JobFolder) -> dict[str, str]:
             _check_commits(Commits(job.store))
     except MillraceError as error:
         problem = str(error)
-    return {"version": millrace.__version__, "problem": problem}
+    return {"version": millrace.__version__, "environment": environment(), "problem": problem}
 
 
 def _check_commits(commits: Commits) -> None:

@@ -37,6 +37,8 @@ class BuildReport:
     """Its version of Millrace."""
     problem: str
     """Why it cannot go on with the job; empty where it can."""
+    environment: str = ""
+    """Identity of the environment (service.jobs.environment); empty for a build that does not tell it."""
 
 
 def shown(build: str) -> str:
@@ -71,6 +73,6 @@ def ask(builds: Mapping[str, Path], build: str, folder: Path, deadline: Deadline
         raise HostingError(f"{shown(build)} ({python}) is no environment that a job can move to: {last}")
     try:
         said = documents.parse_object(done.output, f"the answer of {shown(build)}")
-        return BuildReport(str(said["version"]), str(said["problem"]))
+        return BuildReport(str(said["version"]), str(said["problem"]), str(said.get("environment", "")))
     except (documents.InvalidDocument, KeyError) as error:
         raise HostingError(f"{shown(build)} gave no answer that can be read: {error}") from error

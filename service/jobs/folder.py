@@ -44,6 +44,8 @@ class LauncherProcess:
     """Whether it has claimed the store, which holds the job's run from then on."""
     version: str = ""
     """Its version of Millrace; empty for one that did not say."""
+    environment: str = ""
+    """Identity of its environment (service.jobs.environment); empty for one that did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ class JobFolder:
         try:
             if content is None:
                 return None
-            version = str(content.get("version", ""))
-            return LauncherProcess(str(content["id"]), int(content["pid"]), content["claimed"] is True, version)
+            told = str(content.get("version", "")), str(content.get("environment", ""))
+            return LauncherProcess(str(content["id"]), int(content["pid"]), content["claimed"] is True, *told)
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged("launcher.pid", error) from error
 

@@ -103,6 +103,8 @@ class HostedJob:
     """The name of the build that it runs in; empty: the service's own environment."""
     version: str = ""
     """The version of Millrace that its launcher runs, or ran last; empty where it is not known."""
+    environment: str = ""
+    """Identity of the environment that its launcher runs in, or ran in last; empty where it is not known."""
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Secrets of the spec, by the path of their key."""
 

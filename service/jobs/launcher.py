@@ -25,6 +25,7 @@ from service.cluster.store import OUTPUT
 from service.cluster.store_defaults import with_store_defaults
 from service.cluster.supervision import RunOutcome
 from service.jobs.activation import Fence
+from service.jobs.environment import environment
 from service.jobs.folder import Assignment, JobFolder, LauncherProcess
 from service.jobs.host import Ending
 from service.jobs.output_files import OutputWriter, shortened_periodically
@@ -65,7 +66,7 @@ def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
     """
     assigned = folder.assigned()
     assert assigned is not None, "the service writes the identity of a launcher before it starts it"
-    folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=False, version=millrace.__version__))  # 1
+    folder.report(_this_process(assigned, claimed=False))  # 1
     try:
         ending, status = _run(folder, assigned, max_output, paused)
     except MillraceError as error:
@@ -79,6 +80,10 @@ def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
     return ending.code
 
 
+def _this_process(assigned: Assignment, *, claimed: bool) -> LauncherProcess:
+    return LauncherProcess(assigned.id, os.getpid(), claimed, millrace.__version__, environment())
+
+
 def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool) -> tuple[Ending, dict[str, object]]:
     spec, base = folder.job()
     job = with_store_defaults(job_of(spec, base))
@@ -86,7 +91,7 @@ def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool)
         late = _Lines()
         check_run(job)
         run = held.enter_context(open_run(job, late.write, paused=paused, private=folder.workers))  # 2
-        folder.report(LauncherProcess(assigned.id, os.getpid(), claimed=True, version=millrace.__version__))
+        folder.report(_this_process(assigned, claimed=True))
         output = OutputWriter(run.store / OUTPUT, max_output)
         held.callback(output.close)
         late.give(output)

@@ -70,13 +70,13 @@ def _what_is_missing(store: Path) -> str:
     return f"{store} holds no run" if store.exists() else f"{store} is missing"
 
 
-def version_of(folder: JobFolder) -> str:
-    """The version of the job's present or last launcher; empty where it is not known."""
+def build_of(folder: JobFolder) -> tuple[str, str]:
+    """Version and identity of the environment of the job's present or last launcher; empty where not known."""
     try:
         process = folder.process()
     except FolderDamaged:
-        return ""
-    return "" if process is None else process.version
+        return "", ""
+    return ("", "") if process is None else (process.version, process.environment)
 
 
 def _behind(fence: Fence | None) -> list[str]:

@@ -136,6 +136,7 @@ class LocalHost:
             log.debug("job %s cannot be read", entry.name, exc_info=error)
             seen = ObservedState(broken=f"it cannot be read ({type(error).__name__}: {error}); repair it, or delete it")
             phase = Phase.BROKEN
+        version, environment = launcher_process.build_of(entry.folder)
         return HostedJob(
             name=entry.name,
             spec=without_secrets(entry.spec),
@@ -152,7 +153,8 @@ class LocalHost:
             changed=entry.changed_at,
             outcome=seen.ending,
             build=entry.build,
-            version=launcher_process.version_of(entry.folder),
+            version=version,
+            environment=environment,
         )
 
     # -- requests

@@ -11,7 +11,7 @@ from typing import Any
 from millrace.deadline import Deadline
 from millrace.errors import DeadlineExceeded, MillraceError
 from service.jobs import builds
-from service.jobs.builds import BuildRefused, shown
+from service.jobs.builds import BuildRefused, BuildReport, shown
 from service.jobs.errors import Cancelled, HostingError
 from service.jobs.host import AT_REST, Host, HostedJob, Phase
 from service.jobs.operation_queue import ReportProgress
@@ -27,7 +27,7 @@ def upgrade(host: Host, name: str, build: str, progress: ReportProgress, cancell
 
     1. The build says whether it can go on with the job; if not, nothing is changed. 2. Request the move: from here on
     it happens, also if the operation is cancelled. 3. Wait until the job trains again. A job at rest has the build
-    from its next start on.
+    from its next start on. Nothing is done where the job's launcher runs in this very environment.
     """
     job = host.job(name)
     progress(None, f"{name}: asking {shown(build)}")
@@ -35,13 +35,22 @@ def upgrade(host: Host, name: str, build: str, progress: ReportProgress, cancell
     if found.problem:
         raise BuildRefused(build, name, found.problem)
     said = {"job": name, "build": build, "version": found.version, "was": job.version}
-    if (job.build, job.version) == (build, found.version) and job.phase not in AT_REST:
+    if _runs_in(job, build, found):
         return said
     generation = host.status(name).number("generation") or 0
     moved = host.use_build(name, build)  # 2
     if moved.phase not in AT_REST:
         _await(host, name, generation, progress, cancelled)  # 3
     return said
+
+
+def _runs_in(job: HostedJob, build: str, found: BuildReport) -> bool:
+    """Whether the job runs in the environment that the build is now. One of an unknown identity is another one.
+
+    The version does not tell: a restarted service has other code under the same name, perhaps of the same version.
+    """
+    known = found.environment != "" and job.environment == found.environment
+    return known and job.build == build and job.phase not in AT_REST
 
 
 def upgrade_all(host: Host, build: str, progress: ReportProgress, cancelled: threading.Event) -> dict[str, Any]:

@@ -43,8 +43,18 @@ def test_what_is_written_is_read(folder):
     folder.write_outcome(2, ENDING, {"state": "failed"})
     folder.write_job({"name": "one"}, folder.path)
     assert (folder.assigned(), folder.process()) == (Assignment("a", 2, "secret"), LauncherProcess("a", 7, True))
+    folder.report(LauncherProcess("a", 7, True, "0.2.0", "of this environment"))
+    assert launcher_process.build_of(folder) == ("0.2.0", "of this environment")
     assert folder.outcome(2) == (ENDING, {"state": "failed"})
     assert folder.job() == ({"name": "one"}, folder.path)
+
+
+def test_a_launcher_of_an_older_version_does_not_tell_its_environment(folder):
+    assert launcher_process.build_of(folder) == ("", "")
+    (folder.path / "launcher.pid").write_text('{"id": "a", "pid": 7, "claimed": true, "version": "0.1.0"}')
+    assert launcher_process.build_of(folder) == ("0.1.0", "")
+    (folder.path / "launcher.pid").write_text("{")
+    assert launcher_process.build_of(folder) == ("", "")
 
 
 def test_an_outcome_counts_for_the_ask_that_it_is_of(folder):

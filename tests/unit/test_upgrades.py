@@ -3,6 +3,7 @@
 import sys
 import threading
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from millrace.deadline import Deadline
 from millrace.errors import SpecError
 from service.jobs import builds
 from service.jobs.build_check import report_on
-from service.jobs.builds import BuildRefused, ask, interpreter
+from service.jobs.builds import BuildRefused, BuildReport, ask, interpreter
 from service.jobs.config import ServiceConfig
 from service.jobs.decisions import DesiredState, ObservedState, requested_move
+from service.jobs.environment import environment, identity_of
 from service.jobs.errors import HostingError, NotHosted
 from service.jobs.folder import JobFolder
 from service.jobs.foreground_host import foreground_host
@@ -68,6 +70,55 @@ def test_all_that_can_move_do_and_the_answer_names_them(served):
         ("a", millrace.__version__),
         ("b", millrace.__version__),
     ]
+
+
+@pytest.mark.parametrize(
+    ("of_the_launcher", "of_the_build", "moves"),
+    [("one", "one", False), ("one", "another", True), ("", "one", True), ("one", "", True), ("", "", True)],
+)
+def test_a_job_stays_only_where_it_runs_in_the_very_environment_of_the_build(
+    served, monkeypatch, of_the_launcher, of_the_build, moves
+):
+    job = hosted(served, "a")
+    running = replace(job, version=millrace.__version__, environment=of_the_launcher)
+    served.host._jobs["a"] = running  # of the service's own build, and of its version
+    monkeypatch.setattr("service.jobs.build_check.environment", lambda: of_the_build)
+    told = upgrade(served.host, "a", builds.OWN, quiet, threading.Event())
+    assert told == {"job": "a", "build": "", "version": millrace.__version__, "was": millrace.__version__}
+    assert served.host.job("a").revision == (2 if moves else 1)
+
+
+def test_a_job_moves_to_another_build_of_the_same_environment(served):
+    job = hosted(served, "a")
+    served.host._jobs["a"] = replace(job, environment=environment())
+    served.host.builds = {"same": Path(sys.executable)}
+    assert ask(served.host.builds, "same", job.folder, Deadline.after(60)).environment == environment() != ""
+    upgrade(served.host, "a", "same", quiet, threading.Event())
+    assert served.host.job("a").build == "same"
+
+
+def test_a_build_that_does_not_tell_its_environment_has_an_unknown_one(tmp_path):
+    old = tmp_path / "python"
+    old.write_text("""#!/bin/sh\necho '{"version": "0.0.9", "problem": ""}'\n""")
+    old.chmod(0o755)
+    assert ask({"old": old}, "old", tmp_path, Deadline.after(20)) == BuildReport("0.0.9", "", "")
+
+
+def test_the_identity_of_an_environment_changes_with_its_interpreter_and_its_code(tmp_path):
+    for name in ("dataset", "millrace", "pserver", "service", "trainer", "others"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    code, proto = tmp_path / "trainer/deep/loop.py", tmp_path / "pserver/rows.proto"
+    code.write_text("pass\n")
+    found = [identity_of("/opt/a", tmp_path), identity_of("/opt/b", tmp_path)]
+    for path, text in ((code, "fail\n"), (proto, "a"), (tmp_path / "dataset/deep/new.py", "")):
+        path.write_text(text)
+        found.append(identity_of("/opt/a", tmp_path))
+    code.rename(code.with_name("pool.py"))
+    found.append(identity_of("/opt/a", tmp_path))
+    assert len(set(found)) == len(found)
+    for name in ("others/x.py", "trainer/deep/loop.cpython-311.pyc", "trainer/README.md"):
+        (tmp_path / name).write_text("x")
+    assert identity_of("/opt/a", tmp_path) == found[-1]
 
 
 def test_a_build_that_no_file_names_is_refused_at_once(served):
