@@ -5,6 +5,7 @@ It reads the job's spec and the formats of its store, and changes nothing. The j
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import millrace
@@ -14,6 +15,7 @@ from service.jobs.environment import environment
 from service.jobs.folder import JobFolder
 from service.spec.job import job_of
 from trainer.control.commit_store import CommitDamaged, Commits, NewerFormat
+from trainer.control.job_log import LogDamaged, read_records
 
 
 def report_on(folder: JobFolder) -> dict[str, str]:
@@ -24,6 +26,7 @@ def report_on(folder: JobFolder) -> dict[str, str]:
         job = job_of(spec, base)
         if check_free(job.store, job.spec.name, fresh=False):
             _check_commits(Commits(job.store))
+            _check_log(job.store)
     except MillraceError as error:
         problem = str(error)
     return {"version": millrace.__version__, "environment": environment(), "problem": problem}
@@ -38,6 +41,12 @@ def _check_commits(commits: Commits) -> None:
             raise
         except CommitDamaged:
             continue
+
+
+def _check_log(store: Path) -> None:
+    """Read the log, whose end may be torn while the job runs. Raises LogTooNew; damage is for the start to judge."""
+    with suppress(LogDamaged):
+        read_records(store / "log")
 
 
 if __name__ == "__main__":

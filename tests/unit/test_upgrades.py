@@ -3,6 +3,7 @@
 import sys
 import threading
 import tomllib
+import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.fakes.asked_api import api
 from tests.fakes.past import Past
 from tests.integration.stream_job import SPEC
 from trainer.checkpoint import commits
+from trainer.control.job_log import listed
+from trainer.journal import log_file
 
 RAW = tomllib.loads(SPEC)
 NOW = datetime(2026, 3, 4, tzinfo=UTC)
@@ -151,6 +154,45 @@ def test_a_build_that_is_older_than_the_store_says_what_to_do_and_the_job_stays(
     with pytest.raises(BuildRefused, match="the service's own build cannot go on with job 'news', which stays"):
         upgrade(served.host, "news", builds.OWN, quiet, threading.Event())
     assert served.host.job("news").revision == 1
+
+
+def test_a_build_that_is_older_than_the_log_is_refused(served, monkeypatch):
+    job = hosted(served, "news")
+    past = Past(job.store).begin()
+    past.close(1, a=(0, 100))
+    assert report_on(JobFolder(job.folder))["problem"] == ""
+    with monkeypatch.context() as newer:
+        newer.setattr(log_file, "FORMAT", log_file.FORMAT + 1)
+        past.close(2, a=(100, 200))
+    assert f"a record of format {log_file.FORMAT + 1}" in report_on(JobFolder(job.folder))["problem"]
+    with pytest.raises(BuildRefused, match="run the newer one"):
+        upgrade(served.host, "news", builds.OWN, quiet, threading.Event())
+    past.end()
+    assert served.host.job("news").revision == 1
+
+
+def test_a_build_that_does_not_know_a_record_is_refused(served):
+    job = hosted(served, "news")
+    Past(job.store).begin().end()
+    text = b'{"n":2,"kind":"of tomorrow"}'
+    with newest_file(job.store).open("ab") as log:
+        log.write(b"%d %08x %s\n" % (log_file.FORMAT, zlib.crc32(text), text))
+    problem = report_on(JobFolder(job.folder))["problem"]
+    assert "of tomorrow" in problem and problem.endswith("run the program that wrote it")
+
+
+@pytest.mark.parametrize("length", [-7, 3], ids=["torn", "damaged"])
+def test_whether_a_log_is_whole_is_for_the_start_to_judge(served, length):
+    job = hosted(served, "news")
+    past = Past(job.store).begin()
+    past.close(1, a=(0, 100))
+    past.end()
+    newest_file(job.store).write_bytes(newest_file(job.store).read_bytes()[:length])
+    assert report_on(JobFolder(job.folder))["problem"] == ""
+
+
+def newest_file(store):
+    return listed(store / "log")[-1]
 
 
 def test_a_job_that_is_to_run_starts_again_and_one_at_rest_has_the_build_from_its_next_start():
