@@ -74,7 +74,7 @@ def submitted(moved):
     return {"spec": spec, "base": dict(said)["--base"], "start": False}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not there, which setup.sh makes a key with")
 def test_what_compose_runs_works_together(tmp_path, moved, service):
