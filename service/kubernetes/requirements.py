@@ -12,6 +12,7 @@ from service.cluster.launchers import EXTERNAL
 from service.kubernetes.config import ManifestSettings
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
+from trainer.control.job_spec import has_divided_classes
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Names of objects that leave room for what is appended to the job's."""
@@ -31,6 +32,8 @@ def check_renderable(job: LoadedJob, settings: ManifestSettings) -> None:
     _check_cluster(job)
     _check_store(job)
     _check_secrets(job)
+    if settings.replicas:
+        _check_feed(job)
     for key, why in _local_places(job):
         raise SpecError(why, key)
     for role, needs in needed(job).items():
@@ -66,6 +69,17 @@ def _check_store(job: LoadedJob) -> None:
         raise SpecError(
             f"is {store.path!r}: set an absolute path whose folder becomes a volume, such as /srv/millrace/store",
             "store.path",
+        )
+
+
+def _check_feed(job: LoadedJob) -> None:
+    """Replicas in pods follow the live feed, which rank 0 alone publishes."""
+    if has_divided_classes(job.spec):
+        mode = job.spec.model.settings["mode"]
+        raise SpecError(
+            f"is {mode!r}: items are divided over trainers, so the job has no live feed, and replicas in pods follow "
+            'that alone. Leave out --replicas and let `millrace replica` follow the job\'s exports, or set "full"',
+            "model.settings.mode",
         )
 
 

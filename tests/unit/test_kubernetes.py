@@ -223,6 +223,26 @@ def test_what_does_not_work_in_pods_is_refused(override):
     assert REFUSED[override] in str(refused.value) and "hunter2" not in str(refused.value)
 
 
+CLASSES = (
+    'slots=[{names=["user","item"]},{name="next",kind="meta",type="uint64"}]',
+    'tasks=[{name="next",label="next",loss="softmax"}]',
+)
+MODEL = 'model={name="next_item",settings={classes=100,'
+
+
+@pytest.mark.parametrize("mode", ['mode="divided"', 'mode="sampled",samples=9,recall_at=[]'])
+def test_replicas_of_a_job_without_a_live_feed_are_refused(mode):
+    divided = *CLASSES, MODEL + mode + "}}", 'dense.optimizer={kind="adagrad"}'
+    with pytest.raises(SpecError, match=r"^model.settings.mode: is '\w+': items are divided .* Leave out --replicas"):
+        render_job(JOB, divided, ALL)
+    assert "replica" not in "".join(render_job(JOB, divided, ManifestSettings()))
+
+
+def test_replicas_follow_a_job_whose_trainers_have_all_items():
+    full = *CLASSES, MODEL + 'mode="full"}}'
+    assert any("replica" in name for name in render_job(JOB, full, ALL))
+
+
 def test_secrets_are_named_and_not_shown():
     objects = objects_of(KAFKA % 'sasl_plain_password={env="KAFKA_PASSWORD"}')
     assert "Secret" not in {each["kind"] for each in objects}

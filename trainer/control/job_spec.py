@@ -17,7 +17,7 @@ from trainer.spec.changes import (
     significant_keys,
     with_overrides,
 )
-from trainer.spec.class_rules import check_class_rules
+from trainer.spec.class_rules import check_class_rules, has_divided_classes
 from trainer.spec.defaults import FIRST, fill_defaults
 from trainer.spec.dense_rules import check_dense_rules
 from trainer.spec.history_tables import check_histories, history_tables, remembered_of
@@ -45,6 +45,7 @@ __all__ = [
     "check_slot_rules",
     "fill_defaults",
     "flat_values",
+    "has_divided_classes",
     "has_rule",
     "history_tables",
     "hot_keys",

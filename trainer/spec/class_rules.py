@@ -16,6 +16,11 @@ def num_classes_of(job: TrainerJob) -> dict[str, int]:
     return {task.label: number for task in job.tasks if task.loss == "softmax"}
 
 
+def has_divided_classes(job: TrainerJob) -> bool:
+    """Whether classes of a model of Millrace are divided over trainers, so that none has the whole model."""
+    return job.model.name == MODEL and job.model.settings.get("mode", "full") != "full"
+
+
 def check_class_rules(job: TrainerJob) -> None:
     """Raise SpecError for a task with many classes that does not fit the rest."""
     many = [number for number, task in enumerate(job.tasks) if task.loss == "softmax"]
@@ -25,7 +30,7 @@ def check_class_rules(job: TrainerJob) -> None:
         )
     for number in many:
         _check_task(job, job.tasks[number], f"tasks.{number}")
-    if job.model.name == MODEL and job.model.settings.get("mode", "full") != "full":
+    if has_divided_classes(job):
         _check_divided(job)
 
 
