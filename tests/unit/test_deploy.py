@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,14 @@ def test_the_image_is_built_of_what_is_let_in():
         at for name in ("millrace", "replica", "setup") for _, at, options in mounts(SERVICES[name]) if not options
     }
     assert [at for at in written if not re.search(rf"{at}\b", text)] == []  # their owner is the image's
+
+
+def test_the_image_has_the_extras_that_the_readme_names():
+    (extras,) = re.findall(r"pip install '\.\[(.*)\]'", (DEPLOY / "Dockerfile").read_text())
+    (named,) = re.findall(r"with the extras (.*?);", (DEPLOY / "README.md").read_text())
+    assert extras.split(",") == re.findall(r"`(\w+)`", named) == ["kafka", "postgres", "ui"]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= known.keys()
 
 
 # Expressions name what there is
