@@ -82,10 +82,19 @@ class Retrier:
     """
 
     def __init__(
-        self, error: type[Exception], trouble: str, max_s: float, stopping: threading.Event | None = None
+        self,
+        error: type[Exception],
+        trouble: str,
+        max_s: float,
+        stopping: threading.Event | None = None,
+        *,
+        at_end: str = "the job stops",
     ) -> None:
-        """`trouble` describes the failure for people. Tries end after `max_s`, or once `stopping` is set."""
-        self._error, self._words, self._max_s = error, trouble, max_s
+        """`trouble` describes the failure for people. Tries end after `max_s`, or once `stopping` is set.
+
+        `at_end`: what happens after `max_s`, in words.
+        """
+        self._error, self._words, self._max_s, self._at_end = error, trouble, max_s, at_end
         self._stopping = stopping or threading.Event()
         self.trouble = ""
         """The failure, for a status; empty while there is none."""
@@ -98,7 +107,7 @@ class Retrier:
                 return False
             if not self.trouble:
                 log.warning("%s: %s", self._words, error)
-            self.trouble = f"{self._words}; the job stops after {self._max_s:g} s of it: {error}"
+            self.trouble = f"{self._words}; {self._at_end} after {self._max_s:g} s of it: {error}"
             return True
 
         result = call(

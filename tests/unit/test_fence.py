@@ -1,5 +1,6 @@
 """The fence: of heads that write to one sequence, exactly one goes on, whatever the store does to their requests."""
 
+import contextlib
 from dataclasses import dataclass, field
 
 import pytest
@@ -145,10 +146,21 @@ class Head:
         name = f"{self.number}.{self.num_lines}"
         if what == "commit":
             number = self.sequence.append_commit(name, "hash", ["f"], SOON)
+        elif what == "patient line":
+            number = self.append_patiently(FenceLine(file="f", line=name))
         else:
             number = self.sequence.append(FenceLine(file="f", line=name), SOON)
         assert not self.ended, "a head that lost a number never writes again"
         self.acknowledged.append((number, self.sequence.generation, name))
+
+    def append_patiently(self, content):
+        """As the log does: in two halves, of which the second is repeated."""
+        self.sequence.propose(content, SOON)
+        for _ in range(3):
+            with contextlib.suppress(Unavailable):
+                self.sequence.settle(SOON)
+                return self.sequence.number
+        raise Unavailable("three times")
 
 
 def name_in(content):
@@ -161,7 +173,7 @@ def name_in(content):
             return content.name
 
 
-STEP = st.tuples(st.integers(0, 2), st.sampled_from(["claim", "line", "line", "commit", "wake"]))
+STEP = st.tuples(st.integers(0, 2), st.sampled_from(["claim", "line", "patient line", "commit", "wake"]))
 FAULT = st.sampled_from(["none", "none", "lost request", "lost reply", "delayed"])
 
 

@@ -1,6 +1,7 @@
 """The log under a fence: which log is the job's, what a lost disk gets back, and when an old head is refused."""
 
 import shutil
+import threading
 
 import pytest
 
@@ -8,6 +9,7 @@ from millrace.blob.blob_store import open_blobs
 from millrace.blob.store_address import parse
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
+from trainer.fence import fenced_log
 from trainer.fence.fence_records import LogMode
 from trainer.fence.fence_sequence import BlobFence, FenceSequence
 from trainer.fence.fenced_log import LOG_ID, FencedLog, facts_with_id, log_id_in, prepare
@@ -137,8 +139,61 @@ def test_a_log_that_a_tool_continued_offline_is_kept_and_brought(blobs, tmp_path
     assert void(1) in [record.content for record in read(again.folder)]
 
 
-def test_a_record_whose_fate_is_unknown_ends_the_process_and_counts_once(blobs, tmp_path, monkeypatch):
+def voids(folder):
+    return [record.content for record in read(folder) if isinstance(record.content, Void)]
+
+
+def test_a_record_waits_for_a_store_that_fails_and_counts_once(blobs, tmp_path, monkeypatch, caplog):
+    """The store refuses the record, then loses its reply; commits of the same head are refused meanwhile."""
+    monkeypatch.setattr("millrace.retry.PAUSE_S", 0.0)
+    made, facts = sequence(blobs, 1), facts_with_id({}, tmp_path / "log")
+    log = Log.claim(tmp_path / "log", 1, SOON, timeline="t1", facts=facts, fence=FencedLog(made, LogMode.SYNC))
+    OPEN.append(log)
+    put_new, troubles = blobs.put_new, []
+
+    def fail(key, content, deadline):
+        troubles.append(log.trouble)
+        if len(troubles) == 1:
+            with pytest.raises(Unavailable, match="down"):
+                made.append_commit("t1-0000000001-g1", "ab", [], SOON)
+        elif len(troubles) == 4:
+            monkeypatch.setattr(blobs, "put_new", put_new)
+            put_new(key, content, deadline)
+        raise Unavailable("down")
+
+    monkeypatch.setattr(blobs, "put_new", fail)
+    log.append(void(1))
+    log.append(void(2))
+    assert "training waits, for the object store does not take the log" in troubles[-1]
+    assert "the workers start again after 600 s of it: down" in troubles[-1] and log.trouble == ""
+    assert len([each for each in caplog.records if "training waits" in each.getMessage()]) == 1
+    assert voids(log.folder) == [void(1), void(2)]
+    again, _ = claimed(blobs, tmp_path / "other" / "log", 2)
+    assert voids(again.folder) == [void(1), void(2)]
+
+
+def test_other_changes_of_the_store_wait_as_long_as_a_record_may(blobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(log_module, "MAX_WAIT_S", 0.01)
     log, _ = claimed(blobs, tmp_path / "log", 1)
+    holds, held = threading.Event(), threading.Event()
+
+    def hold():
+        with log.exclusive():
+            holds.set()
+            held.wait(0.1)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert holds.wait(20)
+    log.append(void(1))
+    holder.join()
+    assert voids(log.folder) == [void(1)]
+
+
+def test_a_record_whose_fate_is_unknown_ends_the_process_and_counts_once(blobs, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(fenced_log, "APPEND_S", 0.1)  # shorter than the pause between two tries
+        log, _ = claimed(blobs, tmp_path / "log", 1)
 
     def lose_reply(key, content, deadline):
         monkeypatch.undo()

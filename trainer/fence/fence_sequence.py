@@ -124,23 +124,37 @@ class FenceSequence:
         Raises Superseded where a generation as new has the job; FenceMoved where an older one wrote meanwhile: what was
         read before is out of date, so read and decide again.
         """
-        with self._turn:
-            if self.history.generation >= self.generation:
-                self._newest = self.history.generation
-            return self._append(content, deadline)
+        return self.append(content, deadline)
 
     def append(self, content: FenceContent, deadline: Deadline) -> int:
         """Append a record -> its number. Raises Superseded, for good; and Unavailable, after which the record may be
         there or not: the next call finds out first."""
         with self._turn:
-            return self._append(content, deadline)
+            self._propose(content, deadline)
+            return self._settle_pending(deadline)
+
+    def propose(self, content: FenceContent, deadline: Deadline) -> None:
+        """The first half of `append`: make this the record to put next. `settle` puts it.
+
+        Raises as `append` does; then the record is not in the store, and the call may be repeated.
+        """
+        with self._turn:
+            self._propose(content, deadline)
+
+    def settle(self, deadline: Deadline) -> None:
+        """The second half of `append`. After Unavailable it may be repeated: the record counts once.
+
+        Any other call may have put the record meanwhile.
+        """
+        with self._turn:
+            self._settle_pending(deadline)
 
     def append_commit(self, name: str, manifest: str, kept_files: Sequence[str], deadline: Deadline) -> int:
         """Make the commit count: append a FenceCommit after the present state."""
         with self._turn:
             self._settle_pending(deadline)
             self.history.forget_files(kept_files)
-            return self._append(self.history.commit_of(name, manifest, kept_files), deadline)
+            return self.append(self.history.commit_of(name, manifest, kept_files), deadline)
 
     @property
     def number(self) -> int:
@@ -166,10 +180,11 @@ class FenceSequence:
             for name in names:
                 self.history.retired.pop(name, None)
 
-    def _append(self, content: FenceContent, deadline: Deadline) -> int:
+    def _propose(self, content: FenceContent, deadline: Deadline) -> None:
+        if isinstance(content, FenceClaim) and self.history.generation >= self.generation:
+            self._newest = self.history.generation
         self._settle_pending(deadline)
         self._pending = FenceRecord(self.generation, uuid.uuid4().hex, content)
-        return self._settle_pending(deadline)
 
     def _settle_pending(self, deadline: Deadline) -> int:
         """Put the pending record until it is known which record has its number."""

@@ -11,15 +11,18 @@ from typing import Any
 
 from millrace.deadline import Deadline
 from millrace.durable import REAL, write_whole
+from millrace.errors import Unavailable
 from millrace.failpoints import Failpoint, failpoint
+from millrace.retry import Retrier
 from trainer.fence.fence_history import FenceHistory
-from trainer.fence.fence_records import FenceClaim, FenceLine, LogMode
+from trainer.fence.fence_records import FenceClaim, FenceContent, FenceLine, LogMode
 from trainer.fence.fence_sequence import FenceSequence
 from trainer.journal.log_file import RecordPlace, file_numbers, listed, record_of
 from trainer.journal.records import Claim
 
 APPEND_S = 600.0
 """Longest time until a record is in the store; then this process ends, and the next generation tries again."""
+STORE_WAITS = "training waits, for the object store does not take the log"
 LOG_ID = "log"
 """Key of the claims' facts with the id of the log."""
 ASIDE = "superseded-before-g{}"
@@ -31,11 +34,22 @@ class FencedLog:
 
     def __init__(self, sequence: FenceSequence, mode: LogMode) -> None:
         self._sequence, self._mode = sequence, mode
+        self._retrier = Retrier(Unavailable, STORE_WAITS, APPEND_S, at_end="the workers start again")
 
     @property
     def takes_lines(self) -> bool:
         """See LogFence."""
         return self._mode is LogMode.SYNC
+
+    @property
+    def max_wait_s(self) -> float:
+        """See LogFence."""
+        return APPEND_S if self.takes_lines else 0.0
+
+    @property
+    def trouble(self) -> str:
+        """See LogFence."""
+        return self._retrier.trouble
 
     def claimed(self, folder: Path, file: str, line: bytes, claim: Claim) -> None:
         """See LogFence. The claim brings all lines of the log that the fence lacks. Raises FenceMoved."""
@@ -45,16 +59,29 @@ class FencedLog:
             log = {path.name: _sealed_text(path, claim) for path in listed(folder) if path.name not in known}
             log[file] = line.decode("ascii")
         assert claim.timeline is not None, "the claim of a generation names the timeline"
-        self._sequence.claim(
-            FenceClaim(log_id=claim.facts[LOG_ID], timeline=claim.timeline, mode=self._mode, log=log),
-            Deadline.after(APPEND_S),
-        )
+        self._put(FenceClaim(log_id=claim.facts[LOG_ID], timeline=claim.timeline, mode=self._mode, log=log))
         failpoint(Failpoint.FENCED)
 
     def logged(self, file: str, line: bytes) -> None:
         """See LogFence."""
-        self._sequence.append(FenceLine(file=file, line=line.decode("ascii")), Deadline.after(APPEND_S))
+        self._put(FenceLine(file=file, line=line.decode("ascii")))
         failpoint(Failpoint.FENCED)
+
+    def _put(self, content: FenceContent) -> None:
+        """Append a record, however often the store fails within APPEND_S.
+
+        Between two tries the sequence is free for other threads.
+        """
+        deadline, proposed = Deadline.after(APPEND_S), False
+
+        def put() -> None:
+            nonlocal proposed
+            if not proposed:
+                self._sequence.propose(content, deadline)
+                proposed = True
+            self._sequence.settle(deadline)
+
+        self._retrier.call(put)
 
 
 def _sealed_text(path: Path, claim: Claim) -> str:

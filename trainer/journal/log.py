@@ -119,6 +119,16 @@ class LogFence(Protocol):
         """Whether every record goes to the fence, not only claims."""
         ...
 
+    @property
+    def max_wait_s(self) -> float:
+        """Longest time that `logged` takes while the fence cannot be reached."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why a record waits for the fence, for a status; empty while none waits. Any thread."""
+        ...
+
     def claimed(self, folder: Path, file: str, line: bytes, claim: Claim) -> None:
         """Before the claim of a generation is in its file. Raises Superseded, and Unavailable."""
         ...
@@ -352,15 +362,21 @@ class Log:
             claim = Claim(generation=generation, timeline=timeline, base=base, facts=facts)
             return cls(folder, claim, disk, fence)
 
+    @property
+    def trouble(self) -> str:
+        """Why an append waits, for a status; empty while none waits. Any thread."""
+        return "" if self._fence is None else self._fence.trouble
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the store against every other writer, including our own threads; the holding thread may append.
 
         Each change of the store's truth is made inside: a manifest's rename, its removal, an append.
-        Raises Superseded, and DeadlineExceeded after MAX_WAIT_S.
+        Raises Superseded, and DeadlineExceeded after MAX_WAIT_S, or as much later as an append waits for the fence.
         """
-        if not self._turn.acquire(timeout=MAX_WAIT_S):
-            raise DeadlineExceeded(f"{self.folder}: another thread held the store's lock for {MAX_WAIT_S:.0f} s")
+        max_wait_s = MAX_WAIT_S if self._fence is None else MAX_WAIT_S + self._fence.max_wait_s
+        if not self._turn.acquire(timeout=max_wait_s):
+            raise DeadlineExceeded(f"{self.folder}: another thread held the store's lock for {max_wait_s:.0f} s")
         try:
             if self._inside:
                 yield

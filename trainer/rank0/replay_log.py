@@ -106,7 +106,7 @@ class ReplayLog:
     @property
     def trouble(self) -> str:
         """The reason why training waits, for a status; empty if it does not. Any thread."""
-        waits = self._retrier.trouble
+        waits = self._retrier.trouble or ("" if self._log is None else self._log.trouble)
         return waits if waits or self._planner is None else self._planner.trouble
 
     def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
