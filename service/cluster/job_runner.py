@@ -12,8 +12,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
 from millrace.lifecycle import ExitCode, on_stop_signal
+from millrace.retry import Backoff
 from millrace.rpc import refusals
 from millrace.rpc.job_client import RANK0
 from service.cluster.chief import ChiefConnection
@@ -31,6 +33,8 @@ NextPlan = Callable[[int], JobPlan]
 
 NOT_READY = ("starting", "restarting", STANDBY)
 """States of a job whose workers do not run yet."""
+STORE_PAUSES = Backoff.doubling(1.0, 10.0)
+"""Between two tries to plan a generation while the object store cannot be reached; there is no last try."""
 
 
 class JobRunner:
@@ -96,7 +100,7 @@ class JobRunner:
         """The things that the job lacks to be ready, in words; "" while its workers run. Any thread."""
         status = self.status()
         stalled = status.get("stalled") or {}
-        if stalled.get("waits_for") == "workers":
+        if stalled.get("waits_for") in ("workers", "store"):
             return str(stalled["text"])
         state = str(status.get("state"))
         return f"the job is {state}" if state in NOT_READY else ""
@@ -138,7 +142,10 @@ class JobRunner:
         """Run generations until one ends the phase; its outcome, and whether a stop was requested."""
         successor: Successor | None = None
         while True:
-            outcome, stopped, successor = self._run_generation(successor or self._planned(next_plan))
+            planned = successor or self._planned(next_plan)
+            if planned is None:
+                return RunOutcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
+            outcome, stopped, successor = self._run_generation(planned)
             if successor is not None:
                 continue
             now_s = time.monotonic()
@@ -152,11 +159,33 @@ class JobRunner:
             if self._stop_requested_within(decision.after_s):
                 return RunOutcome(ExitCode.DRAINED, "stopped while its workers were restarted"), True
 
-    def _planned(self, next_plan: NextPlan) -> Successor:
-        """The next generation, in a context that is open."""
-        plan = next_plan(self._last_number)
+    def _planned(self, next_plan: NextPlan) -> Successor | None:
+        """The next generation, in a context that is open; None if a stop was requested before it was planned."""
+        plan = self._plan_once_possible(next_plan)
+        if plan is None:
+            return None
         chief = self._connection(plan, partial(_chief_address, self._launcher, plan), self._before)
         return self._begun(plan, self._launcher, chief, ExitStack())
+
+    def _plan_once_possible(self, next_plan: NextPlan) -> JobPlan | None:
+        """The next plan, as soon as the object store can be reached; None if a stop was requested before."""
+        failures = 0
+        while True:
+            try:
+                plan = next_plan(self._last_number)
+            except BlobUnavailable as error:
+                failures += 1
+                waits = f"the workers start once the object store can be reached: {error}"
+                if failures == 1:
+                    self._on_line(LAUNCHER, waits)
+                self._before = {**self._before, "stalled": {"waits_for": "store", "text": waits}}
+                if self._stop_requested_within(STORE_PAUSES.pause_s(failures)):
+                    return None
+            else:
+                if failures:
+                    self._on_line(LAUNCHER, "the object store is reached again")
+                    self._before = {**self._before, "stalled": None}
+                return plan
 
     def _standing_by(self, plan: JobPlan) -> Successor:
         """A generation beside the one that trains, in a context that is open. Its address is not told to commands."""

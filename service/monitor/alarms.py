@@ -101,7 +101,7 @@ def _rollback(stream: str, rollback: Status) -> str:
 def _stall(status: Status, stalled: Status) -> str:
     """The stalled pass, for how long at least, and what it waits for."""
     match stalled.text("waits_for"):
-        case "workers":
+        case "workers" | "store":
             return stalled.text("text")
         case "pipe":
             why = "no samples come from the source or the pipe command"

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import threading
+from contextlib import contextmanager
 from itertools import islice
 from random import Random
 
@@ -11,7 +12,7 @@ import pytest
 
 from millrace.failpoints import Failpoint
 from service.cluster.store import CACHE, LIVE
-from service.faults.deaths import CHIEF, EVERYBODY, AtFailpoint, JobFeatures, deaths
+from service.faults.deaths import CHIEF, EVERYBODY, AtFailpoint, AtInstant, JobFeatures, deaths
 from service.faults.injection import Deaths, run
 from service.faults.rounds import FALLBACK
 from service.spec.job import load_job
@@ -19,15 +20,27 @@ from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import write_job
 from tests.s3_server import proxy, s3  # noqa: F401
 from trainer.fence.fence_sequence import key_of
-from trainer.journal.log_file import listed, read_files
-from trainer.journal.records import Claim
+from trainer.journal.log_file import listed, newest_generation, read_files
+from trainer.journal.records import Claim, PassClose
 
 FEATURES = JobFeatures(mirrored=True, uploaded=True)
 OF_DISK = ("log", "commits", "holds", "dead_letters")
 """Folders of the store that are rank 0's disk."""
 
 
-class WipedDeaths(Deaths):
+class CopiedDeaths(Deaths):
+    """Deaths after which the log comes back from the object store."""
+
+    def _keep_log(self):
+        """The longest state of each file: a restored one is another file on the disk."""
+        self.log.mkdir(exist_ok=True)
+        for path in listed(self._log):
+            kept = self.log / path.name
+            if not kept.exists() or kept.stat().st_size < path.stat().st_size:
+                shutil.copy(path, kept)
+
+
+class WipedDeaths(CopiedDeaths):
     """Deaths of workers, and of the disks of those that died: all folders that only they have."""
 
     def __init__(self, store, planned, trouble=lambda: None, *, restored=True):
@@ -59,15 +72,9 @@ class WipedDeaths(Deaths):
                 shutil.rmtree(path)
 
     def _keep_log(self):
-        """The longest state of each file: a restored one is another file on the disk."""
-        self.log.mkdir(exist_ok=True)
         if not self._restored and len(self.died) == len(self.wiped):
-            shutil.rmtree(self.log)
-            self.log.mkdir()
-        for path in listed(self._log):
-            kept = self.log / path.name
-            if not kept.exists() or kept.stat().st_size < path.stat().st_size:
-                shutil.copy(path, kept)
+            shutil.rmtree(self.log, ignore_errors=True)
+        super()._keep_log()
 
 
 def job_at(folder, store, trainers, shards, *more):
@@ -80,6 +87,32 @@ def job_at(folder, store, trainers, shards, *more):
 
 def objects(uri, *more):
     return ("store.parts='object'", f"store.mirror={json.dumps(uri)}", *more)
+
+
+OUTAGE_S = 15.0
+"""Longer than all tries of one call (millrace.blob.blob_retry)."""
+
+
+@contextmanager
+def outage_after_a_close(link, log):
+    """The store refuses everything for OUTAGE_S, from a close of the first generation on."""
+    ended = threading.Event()
+
+    def refuse():
+        while not ended.wait(0.01):
+            if any(isinstance(each.content, PassClose) for file in read_files(log) for each in file.records):
+                link.refuse(1_000_000)
+                ended.wait(OUTAGE_S)
+                link.heal()
+                return
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def undisturbed(folder, trainers, shards):
@@ -147,3 +180,37 @@ def test_a_head_without_its_disk_goes_on_and_says_how(tmp_path, mode):
         assert timelines(job.store / "log") == ["t2"] and len(told) == 1
         assert re.search("from t1-000000000[36]-g1$", told[0]), "the newest that counts; the last one may still be made"
     assert (mirror / key_of(1)).exists()
+
+
+@pytest.mark.long
+def test_training_waits_for_a_store_that_refuses_everything_for_a_while(tmp_path, s3, proxy):  # noqa: F811
+    """No worker ends, and no restart is counted."""
+    write_job(tmp_path, num_lines=160)
+    closes, expected = undisturbed(tmp_path, 1, 0)
+    said, uri = [], s3.uri("bucket", "outage", proxy.port)
+    job = job_at(tmp_path, "waits", 1, 0, *objects(uri, "store.log_mirror='sync'"))
+    watched = Deaths(job.store, iter([]))
+    with outage_after_a_close(proxy, job.store / "log"):
+        outcome = run(job, watched, said_by(said))
+    assert outcome.code == 0, (outcome, said[-40:])
+    assert any("training waits, for the object store does not take the log" in line for line in said)
+    assert newest_generation(job.store / "log") == 1 and not watched.unasked
+    assert watched.closes == closes
+    assert report(job.store) == expected
+
+
+@pytest.mark.long
+def test_a_worker_that_dies_while_the_store_refuses_everything_is_started_again_later(tmp_path, s3, proxy):  # noqa: F811
+    write_job(tmp_path, num_lines=160)
+    closes, expected = undisturbed(tmp_path, 1, 0)
+    said, uri = [], s3.uri("bucket", "outage-with-a-death", proxy.port)
+    job = job_at(tmp_path, "dies", 1, 0, *objects(uri, "store.log_mirror='sync'"))
+    dying = CopiedDeaths(job.store, iter([AtInstant(CHIEF, closes=1, delay_s=2.0)]))
+    with outage_after_a_close(proxy, job.store / "log"):
+        outcome = run(job, dying, said_by(said))
+    assert outcome.code == 0, (outcome, said[-40:])
+    assert len(dying.died) == 1 and not dying.unasked
+    assert len([line for line in said if "the workers start once the object store can be reached" in line]) == 1
+    assert newest_generation(job.store / "log") == 2
+    assert dying.closes == closes
+    assert report(job.store) == expected

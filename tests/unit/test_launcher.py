@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
 from millrace.errors import Unavailable
 from millrace.failpoints import ArmedFailpoint, Failpoint
+from millrace.retry import Backoff
 from millrace.rpc.role import RoleClient
-from service.cluster import restarts
+from service.cluster import job_runner, restarts
 from service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from service.cluster.meeting import Meeting
 from service.cluster.runtime import TAIL_LINES
@@ -387,6 +389,49 @@ def test_a_stop_between_generations_ends_well(world, monkeypatch):
     with when(restarting, lambda: os.kill(os.getpid(), signal.SIGTERM)):
         outcome = launcher.run()
     assert (outcome.code, outcome.reason) == (0, "stopped while its workers were restarted")
+    world.assert_nobody_left()
+
+
+def without_store(launcher, monkeypatch, *, times):
+    """The second generation cannot be planned so many times."""
+    monkeypatch.setattr(job_runner, "STORE_PAUSES", Backoff((0.01,), endless=True))
+    (first,) = launcher._phases
+    seen = []
+
+    def plan(last):
+        if last == 1 and len(seen) < times:
+            seen.append(launcher.status().get("stalled"))
+            raise BlobUnavailable("store s3://b", "connecting", "no route")
+        return first(last)
+
+    launcher._phases = [plan]
+    return seen
+
+
+def test_a_generation_is_planned_once_the_object_store_can_be_reached(world, monkeypatch):
+    launcher = world.make([], [[["note_pid"], ["in_generation", 1, "kill_self", 9], ["exit", 0]]], max_restarts=1)
+    seen = without_store(launcher, monkeypatch, times=3)
+    assert launcher.run().code == 0
+    waits = "the workers start once the object store can be reached: store s3://b: connecting: no route"
+    assert seen == [None, *[{"waits_for": "store", "text": waits}] * 2]
+    assert not launcher.status().get("stalled")
+    assert [text for worker, text in world.lines if worker == "launcher"][1:] == [
+        waits, "the object store is reached again",
+    ]  # fmt: skip
+    assert launcher.status()["restarts"] == 1
+
+
+def test_a_stop_ends_the_wait_for_the_object_store(world, monkeypatch):
+    launcher = world.make([], [[["note_pid"], ["kill_self", 9]]], max_restarts=1)
+    seen = without_store(launcher, monkeypatch, times=1_000_000)
+
+    def waits():
+        return "can be reached" in launcher.lacks()
+
+    with when(waits, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        outcome = launcher.run()
+    assert (outcome.code, outcome.reason) == (0, "stopped while its workers were restarted")
+    assert launcher.stopped and len(seen) >= 1
     world.assert_nobody_left()
 
 
