@@ -153,12 +153,22 @@ class PipelineSection(Section):
     With fewer parts than trainers it is "gpipe"."""
 
 
+def group_size(world: int, wanted: int | None) -> int:
+    """Ranks of a group: `wanted`, or else the next lower number that divides `world`; without it, all ranks."""
+    most = min(wanted or world, world)
+    return next(size for size in range(most, 0, -1) if world % size == 0)
+
+
 class HierarchySection(Section):
     """Sums in two levels: within a machine, then between machines."""
 
     group: int = Field(ge=2, le=4096)
     """Number of neighbouring trainers that share a machine. If it does not divide the number of trainers, the next
     lower number that does."""
+
+    def size(self, num_trainers: int) -> int:
+        """Trainers of a group, of so many."""
+        return group_size(num_trainers, self.group)
 
 
 class RecomputeSection(Section):

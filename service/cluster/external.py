@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,16 @@ from service.cluster.machine import machine_id
 from service.cluster.meeting import Meeting
 from service.cluster.places import Places
 from service.cluster.remote_worker import RemoteWorker
-from service.cluster.runtime import UNREACHABLE, CannotStart, OnExit, OnLine, WorkerHandle, WorkerRole, WorkerSpec
+from service.cluster.runtime import (
+    LAUNCHER,
+    UNREACHABLE,
+    CannotStart,
+    OnExit,
+    OnLine,
+    WorkerHandle,
+    WorkerRole,
+    WorkerSpec,
+)
 from service.cluster.worker_plan import PYTHON
 
 START_S = 120.0
@@ -58,6 +67,8 @@ class JoinPoint:
     """Answers replicas, which join there, too."""
     chief_here: bool = False
     """Whether rank 0 must be on this machine, since no other one has the job's log."""
+    group_size: Callable[[int], int] | None = None
+    """How many neighbouring trainers should share a machine, of so many; None where it makes no difference."""
 
 
 class ExternalLauncher:
@@ -70,6 +81,7 @@ class ExternalLauncher:
         self._places = Places(machine_id(), point.node_timeout_s, chief_here=point.chief_here)
         self._workers: dict[str, RemoteWorker] = {}
         self._newest = 0
+        self._has_warned = False
         self._end: JobEnd | None = None
         self._lock = threading.Condition()
         self._closing = threading.Event()
@@ -130,6 +142,7 @@ class ExternalLauncher:
                 raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
             workers = [self._assign(spec, generation, on_line, self._noting(on_exit, generation)) for spec in specs]
             self._workers |= {worker.name: worker for worker in workers}
+            self._warn_of_groups(specs, on_line)
         deadline = Deadline.after(START_S)
         for worker in workers:
             if trouble := worker.await_start(deadline):
@@ -230,6 +243,21 @@ class ExternalLauncher:
             config={**spec.config, **self._of_machine(spec, agent)},
         )
         return RemoteWorker(assignment, agent.id, on_line, on_exit)
+
+    def _warn_of_groups(self, specs: Sequence[WorkerSpec], on_line: OnLine) -> None:
+        """Say once that trainers whose sums should stay within a machine are on several ones."""
+        size_of = self._point.group_size
+        if size_of is None or self._has_warned:
+            return
+        num_trainers = sum(spec.role is WorkerRole.TRAINER for spec in specs)
+        if group := self._places.divided_group(size_of(num_trainers)):
+            self._has_warned = True
+            on_line(
+                LAUNCHER,
+                f"warning: dense.hierarchy sums over {', '.join(group)} first, as if they shared a machine, but they "
+                "are on several ones, so more travels between machines than without it. Start workers such that "
+                "neighbours share a machine, each with its RANK and WORLD_SIZE, or remove dense.hierarchy",
+            )
 
     def _of_machine(self, spec: WorkerSpec, agent: AgentFacts) -> dict[str, int]:
         """The part of a trainer's configuration that depends on its machine."""

@@ -128,6 +128,7 @@ def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
         return open_launcher(LauncherSettings(preload=preloaded(cluster), authority=signs), cluster.launcher)
     authority = open_authority(folder, job.spec.name)
     open_token(folder, authority)
+    hierarchy = job.spec.dense.hierarchy
     point = JoinPoint(
         listen=cluster.listen,
         token_file=folder / TOKEN,
@@ -136,6 +137,7 @@ def _launcher_of(job: LoadedJob) -> AbstractContextManager[Launcher]:
         shown_host=address_of(cluster.interface),
         feed=feed_answer(job.store),
         chief_here=job.spec.store.parts == "object",
+        group_size=None if hierarchy is None else hierarchy.size,
     )
     return open_launcher(LauncherSettings(join=point, ray_address=cluster.ray_address or ""), cluster.launcher)
 

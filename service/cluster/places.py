@@ -100,6 +100,15 @@ class Places:
         trainers = [n for n in beside if _role_of(n) is role]
         return trainers.index(name) if agent.local_rank is None else agent.local_rank, len(trainers)
 
+    def divided_group(self, size: int) -> tuple[str, ...]:
+        """The first group of `size` neighbouring trainers whose agents are on several machines; () if there is none."""
+        trainers = [name for name in self._names if _role_of(name) is WorkerRole.TRAINER]
+        for first in range(0, len(trainers), size):
+            group = trainers[first : first + size]
+            if len({self._agents[name].machine for name in group if name in self._agents}) > 1:
+                return tuple(group)
+        return ()
+
     def _free_place(self, agent: AgentFacts) -> str | None:
         if agent.rank is not None:
             return self._place_of_rank(agent, agent.rank)

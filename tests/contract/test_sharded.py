@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.contract.test_dense_strategy import STEPS, assert_close, job, model, train, trained, weights
 from trainer.collectives.ranks import SingleRank
-from trainer.dense.sharded import HASHED_FLOATS, group_size
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSgd
+from trainer.dense.sharded import HASHED_FLOATS
+from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSgd, group_size
 
 OPTIMIZERS = pytest.mark.parametrize(
     "optimizer",

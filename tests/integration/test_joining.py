@@ -24,7 +24,9 @@ from millrace.rpc.rendezvous import RendezvousClient
 from millrace.rpc.rendezvous_errors import NoRoomNow
 from service.cluster import external
 from service.cluster.external import ExternalLauncher, JoinPoint
+from service.cluster.places import Places
 from service.cluster.runtime import WorkerRole, WorkerSpec
+from trainer.dense_config import HierarchySection
 
 
 class Head:
@@ -50,13 +52,17 @@ class Head:
     def agent(self, token=None):
         return Joining(self.held.enter_context(closing(JoinClient(self.launcher.address, token or self.token))))
 
-    def begin(self, generation, *agents):
-        """Run a shard and a trainer on two agents; each with its offer and its credentials."""
-        more = {"number": 0, "command": ("true",), "config": {}, "folder": self.folder, "run_folder": self.folder}
-        specs = [WorkerSpec(role=role, **more) for role in (WorkerRole.TRAINER, WorkerRole.SHARD)]
+    def begin(self, generation, *agents, roles=(WorkerRole.TRAINER, WorkerRole.SHARD), lines=None):
+        """Run workers on agents; each with its offer and its credentials. `lines`: takes what the launcher says."""
+        more = {"command": ("true",), "config": {}, "folder": self.folder, "run_folder": self.folder}
+        numbers = [roles[:place].count(role) for place, role in enumerate(roles)]
+        specs = [WorkerSpec(role=role, number=number, **more) for role, number in zip(roles, numbers, strict=True)]
         self.launcher.prepare(specs, generation)
-        assert [agent.ask().what for agent in agents] == [None, None]
-        tell = {"on_line": lambda *_: None, "on_exit": lambda *_: None}
+        assert [agent.ask().what for agent in agents] == [None] * len(agents)
+        tell = {
+            "on_line": lambda *line: None if lines is None else lines.append(line),
+            "on_exit": lambda *_: None,
+        }
         thread = threading.Thread(target=self.launcher.start, args=(specs, generation), kwargs=tell)
         thread.start()
         for agent in agents:
@@ -141,6 +147,26 @@ def test_an_agent_goes_on_from_generation_to_generation(head, two):
         agent.client.show(None)
     assert [agent.ask().what for agent in two] == [JobEnd(0, "done")] * 2
     assert head.noted.counts() == {}
+
+
+@pytest.mark.parametrize(
+    ("size_of", "machines", "warns"),
+    [(HierarchySection(group=2).size, "ab", True), (HierarchySection(group=2).size, "aa", False), (None, "ab", False)],
+)
+def test_sums_within_machines_that_would_cross_them_are_warned_of_once(head, size_of, machines, warns):
+    head.launcher._point = replace(head.launcher._point, group_size=size_of)
+    agents, lines = [head.agent(), head.agent()], []
+    head.launcher._places = Places("a", 30.0)
+    for agent, machine in zip(agents, machines, strict=True):
+        agent.facts = replace(agent.facts, machine=machine)
+    for generation in (1, 2):
+        head.begin(generation, *agents, roles=(WorkerRole.TRAINER,) * 2, lines=lines)
+        for agent in agents:
+            agent.report(exit_code=0, over=True)
+            agent.client.show(None)
+            agent.key = certificates.draw_key()
+    assert [worker for worker, _ in lines] == (["launcher"] if warns else [])
+    assert all("sums over trainer-0, trainer-1 first, as if they shared a machine" in text for _, text in lines)
 
 
 def test_a_token_that_was_rotated_lets_nobody_in_and_those_that_joined_go_on(head, two):

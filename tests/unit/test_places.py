@@ -52,6 +52,26 @@ def test_rank_0_never_leaves_the_machine_that_alone_has_the_log():
 
 
 @pytest.mark.parametrize(
+    ("machines", "size", "divided"),
+    [
+        ("aabb", 2, ()),
+        ("abab", 2, ("trainer-0", "trainer-1")),
+        ("aabc", 2, ("trainer-2", "trainer-3")),
+        ("aaab", 4, ("trainer-0", "trainer-1", "trainer-2", "trainer-3")),
+        ("abcd", 1, ()),
+    ],
+)
+def test_a_group_of_trainers_on_several_machines_is_found(machines, size, divided):
+    places = Places("a", 10.0)
+    places.open(("shard-0", *(f"trainer-{rank}" for rank in range(4))), 1)
+    places.ask(agent("s", machine="z", role="shard"), 0)
+    for number, machine in enumerate(machines):
+        assert places.divided_group(size) in ((), divided), "a missing agent divides nothing"
+        places.ask(agent(str(number), machine=machine), 0)
+    assert places.divided_group(size) == divided
+
+
+@pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
         ({"rank": 0, "world": 4}, Unavailable, "RANK 0 of generation 3 is trainer-0, which an agent of this machine"),

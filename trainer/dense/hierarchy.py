@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trainer.collectives.ranks import Ranks
-from trainer.dense.sharded import group_size
 from trainer.dense_config import DenseSection
 
 AllReduce = Callable[[Tensor], Callable[[], None]]
@@ -20,7 +19,7 @@ AllReduce = Callable[[Tensor], Callable[[], None]]
 
 def all_reduce_of(ranks: Ranks, config: DenseSection) -> AllReduce:
     """The sums of `dense.hierarchy`, or those of all ranks at once."""
-    size = 1 if config.hierarchy is None else group_size(ranks.world, config.hierarchy.group)
+    size = 1 if config.hierarchy is None else config.hierarchy.size(ranks.world)
     return ranks.all_reduce if size == 1 else lambda flat: _begin(ranks, size, flat)
 
 

@@ -20,16 +20,10 @@ from trainer.collectives.ranks import Ranks
 from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
 from trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
 from trainer.dense.flat_parameters import digest_of
-from trainer.dense_config import DenseSection
+from trainer.dense_config import DenseSection, group_size
 
 HASHED_FLOATS = 4096
 """Floats of a part of the state that is hashed by itself, so that a digest does not depend on the number of ranks."""
-
-
-def group_size(world: int, wanted: int | None) -> int:
-    """Ranks of a group: `wanted`, or else the next lower number that divides `world`; without it, all ranks."""
-    most = min(wanted or world, world)
-    return next(size for size in range(most, 0, -1) if world % size == 0)
 
 
 class ShardedDense(FlatDense):
