@@ -14,6 +14,7 @@ from typing import Any
 
 from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
+from millrace.errors import MillraceError
 from millrace.lifecycle import ExitCode, on_stop_signal
 from millrace.retry import Backoff
 from millrace.rpc import refusals
@@ -123,6 +124,9 @@ class JobRunner:
         try:
             with on_stop_signal(lambda: self._events.put((0, StopRequested()))):
                 outcome = self._run_phases()
+        except MillraceError as error:
+            outcome = RunOutcome(error.exit_code, str(error))
+            raise
         finally:
             drained = self.stopped and outcome.code == ExitCode.DRAINED
             self._launcher.end(self._stop_code if drained else outcome.code, outcome.reason)

@@ -16,11 +16,12 @@ import pytest
 
 from millrace.blob.blob_errors import BlobUnavailable
 from millrace.deadline import Deadline
-from millrace.errors import Unavailable
+from millrace.errors import SpecError, Unavailable
 from millrace.failpoints import ArmedFailpoint, Failpoint
 from millrace.retry import Backoff
 from millrace.rpc.role import RoleClient
 from service.cluster import job_runner, restarts
+from service.cluster.fetched_commits import HeadReplaced
 from service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
 from service.cluster.meeting import Meeting
 from service.cluster.runtime import TAIL_LINES
@@ -390,6 +391,29 @@ def test_a_stop_between_generations_ends_well(world, monkeypatch):
         outcome = launcher.run()
     assert (outcome.code, outcome.reason) == (0, "stopped while its workers were restarted")
     world.assert_nobody_left()
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (HeadReplaced("fake", 5, 1), (75, "generation 5 of fake was claimed on another machine")),
+        (SpecError("is wrong", "store.mirror"), (2, "store.mirror: is wrong")),
+        (RuntimeError("a bug"), (70, "the launcher failed")),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_agents_hear_why_no_generation_can_be_planned(world, monkeypatch, error, end):
+    launcher, heard = world.make([], []), []
+
+    def plan(last):
+        raise error
+
+    launcher._phases = [plan]
+    monkeypatch.setattr(world.workers, "end", lambda code, reason: heard.append((code, reason)))
+    with pytest.raises(type(error)):
+        launcher.run()
+    ((code, reason),) = heard
+    assert code == end[0] and reason.startswith(end[1])
 
 
 def without_store(launcher, monkeypatch, *, times):
