@@ -1,6 +1,7 @@
 """The fence: of heads that write to one sequence, exactly one goes on, whatever the store does to their requests."""
 
 import contextlib
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -245,6 +246,28 @@ def test_a_generation_that_is_taken_cannot_be_claimed_again(blobs):
     for generation in (1, 2):
         with pytest.raises(Superseded, match="generation 2 of the workers has claimed"):
             head(blobs, generation)
+
+
+def test_a_look_does_not_wait_longer_than_its_deadline_for_a_record_on_its_way(blobs, monkeypatch):
+    writer, under_way, answered = head(blobs, 1), threading.Event(), threading.Event()
+    put_new = blobs.put_new
+
+    def put_late(*call):
+        under_way.set()
+        assert answered.wait(20)
+        return put_new(*call)
+
+    monkeypatch.setattr(blobs, "put_new", put_late)
+    thread = threading.Thread(target=lambda: writer.append(FenceLine(file="f", line="late\n"), SOON))
+    thread.start()
+    try:
+        assert under_way.wait(20)
+        with pytest.raises(Unavailable, match="another record waits for an answer"):
+            writer.check_newest(Deadline.after(0.01))
+    finally:
+        answered.set()
+        thread.join()
+    writer.check_newest(SOON)
 
 
 def test_a_claim_that_finds_new_records_of_an_old_generation_decides_again(blobs):

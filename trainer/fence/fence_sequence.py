@@ -167,12 +167,17 @@ class FenceSequence:
         return self._pending is not None
 
     def check_newest(self, deadline: Deadline) -> None:
-        """Raise Superseded where another head has claimed the job."""
-        with self._turn:
+        """Raise Superseded where another head has claimed the job; and Unavailable, also where another thread's call
+        waits for the store until the deadline."""
+        if not self._turn.acquire(timeout=deadline.left_s()):
+            raise Unavailable(f"{self._objects.name}: another record waits for an answer")
+        try:
             self._settle_pending(deadline)
             if self.catch_up(deadline).generation > self.generation:
                 self._newest = self.history.generation
                 self._settle_pending(deadline)
+        finally:
+            self._turn.release()
 
     def drop_retired(self, names: Sequence[str]) -> None:
         """Forget retired commits whose parts are gone; the next commit's record leaves them out."""
