@@ -95,6 +95,8 @@ class RayLauncher(ExternalLauncher):
 
     def _place(self) -> None:
         """Ask for places for all workers, in place of those that were asked for before."""
+        if self._connection is not None and self._connection.gone:
+            self._disconnect()  # first, for its end concerns the attempt before
         needs = [WorkerNeeds.of(spec, secrets.token_hex(16), spec.name == CHIEF) for spec in self._specs]
         with self._state:
             self._attempt += 1
@@ -104,8 +106,6 @@ class RayLauncher(ExternalLauncher):
         with self._lock:
             for agent in self._former:
                 self._places.leave(agent)
-        if self._connection is not None and self._connection.gone:
-            self._disconnect()
         if self._connection is None:
             self._connection = RayConnection(self._cluster, self._take)
         self._connection.request(
