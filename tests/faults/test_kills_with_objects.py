@@ -4,13 +4,16 @@ import json
 import re
 import shutil
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from random import Random
 
 import pytest
 
+from millrace.deadline import Deadline
+from millrace.errors import MillraceError
 from millrace.failpoints import Failpoint
+from millrace.rpc.job_client import JobClient
 from service.cluster.store import CACHE, LIVE
 from service.faults.deaths import CHIEF, EVERYBODY, AtFailpoint, AtInstant, JobFeatures, deaths
 from service.faults.injection import Deaths, run
@@ -94,22 +97,29 @@ OUTAGE_S = 15.0
 
 
 @contextmanager
-def outage_after_a_close(link, log):
-    """The store refuses everything for OUTAGE_S, from a close of the first generation on."""
-    ended = threading.Event()
+def outage_after_a_close(link, store):
+    """The store refuses everything for OUTAGE_S, from a close of the first generation on.
+
+    Gives the list that gets the trouble in the status near the end of this time.
+    """
+    ended, troubles = threading.Event(), []
 
     def refuse():
         while not ended.wait(0.01):
-            if any(isinstance(each.content, PassClose) for file in read_files(log) for each in file.records):
+            records = [each.content for file in read_files(store / "log") for each in file.records]
+            if any(isinstance(each, PassClose) for each in records):
                 link.refuse(1_000_000)
-                ended.wait(OUTAGE_S)
+                ended.wait(OUTAGE_S - 2.0)
+                with suppress(MillraceError):  # there is no worker
+                    troubles.append(JobClient(store).status(Deadline.after(1.0))["trouble"])
+                ended.wait(2.0)
                 link.heal()
                 return
 
     thread = threading.Thread(target=refuse)
     thread.start()
     try:
-        yield
+        yield troubles
     finally:
         ended.set()
         thread.join()
@@ -190,10 +200,11 @@ def test_training_waits_for_a_store_that_refuses_everything_for_a_while(tmp_path
     said, uri = [], s3.uri("bucket", "outage", proxy.port)
     job = job_at(tmp_path, "waits", 1, 0, *objects(uri, "store.log_mirror='sync'"))
     watched = Deaths(job.store, iter([]))
-    with outage_after_a_close(proxy, job.store / "log"):
+    with outage_after_a_close(proxy, job.store) as troubles:
         outcome = run(job, watched, said_by(said))
     assert outcome.code == 0, (outcome, said[-40:])
-    assert any("training waits, for the object store does not take the log" in line for line in said)
+    waits = "training waits, for the object store does not take the log"
+    assert any(waits in line for line in said) and all(waits in each for each in troubles) and troubles
     assert newest_generation(job.store / "log") == 1 and not watched.unasked
     assert watched.closes == closes
     assert report(job.store) == expected
@@ -206,7 +217,7 @@ def test_a_worker_that_dies_while_the_store_refuses_everything_is_started_again_
     said, uri = [], s3.uri("bucket", "outage-with-a-death", proxy.port)
     job = job_at(tmp_path, "dies", 1, 0, *objects(uri, "store.log_mirror='sync'"))
     dying = CopiedDeaths(job.store, iter([AtInstant(CHIEF, closes=1, delay_s=2.0)]))
-    with outage_after_a_close(proxy, job.store / "log"):
+    with outage_after_a_close(proxy, job.store):
         outcome = run(job, dying, said_by(said))
     assert outcome.code == 0, (outcome, said[-40:])
     assert len(dying.died) == 1 and not dying.unasked
