@@ -3,6 +3,7 @@
 A job's launcher and workers run in one of them, or in the service's own. No request names a path.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ OWN = ""
 """The name of the service's own environment."""
 ASK_S = 120.0
 """How long an environment may take to say whether it can go on with a job."""
+PLACES = frozenset({"PYTHONHOME", "PYTHONPATH"})
+"""Variables that say where an interpreter finds packages. With the service's own ones a build would run its code."""
 
 
 class BuildRefused(HostingError):
@@ -56,6 +59,11 @@ def interpreter(builds: Mapping[str, Path], build: str) -> str:
     return str(builds[build])
 
 
+def variables_for(python: str) -> dict[str, str]:
+    """The environment variables of a process of this interpreter: ours, without `PLACES` where it is not our own."""
+    return {name: text for name, text in os.environ.items() if python == sys.executable or name not in PLACES}
+
+
 def ask(builds: Mapping[str, Path], build: str, folder: Path, deadline: Deadline) -> BuildReport:
     """Ask the build about the job in `folder`. Raises SpecError, HostingError where it does not answer."""
     python = interpreter(builds, build)
@@ -63,7 +71,7 @@ def ask(builds: Mapping[str, Path], build: str, folder: Path, deadline: Deadline
         return BuildReport(**report_on(JobFolder(folder)))
     command = [python, "-P", "-m", "service.jobs.build_check", str(folder)]
     try:
-        done = run(command, deadline=deadline, folder=folder)
+        done = run(command, deadline=deadline, folder=folder, environment=variables_for(python))
     except OSError as error:
         raise HostingError(f"{shown(build)} cannot be started: {error}") from error
     if done.code is None:

@@ -1,6 +1,5 @@
 """A job's launcher as the service sees it: started such that it outlives the service, and observed by its folder."""
 
-import os
 import secrets
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from millrace.process import unbuffered
 from service.cluster.store import PAUSED, RUN, in_use
 from service.cluster.worker_plan import PYTHON
 from service.jobs.activation import Fence
+from service.jobs.builds import variables_for
 from service.jobs.decisions import ObservedState
 from service.jobs.folder import Assignment, FolderDamaged, JobFolder
 from service.jobs.output_files import emptied_file
@@ -112,7 +112,7 @@ def start_launcher(
             return subprocess.Popen(  # 3
                 [*command, "--max-output", str(max_output), *(["--paused"] if paused else []), *_behind(fence)],
                 cwd=folder.path,
-                env=unbuffered(os.environ),
+                env=unbuffered(variables_for(python)),
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,

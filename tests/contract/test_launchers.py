@@ -178,9 +178,9 @@ def cluster():
 
 @pytest.fixture(params=IN_CI)
 def world(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    if request.param == RAY:
+    if request.param == RAY:  # first: what the cluster's fixture finds in the environment, it leaves there
         request.getfixturevalue("cluster")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with OPEN[request.param]() as launcher:
         world = World(launcher, tmp_path)
         yield world
@@ -361,9 +361,9 @@ with OPEN[sys.argv[1]]() as launcher:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_workers_end_with_the_process_that_launched_them(request, tmp_path, monkeypatch, name):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     if name == RAY:
         request.getfixturevalue("cluster")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     process = subprocess.Popen([sys.executable, "-c", LAUNCH, name, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "up\n"

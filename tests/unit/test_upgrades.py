@@ -1,8 +1,10 @@
 """Moves to another build: refused before anything is done, one by one, and the first that fails ends it."""
 
 import sys
+import sysconfig
 import threading
 import tomllib
+import venv
 import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,6 +34,7 @@ from trainer.checkpoint import commits
 from trainer.control.job_log import listed
 from trainer.journal import log_file
 
+ROOT = Path(millrace.__file__).parents[1]
 RAW = tomllib.loads(SPEC)
 NOW = datetime(2026, 3, 4, tzinfo=UTC)
 
@@ -139,6 +142,22 @@ def test_a_build_that_no_file_names_is_refused_at_once(served):
 def test_an_environment_without_millrace_is_refused(tmp_path, program):
     with pytest.raises(HostingError, match="build 'bad' .*cannot be started|is no environment that a job can move to"):
         ask({"bad": Path(program)}, "bad", tmp_path, Deadline.after(20))
+
+
+def test_a_build_runs_its_own_packages_whatever_the_services_variables_name(served, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setenv("PYTHONUTF8", "1")
+    other, own = builds.variables_for(str(python)), builds.variables_for(sys.executable)
+    assert own.keys() - other.keys() == {"PYTHONHOME", "PYTHONPATH"} and other["PYTHONUTF8"] == "1"
+    job = hosted(served, "a")
+    venv.EnvBuilder(symlinks=True).create(tmp_path / "venv")
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "build.pth").write_text(f"{ROOT}\n{sysconfig.get_paths()['purelib']}\n")
+    found = ask({"next": tmp_path / "venv" / "bin" / "python"}, "next", job.folder, Deadline.after(60))
+    assert (found.version, found.problem) == (millrace.__version__, "")
 
 
 def test_a_build_that_is_older_than_the_store_says_what_to_do_and_the_job_stays(served, monkeypatch):
