@@ -1,9 +1,10 @@
 """What models learn from the streams of the examples, and what admission and ageing cost: docs/model-figures.md.
 
 `python -m tests.bench.model_figures` runs each case of CASES that has no figures yet, one after another, each in a
-process of its own on one core, and writes the tables between the marks of the page. `--only criteo` takes cases whose
-name contains that text, `--repeat 3` runs them until each has so many figures (a speed is then their median), `--write`
-measures nothing. AUC, rows and bytes are the same in every run; speeds are not, where other work runs beside it.
+process of its own on one core, and writes the tables between the marks of the page. A case without figures here, as in
+a new clone, keeps its line. `--only criteo` takes cases whose name contains that text, `--repeat 3` runs them until
+each has so many figures (a speed is then their median), `--write` measures nothing. AUC, rows and bytes are the same in
+every run; speeds are not, where other work runs beside it.
 """
 
 import argparse
@@ -294,12 +295,26 @@ def line(name: str, found: Sequence[Mapping[str, Any]]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def tables_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """All tables as Markdown."""
-    lines = []
+def published(measured: str) -> dict[str, str]:
+    """The lines of tables as the page has them, by the case's key."""
+    found, part = {}, ""
+    for text in measured.splitlines():
+        name = text.removeprefix("|").split(" | ")[0].strip()
+        if name.startswith("*"):
+            part = name.strip("*")
+        elif text.startswith("| "):
+            found[f"{part}: {name}"] = text
+    return found
+
+
+def tables_of(results: Mapping[str, Sequence[Mapping[str, Any]]], before: str = "") -> str:
+    """All tables as Markdown. A case without results keeps its line of `before`, the tables on the page."""
+    kept, lines = published(before), []
+    found = kept | {each.key: line(each.name, results[each.key]) for each in CASES if each.key in results}
     for part in dict.fromkeys(case.part for case in CASES):
-        lines += ["", f"| *{part}* | AUC | GAUC | samples/s a core | rows | memory |", "|---|---|---|---|---|---|"]
-        lines += [line(each.name, results[each.key]) for each in CASES if each.part == part and each.key in results]
+        own = [found[each.key] for each in CASES if each.part == part and each.key in found]
+        head = [f"| *{part}* | AUC | GAUC | samples/s a core | rows | memory |", "|---|---|---|---|---|---|"]
+        lines += ["", *head, *own] if own else []
     return "\n".join([*lines, "", ""])
 
 
@@ -313,8 +328,9 @@ def main() -> None:
     if not given.write:
         measure([case for case in CASES if given.only in case.key], given.repeat)
     text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(before + BEGIN + tables_of(known()) + END + rest.split(END)[1])
+    above, rest = text.split(BEGIN)
+    measured, below = rest.split(END)
+    PAGE.write_text(above + BEGIN + tables_of(known(), measured) + END + below)
 
 
 if __name__ == "__main__":
