@@ -19,10 +19,13 @@ from tests.fakes.served import Job, asked
 from trainer.replica import access, inference_handler, inference_messages
 from trainer.replica.access import RequestGate
 from trainer.replica.config import ReplicaConfig
+from trainer.replica.dense_graph import DenseGraph
 from trainer.replica.http_api import gated
 from trainer.replica.inference_handler import InferenceHandler
+from trainer.replica.inference_messages import InvalidInference, RequestReader
 from trainer.replica.replica_metrics import ReplicaMetrics
 from trainer.replica.replica_state import ReplicaState
+from trainer.replica.serving_model import ServingModel
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INFER = "/v2/models/small/infer"
@@ -122,7 +125,12 @@ WRONG = {
     "no inputs": ({"inputs": []}, '"inputs", a list of tensors'),
     "unknown": (changed(0, name="aa"), "there is no input 'aa'; did you mean 'a'"),
     "twice": ({"inputs": ONE["inputs"] * 2}, "input 'a' occurs twice"),
-    "missing": ({"inputs": ONE["inputs"][1:]}, "input 'a' is missing"),
+    "missing": ({"inputs": ONE["inputs"][1:]}, r"^input 'a' is missing: a sample without signs there .* \[1, 0\]$"),
+    "missing dense": ({"inputs": ONE["inputs"][:3]}, r"^input 'd' is missing: .* numbers of the shape \[samples, 2\]$"),
+    "raw events": (
+        {"events": [{"a": 1}]},
+        '^this model has no .* its job has not pipe.kind = "columns"; send "inputs"$',
+    ),
     "no data": ({"inputs": [{"name": "a"}]}, "needs name, datatype, shape and data"),
     "shape": (changed(0, shape=[1, 3]), r"a: data has 2 values, the shape \[1, 3\] has 3"),
     "no size": (changed(0, shape=[1, "2"]), "which is not a size"),
@@ -160,6 +168,15 @@ def test_what_is_wrong_with_a_request_is_said(served, case):
     content = told if isinstance(told, bytes) else json.dumps(told).encode()
     answer = served.ask("POST", INFER, content=content)
     assert answer.status_code == 400 and re.search(words, answer.json()["error"]), answer.text
+
+
+def test_raw_events_of_a_job_with_statistics_of_rows_are_refused_for_these(served):
+    slots = [
+        slot | ({"statistics": {"of": ["a"]}} if slot["name"] == "d" else {}) for slot in served.job.model["slots"]
+    ]
+    model = ServingModel(served.job.model | {"slots": slots}, DenseGraph(served.job.onnx).open())
+    with pytest.raises(InvalidInference, match="of raw events: slot 'd' has statistics of rows; send \"inputs\"$"):
+        RequestReader(model, 5).inputs({"events": [{"a": 1}]})
 
 
 JUNK = st.recursive(

@@ -152,7 +152,7 @@ class RequestReader:
         """The samples of raw events."""
         features, events = self.model.features, request["events"]
         if features is None:
-            raise InvalidInference('this model has no features of raw events (pipe.kind = "columns"); send "inputs"')
+            raise InvalidInference(f'this model has no features of raw events: {self._no_features()}; send "inputs"')
         if "inputs" in request or type(events) is not list or not events:
             raise InvalidInference('a request has either "inputs", or "events", a list of events')
         if len(events) > self._max_batch:
@@ -166,6 +166,11 @@ class RequestReader:
             raise InvalidInference(f"{len(samples)} samples in {len(events)} events; send 1 to {self._max_batch}")
         time_s_B = self._event_times(request, len(events), event_B)
         return replace(golden_inputs(self.model, samples), events=event_B.tolist(), time_s_B=time_s_B)
+
+    def _no_features(self) -> str:
+        """Why an export describes no features of events (dataset.features.served_events.describe_features)."""
+        filled = [slot["name"] for slot in self.model.slots if "statistics" in slot]
+        return f"slot {filled[0]!r} has statistics of rows" if filled else 'its job has not pipe.kind = "columns"'
 
     def _event_times(self, request: Json, num_events: int, event_B: I64) -> F64 | None:
         """The times of the samples of raw events, if the request has those of its events."""
@@ -204,12 +209,18 @@ class RequestReader:
     def _num_samples(self, tensors: Mapping[str, RequestTensor]) -> int:
         for name in (*self._sparse, *self.model.dense):
             if name not in tensors and name not in self.model.memories:
-                raise InvalidInference(f"input {name!r} is missing: a sample without signs there has the shape [1, 0]")
+                raise InvalidInference(f"input {name!r} is missing: {self._wanted(name)}")
         first = next(name for name in (*self._sparse, *self.model.dense) if name in tensors)
         num_samples = int(tensors.get(first + LENGTHS, tensors[first]).shape[0])
         if not 0 < num_samples <= self._max_batch:
             raise InvalidInference(f"{num_samples} samples in one request; send 1 to {self._max_batch}")
         return num_samples
+
+    def _wanted(self, name: str) -> str:
+        """What to send for this slot."""
+        if name in self._sparse:
+            return "a sample without signs there has the shape [1, 0]"
+        return f"a dense slot needs numbers of the shape [samples, {self.model.dense[name]}]"
 
     def _dense(self, tensors: Mapping[str, RequestTensor], num_samples: int) -> dict[str, F32]:
         found = {}

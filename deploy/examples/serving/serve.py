@@ -170,9 +170,9 @@ def raw_batches_of(path, model, time_field):
     from millrace.errors import BadInput
 
     if "features" not in model:
-        sys.exit(
-            'the export has no "features": its job has another pipe.kind than "columns", or events other than JSON'
-        )
+        filled = [slot["name"] for slot in model["slots"] if "statistics" in slot]
+        why = f"slot {filled[0]!r} has statistics of rows" if filled else 'its job has not pipe.kind = "columns"'
+        sys.exit(f'the export has no "features": {why}')
     features, num_read = ServedFeatures(model["features"]), 0
     with path.open("rb") as lines:
         while events := [line.rstrip(b"\n") for line in islice(lines, BATCH)]:
