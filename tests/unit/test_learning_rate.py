@@ -11,6 +11,17 @@ from trainer.train.learning_rate import LearningRate
 
 COSINE = {"kind": "warmup_cosine", "warmup": 100, "total": 1000}
 BY_VERSION = {"kind": "exponential", "factor": 0.5, "every": 2, "counts": "versions"}
+SCHEDULES = [
+    {"kind": "constant"},
+    {"kind": "warmup_linear", "warmup": 100, "total": 400, "final": 0.1},
+    COSINE,
+    {"kind": "exponential", "factor": 0.7, "every": 100},
+    {"kind": "piecewise", "at": [200, 320], "shares": [1.0, 0.5, 0.25]},
+    {"kind": "inverse_sqrt", "warmup": 100},
+    BY_VERSION,
+]
+"""Each kind; its rate changes both before and after the commit, which is at sample 280 of 480 and version 7 of 12."""
+OPTIMIZERS = [{"kind": kind} for kind in ("sgd", "adam", "adamw", "lamb", "lars", "adagrad")]
 
 
 class Recorder:
@@ -80,9 +91,12 @@ def test_rate_and_schedule_are_set_while_samples_are_counted():
     assert dense.rates[-1] == 0.25 == counted.value
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "lamb", "lars", "adagrad"])
-def test_a_scheduled_optimizer_continues_from_a_commit_to_the_bit(kind):
-    section = DenseSection.model_validate({"optimizer": {"kind": kind, "lr": 0.1}, "schedule": COSINE})
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda each: each["kind"] + "_by_" + each.get("counts", "samples"))
+@pytest.mark.parametrize(
+    "optimizer", [*OPTIMIZERS, {"kind": "sgd", "momentum": 0.9}], ids=lambda each: "_".join(map(str, each.values()))
+)
+def test_a_scheduled_optimizer_continues_from_a_commit_to_the_bit(optimizer, schedule):
+    section = DenseSection.model_validate({"optimizer": {"lr": 0.1} | optimizer, "schedule": schedule})
 
     def trainer():
         torch.manual_seed(3)
@@ -91,18 +105,24 @@ def test_a_scheduled_optimizer_continues_from_a_commit_to_the_bit(kind):
         return net, part, LearningRate(part, section)
 
     def learn(net, part, counted, steps):
+        rates = []
         for step in steps:
+            counted.open_pass(step + 1)
+            rates.append(counted.value)
             counted.step(40)
             part.clear()
             net(torch.randn(5, 3, generator=torch.Generator().manual_seed(step))).square().mean().backward()
             part.after_backward(step, 1.0)
             part.wait()
             part.step()
+        return rates
 
     whole, first, second = trainer(), trainer(), trainer()
-    learn(*whole, range(12))
-    learn(*first, range(7))
+    rates = learn(*whole, range(12))
+    assert rates[:7] == learn(*first, range(7))
     second[1].load({name: value.clone() for name, value in first[1].consolidate().items()})
     second[2].load_state(first[2].state())
-    learn(*second, range(7, 12))
+    assert rates[7:] == learn(*second, range(7, 12))
     assert second[1].digest() == whole[1].digest() != first[1].digest()
+    changes = [len(set(some)) > 1 for some in (rates[:7], rates[7:])]
+    assert changes == [schedule["kind"] != "constant"] * 2, "the schedule is at work before the commit and after it"
