@@ -69,7 +69,7 @@ def generator(example):
 
 
 SPECS = [
-    *(f"news/{name}.toml" for name in ("job", "plain", "histories", "counters", "columns", "towers")),
+    *(f"news/{name}.toml" for name in ("job", "plain", "histories", "counters", "columns", "towers", "next")),
     "criteo/job.toml",
     "clicks/job.toml",
     *(f"clicks_later/{name}.toml" for name in ("job", "labelled")),
@@ -272,6 +272,29 @@ def test_news_reaches_the_figures_of_its_readme(tmp_path):
     assert counting["auc"] >= 0.787 and counting["gauc"] >= 0.735
     assert towers["auc"] >= 0.766 and towers["gauc"] >= 0.695
     assert frozen["auc"] <= shipped["auc"] - 0.03 and frozen["gauc"] <= shipped["gauc"] - 0.1
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@news_data
+def test_news_without_a_generator_reaches_the_figures_of_its_readme(tmp_path):
+    spec, store = EXAMPLES / "news" / "columns.toml", tmp_path / "store"
+    report = report_of(spec, store, paths("impressions", NEWS), limit_s=500)
+    assert (report["events"], report["samples"], report["rejected"]) == (50_080, 583_054, {})
+    ctr = report["halves"]["last"]["ctr"]
+    assert ctr["auc"] >= 0.7595 and ctr["gauc"] >= 0.683
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@criteo_data
+def test_tuned_dcn_v2_reaches_the_figure_of_the_criteo_readme(tmp_path):
+    rates = ("tables.default.optimizer.lr=0.05", "tables.default.first_order_optimizer.lr=0.02")
+    tuned = ("model.name=dcn_v2", "train.batch_size=64", *rates)
+    report = report_of(EXAMPLES / "criteo" / "job.toml", tmp_path, paths("lines", CRITEO), *tuned, limit_s=500)
+    assert report["samples"] == 80_000 and report["halves"]["last"]["ctr"]["auc"] >= 0.7745
 
 
 @pytest.mark.data
