@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +70,7 @@ from trainer.status.progress import TrainerProgress
 from trainer.status.step_clock import STALL_SHARE
 from trainer.train.carried_state import CarriedState
 from trainer.train.close import PassCloser
+from trainer.train.device_choice import fix_workspaces, pick_device
 from trainer.train.exchanges import Exchanges
 from trainer.train.export_setup import open_exporting, resume_exports
 from trainer.train.fake_negatives import label_learnt_at_once
@@ -127,7 +129,7 @@ def open_trainer(
     arm(config.faults)
     config, job = _filled(config)
     schema = Schema.of(job.slots)
-    device = pick_device(job.train.device, config.local_rank)
+    device = pick_device(job.train.device, config.local_rank, config.world)
     set_up_torch(job.train, config.cores, device)
     with ExitStack() as held:
         ranks = held.enter_context(closing(_ranks(config, device, job.train, identity)))
@@ -453,21 +455,13 @@ def _status_lines(
     }
 
 
-def pick_device(wanted: str, local_rank: int) -> torch.device:
-    """One GPU for each rank of a machine if there are GPUs and they are wanted; otherwise the CPU."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise SpecError('is "cuda", but torch sees no GPU here; use "auto" or "cpu"', "train.device")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
 def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
     """Fix the threads and choose deterministic algorithms, so that two runs agree bit for bit."""
     torch.set_num_threads(train.threads or cores)
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms loads torch's compiler, too
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
+    fix_workspaces(device, os.environ)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     elif train.amp == "float16":
