@@ -5,14 +5,15 @@ from itertools import islice
 
 import pytest
 
-from service.faults.deaths import JobFeatures, deaths
+from millrace.failpoints import Failpoint
+from service.faults.deaths import AtFailpoint, AtInstant, JobFeatures, deaths
 from service.faults.injection import Deaths, run
 from service.faults.rounds import FALLBACK
 from tests.faults.test_kills import assert_nothing_left, job_at, report, said_by
 from tests.integration.stream_job import write_job
 from trainer.dense_config import HierarchySection
 
-NUM_DEATHS = 10
+NUM_DEATHS, SEED = 10, 17
 STRATEGIES = {
     "local_sgd": "dense={strategy='local_sgd', k_steps=3, begin=20, adaptive=true}",
     "sharded": "dense={strategy='sharded', clip_norm=0.5}",
@@ -31,22 +32,40 @@ def test_the_case_with_a_hierarchy_has_sums_within_groups_and_between_them():
     assert 1 < HierarchySection(**hierarchy).size(TRAINERS["hierarchy"]) < TRAINERS["hierarchy"]
 
 
+def assert_deaths_change_nothing(folder, settings, trainers, planned):
+    """The deaths that are `planned` all happen, and nothing else does."""
+    write_job(folder, num_lines=500)
+    said, settings = [], (settings, "passes.max_events=80")
+    undisturbed, disturbed = (job_at(folder, store, trainers, 1, *settings) for store in ("calm", "killed"))
+    calm = Deaths(undisturbed.store, iter([]))
+    assert run(undisturbed, calm, said_by(said)).code == 0, said[-20:]
+    killed = Deaths(disturbed.store, iter(planned), FALLBACK)
+    outcome = run(disturbed, killed, said_by(said))
+    assert outcome.code == 0, (outcome, said[-20:])
+    assert len(killed.died) == len(planned) and not killed.unasked
+    assert killed.closes == calm.closes
+    assert report(disturbed.store) == report(undisturbed.store)
+    assert_nothing_left(disturbed.store, generation=len(planned) + 1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_three_deaths_between_averages_change_nothing(tmp_path):
+    """In the first passes, between two averages; trainers average from the beginning."""
+    planned = [
+        AtFailpoint("shard-0", Failpoint.PARTLY_PUSHED, 7),
+        AtInstant("trainer-1", closes=1, delay_s=0.02),
+        AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2),
+    ]
+    assert_deaths_change_nothing(tmp_path, "dense={strategy='local_sgd', k_steps=3, adaptive=true}", 2, planned)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(
     "strategy", ["sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "sharded")]
 )
 def test_ten_deaths_change_nothing(tmp_path, strategy):
-    write_job(tmp_path, num_lines=500)
-    said, settings, trainers = [], (STRATEGIES[strategy], "passes.max_events=80"), TRAINERS.get(strategy, 2)
-    undisturbed, disturbed = (job_at(tmp_path, store, trainers, 1, *settings) for store in ("calm", "killed"))
-    calm = Deaths(undisturbed.store, iter([]))
-    assert run(undisturbed, calm, said_by(said)).code == 0, said[-20:]
-    planned = deaths(17, trainers, 1, JobFeatures(mirrored=True))
-    killed = Deaths(disturbed.store, islice(planned, NUM_DEATHS), FALLBACK)
-    outcome = run(disturbed, killed, said_by(said))
-    assert outcome.code == 0, (outcome, said[-20:])
-    assert len(killed.died) == NUM_DEATHS and not killed.unasked
-    assert killed.closes == calm.closes
-    assert report(disturbed.store) == report(undisturbed.store)
-    assert_nothing_left(disturbed.store, generation=NUM_DEATHS + 1)
+    trainers = TRAINERS.get(strategy, 2)
+    planned = list(islice(deaths(SEED, trainers, 1, JobFeatures(mirrored=True)), NUM_DEATHS))
+    assert_deaths_change_nothing(tmp_path, STRATEGIES[strategy], trainers, planned)
