@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataset.spec.schema import Schema
 from millrace.deadline import Deadline
 from millrace.failpoints import Failpoint
 from pserver.protocol.joins import JOIN_TABLE
@@ -22,9 +23,11 @@ from tests.e2e.test_examples import millrace
 from trainer.checkpoint.commits import Commits
 from trainer.journal.log import read
 from trainer.journal.records import PassClose
+from trainer.rank0.parts import describe_key
 from trainer.spec.shard_tables import tables_on_shards
 
 WINDOW_S, PASS, YEAR_2099 = 60, 80, 4_070_908_800
+NUM_SIGNS = 30
 SPEC = """
 name = "late"
 seed = 3
@@ -130,11 +133,11 @@ def place_of(latest, at_s):
     return next(place for place, each in enumerate(latest) if each > at_s + WINDOW_S)
 
 
-def offline(events):
+def offline(events, size=PASS):
     """The events of the offline join: as many, each with the samples that it releases; and how many clicks are late."""
     known, found, late = {}, [], 0
-    for number, begin in enumerate(range(0, len(events), PASS), 1):
-        part = events[begin : begin + PASS]
+    for number, begin in enumerate(range(0, len(events), size), 1):
+        part = events[begin : begin + size]
         given = [
             (each["key"], number << 32 | place, each["ts"], each.get("click", 0), json.dumps(each).encode())
             for place, each in enumerate(part)
@@ -150,9 +153,10 @@ def offline(events):
     return found, late
 
 
-def write_jobs(folder: Path, num_impressions=300):
+def write_jobs(folder: Path, num_impressions=300, size=PASS):
+    """Write a job with late labels and an offline one, for passes of `size` events; what `offline` found."""
     events = events_of(num_impressions)
-    joined, late = offline(events)
+    joined, late = offline(events, size)
     for name, lines in (("events", events), ("joined", joined)):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (folder / "job.toml").write_text(SPEC)
@@ -191,14 +195,44 @@ def learnt(job):
 
 @contextmanager
 def committed(job, live):
+    """The shards of the newest commit."""
     commit = Commits(job.store).whole()[-1]
+    groups = {slot.name: slot.group for slot in Schema.of(job.spec.slots).sparse}
     tables = tables_on_shards(job.spec.tables, job.spec.dense, job.spec.slots, job.spec.join)
-    shards = EmbeddedShards(tables, job.spec.seed, live=live)
+    shards = EmbeddedShards(tables, job.spec.seed, live=live, groups=groups)
     try:
         shards.restore(commit.folder, commit.shards, commit.version, Deadline.after(60))
-        yield shards.digest(Deadline.after(60))
+        yield shards
     finally:
         shards.close()
+
+
+def counts_of(job):
+    """Shows and clicks of every row in the newest commit, by slot and sign: which samples were learnt."""
+    schema = Schema.of(job.spec.slots)
+    with committed(job, job.store.with_name(f"{job.store.name}-live")) as shards:
+        found = {
+            (slot.name, sign): describe_key(shards, schema, slot, sign, Deadline.after(60))
+            for slot in schema.sparse
+            for sign in range(NUM_SIGNS)
+        }
+    return {place: (told["show"], told["click"]) for place, told in found.items() if told["row"]}
+
+
+def counts_by_hand(joined):
+    """The same of the samples of an offline join."""
+    samples = [sample for event in joined for sample in event["samples"]]
+    shows = Counter((slot, sample[slot]) for sample in samples for slot in ("user", "item"))
+    clicks = Counter((slot, sample[slot]) for sample in samples if sample["click"] for slot in ("user", "item"))
+    return {place: (show, clicks[place]) for place, show in shows.items()}
+
+
+def assert_rows_have_the_bits_of(job, oracle):
+    """The rows of a job with [join] are those of an offline one."""
+    live = [each.store.with_name(f"{each.store.name}-bits") for each in (job, oracle)]
+    with committed(job, live[0]) as ours, committed(oracle, live[1]) as theirs:
+        digests = ours.digest(Deadline.after(60))
+        assert digests["default"] == theirs.digest(Deadline.after(60))["default"] and digests[JOIN_TABLE] != 0
 
 
 @pytest.mark.long
@@ -218,17 +252,37 @@ def test_late_labels_are_learnt_as_an_offline_join_has_them(tmp_path):
     assert [event for _, event in letters_of(calm)] == wrong and letters_of(killed) == letters_of(calm)
     assert one["rejected"] == other["rejected"] == Counter(reason for reason, _ in letters_of(calm))
     assert sorted(one["rejected"].values()) == [2, 2]
-    with committed(calm, tmp_path / "live-1") as ours, committed(oracle, tmp_path / "live-2") as theirs:
-        assert ours["default"] == theirs["default"] and ours[JOIN_TABLE] != 0
+    assert_rows_have_the_bits_of(calm, oracle)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_any_number_of_trainers_learns_the_samples_of_an_offline_join(tmp_path):
+    joined, late = write_jobs(tmp_path, 200)
+    one = job_at(tmp_path / "job.toml", "one")
+    three = job_at(tmp_path / "job.toml", "three", "cluster={trainers=3, shards=2}")
+    for job in (one, three):
+        assert ended(job)["left_out"]["click after the window"] == late > 0
+    assert counts_of(one) == counts_of(three) == counts_by_hand(joined) != {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_change_nothing(tmp_path):
-    """`millrace faults` compares each close of killed runs with a calm one, which the test above compares offline."""
-    write_jobs(tmp_path, 3000)
-    small = ("passes.max_events=40", "train.threads=1", "cluster={trainers=2,shards=2}")
-    sets, kills, seed = [word for setting in small for word in ("--set", setting)], 0, 0
+    """`millrace faults` compares each close of killed runs with a calm one. A calm run of the same settings has learnt
+    the samples of the offline join, and one trainer its bits."""
+    joined, late = write_jobs(tmp_path, 3000, size=40)
+    size, workers = "passes.max_events=40", "cluster={trainers=2,shards=2}"
+    one, two = job_at(tmp_path / "job.toml", "one", size), job_at(tmp_path / "job.toml", "two", size, workers)
+    oracle = job_at(tmp_path / "offline.toml", "offline", size)
+    of_one, of_two, of_oracle = ended(one), ended(two), ended(oracle)
+    assert of_one["samples"] == of_two["samples"] == of_oracle["samples"]
+    assert of_one["left_out"] == of_two["left_out"] and of_one["left_out"]["click after the window"] == late > 0
+    assert learnt(one) == learnt(oracle) and len(learnt(one)) > 80
+    assert_rows_have_the_bits_of(one, oracle)
+    assert counts_of(one) == counts_of(two) == counts_of(oracle) == counts_by_hand(joined) != {}
+
+    sets, kills, seed = [word for setting in (size, "train.threads=1", workers) for word in ("--set", setting)], 0, 0
     while kills < 100:
         seed += 1
         told = millrace("faults", tmp_path / "job.toml", "--rounds", 4, "--seed", seed, *sets, limit_s=900)
