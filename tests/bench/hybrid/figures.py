@@ -4,6 +4,7 @@ Writes the tables between the marks of docs/paper.md, and plots to docs/images. 
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import matplotlib as mpl
@@ -17,8 +18,15 @@ from tests.machines.network import ROOT
 
 PAGE, IMAGES = ROOT / "docs" / "paper.md", ROOT / "docs" / "images"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
-PAPER_SAVES = {"dcn": (9, 32.5), "wide_deep": (37, 52), "deep_crossing": (33, 50), "deep_crossing_1024": (61, None)}
-"""Percent of the time of PS-Lite and of TensorFlow's parameter servers that the paper's hybrid saves with 8 workers."""
+PAPER_SAVES = {
+    "dcn": (9, 32.5),
+    "wide_deep": (37, 52),
+    "deep_crossing": (33, 50),
+    "deep_crossing_1024": (61, math.nan),
+}
+"""Percent of the time of PS-Lite and of TensorFlow's parameter servers that the paper's hybrid saves with 8 workers.
+
+nan where it does not tell: no bar is drawn."""
 PAPER_BY_WORKERS = {4: 0, 6: 0, 8: 9, 16: 30}
 """The same against PS-Lite for DCN, by workers."""
 
@@ -30,14 +38,14 @@ def _saved_plot(results: Results) -> Figure:
     models = ("dcn", "wide_deep", "deep_crossing", "deep_crossing_1024")
     series: dict[str, list[float]] = {
         "paper, PS-Lite (asynchronous)": [PAPER_SAVES[model][0] for model in models],
-        "paper, TensorFlow": [PAPER_SAVES[model][1] or 0 for model in models],
+        "paper, TensorFlow": [PAPER_SAVES[model][1] for model in models],
     }
     for strategy in ("servers, async", "servers", RING):
         setups = [
             next((s for s in results.setups() if (s.model, s.strategy, s.trainers, s.rate) == key), None)
             for key in ((model, strategy, 8, "1gbit") for model in models)
         ]
-        series[f"ours, {strategy}"] = [0.0 if s is None else saved(results, s) or 0.0 for s in setups]
+        series[f"ours, {strategy}"] = [_or_nan(None if s is None else saved(results, s)) for s in setups]
     for number, (name, values) in enumerate(series.items()):
         axes.bar([at + 0.16 * (number - 2) for at in range(len(models))], values, 0.16, label=name)
     axes.set_xticks(range(len(models)), [NAMES[model] for model in models])
@@ -45,6 +53,11 @@ def _saved_plot(results: Results) -> Figure:
     axes.axhline(0, color="black", linewidth=0.5)
     axes.legend(fontsize="small")
     return figure
+
+
+def _or_nan(value: float | None) -> float:
+    """The value; nan where there is none, so that no bar is drawn."""
+    return math.nan if value is None else value
 
 
 def _slices_plot(results: Results) -> Figure:

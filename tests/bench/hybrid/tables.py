@@ -1,6 +1,5 @@
 """Tables of measured runs, as Markdown."""
 
-import statistics
 from collections.abc import Iterator, Sequence
 
 from tests.bench.hybrid.__main__ import FIGURE_10, MORE, PARTS
@@ -50,11 +49,10 @@ def tables(results: Results) -> str:
 
 
 def saved(results: Results, setup: Setup) -> float | None:
-    """Percent of a setup's time that hybrid saves on the same machines: the median of the rounds of both."""
+    """Percent of a setup's time that hybrid saves on the same machines, by the medians of both."""
     hybrid = Setup(setup.model, "hybrid", setup.trainers, setup.shards, setup.rate, setup.delay_ms, setup.steps)
-    pairs = zip(results.of(hybrid), results.of(setup), strict=False)
-    found = [100 * (1 - ours.both_ms / theirs.both_ms) for ours, theirs in pairs]
-    return statistics.median(found) if found and setup != hybrid else None
+    ours, theirs = results.median(hybrid, "both_ms"), results.median(setup, "both_ms")
+    return None if ours is None or theirs is None or setup == hybrid else 100 * (1 - ours / theirs)
 
 
 def by_formula(results: Results, setup: Setup) -> float | None:
@@ -91,13 +89,12 @@ def slice_lines(results: Results) -> Iterator[str]:
     whole = results.median(FIGURE_10[0], "both_ms")
     yield from ("| floats in a message | computing | exchange | both | of one message | the paper |", "|" + "---|" * 6)
     for setup in (*FIGURE_10, MORE[-1]):
-        if results.num_of(setup) and whole:
-            rounds = [a.both_ms / b.both_ms for a, b in zip(results.of(setup), results.of(FIGURE_10[0]), strict=False)]
-            ours = statistics.median(rounds) if rounds else float("nan")
+        both = results.median(setup, "both_ms")
+        if both is not None and whole:
             power = int(setup.strategy[len("servers, slices of 1e")]) if "slices" in setup.strategy else 0
             theirs = PAPER_SLICES.get(power) if "fifo" not in setup.strategy else None
             cells = [f"{results.median(setup, name):,.0f}" for name in ("compute_ms", "wire_ms", "both_ms")]
-            cells += [f"{ours:.2f}", "" if theirs is None else f"{theirs / PAPER_SLICES[7]:.2f}"]
+            cells += [f"{both / whole:.2f}", "" if theirs is None else f"{theirs / PAPER_SLICES[7]:.2f}"]
             yield f"| {setup.strategy.removeprefix('servers').removeprefix(', ') or 'all'} | {' | '.join(cells)} |"
 
 
