@@ -168,7 +168,7 @@ class RequestReader:
         return replace(golden_inputs(self.model, samples), events=event_B.tolist(), time_s_B=time_s_B)
 
     def _no_features(self) -> str:
-        """Why an export describes no features of events (dataset.features.served_events.describe_features)."""
+        """The reason that an export describes no features of events (dataset.features.served_events.describe_features)."""
         filled = [slot["name"] for slot in self.model.slots if "statistics" in slot]
         return f"slot {filled[0]!r} has statistics of rows" if filled else 'its job has not pipe.kind = "columns"'
 
@@ -217,7 +217,7 @@ class RequestReader:
         return num_samples
 
     def _wanted(self, name: str) -> str:
-        """What to send for this slot."""
+        """The rest of the refusal of a request without this slot: its shape."""
         if name in self._sparse:
             return "a sample without signs there has the shape [1, 0]"
         return f"a dense slot needs numbers of the shape [samples, {self.model.dense[name]}]"
