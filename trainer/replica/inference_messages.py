@@ -168,7 +168,7 @@ class RequestReader:
         return replace(golden_inputs(self.model, samples), events=event_B.tolist(), time_s_B=time_s_B)
 
     def _no_features(self) -> str:
-        """The reason that an export describes no features of events (dataset.features.served_events.describe_features)."""
+        """The reason that an export describes no features of events (see dataset.features.served_events)."""
         filled = [slot["name"] for slot in self.model.slots if "statistics" in slot]
         return f"slot {filled[0]!r} has statistics of rows" if filled else 'its job has not pipe.kind = "columns"'
 
