@@ -99,6 +99,11 @@ def model(name: str, **settings: object) -> Changes:
     return {"model": {"name": name, "settings": settings}}
 
 
+def sasrec(target: str, *hidden: int, **settings: object) -> Changes:
+    """A job with the model that reads the history in its order."""
+    return model("sasrec", hidden=list(hidden), target=target, **settings)
+
+
 def table(**changes: object) -> Changes:
     """A job with another table."""
     return {"tables": {"default": changes}}
@@ -145,6 +150,8 @@ MODELS = [
     Case("news, with histories", "deepfm", LONG),
     Case("news, with histories", "dcn_v2", LONG, model("dcn_v2", hidden=[64, 32])),
     Case("news, with histories", "din", LONG, model("din", hidden=[64, 32], target="article"), SEQUENCE),
+    Case("news, with histories", "sasrec", LONG, sasrec("article", 64, 32), SEQUENCE),
+    Case("news, with histories", "sasrec, HSTU blocks", LONG, sasrec("article", 64, 32, block="hstu"), SEQUENCE),
     Case(
         "news, with histories",
         "two_tower",
@@ -160,6 +167,8 @@ MODELS = [
     Case("clicks, with a history", "deepfm", CLICKS, {}, OWN),
     Case("clicks, with a history", "dcn_v2", CLICKS, model("dcn_v2", hidden=[32, 16]), OWN),
     Case("clicks, with a history", "din", CLICKS, model("din", hidden=[32, 16], target="item"), OWN_SEQUENCE),
+    Case("clicks, with a history", "sasrec", CLICKS, sasrec("item", 32, 16), OWN_SEQUENCE),
+    Case("clicks, with a history", "sasrec, HSTU blocks", CLICKS, sasrec("item", 32, 16, block="hstu"), OWN_SEQUENCE),
     Case("clicks, with a history", "two_tower", CLICKS, TOWERS, OWN),
 ]
 TUNED = [
