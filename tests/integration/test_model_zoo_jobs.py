@@ -149,3 +149,28 @@ def test_divided_items_come_back_after_a_kill_and_their_export_tells_the_best_on
     (manifest,) = calm.glob("exports/**/manifest.json")
     graph = OnnxModel((manifest.parent / "dense.onnx").read_bytes())
     assert json.loads(manifest.read_text())["onnx"]["ok"] and graph.outputs == ("ctr", "items", "scores")
+
+
+@pytest.mark.long
+def test_items_divided_over_trainers_learn_what_the_whole_softmax_learns(tmp_path):
+    job, reports = write_next(tmp_path, num_lines=2000), {}
+    for mode in ("full", "divided"):
+        ran = millrace(
+            job,
+            "cluster={trainers=3,shards=2}",
+            "passes.max_events=500",
+            "pipe.max_bad_fraction=0.05",
+            "train.threads=1",
+            "train.batch_size=16",
+            f'model.settings.mode="{mode}"',
+            store=mode,
+        )
+        assert ran.code == 0, ran.output
+        reports[mode] = ran.report
+    full, divided = reports["full"], reports["divided"]
+    assert divided["samples"] == full["samples"] and divided["passes"] == full["passes"]
+    losses = [report["halves"]["last"]["ctr"]["logloss"] for report in (full, divided)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for at in ("recall_at_1", "recall_at_10"):
+        recalled = [report["tensors"]["life"][at]["mean"] for report in (full, divided)]
+        assert recalled[0] == pytest.approx(recalled[1], rel=1e-3), at
