@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -222,7 +221,7 @@ class RendezvousClient:
 
     def _member(self) -> pb.Member:
         contact = self._contact
-        return pb.Member(worker=contact.worker, generation=contact.generation, incarnation=_incarnation_of(os.getpid()))
+        return pb.Member(worker=contact.worker, generation=contact.generation, incarnation=_incarnation())
 
     def _call(
         self,
@@ -254,10 +253,13 @@ def renewed_identity(contact: LauncherContact | None, credentials: Credentials |
         yield identity
 
 
-@cache
-def _incarnation_of(_pid: int) -> str:
-    """Drawn once for each process: a forked one draws its own."""
-    return secrets.token_hex(8)
+_INCARNATIONS: dict[int, str] = {}
+"""By process: a forked one draws its own."""
+
+
+def _incarnation() -> str:
+    """Drawn once for each process, the same for all of its threads: `setdefault` is one step."""
+    return _INCARNATIONS.setdefault(os.getpid(), secrets.token_hex(8))
 
 
 def _member(member: pb.Member) -> Member:

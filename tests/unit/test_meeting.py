@@ -1,6 +1,8 @@
 """The rendezvous: who may come, what it learns, and the words for those that are refused. Over a real connection."""
 
+import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -83,7 +85,7 @@ def test_on_one_machine_only_the_process_that_has_come_gets_another_certificate(
         assert name_of(load(shard.renew(request))) == authority.name(3, PeerRole.SHARD, 0)
         with pytest.raises(Refused, match="shard-0 is of generation 2, which has ended"):
             RendezvousClient(here.contact("shard-0", generation=2)).renew(request)
-        monkeypatch.setattr(rendezvous, "_incarnation_of", lambda _pid: "another process")
+        monkeypatch.setattr(rendezvous, "_incarnation", lambda: "another process")
         with pytest.raises(Refused, match="the caller is not the process that has come as shard-0"):
             RendezvousClient(here.contact("shard-0")).renew(request)
 
@@ -97,7 +99,7 @@ def test_workers_without_certificates_get_none(here):
 
 def test_a_second_process_of_one_worker_is_refused_and_the_first_one_stays(here, monkeypatch):
     RendezvousClient(here.contact("shard-0")).announce("127.0.0.1:1")
-    monkeypatch.setattr(rendezvous, "_incarnation_of", lambda _pid: "another process")
+    monkeypatch.setattr(rendezvous, "_incarnation", lambda: "another process")
     with pytest.raises(Refused, match="generation 3 has another shard-0 already, which serves at 127.0.0.1:1; end one"):
         RendezvousClient(here.contact("shard-0")).announce("127.0.0.1:2")
     assert here.address("shard-0") == "127.0.0.1:1"
@@ -238,3 +240,19 @@ def test_a_late_renewal_is_an_alarm():
     told = "certificates are not renewed: shard-0 (the last is of 2026-01-01 00:00:00 UTC); the output of these workers"
     assert alarms(status)[Alarm.CERTIFICATES].startswith(told)
     assert alarms(Status({"unrenewed": {}})) == {}
+
+
+def test_threads_that_call_at_the_same_time_are_one_process(monkeypatch):
+    both = threading.Barrier(2)
+    draw = secrets.token_hex
+
+    def drawn_by_both(num_bytes):
+        both.wait(10)
+        return draw(num_bytes)
+
+    monkeypatch.setattr(rendezvous, "_INCARNATIONS", {})
+    monkeypatch.setattr(rendezvous.secrets, "token_hex", drawn_by_both)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: rendezvous._incarnation(), range(2))
+    monkeypatch.undo()
+    assert first == second != rendezvous._incarnation()
