@@ -21,7 +21,7 @@ OWN = ""
 """The name of the service's own environment."""
 ASK_S = 120.0
 """How long an environment may take to say whether it can go on with a job."""
-PLACES = frozenset({"PYTHONHOME", "PYTHONPATH"})
+PACKAGE_VARIABLES = frozenset({"PYTHONHOME", "PYTHONPATH"})
 """Variables that say where an interpreter finds packages. With the service's own ones a build would run its code."""
 
 
@@ -60,8 +60,9 @@ def interpreter(builds: Mapping[str, Path], build: str) -> str:
 
 
 def variables_for(python: str) -> dict[str, str]:
-    """The environment variables of a process of this interpreter: ours, without `PLACES` where it is not our own."""
-    return {name: text for name, text in os.environ.items() if python == sys.executable or name not in PLACES}
+    """The environment variables of a process of this interpreter: ours, less those of packages if it is another one."""
+    left_out = frozenset[str]() if python == sys.executable else PACKAGE_VARIABLES
+    return {name: text for name, text in os.environ.items() if name not in left_out}
 
 
 def ask(builds: Mapping[str, Path], build: str, folder: Path, deadline: Deadline) -> BuildReport:

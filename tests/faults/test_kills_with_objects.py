@@ -192,14 +192,19 @@ def test_a_head_without_its_disk_goes_on_and_says_how(tmp_path, mode):
     assert (mirror / key_of(1)).exists()
 
 
+def behind_a_proxy(folder, server, way):
+    """A job whose every record goes to a store behind a proxy; the closes and the report of one that is left alone."""
+    write_job(folder, num_lines=160)
+    closes, expected = undisturbed(folder, 1, 0)
+    uri = server.uri("bucket", folder.name, way.port)
+    return job_at(folder, "waits", 1, 0, *objects(uri, "store.log_mirror='sync'")), closes, expected
+
+
 @pytest.mark.long
 def test_training_waits_for_a_store_that_refuses_everything_for_a_while(tmp_path, s3, proxy):  # noqa: F811
     """No worker ends, and no restart is counted."""
-    write_job(tmp_path, num_lines=160)
-    closes, expected = undisturbed(tmp_path, 1, 0)
-    said, uri = [], s3.uri("bucket", "outage", proxy.port)
-    job = job_at(tmp_path, "waits", 1, 0, *objects(uri, "store.log_mirror='sync'"))
-    watched = Deaths(job.store, iter([]))
+    job, closes, expected = behind_a_proxy(tmp_path, s3, proxy)
+    said, watched = [], Deaths(job.store, iter([]))
     with outage_after_a_close(proxy, job.store) as troubles:
         outcome = run(job, watched, said_by(said))
     assert outcome.code == 0, (outcome, said[-40:])
@@ -212,11 +217,8 @@ def test_training_waits_for_a_store_that_refuses_everything_for_a_while(tmp_path
 
 @pytest.mark.long
 def test_a_worker_that_dies_while_the_store_refuses_everything_is_started_again_later(tmp_path, s3, proxy):  # noqa: F811
-    write_job(tmp_path, num_lines=160)
-    closes, expected = undisturbed(tmp_path, 1, 0)
-    said, uri = [], s3.uri("bucket", "outage-with-a-death", proxy.port)
-    job = job_at(tmp_path, "dies", 1, 0, *objects(uri, "store.log_mirror='sync'"))
-    dying = CopiedDeaths(job.store, iter([AtInstant(CHIEF, closes=1, delay_s=2.0)]))
+    job, closes, expected = behind_a_proxy(tmp_path, s3, proxy)
+    said, dying = [], CopiedDeaths(job.store, iter([AtInstant(CHIEF, closes=1, delay_s=2.0)]))
     with outage_after_a_close(proxy, job.store):
         outcome = run(job, dying, said_by(said))
     assert outcome.code == 0, (outcome, said[-40:])
