@@ -35,12 +35,14 @@ class CopiedDeaths(Deaths):
     """Deaths after which the log comes back from the object store."""
 
     def _keep_log(self):
-        """The longest state of each file: a restored one is another file on the disk."""
-        self.log.mkdir(exist_ok=True)
+        """Link the log's files, and the longer of two: a restored one is another file on the disk."""
+        super()._keep_log()
         for path in listed(self._log):
-            kept = self.log / path.name
-            if not kept.exists() or kept.stat().st_size < path.stat().st_size:
-                shutil.copy(path, kept)
+            kept, link = self.log / path.name, self.log / "restored"
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                if not kept.samefile(path) and kept.stat().st_size < path.stat().st_size:
+                    link.hardlink_to(path)
+                    link.replace(kept)
 
 
 class WipedDeaths(CopiedDeaths):
