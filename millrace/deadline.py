@@ -18,6 +18,10 @@ class Deadline:
         """A deadline `seconds` from now."""
         return cls(time.monotonic() + seconds)
 
+    def at_most(self, seconds: float) -> "Deadline":
+        """This deadline, or `seconds` from now where that is earlier."""
+        return Deadline(min(self.at_s, time.monotonic() + seconds))
+
     def left_s(self) -> float:
         """Seconds left, never below 0."""
         return max(0.0, self.at_s - time.monotonic())

@@ -368,6 +368,8 @@ class ShardProcess(Section):
     """Where this process says where it listens; None: it was started by hand."""
     socket: Path | None = None
     """Unix socket at which this process serves; None: a port of loopback."""
+    node_timeout: PositiveDuration = 30.0
+    """How long a trainer's machine may be silent before its connections count as broken."""
     live: Path | None = None
     """Folder of this generation's row stores, made at restore; without one, rows are in memory only."""
     sees: SharedFolder | None = None

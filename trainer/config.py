@@ -486,7 +486,8 @@ class WorkerConfig(Section):
     generation: Count = 1
     """Number of the generation of workers, from 1."""
     node_timeout: PositiveDuration = 30.0
-    """How long rank 0 publishes versions and begins exports without contact with the object store."""
+    """How long a shard's machine may be silent before it counts as unavailable, and how long rank 0 publishes versions
+    and begins exports without contact with the object store."""
     live: Path | None = None
     """Folder for the open row stores of the embedded shard; created anew."""
     sees: SharedFolder | None = None

@@ -8,6 +8,7 @@ else gets as far as sending a message. Strangers are counted.
 
 import hmac
 import logging
+import math
 import os
 import secrets
 import socket as system_sockets
@@ -29,10 +30,12 @@ MAX_QUEUED = 64
 """Most messages that wait for one peer, and most of its messages that wait here. Sending more is an error."""
 HANDSHAKE_MS = 10_000
 """How long a connection may take for its handshake."""
-PING_S, SILENT_S = 1, 3
-"""Over TCP: time between the kernel's probes of an idle connection, and the silence of the peer's machine after which a
-connection counts as broken. At a unix socket the kernel closes it when the peer's process ends. ZeroMQ's own heartbeats
-would do for neither: they count a peer as silent while one long message of it is on its way."""
+SILENT_S = 30.0
+"""Default of `silent_s`: over TCP, the silence of the peer's machine after which a connection counts as broken. The
+kernel probes idle connections meanwhile. At a unix socket it closes one when the peer's process ends. ZeroMQ's own
+heartbeats would do for neither: they count a peer as silent while one long message of it is on its way."""
+MAX_PROBES = 100
+"""Most probes of a silent connection; Linux allows 127."""
 PRIVATE = 0o700
 """Mode of the folder of a unix socket."""
 SEND_BUFFER_BYTES = 4 << 20
@@ -98,12 +101,13 @@ class DataListener:
         max_message_bytes: int,
         host: str = LOOPBACK,
         noted: Refusals = refusals.PROCESS,
+        silent_s: float = SILENT_S,
     ) -> None:
         """Listen at the unix socket `socket`, in a folder of its own; without one at a free port of `host`.
 
         If the socket cannot be bound, a port is used, and the log says so.
         """
-        self._host, self._noted = host, noted
+        self._host, self._noted, self._silent_s = host, noted, silent_s
         self._context: Context = zmq.Context()
         self._max_message_bytes = max_message_bytes
         self._ticket = secrets.token_hex(32)
@@ -124,7 +128,7 @@ class DataListener:
         """Readable once a peer has connected, or its handshake has failed: call `note_peers`."""
 
     def _open(self) -> Socket:
-        router = _bounded(self._context.socket(zmq.ROUTER), self._max_message_bytes)
+        router = _bounded(self._context.socket(zmq.ROUTER), self._max_message_bytes, self._silent_s)
         router.router_mandatory = True
         router.zap_domain = _USER
         return router
@@ -201,10 +205,12 @@ class DataListener:
 class DataConnection:
     """A connection to a listener, which is not made again once it breaks. One thread at a time."""
 
-    def __init__(self, context: Context, to: DataAddress, keys: KeyPair, max_message_bytes: int) -> None:
+    def __init__(
+        self, context: Context, to: DataAddress, keys: KeyPair, max_message_bytes: int, silent_s: float = SILENT_S
+    ) -> None:
         """Connect in the background; `keys` are those of this peer. Raises OSError if the socket's folder is gone."""
         target, self._descriptor = unix_sockets.target_of(to.address)
-        self.socket = _bounded(context.socket(zmq.DEALER), max_message_bytes)
+        self.socket = _bounded(context.socket(zmq.DEALER), max_message_bytes, silent_s)
         self.socket.reconnect_ivl = -1
         self.events = self.socket.get_monitor_socket(sum(_LOST) | zmq.Event.CONNECTED)
         """Readable once the connection is made, or may be broken: call `broken`."""
@@ -273,14 +279,15 @@ def _enlarge(descriptor: int) -> None:
             connection.detach()
 
 
-def _bounded(socket: Socket, max_message_bytes: int) -> Socket:
+def _bounded(socket: Socket, max_message_bytes: int, silent_s: float) -> Socket:
     socket.sndhwm = socket.rcvhwm = MAX_QUEUED
     socket.maxmsgsize = max_message_bytes
     socket.handshake_ivl = HANDSHAKE_MS
     socket.linger = 0
-    socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, SILENT_S // PING_S
-    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = PING_S
-    socket.tcp_maxrt = SILENT_S * 1000
+    between_s = math.ceil(silent_s / MAX_PROBES)
+    socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, math.ceil(silent_s / between_s)
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = between_s
+    socket.tcp_maxrt = math.ceil(silent_s * 1000)
     return socket
 
 

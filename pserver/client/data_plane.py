@@ -29,8 +29,6 @@ from pserver.rows.arrays import Empty, empty_floats
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4))
 """Between tries of one call: a shard that is gone counts as unavailable within a second."""
-GREETING_S = 1.0
-"""Longest time for a shard to tell again where its data plane is."""
 SLICE_MS = 20
 """Longest wait that keeps another thread from sending."""
 
@@ -101,18 +99,19 @@ class DataPlane:
         max_message_bytes: int,
         *,
         shares_memory: bool,
+        silent_s: float,
     ) -> None:
         """`names` of the shards are for messages. Connections are made with the first call.
 
         With `shares_memory` arrays lie beside the messages where a shard is on this machine; then calls are made one
-        by one to each shard.
+        by one to each shard. `silent_s`: see millrace.rpc.data_sockets.SILENT_S.
         """
         self._context, self._tables, self._keys, self._max_message_bytes = context, tables, keys, max_message_bytes
         self._greet, self._links = greet, [_Link(name) for name in names]
         self._lock = threading.Lock()
         self._poller = zmq.Poller()
         self._next_number = random.SystemRandom().getrandbits(31) << 32  # another client of this rank has others
-        self._shares_memory, self._closed = shares_memory, False
+        self._shares_memory, self._silent_s, self._closed = shares_memory, silent_s, False
 
     def empty(self, shard: int) -> Empty:
         """Makes the arrays of the next call to a shard."""
@@ -261,15 +260,16 @@ class DataPlane:
         if self._closed:
             raise InvalidShardCall(f"a call to {link.name} after the end")
         memory = _new_memory() if self._shares_memory else None
-        until = Deadline(min(deadline.at_s, time.monotonic() + GREETING_S))
         try:
-            greeting = self._greet(shard, until, None if memory is None else memory.offer)
+            greeting = self._greet(shard, deadline, None if memory is None else memory.offer)
         finally:
             if memory is not None:
                 memory.offered()
         link.memory = memory if greeting.opened_memory else None
         link.max_message_bytes = min(self._max_message_bytes, greeting.max_message_bytes)
-        link.connection = DataConnection(self._context, greeting.at, self._keys, self._max_message_bytes)
+        link.connection = DataConnection(
+            self._context, greeting.at, self._keys, self._max_message_bytes, self._silent_s
+        )
         self._poller.register(link.connection.socket, zmq.POLLIN)
         self._poller.register(link.connection.events, zmq.POLLIN)
 

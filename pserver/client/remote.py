@@ -21,7 +21,7 @@ from millrace import documents
 from millrace.deadline import Deadline
 from millrace.identity.credentials import Identity
 from millrace.retry import Backoff
-from millrace.rpc.data_sockets import DataAddress, KeyPair
+from millrace.rpc.data_sockets import SILENT_S, DataAddress, KeyPair
 from millrace.rpc.shared_memory import MemoryOffer
 from millrace.timeline import Span, recorded, span
 from millrace.traffic import Links, links_of
@@ -56,6 +56,8 @@ MAX_OPEN_PARTS = 32
 MAX_SLICES = 1 << 40
 """More slices than there are."""
 NO_RETRY = Backoff(())
+GREETING_S = 1.0
+"""Longest time for a shard of this machine to tell again where its data plane is."""
 FIRST_BATCH = 1 << 32
 """Numbers of batches begin here. `look` uses lower ones, since a pull makes a shard forget all lower numbers."""
 MAX_MESSAGE_BYTES = 256 << 20
@@ -107,12 +109,15 @@ class RemoteShards:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         identity: Identity | None = None,
         wire: Wire = Wire.FLOAT32,
+        silent_s: float = SILENT_S,
     ) -> None:
         """Connect to every shard, in the order of their numbers, and check that it belongs to this job.
 
-        `identity`: for addresses off loopback. `wire`: as the shards have it.
+        `identity`: for addresses off loopback. `wire`: as the shards have it. A shard on another machine that is silent
+        for `silent_s` counts as unavailable.
         """
         self._caller, self._max_message_bytes = pb.Caller(generation=generation, rank=rank), max_message_bytes
+        self._silent_s = silent_s
         self._sections, self._wire, self._wires = tables, wire, wires_of(tables, wire)
         self._widths = {name: int(section.first_order) + section.dim for name, section in tables.items()}
         self._placement = Placement.even(len(addresses))
@@ -144,7 +149,14 @@ class RemoteShards:
         # Steps have sockets of their own, so they never wait behind announcements.
         self._announcements, self._steps = (
             DataPlane(
-                self._context, names, self._greet, tables_of, self._keys, max_message_bytes, shares_memory=shares_memory
+                self._context,
+                names,
+                self._greet,
+                tables_of,
+                self._keys,
+                max_message_bytes,
+                shares_memory=shares_memory,
+                silent_s=silent_s,
             )
             for shares_memory in (False, True)
         )
@@ -172,7 +184,8 @@ class RemoteShards:
         return self._connections[shard].call("Hello", request, pb.HelloReply, deadline, backoff)
 
     def _greet(self, shard: int, deadline: Deadline, memory: MemoryOffer | None) -> Greeting:
-        reply = self._hello(shard, deadline, NO_RETRY, memory)
+        longest_s = GREETING_S if self._connections[shard].is_here else self._silent_s
+        reply = self._hello(shard, deadline.at_most(longest_s), NO_RETRY, memory)
         at = DataAddress(reply.data_address, reply.data_ticket, reply.data_key)
         return Greeting(at, reply.max_message_bytes, reply.opened_memory)
 

@@ -399,7 +399,9 @@ class ShardServer:
         )
         self.address = self._server.address
         data_socket = None if socket is None or tls is not None else socket.with_suffix(".data") / "socket"
-        listener = DataListener(data_socket, config.max_message, LOOPBACK if tls is None else tls.host)
+        listener = DataListener(
+            data_socket, config.max_message, LOOPBACK if tls is None else tls.host, silent_s=config.node_timeout
+        )
         self._servicer = _Servicer(config, listener, identity)
         self._data = DataServer(self._servicer.steps, listener, self._servicer.memories, failed)
         self._servicer.closed, self._servicer.figures = self._data.wake, self._data.figures

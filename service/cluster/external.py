@@ -247,9 +247,9 @@ class ExternalLauncher:
     def _warn_of_groups(self, specs: Sequence[WorkerSpec], on_line: OnLine) -> None:
         """Say once that trainers whose sums should stay within a machine are on several ones."""
         size_of = self._point.group_size
-        if size_of is None or self._has_warned:
-            return
         num_trainers = sum(spec.role is WorkerRole.TRAINER for spec in specs)
+        if size_of is None or self._has_warned or not num_trainers:  # shards start first
+            return
         if group := self._places.divided_group(size_of(num_trainers)):
             self._has_warned = True
             on_line(

@@ -136,6 +136,7 @@ def plan_job(
         "secret": secret,
         "generation": generation,
         "max_message": cluster.max_message,
+        "node_timeout": cluster.node_timeout,
         "wire": cluster.wire,
         "interface": LOOPBACK_INTERFACE if authority is None else cluster.interface,
         "sees": None if sees is None else sees.model_dump(mode="json"),
@@ -283,7 +284,7 @@ def _shards(
     parts: Sequence[Mapping[str, Any]] | None = None,
     resources: Resources | None = None,
 ) -> tuple[WorkerSpec, ...]:
-    """One shard for each folder of `live`; `common`: secret, generation, max_message and wire; `parts`: by shard."""
+    """One shard for each folder of `live`; `common`: what all workers have; `parts`: by shard."""
     schema = Schema.of(job.spec.slots)
     config = {
         **common,
@@ -327,7 +328,6 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
         "rank": rank,
         "local_rank": rank,
         "world": cluster.trainers,
-        "node_timeout": cluster.node_timeout,
         "live": None if cluster.num_shards else _live(job, common["generation"], 0),
         "cache": str(job.store / CACHE / f"{name}{suffix}")
         if (name := f"{WorkerRole.TRAINER}-{rank}") in cache_names(job)

@@ -62,7 +62,7 @@ class ClusterSection(Section):
     `millrace worker --join`; "ray": placed by a Ray cluster, of which this machine is a node."""
     node_timeout: PositiveDuration = 30.0
     """A worker of the external launcher, or of Ray, that is unreachable for so long counts as dead; so does the head
-    for a worker."""
+    for a worker, and a shard on another machine for a trainer."""
     ray_address: str | None = None
     """Address of the Ray cluster, HOST:PORT, as its head tells it. Launcher "ray" needs it."""
     resources: RoleResources = RoleResources()

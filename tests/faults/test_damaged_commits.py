@@ -18,8 +18,8 @@ from trainer.journal.log import read
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = ("commit={every='600s', every_passes=4, keep=3}", "passes.max_events=16", "train.threads=1")
-"""Seven commits: of eight files RocksDB makes one when it has time (pserver.store.rocks_store), and two tests need files
-that commits share."""
+"""Seven commits: of eight files RocksDB makes one when it has time (pserver.store.rocks_store), and two tests need
+files that commits share."""
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from service.faults.injection import Deaths, run
 from service.faults.rounds import FALLBACK
 from tests.faults.test_kills import assert_nothing_left, job_at, report, said_by
 from tests.integration.stream_job import write_job
+from tests.integration.test_model_zoo_jobs import write_next
 from trainer.dense_config import HierarchySection
 
 NUM_DEATHS, SEED = 10, 17
@@ -21,9 +22,12 @@ STRATEGIES = {
     "powersgd": "dense={compression='powersgd', powersgd={rank=1}}",
     "hierarchy": "dense={compression='powersgd', powersgd={rank=1}, hierarchy={group=2}}",
     "pipeline": "dense={strategy='pipeline', clip_norm=0.5}",
+    "groups": "dense={hierarchy={group=2}, compression='fp16'}",
+    "recompute": "dense={recompute={blocks='all'}, optimizer={kind='adagrad'}}",
+    "scaled": "train.amp='float16'",
 }
 """An average, or its flush at a close, is in the middle of each pass of five steps."""
-TRAINERS = {"hierarchy": 4}
+TRAINERS = {"hierarchy": 4, "groups": 4}
 """Where it is not 2: two groups of two, so that there are sums within a group and sums between groups."""
 
 
@@ -32,9 +36,12 @@ def test_the_case_with_a_hierarchy_has_sums_within_groups_and_between_them():
     assert 1 < HierarchySection(**hierarchy).size(TRAINERS["hierarchy"]) < TRAINERS["hierarchy"]
 
 
+def ten_deaths(trainers):
+    return list(islice(deaths(SEED, trainers, 1, JobFeatures(mirrored=True)), NUM_DEATHS))
+
+
 def assert_deaths_change_nothing(folder, settings, trainers, planned):
-    """The deaths that are `planned` all happen, and nothing else does."""
-    write_job(folder, num_lines=500)
+    """The deaths that are `planned` all happen to the job in `folder`, and nothing else does."""
     said, settings = [], (settings, "passes.max_events=80")
     undisturbed, disturbed = (job_at(folder, store, trainers, 1, *settings) for store in ("calm", "killed"))
     calm = Deaths(undisturbed.store, iter([]))
@@ -57,6 +64,7 @@ def test_three_deaths_between_averages_change_nothing(tmp_path):
         AtInstant("trainer-1", closes=1, delay_s=0.02),
         AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2),
     ]
+    write_job(tmp_path, num_lines=500)
     assert_deaths_change_nothing(tmp_path, "dense={strategy='local_sgd', k_steps=3, adaptive=true}", 2, planned)
 
 
@@ -67,5 +75,12 @@ def test_three_deaths_between_averages_change_nothing(tmp_path):
 )
 def test_ten_deaths_change_nothing(tmp_path, strategy):
     trainers = TRAINERS.get(strategy, 2)
-    planned = list(islice(deaths(SEED, trainers, 1, JobFeatures(mirrored=True)), NUM_DEATHS))
-    assert_deaths_change_nothing(tmp_path, STRATEGIES[strategy], trainers, planned)
+    write_job(tmp_path, num_lines=500)
+    assert_deaths_change_nothing(tmp_path, STRATEGIES[strategy], trainers, ten_deaths(trainers))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_ten_deaths_change_nothing_where_items_are_divided_over_three_trainers(tmp_path):
+    write_next(tmp_path, num_lines=800)
+    assert_deaths_change_nothing(tmp_path, "pipe.max_bad_fraction=0.05", 3, ten_deaths(3))

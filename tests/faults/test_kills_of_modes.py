@@ -1,4 +1,4 @@
-"""`millrace faults` with rows that lag behind, and with rows in half the bytes: ten deaths, drawn by a seed."""
+"""`millrace faults` in every mode, and with rows in half the bytes: ten deaths, drawn by a seed."""
 
 import pytest
 
@@ -9,11 +9,16 @@ from tests.integration.stream_job import write_job
 NUM_DEATHS, MAX_ROUNDS = 10, 10
 PLACE = ("cluster.trainers=2", "cluster.shards=2", "train.threads=1", "train.batch_size=8", "passes.max_events=32")
 NARROW = "cluster.wire=bfloat16"
+ON_SHARDS = "dense.strategy=shards"
+SGD = ("tables.default.optimizer={kind='sgd'}", "dense.optimizer={kind='sgd'}")
 SETTINGS = {
     "half the bytes": (NARROW,),
     "stale rows": ("train.staleness=2",),
     "stale rows in half the bytes": ("train.staleness=1", NARROW),
-    "async, half the bytes": ("train.mode=async", "dense.strategy=shards", NARROW),
+    "async, half the bytes": ("train.mode=async", ON_SHARDS, NARROW),
+    "half-async": ("train.mode=async", ON_SHARDS, "train.merge={pushes=2, wait='50ms'}"),
+    "geo": ("train.mode=geo", "train.k_steps=3", ON_SHARDS, *SGD),
+    "dense parameters on shards": (ON_SHARDS, *SGD),
 }
 BOTH = "stale rows in half the bytes"
 SEEDS = [pytest.param(name, seed, marks=pytest.mark.slow) for name in SETTINGS for seed in (1, 2, 3, 4, 5)]

@@ -43,7 +43,7 @@ class Client:
         while (told := self.http.get(answer.headers["location"]).json())["ended"] is None:
             deadline.check(f"waiting for {told}")
             time.sleep(0.05)
-        assert told["state"] == "done", told
+        assert told["state"] == "done", json.dumps(told)
         return told["result"]
 
     def until(self, path, true):
@@ -135,3 +135,18 @@ def test_a_job_is_watched_and_acted_on_over_http(followed, client):
     assert client.events[-1]["event"] == "end"
     words = [each["words"] for each in client.get("/log?limit=200")["items"]]
     assert any("set: tables.default.optimizer.lr = 0.2" in each for each in words)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_job_is_resized_over_http(followed, client):
+    followed.arrive(2)
+    client.until("", lambda told: told["version"] == 2)
+    done = client.done("POST", "/resize", {"shards": 2, "trainers": 2})
+    assert (done["shards"], done["trainers"]) == (2, 2) and done["version"] >= 3
+    followed.arrive(3)
+    told = client.until("", lambda told: told["events"] == 300)
+    assert told["generation"] == 2 and told["workers"] == {"trainers": 2, "shards": 2}
+    assert told["overrides"] == {"cluster.shards": 2, "cluster.trainers": 2}
+    none = client.http.post("/v1/jobs/small/resize", json={"trainers": 0})
+    assert none.status_code == 422 and "trainers" in none.text

@@ -169,6 +169,12 @@ def test_sums_within_machines_that_would_cross_them_are_warned_of_once(head, siz
     assert all("sums over trainer-0, trainer-1 first, as if they shared a machine" in text for _, text in lines)
 
 
+def test_shards_start_before_the_trainers_whose_sums_have_groups(head):
+    head.launcher._point = replace(head.launcher._point, group_size=HierarchySection(group=2).size)
+    (agent,) = head.begin(1, head.agent(), roles=(WorkerRole.SHARD,))
+    assert agent.offer.worker == "shard-0"
+
+
 def test_a_token_that_was_rotated_lets_nobody_in_and_those_that_joined_go_on(head, two):
     rotate_token(head.folder, head.authority)
     with pytest.raises(StaleToken, match="it was rotated, or it is of another job"):

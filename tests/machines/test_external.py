@@ -3,7 +3,6 @@
 import gzip
 import shutil
 import sys
-from contextlib import ExitStack
 from itertools import islice
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.e2e.test_examples import CRITEO, EXAMPLES, NEWS
 from tests.faults.test_kills import COMPARED
 from tests.integration.stream_job import millrace, write_job
-from tests.machines.external_job import MILLRACE, ExternalJob, object_store
+from tests.machines.external_job import MILLRACE
 from tests.machines.test_secure_wire import PLAIN_CALL, SCAN
 
 pytestmark = pytest.mark.long
@@ -38,19 +37,6 @@ def example(name, folder, num_events=None):
 
 def compared(report):
     return {key: report[key] for key in COMPARED}
-
-
-@pytest.fixture
-def world(machines):
-    """Three machines of a job, and the job: takes its settings, keeps its store on a fourth machine."""
-    *of_the_job, disk = machines(4)
-    with object_store(disk) as address, ExitStack() as held:
-        yield (
-            of_the_job,
-            lambda *settings, **more: held.enter_context(
-                ExternalJob(of_the_job[0], address("of-the-job"), *settings, **more)
-            ),
-        )
 
 
 def test_a_worker_joins_from_another_machine_and_strangers_do_not(world, tmp_path):

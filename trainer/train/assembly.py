@@ -502,6 +502,7 @@ def _shards(
         max_message_bytes=config.max_message,
         identity=identity,
         wire=config.wire,
+        silent_s=config.node_timeout,
     )
 
 

@@ -31,6 +31,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "servers": (ON_SERVERS,),
     "servers, async": (ON_SERVERS, 'train.mode="async"'),
     RING: (),
+    "hybrid, 8 times the rate": ("dense.optimizer.lr=0.08", "tables.default.optimizer.lr=0.08"),
     "hybrid, early rows": ("train.early_rows=true",),
     "hybrid, early rows, bfloat16": ("train.early_rows=true", "cluster.wire=bfloat16"),
     "hybrid, staleness 1": ("train.staleness=1",),

@@ -1,0 +1,47 @@
+"""A job whose links delay, lose, and for seconds carry nothing: no worker is lost, and no bit is another one."""
+
+import time
+
+import pytest
+
+from tests.integration.stream_job import millrace
+from tests.machines.test_external import TWO_BY_TWO, compared, example
+from trainer.journal.log_file import newest_generation, read_files
+from trainer.journal.records import PassClose
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+DARK_S = 4.0
+"""How long the link of a machine carries nothing, each time."""
+PATIENCE = "cluster.node_timeout='20s'"
+
+
+def closes(store):
+    return sum(isinstance(each.content, PassClose) for file in read_files(store / "log") for each in file.records)
+
+
+@pytest.mark.parametrize("name", [pytest.param("criteo", marks=pytest.mark.slow), "news"])
+def test_delay_loss_and_short_partitions_restart_nothing_and_change_no_bit(world, tmp_path, name):
+    (head, second, third), job_of = world
+    settings = example(name, tmp_path)
+    expected = millrace(tmp_path / "job.toml", *settings, *TWO_BY_TWO).report
+    for machine in (head, second):
+        example(name, machine.tmp)
+    job = job_of(*settings, PATIENCE)
+    token, launcher = job.token(), job.run()
+    launcher.until("waits for 4 of 4 workers")
+    second.shape(delay_ms=4, loss=0.01)
+    third.shape(delay_ms=2, loss=0.002)
+    places = ((third, "shard"), (second, "shard"), (second, "trainer"), (head, "trainer"))
+    agents = [job.agent(machine, "--role", role, token=token) for machine, role in places]
+    for machine, after in ((third, 2), (second, 4)):
+        until_s = time.monotonic() + 100
+        while closes(head.tmp / "store") < after:
+            assert time.monotonic() < until_s, job.said
+            time.sleep(0.05)
+        machine.cut()
+        time.sleep(DARK_S)
+        machine.heal()
+    assert launcher.end() == 0, launcher.said
+    assert [agent.end() for agent in agents] == [0] * 4
+    assert compared(job.report) == compared(expected)
+    assert newest_generation(head.tmp / "store" / "log") == 1, launcher.said
