@@ -24,7 +24,7 @@ STRATEGIES = {
     "pipeline": "dense={strategy='pipeline', clip_norm=0.5}",
     "groups": "dense={hierarchy={group=2}, compression='fp16'}",
     "recompute": "dense={recompute={blocks='all'}, optimizer={kind='adagrad'}}",
-    "scaled": "train.amp='float16'",
+    "bfloat16": "train.amp='bfloat16'",
 }
 """An average, or its flush at a close, is in the middle of each pass of five steps."""
 TRAINERS = {"hierarchy": 4, "groups": 4}
