@@ -17,6 +17,8 @@ from tests.machines.network import Machine
 
 PORT = 7070
 NODE_TIMEOUT_S = 3.0
+USUAL_TIMEOUT_S = 30.0
+"""The default of a job, for measurements: on slow links with few cores a machine may be silent for long."""
 MILLRACE = ("-m", "service")
 SERVE = "import sys; from tests.s3_server import serve; serve(sys.argv[1])"
 MAKE_BUCKET = (
@@ -108,7 +110,15 @@ def object_store(machine: Machine) -> Iterator[Callable[[str], str]]:
 class ExternalJob:
     """A job.toml in /tmp of machine `head`, run there by the external launcher, with its store in an object store."""
 
-    def __init__(self, head: Machine, store: str, *settings: str, trainers: int = 2, shards: int = 2) -> None:
+    def __init__(
+        self,
+        head: Machine,
+        store: str,
+        *settings: str,
+        trainers: int = 2,
+        shards: int = 2,
+        node_timeout_s: float = NODE_TIMEOUT_S,
+    ) -> None:
         self.head, self.address = head, format_address(head.address, PORT)
         self.outputs: list[Output] = []
         """Of all processes that were started."""
@@ -119,7 +129,7 @@ class ExternalJob:
             "trust_interface": True,
             "trainers": trainers,
             "shards": shards,
-            "node_timeout": f"{NODE_TIMEOUT_S}s",
+            "node_timeout": f"{node_timeout_s}s",
         }
         self.settings = [
             *(f"cluster.{name}={json.dumps(value)}" for name, value in cluster.items()),

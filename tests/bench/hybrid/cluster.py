@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.bench.living import DATA, EXAMPLES
 from tests.machines import network
-from tests.machines.external_job import ExternalJob, Output, object_store
+from tests.machines.external_job import USUAL_TIMEOUT_S, ExternalJob, Output, object_store
 from tests.machines.network import Machine
 from trainer.metrics.auc import exact_auc
 from trainer.metrics.halves import FILE_NAME
@@ -101,7 +101,7 @@ def running(cluster: Cluster, samples: int, settings: Sequence[str]) -> Iterator
         for machine in machines:
             fill(machine, samples)
         size = {"trainers": cluster.trainers, "shards": cluster.shards}
-        with ExternalJob(machines[0], address("hybrid"), *settings, **size) as job:
+        with ExternalJob(machines[0], address("hybrid"), *settings, **size, node_timeout_s=USUAL_TIMEOUT_S) as job:
             token, launcher = job.token(), job.run()
             launcher.until("waits for", START_S)
             for number, machine in enumerate(machines):

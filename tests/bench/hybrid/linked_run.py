@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.bench.living import EXAMPLES
 from tests.machines import network
-from tests.machines.external_job import ExternalJob, object_store
+from tests.machines.external_job import USUAL_TIMEOUT_S, ExternalJob, object_store
 
 START_S, RUN_S = 120.0, 3600.0
 
@@ -23,7 +23,8 @@ def over_links(example: str, events: Path, trainers: int, rate: str, settings: S
                 shutil.copy(EXAMPLES / example / name, machine.tmp)
             (machine.tmp / "data").mkdir()
             shutil.copy(events, machine.tmp / "data")
-        with ExternalJob(machines[0], address(example), *settings, trainers=trainers, shards=trainers) as job:
+        size = {"trainers": trainers, "shards": trainers, "node_timeout_s": USUAL_TIMEOUT_S}
+        with ExternalJob(machines[0], address(example), *settings, **size) as job:
             token, launcher = job.token(), job.run()
             launcher.until("waits for", START_S)
             for machine in machines:
