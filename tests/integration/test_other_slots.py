@@ -65,6 +65,7 @@ optimizer = {{ kind = "adagrad", lr = 0.05, initial = 0.1 }}
 
 [commit]
 every = "600s"
+keep = 20
 
 [exports.serving]
 base = "720h"
