@@ -35,6 +35,23 @@ def example(name, folder, num_events=None):
     return EVERY_3, f"passes.max_events={each}", "train.threads=1"
 
 
+def loopback_and_machines(name, folder, world, **more):
+    """The report of an example with four workers, run in `folder` on this machine, and the same job on three."""
+    (head, second, _), job_of = world
+    settings = example(name, folder)
+    expected = millrace(folder / "job.toml", *settings, *TWO_BY_TWO).report
+    for machine in (head, second):
+        example(name, machine.tmp)
+    return expected, job_of(*settings, **more)
+
+
+def four_agents(job, token, world):
+    """Two trainers and two shards on three machines, of which one has no file of the job."""
+    (head, second, third), _ = world
+    places = ((third, "shard"), (second, "shard"), (second, "trainer"), (head, "trainer"))
+    return [job.agent(machine, "--role", role, token=token) for machine, role in places]
+
+
 def compared(report):
     return {key: report[key] for key in COMPARED}
 
@@ -67,16 +84,11 @@ def test_a_worker_joins_from_another_machine_and_strangers_do_not(world, tmp_pat
 
 @pytest.mark.parametrize("name", [pytest.param("criteo", marks=pytest.mark.slow), "news"])
 def test_four_workers_on_three_machines_have_the_bits_of_loopback(world, tmp_path, name):
-    (head, second, third), job_of = world
-    settings = example(name, tmp_path)
-    expected = millrace(tmp_path / "job.toml", *settings, *TWO_BY_TWO).report
-    for machine in (head, second):
-        example(name, machine.tmp)
-    job = job_of(*settings)
+    (_, _, third), _ = world
+    expected, job = loopback_and_machines(name, tmp_path, world)
     token, launcher = job.token(), job.run()
     launcher.until("waits for 4 of 4 workers")
-    places = ((third, "shard"), (second, "shard"), (second, "trainer"), (head, "trainer"))
-    agents = [job.agent(machine, "--role", role, token=token) for machine, role in places]
+    agents = four_agents(job, token, world)
     assert launcher.end() == 0, launcher.said
     assert [agent.end() for agent in agents] == [0] * 4
     assert compared(job.report) == compared(expected)
@@ -85,12 +97,8 @@ def test_four_workers_on_three_machines_have_the_bits_of_loopback(world, tmp_pat
 
 @pytest.mark.slow
 def test_torchrun_on_three_machines_gives_the_same_bits(world, tmp_path):
-    (head, second, third), job_of = world
-    settings = example("criteo", tmp_path)
-    expected = millrace(tmp_path / "job.toml", *settings, *TWO_BY_TWO).report
-    for machine in (head, second):
-        example("criteo", machine.tmp)
-    job = job_of(*settings)
+    (head, second, third), _ = world
+    expected, job = loopback_and_machines("criteo", tmp_path, world)
     token, launcher = job.token(), job.run()
     launcher.until("waits for 4 of 4 workers")
     nodes = {"trainer": (head, second), "shard": (second, third)}

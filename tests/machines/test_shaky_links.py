@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.integration.stream_job import millrace
-from tests.machines.test_external import TWO_BY_TWO, compared, example
+from tests.machines.test_external import compared, four_agents, loopback_and_machines
 from trainer.journal.log_file import newest_generation, read_files
 from trainer.journal.records import PassClose
 
@@ -26,18 +25,13 @@ def newest_close(store):
 
 @pytest.mark.parametrize("name", [pytest.param("criteo", marks=pytest.mark.slow), "news"])
 def test_delay_loss_and_short_partitions_restart_nothing_and_change_no_bit(world, tmp_path, name):
-    (head, second, third), job_of = world
-    settings = example(name, tmp_path)
-    expected = millrace(tmp_path / "job.toml", *settings, *TWO_BY_TWO).report
-    for machine in (head, second):
-        example(name, machine.tmp)
-    job = job_of(*settings, node_timeout_s=NODE_TIMEOUT_S)
+    (head, second, third), _ = world
+    expected, job = loopback_and_machines(name, tmp_path, world, node_timeout_s=NODE_TIMEOUT_S)
     token, launcher = job.token(), job.run()
     launcher.until("waits for 4 of 4 workers")
     second.shape(delay_ms=4, loss=0.01)
     third.shape(delay_ms=2, loss=0.002)
-    places = ((third, "shard"), (second, "shard"), (second, "trainer"), (head, "trainer"))
-    agents = [job.agent(machine, "--role", role, token=token) for machine, role in places]
+    agents = four_agents(job, token, world)
     for machine, after in ((third, 2), (second, 4)):
         until_s = time.monotonic() + 100
         while newest_close(head.tmp / "store") < after:
