@@ -5,7 +5,7 @@ Three ranks, of which some have no batch in some steps; each rank is a thread. S
 
 import copy
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -18,6 +18,7 @@ from pserver.protocol.shards import Shards, StepScale
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 from trainer.collectives.ranks import SingleRank
+from trainer.dense.shard_slices import Awaiting
 from trainer.dense.strategy import STRATEGIES, dense_strategy
 from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
 from trainer.spec.shard_tables import tables_on_shards
@@ -61,9 +62,10 @@ class Job:
 
     section: DenseSection
     shards: Sequence[Shards]
+    awaiting: Awaiting = nullcontext
 
     def strategy(self, ranks, net):
-        return dense_strategy(net, self.section, ranks, self.shards[ranks.rank], step_s=20.0)
+        return dense_strategy(net, self.section, ranks, self.shards[ranks.rank], step_s=20.0, awaiting=self.awaiting)
 
     def on_ranks(self, act):
         return on_ranks(len(self.shards), act)
@@ -412,15 +414,22 @@ def test_slices_travel_in_messages_of_the_size_that_is_set():
 
 
 class Waits:
-    """Shards that note for how many slices somebody waits."""
+    """Shards that note for how many slices somebody waits, which must say so."""
 
     def __init__(self, shards):
-        self._shards, self.noted = shards, []
+        self._shards, self.noted, self._awaited = shards, [], False
+
+    @contextmanager
+    def awaiting(self):
+        self._awaited = True
+        yield
+        self._awaited = False
 
     def __getattr__(self, name):
         return getattr(self._shards, name)
 
     def await_slices(self, num_slices):
+        assert self._awaited
         self.noted.append(num_slices)
         self._shards.await_slices(num_slices)
 
@@ -429,6 +438,7 @@ class Waits:
 def test_a_layer_waits_for_its_own_parameters_where_the_model_allows_it(in_calls, noted):
     with job("shards", slice_floats=SLICE_FLOATS) as at:
         at.shards = [Waits(at.shards[0])]
+        at.awaiting = at.shards[0].awaiting
         trained(at, SingleRank(), range(1), net=wide(in_calls=in_calls))
         assert at.shards[0].noted == [*noted, 7], "in the step, and for all at the end of the pass"
 
@@ -436,6 +446,7 @@ def test_a_layer_waits_for_its_own_parameters_where_the_model_allows_it(in_calls
 def test_a_copy_of_a_model_whose_layers_wait_is_a_plain_model():
     with job("shards", slice_floats=SLICE_FLOATS) as at:
         at.shards = [Waits(at.shards[0])]
+        at.awaiting = at.shards[0].awaiting
         net = wide()
         at.strategy(SingleRank(), net)
         found = copy.deepcopy(net)(torch.ones(2, 3))

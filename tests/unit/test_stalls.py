@@ -44,6 +44,18 @@ def test_a_step_is_stalled_from_its_time_limit_until_it_ends():
     assert clock.step.stalled() is None
 
 
+def test_a_wait_within_the_computation_counts_as_a_wait():
+    clock, parts = Clock(), []
+    clock.step.goes_on = parts.append
+    with clock.step.awaiting(WaitsFor.SHARDS):
+        assert parts == [], "there is no step"
+    clock.step.begin(WaitsFor.MODEL)
+    with clock.step.awaiting(WaitsFor.SHARDS):
+        clock.now_s += 31
+        assert clock.step.stalled()["waits_for"] == "shards"
+    assert parts == [WaitsFor.MODEL, WaitsFor.SHARDS, WaitsFor.MODEL]
+
+
 def test_an_idle_trainer_is_not_stalled():
     clock = Clock()
     clock.step.begin(WaitsFor.PIPE)

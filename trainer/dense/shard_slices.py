@@ -7,6 +7,7 @@ Shapes: S slices, F floats of a slice.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from trainer.collectives.ranks import Ranks
 from trainer.dense.buffers import Buffers
 from trainer.dense.flat_parameters import FlatParameters, digest_of
 from trainer.dense_config import DenseSection
+
+Awaiting = Callable[[], AbstractContextManager[None]]
 
 INITIAL = "shards.initial"
 """Name, in commits, of the weights to which the rows on the shards are added."""
@@ -71,15 +74,17 @@ class ShardDense:
         more: Mapping[str, nn.Parameter] | None,
         shards: Shards,
         step_s: float,
+        awaiting: Awaiting = nullcontext,
     ) -> None:
         """`more`: parameters by name that learn with the model's and are not part of its module. `step_s`: longest time
-        of a call to the shards.
+        of a call to the shards. `awaiting`: makes the context of each wait for slices.
 
         Raises SpecError for a name that the module also has.
         """
         self._flat = FlatParameters(model, more, multiple=SLICE_FLOATS)
         self._initial = self._flat.weights.clone()
         self._shards, self._step_s, self._world = shards, step_s, ranks.world
+        self._awaiting = awaiting
         num_slices = len(self._initial) // SLICE_FLOATS
         self._keys = Keys(keys_of(num_slices), np.zeros(num_slices, np.uint16))
         self._no_counts_S = np.zeros(num_slices, np.float32)
@@ -117,7 +122,8 @@ class ShardDense:
         if self._coming is None or end <= self._num_taken:
             return
         stop = -(-end // SLICE_FLOATS)
-        self._shards.await_slices(stop)
+        with self._awaiting():
+            self._shards.await_slices(stop)
         begin, ends = self._num_taken, stop * SLICE_FLOATS
         moved = torch.from_numpy(self._coming[begin // SLICE_FLOATS : stop]).reshape(-1).to(self._initial.device)
         torch.add(self._initial[begin:ends], moved, out=self._flat.weights[begin:ends])

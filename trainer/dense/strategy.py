@@ -8,6 +8,7 @@ when it is skipped is the loop's decision (trainer.train.loop).
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from trainer.dense.buffers import Buffers
 from trainer.dense.class_slices import ClassSlicesDense
 from trainer.dense.local_sgd import LocalSgdDense
 from trainer.dense.pipeline import PipelineDense
-from trainer.dense.shard_slices import ShardDense
+from trainer.dense.shard_slices import Awaiting, ShardDense
 from trainer.dense.sharded import ShardedDense
 from trainer.dense_config import DenseSection
 
@@ -125,25 +126,27 @@ class DenseStrategy(Protocol):
         ...
 
 
-Build = Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None, Shards, float, int], DenseStrategy]
+Build = Callable[
+    [nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None, Shards, float, Awaiting, int], DenseStrategy
+]
 
 
 def _on_trainers(
     strategy: Callable[[nn.Module, DenseSection, Ranks, Mapping[str, nn.Parameter] | None], DenseStrategy],
 ) -> Build:
     """A strategy that needs no shards and no seed."""
-    return lambda model, config, ranks, more, _shards, _step_s, _seed: strategy(model, config, ranks, more)
+    return lambda model, config, ranks, more, _shards, _step_s, _awaiting, _seed: strategy(model, config, ranks, more)
 
 
 STRATEGIES: Mapping[str, Build] = {
-    "all_reduce": lambda model, config, ranks, more, _shards, _step_s, seed: AllReduceDense(
+    "all_reduce": lambda model, config, ranks, more, _shards, _step_s, _awaiting, seed: AllReduceDense(
         model, config, ranks, more, seed=seed
     ),
     "local_sgd": _on_trainers(LocalSgdDense),
     "sharded": _on_trainers(ShardedDense),
     "pipeline": _on_trainers(PipelineDense),
-    "shards": lambda model, config, ranks, more, shards, step_s, _seed: ShardDense(
-        model, config, ranks, more, shards, step_s
+    "shards": lambda model, config, ranks, more, shards, step_s, awaiting, _seed: ShardDense(
+        model, config, ranks, more, shards, step_s, awaiting
     ),
 }
 """By the name that `dense.strategy` has for them."""
@@ -157,16 +160,18 @@ def dense_strategy(
     more: Mapping[str, nn.Parameter] | None = None,
     *,
     step_s: float,
+    awaiting: Awaiting = nullcontext,
     seed: int = 0,
 ) -> DenseStrategy:
     """The strategy of `dense.strategy`. `more`: parameters by name that learn with the model's and are not in its
-    module. `step_s`: longest time of a call to the shards. `seed`: of the job.
+    module. `step_s`: longest time of a call to the shards. `awaiting`: makes the context of each wait for slices of the
+    dense part. `seed`: of the job.
 
     Raises SpecError for a name that is not known, and for a parameter of `more` that has the name of a model's tensor.
     """
     if config.strategy not in STRATEGIES:
         known = ", ".join(sorted(STRATEGIES))
         raise SpecError(f'there is no strategy "{config.strategy}"; known: {known}', "dense.strategy")
-    strategy = STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s, seed)
+    strategy = STRATEGIES[config.strategy](model, config, ranks, more, shards, step_s, awaiting, seed)
     rows = getattr(model, "class_rows", None)
     return strategy if rows is None else ClassSlicesDense(strategy, rows, config, ranks)

@@ -4,7 +4,8 @@ Clocks here decide nothing: a step that waits too long ends by its deadline. ser
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -52,6 +53,17 @@ class StepClock:
         if self._at is not None:
             self._at = self._at[0], waits_for
             self.goes_on(waits_for)
+
+    @contextmanager
+    def awaiting(self, waits_for: WaitsFor) -> Iterator[None]:
+        """A context in which the step waits for something else; after it, for the same as before."""
+        before = self._at
+        self.at(waits_for)
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.at(before[1])
 
     def end(self) -> None:
         """The step has ended."""

@@ -67,7 +67,7 @@ from trainer.spec.history_tables import remembered_of
 from trainer.spec.join_tables import windows_of
 from trainer.spec.shard_tables import tables_on_shards
 from trainer.status.progress import TrainerProgress
-from trainer.status.step_clock import STALL_SHARE
+from trainer.status.step_clock import STALL_SHARE, StepClock, WaitsFor
 from trainer.train.carried_state import CarriedState
 from trainer.train.close import PassCloser
 from trainer.train.device_choice import fix_workspaces, pick_device
@@ -142,7 +142,7 @@ def open_trainer(
         source = source_of(config, job)  # reads plans, and makes none
         reader = open_reader(config, job, schema, source, dead_letters, shards, instead=reader)
         default_rows = DefaultRows(widths_of(schema, job.tables), device)
-        dense = _dense(job, model, ranks, shards, default_rows)
+        dense = _dense(job, model, ranks, shards, default_rows, progress.step)
         maker = _maker(job, schema, shards, dense)
         loader = held.enter_context(_loading(reader, maker, job))
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
@@ -506,9 +506,19 @@ def _shards(
     )
 
 
-def _dense(job: TrainerJob, model: nn.Module, ranks: Ranks, shards: Shards, default_rows: DefaultRows) -> DenseStrategy:
-    more, step_s = default_rows.parameters, job.train.step_deadline
-    return dense_strategy(model, job.dense, ranks, shards, more, step_s=step_s, seed=job.seed)
+def _dense(
+    job: TrainerJob, model: nn.Module, ranks: Ranks, shards: Shards, default_rows: DefaultRows, clock: StepClock
+) -> DenseStrategy:
+    return dense_strategy(
+        model,
+        job.dense,
+        ranks,
+        shards,
+        default_rows.parameters,
+        step_s=job.train.step_deadline,
+        awaiting=lambda: clock.awaiting(WaitsFor.SHARDS),
+        seed=job.seed,
+    )
 
 
 def _maker(job: TrainerJob, schema: Schema, shards: Shards, dense: DenseStrategy) -> BatchMaker:
