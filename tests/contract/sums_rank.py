@@ -1,4 +1,4 @@
-"""One rank of test_sums_on_gloo: learns the same uneven batches under each setting, with 1 to 4 ranks.
+"""One rank of test_sums_of_processes: learns the same uneven batches under each setting, with 1 to 4 ranks.
 
 Batches have other sizes and weights on each rank, and in the last steps some ranks have none. Shapes: B samples.
 """
@@ -61,9 +61,9 @@ def batch(rank, step, integers):
     return ((x * 50).round(), torch.ones(size)) if integers else (x, weight_B)
 
 
-def learnt(ranks, world, section, integers=False):
+def learnt(ranks, world, section, device, integers=False):
     """The weights after a pass of the batches of `world` ranks. One rank alone merges all of them in each step."""
-    net = Net(integers)
+    net = Net(integers).to(device)
     strategy = dense_strategy(net, section, ranks, None, step_s=20.0)
     for step in range(STEPS):
         of_ranks = [batch(rank, step, integers) for rank in range(world)]
@@ -71,7 +71,8 @@ def learnt(ranks, world, section, integers=False):
         total = sum(float(each[1].sum()) for each in of_ranks if each is not None) or 1.0
         share = loss = 0.0
         strategy.clear()
-        for number, (x, weight_B) in enumerate(mine):
+        for number, each in enumerate(mine):
+            x, weight_B = (tensor.to(device) for tensor in each)
             if number == len(mine) - 1:
                 strategy.fills(1.0)
             outputs_B = net(x)
@@ -92,31 +93,33 @@ def apart(found, wanted):
     return max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
 
 
-def said_of(ranks):
+def said_of(ranks, device):
     """Of each setting: hashes of its weights, and how far they are from those of one bucket for all."""
     floats = DenseSgd(kind="sgd", lr=0.1)
-    said, one = {}, learnt(ranks, ranks.world, DenseSection(optimizer=floats))
+    said, one = {}, learnt(ranks, ranks.world, DenseSection(optimizer=floats), device)
     for name, more in SETTINGS.items():
-        found = learnt(ranks, ranks.world, DenseSection(optimizer=floats, **more))
-        exact = learnt(ranks, ranks.world, DenseSection(optimizer=DenseSgd(kind="sgd", lr=1.0), **more), integers=True)
+        found = learnt(ranks, ranks.world, DenseSection(optimizer=floats, **more), device)
+        whole = DenseSection(optimizer=DenseSgd(kind="sgd", lr=1.0), **more)
+        exact = learnt(ranks, ranks.world, whole, device, integers=True)
         said[name] = {"bits": digest_of(found), "integers": digest_of(exact), "apart": apart(found, one)}
-    merged = learnt(SingleRank(), ranks.world, DenseSection(optimizer=floats, accumulate=max(2, ranks.world)))
-    start = {f"model.{name}": each for name, each in Net(False).state_dict().items()}
+    together = DenseSection(optimizer=floats, accumulate=max(2, ranks.world))
+    merged = learnt(SingleRank(), ranks.world, together, device)
+    start = {f"model.{name}": each.to(device) for name, each in Net(False).state_dict().items()}
     said["merged"] = {"apart": apart(merged, one), "learnt": apart(one, start)}
-    local = learnt(ranks, ranks.world, DenseSection(optimizer=floats, **LOCAL))
+    local = learnt(ranks, ranks.world, DenseSection(optimizer=floats, **LOCAL), device)
     said["local"] = {"bits": digest_of(local), "apart": apart(local, one)}
     return said
 
 
-def main(rank, world, contact):
+def main(rank, world, contact, device):
     torch.set_num_threads(1)
     store = meet_trainers(RendezvousClient(LauncherContact(**json.loads(contact))), rank, world, {}, "lo", 60.0)
     said = {}
     for size in WORLDS:
         if rank < size:
             own = dist.PrefixStore(f"of-{size}", store)
-            ranks = SingleRank() if size == 1 else TorchRanks(rank, size, own, "lo", torch.device("cpu"), 60.0)
-            said[size] = said_of(ranks)
+            ranks = SingleRank() if size == 1 else TorchRanks(rank, size, own, "lo", device, 60.0)
+            said[size] = said_of(ranks, device)
             ranks.close()
     print("said " + json.dumps(said), flush=True)
     store.set(f"over-{rank}", "")
@@ -124,4 +127,4 @@ def main(rank, world, contact):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], torch.device(sys.argv[4]))

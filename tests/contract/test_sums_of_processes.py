@@ -1,4 +1,4 @@
-"""Sums of dense gradients on processes joined by gloo: buckets decide the order of a sum, and little depends on it.
+"""Sums of dense gradients on processes joined by gloo or NCCL: buckets decide the order of a sum, and little else.
 
 On threads (test_bucket_sums) sums are in rank order whatever the bucket. One process a rank makes all worlds.
 """
@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.contract.sums_rank import BUCKETS, SETTINGS, WORLDS
+from tests.fakes.devices import DEVICES, environment_of
 from tests.fakes.rendezvous import RendezvousHere
 
 pytestmark = pytest.mark.long
@@ -18,14 +19,15 @@ TOLERANCE = 1e-6
 OF_WORLDS = pytest.mark.parametrize("world", WORLDS)
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory):
+@pytest.fixture(scope="module", params=DEVICES)
+def said(request, tmp_path_factory):
     """By world: of each rank by setting."""
     most = max(WORLDS)
     with RendezvousHere(tmp_path_factory.mktemp("sums"), *(f"trainer-{rank}" for rank in range(most))) as rendezvous:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.contract.sums_rank", str(rank), str(most), contact],
+                [sys.executable, "-m", "tests.contract.sums_rank", str(rank), str(most), contact, request.param],
+                env=environment_of(rank),
                 stdout=subprocess.PIPE,
                 text=True,
             )

@@ -1,4 +1,4 @@
-"""Every dense strategy on processes joined by gloo: the same bits at every run, and what it promises in the unit tests.
+"""Every dense strategy on processes joined by gloo or NCCL: the same bits at every run, and what unit tests promise.
 
 One process a rank makes all strategies, one after another. Batches are uneven; in some steps a rank has none.
 """
@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.fakes.devices import DEVICES, environment_of
 from tests.fakes.rendezvous import RendezvousHere
 
 pytestmark = pytest.mark.long
@@ -43,9 +44,10 @@ from trainer.dense.strategy import dense_strategy
 from trainer.dense_config import DenseSection
 
 rank, world, contact, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
+device = torch.device(sys.argv[5])
 torch.set_num_threads(1)
 store = meet_trainers(RendezvousClient(LauncherContact(**contact)), rank, world, {}, "lo", 60.0)
-ranks = TorchRanks(rank, world, store, "lo", torch.device("cpu"), 60.0) if store else None
+ranks = TorchRanks(rank, world, store, "lo", device, 60.0) if store else None
 if ranks is None:
     from trainer.collectives.ranks import SingleRank
     ranks = SingleRank()
@@ -53,7 +55,7 @@ if ranks is None:
 def batch(rank, step):
     if step > 6 + rank:
         return None
-    return torch.randn(2 + rank, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+    return torch.randn(2 + rank, 64, generator=torch.Generator().manual_seed(100 * step + rank)).to(device)
 
 def sent():
     return {name: link["sent_bytes"] for name, link in ranks.links().items()}
@@ -61,6 +63,7 @@ def sent():
 def learnt(section, saved=None):
     net = nn.Linear(64, 768, bias=False)  # 12 * 4,096 parameters: slices need no padding
     net.weight.data = torch.randn(net.weight.shape, generator=torch.Generator().manual_seed(3)) * 0.1
+    net.to(device)
     strategy = dense_strategy(net, section, ranks, None, step_s=10.0)
     if saved is not None:
         strategy.load(saved)
@@ -102,7 +105,7 @@ ranks.close()
 """
 
 
-def run(world, folder):
+def run(world, folder, device="cpu"):
     """What each rank says."""
     folder.mkdir()
     with RendezvousHere(folder, *(f"trainer-{rank}" for rank in range(world))) as rendezvous:
@@ -110,7 +113,10 @@ def run(world, folder):
         contacts = [rendezvous.contact(f"trainer-{rank}").model_dump_json() for rank in range(world)]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, str(rank), str(world), contact, given], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", SCRIPT, str(rank), str(world), contact, given, device],
+                env=environment_of(rank),
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for rank, contact in enumerate(contacts)
         ]
@@ -120,8 +126,9 @@ def run(world, folder):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_strategies_keep_their_promises_on_processes(world, tmp_path):
-    first, again = run(world, tmp_path / "first"), run(world, tmp_path / "again")
+@pytest.mark.parametrize("device", DEVICES)
+def test_strategies_keep_their_promises_on_processes(device, world, tmp_path):
+    first, again = (run(world, tmp_path / name, device) for name in ("first", "again"))
     assert first == again, "the same bits, and as many bytes, at every run"
     for name in SETTINGS:
         assert len({said[name]["digest"] for said in first}) == 1, name
