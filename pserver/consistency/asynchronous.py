@@ -120,10 +120,6 @@ class Async:
         """See Consistency: a rank's own figures. Only rank 0 hears its news at once."""
         return mine, news
 
-    def num_bad(self, peers: Peers, good: bool) -> int:
-        """See Consistency: only this rank counts."""
-        return int(not good)
-
     def settle(self, peers: Peers) -> None:
         """See Consistency: the faster ranks wait."""
         peers.meet()

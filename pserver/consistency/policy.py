@@ -1,7 +1,7 @@
 """The seam of consistency: one policy object, read by the training loop and by every shard.
 
 A policy answers three questions. When is a push applied? `steps`, on a shard. Whom does a rank wait for? `steps` on a
-shard, `staleness`, `agree`, `num_bad` and `settle` in the loop. What does a close promise? `promised`, at the close. A
+shard, `staleness`, `agree` and `settle` in the loop. What does a close promise? `promised`, at the close. A
 policy decides only: it holds no rows and no locks; shards wait on its behalf.
 
 The choice between policies is pserver.consistency.modes' work.
@@ -20,10 +20,6 @@ News = dict[str, Any]
 
 class Peers(Protocol):
     """The trainers of the job, as a policy uses them. Every rank makes the same calls in the same order."""
-
-    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sum over ranks."""
-        ...
 
     def sum_floats(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum over ranks, in rank order."""
@@ -47,6 +43,8 @@ class StepFigures:
     num_samples: int
     num_batches: int
     """0 on a rank that has run out of batches."""
+    num_bad: int = 0
+    """1 on a rank whose loss or gradient of the step before is not finite; if there is one, no rank pushes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +134,11 @@ class Consistency(Protocol):
         ...
 
     def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
-        """Loop, before a step: the figures by which the step is weighted, and news of rank 0 where there are any.
+        """Loop, before a step: the figures by which the step is weighted, and news of rank 0 where there are any. The
+        step before is not pushed yet: `num_bad` says whether it is.
 
         `news` is what rank 0 has to tell; None on the other ranks. A pass ends on a rank when `num_batches` is 0.
         """
-        ...
-
-    def num_bad(self, peers: Peers, good: bool) -> int:
-        """Loop, before a push: the number of ranks whose loss or gradient is not finite; if any, none may push."""
         ...
 
     def settle(self, peers: Peers) -> None:

@@ -103,15 +103,12 @@ class Sync:
 
     def agree(self, peers: Peers, mine: StepFigures, news: News | None) -> tuple[StepFigures, News | None]:
         """See Consistency: sums over all ranks. News travel in a message of their own, which a flag announces."""
-        figures = np.array([*mine.weights, mine.num_samples, mine.num_batches, news is not None], np.float64)
+        counts = mine.num_samples, mine.num_batches, mine.num_bad, news is not None
+        figures = np.array([*mine.weights, *counts], np.float64)
         total = peers.sum_floats(figures)
         heard = peers.broadcast(news) if total[-1] else None
-        weights = [float(weight) for weight in total[:-3]]
-        return StepFigures(weights, num_samples=int(total[-3]), num_batches=int(total[-2])), heard
-
-    def num_bad(self, peers: Peers, good: bool) -> int:
-        """See Consistency: counted over all ranks."""
-        return int(peers.sum(np.array([not good], np.int64))[0])
+        num_samples, num_batches, num_bad = (int(count) for count in total[-4:-1])
+        return StepFigures([float(weight) for weight in total[:-4]], num_samples, num_batches, num_bad), heard
 
     def settle(self, peers: Peers) -> None:
         """See Consistency: the answer to the last push came after the pushes of all ranks."""

@@ -211,9 +211,12 @@ def test_a_pass_ends_on_every_rank_although_some_run_out_of_batches(mode, world)
 @EVERY
 @WORLDS
 def test_a_rank_does_not_push_what_is_not_finite(mode, world):
-    bad, _ = on_ranks(world, lambda ranks: policy(mode).num_bad(ranks, ranks.rank != world - 1))
-    assert bad[world - 1] > 0
-    good, _ = on_ranks(world, lambda ranks: policy(mode).num_bad(ranks, True))
+    def bad(ranks, rank):
+        return policy(mode).agree(ranks, StepFigures([1.0], 1, 1, int(ranks.rank == rank)), None)[0].num_bad
+
+    found, _ = on_ranks(world, lambda ranks: bad(ranks, world - 1))
+    assert found[world - 1] > 0 and (mode != "sync" or found == [1] * world)
+    good, _ = on_ranks(world, lambda ranks: bad(ranks, None))
     assert good == [0] * world
 
 
@@ -379,9 +382,8 @@ def test_async_lets_a_rank_end_a_pass_before_another_has_begun_it():
 def test_async_makes_no_collective_in_a_step_and_one_at_the_end_of_a_pass():
     def act(ranks):
         policy = policy_of("async")
-        mine = StepFigures([0.5 + ranks.rank], 7 * ranks.rank, 1)
+        mine = StepFigures([0.5 + ranks.rank], 7 * ranks.rank, 1, int(ranks.rank == 1))
         assert policy.agree(ranks, mine, {"plan": 1} if ranks.rank == 0 else None)[0] == mine
-        assert policy.num_bad(ranks, ranks.rank != 1) == int(ranks.rank == 1)
         assert ranks.made == []
         policy.settle(ranks)
         return ranks.made

@@ -69,7 +69,9 @@ def train(shards, exchanges, rank: int, number: int, batches: Iterator[Batch], g
         read.append({name: rows_UD.copy() for name, rows_UD in at.rows.items()})
         show_U = shows(rank, step, at.batch.signs)
         grads = {name: Gradients(gradient(rank, step, at.rows[name]), show_U, show_U / 2) for name in TABLES}
+        following = exchanges.following()
         at = exchanges.push(step, at.batch, grads, 64)
+        assert at.batch is following
         step += 1
     exchanges.finish()
     return read

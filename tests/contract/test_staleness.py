@@ -73,7 +73,9 @@ def train(shards, rank: int, number: int, signs: list[list[int]], num_steps: int
                     name: Gradients(gradient(rank, step, rows_UD), show_U, np.zeros_like(show_U))
                     for name, rows_UD in at.rows.items()
                 }
+            following = exchanges.following()
             at = exchanges.push(step, at.batch, gradients, 64)
+            assert at.batch is following
         exchanges.finish()
     finally:
         exchanges.close()

@@ -69,20 +69,28 @@ class Exchanges:
     def ask_early(self, step: int, batch: TrainingBatch | None) -> None:
         """Before a step is computed: ask for rows of the next one that this one does not change."""
         if self._early_rows:
-            following = self._following()
+            following = self._read_batch()
             learnt, wanted = (None if each is None else each.prepared for each in (batch, following))
             self._clock.at(WaitsFor.SHARDS)
             self._shards.ask_early(step, learnt, wanted, self._deadline())
             self._asked.append(following)
 
+    def following(self) -> TrainingBatch | None:
+        """The batch of the next step, which is known before this one is pushed."""
+        if self._coming:
+            return self._coming[0].batch
+        if not self._asked:
+            self._asked.append(self._read_batch())
+        return self._asked[0]
+
     def push(
         self, step: int, batch: TrainingBatch | None, gradients: Mapping[str, Gradients] | None, num_samples: int
     ) -> StepInput:
-        """Push a step of this rank, and return the next one. Every rank calls it in every step.
+        """Push a step of this rank, and return the next one. Every rank calls it in every step, after `following`.
 
         `gradients` is None if all ranks skip the step, or where there is no batch; `num_samples`: of all ranks.
         """
-        following = self._asked.popleft() if self._asked else self._following()
+        following = self._asked.popleft() if self._asked else self._read_batch()
         learnt, wanted = (None if each is None else each.prepared for each in (batch, following))
         scale = StepScale(num_samples)
 
@@ -107,7 +115,7 @@ class Exchanges:
 
     def _pull(self) -> None:
         """Pull the rows of the next batch."""
-        batch = self._following()
+        batch = self._read_batch()
         self._clock.at(WaitsFor.SHARDS)
         rows: Callable[[], Rows] = dict
         if batch is not None:
@@ -115,7 +123,7 @@ class Exchanges:
             rows = self._begun(lambda: self._shards.pull(prepared, self._deadline()))
         self._coming.append(_Coming(batch, rows))
 
-    def _following(self) -> TrainingBatch | None:
+    def _read_batch(self) -> TrainingBatch | None:
         self._clock.at(WaitsFor.PIPE)
         with span(Span.WAIT):
             return next(self._batches, None)

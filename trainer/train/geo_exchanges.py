@@ -89,6 +89,16 @@ class RowCopy:
         return {name: table.keys for name, table in self._tables.items()}
 
     @property
+    def first(self) -> TrainingBatch:
+        """The first batch."""
+        return self._batches[0]
+
+    @property
+    def following(self) -> TrainingBatch | None:
+        """The batch after the present one; None if that is the last one."""
+        return None if self._at + 1 == len(self._batches) else self._batches[self._at + 1]
+
+    @property
     def done(self) -> bool:
         """Whether all batches are learnt."""
         return self._at == len(self._batches)
@@ -134,6 +144,8 @@ class GeoExchanges(Exchanges):
         self._settings: Mapping[str, RowSettings] = {}
         self._copy: RowCopy | None = None
         self._prepared: Prepared | None = None
+        self._ahead: tuple[RowCopy | None, Prepared | None] = None, None
+        """The copy after the present one, once its last batch is learnt."""
         self._num_exchanges = 0
 
     def begin(self, batches: Iterator[TrainingBatch], *, learn: bool) -> StepInput:
@@ -148,6 +160,15 @@ class GeoExchanges(Exchanges):
             self._copy.take(self._shards.pull(self._prepared, self._deadline()))
         return self._step()
 
+    def following(self) -> TrainingBatch | None:
+        """See Exchanges: with the last batch of a copy, the first one of the next."""
+        assert self._copy is not None, "a rank makes no step without a batch in this mode"
+        if (batch := self._copy.following) is not None:
+            return batch
+        self._ahead = self._following_copy()
+        ahead, _ = self._ahead
+        return None if ahead is None else ahead.first
+
     def push(
         self, step: int, batch: TrainingBatch | None, gradients: Mapping[str, Gradients] | None, num_samples: int
     ) -> StepInput:
@@ -157,7 +178,7 @@ class GeoExchanges(Exchanges):
         copy.learn(gradients, num_samples)
         if not copy.done:
             return self._step()
-        following, prepared = self._following_copy()
+        following, prepared = self._ahead
         self._clock.at(WaitsFor.SHARDS)
         pushed = self._prepared, copy.learnt(self._num_ranks)
         scale = StepScale(copy.num_samples)
@@ -170,7 +191,7 @@ class GeoExchanges(Exchanges):
 
     def _following_copy(self) -> tuple[RowCopy | None, Prepared | None]:
         """A copy for the next batches, its keys announced; None at the end of the pass."""
-        batches = list(islice(iter(self._following, None), self._k_steps))
+        batches = list(islice(iter(self._read_batch, None), self._k_steps))
         if not batches:
             return None, None
         copy = RowCopy(batches, self._slices, self._settings)

@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
 from millrace.deadline import Deadline
 from millrace.errors import MillraceError
 from millrace.seeds import derive
-from millrace.timeline import Span, recorded, span, stepped
+from millrace.timeline import Span, span, stepped
 from pserver.protocol.shards import Gradients
 from trainer.features.micro_batches import micro_batches
 from trainer.features.training_batches import TrainingBatch
@@ -251,8 +252,7 @@ class TrainLoop:
         common = self._agree(at.batch)
         while common.more:
             with span(Span.STEP):
-                at = self._learn(step, at, common) if plan.learn else self._predict(step, at, common)
-                common = self._agree(at.batch)
+                at, common = self._learn(step, at, common) if plan.learn else self._predict(step, at, common)
             stepped()
             step += 1
         clock.at(WaitsFor.SHARDS)
@@ -278,19 +278,22 @@ class TrainLoop:
         self._settle()
         return learnt
 
-    def _agree(self, batch: TrainingBatch | None) -> StepFacts:
-        """The figures of the next step. The same message carries the next plan as soon as rank 0 has it."""
+    def _agree(self, batch: TrainingBatch | None, *, good: bool = True) -> StepFacts:
+        """The figures of the next step. The same message carries the next plan as soon as rank 0 has it.
+
+        `good`: whether this rank's part of the present step is finite.
+        """
         parts, tasks = self._parts, self._parts.tasks
         parts.progress.step.begin(WaitsFor.TRAINERS)
-        mine = own_figures(batch, tasks, average=parts.average)
+        mine = replace(own_figures(batch, tasks, average=parts.average), num_bad=int(not good))
         with span(Span.WAIT):
             figures, news = parts.policy.agree(parts.ranks, mine, self._poll_plan(0.0))
         if news is not None:
             self._handle_news(news)
         weight = step_weights(figures, tasks, average=parts.average)
-        return StepFacts(weight, figures.num_samples, figures.num_batches)
+        return StepFacts(weight, figures.num_samples, figures.num_batches, figures.num_bad)
 
-    def _learn(self, step: int, at: StepInput, common: StepFacts) -> StepInput:
+    def _learn(self, step: int, at: StepInput, common: StepFacts) -> tuple[StepInput, StepFacts]:
         """One step: predict, measure, learn. Returns the next one."""
         parts, clock, batch = self._parts, self._parts.progress.step, at.batch
         parts.exchanges.ask_early(step, batch)
@@ -309,21 +312,23 @@ class TrainLoop:
         loss_scale = parts.stepper.scale.value
         share = 0.0 if batch is None else len(batch.samples) / max(1, common.num_samples)
         parts.dense.note(share, parts.stepper.take_loss())
-        if not self._all_finite(step, finite):
+        good = parts.dense.finite() and finite
+        following = self._agree(parts.exchanges.following(), good=good)
+        if not self._all_finite(step, following.num_bad):
             parts.dense.buffers.restore()
-            return parts.exchanges.push(step, batch, None, common.num_samples)
+            return parts.exchanges.push(step, batch, None, common.num_samples), following
         if batch is not None or parts.dense.communicates(step):
             parts.dense.after_backward(step, loss_scale)
         if gradients is not None:
             gradients |= parts.dense.push()
-        following = parts.exchanges.push(step, batch, gradients, common.num_samples)  # beside the sums over ranks
+        coming = parts.exchanges.push(step, batch, gradients, common.num_samples)  # beside the sums over ranks
         clock.at(WaitsFor.TRAINERS)
         parts.dense.wait()
         with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
             parts.dense.step()
-        return following
+        return coming, following
 
-    def _predict(self, step: int, at: StepInput, common: StepFacts) -> StepInput:
+    def _predict(self, step: int, at: StepInput, common: StepFacts) -> tuple[StepInput, StepFacts]:
         """One step of a pass that is only predicted. Returns the next one."""
         parts = self._parts
         parts.progress.step.at(WaitsFor.MODEL)
@@ -332,14 +337,15 @@ class TrainLoop:
                 forward = parts.stepper.predict(each, at.rows, common.weight)
                 parts.observer.observe(each, forward, step)
                 parts.observer.infer(each, forward, step)
-        return parts.exchanges.follow()
+        coming = parts.exchanges.follow()
+        return coming, self._agree(coming.batch)
 
-    @recorded(Span.WAIT)
-    def _all_finite(self, step: int, finite: bool) -> bool:
-        """Whether the step may be applied, agreed on by all ranks. Raises NonFinite with `on_nonfinite = "fail"`."""
+    def _all_finite(self, step: int, num_bad: int) -> bool:
+        """Whether the step may be applied, the same on all ranks. Raises NonFinite with `on_nonfinite = "fail"`.
+
+        `num_bad`: ranks whose loss or gradient is not finite.
+        """
         parts = self._parts
-        good = parts.dense.finite() and finite
-        num_bad = parts.policy.num_bad(parts.ranks, good)
         parts.stepper.scale.settle(num_bad == 0)
         if not num_bad:
             return True

@@ -1,4 +1,4 @@
-"""Facts about a step that all ranks know before it begins."""
+"""Facts about a step that all ranks know before it begins, in one message with how the step before went."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ class StepFacts:
     num_samples: int
     num_batches: int
     """Number of ranks with a batch."""
+    num_bad: int
+    """Number of ranks on which a loss or gradient of the step before is not finite."""
 
     @property
     def more(self) -> bool:
