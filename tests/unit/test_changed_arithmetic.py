@@ -8,7 +8,7 @@ import torch
 from tests.unit.test_defaults import RAW
 from trainer.dense_config import DenseSection
 from trainer.train.assembly import changed_arithmetic
-from trainer.train.fingerprint import fingerprint, merged_rows
+from trainer.train.fingerprint import MAKER, fingerprint, maker_in, merged_rows
 
 HERE = fingerprint(torch.device("cpu"))
 MERGES = DenseSection(accumulate=4)
@@ -36,6 +36,24 @@ def test_a_changed_job_file_is_no_change_of_arithmetic(made, now):
 def test_a_commit_from_before_rows_were_merged_is_told():
     (told,) = changed_arithmetic(commit(HERE, accumulate=4), HERE | merged_rows(MERGES))
     assert told == "accumulate was None, is rows and dense"
+
+
+def test_another_maker_of_the_processor_is_told_where_the_commit_names_one():
+    (told,) = changed_arithmetic(commit(HERE | {MAKER: "another"}), HERE)
+    assert told == f"maker was another, is {HERE[MAKER]}"
+    assert changed_arithmetic(commit({name: HERE[name] for name in HERE if name != MAKER}), HERE) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "maker"),
+    [
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: an: odd name\n", "AuthenticAMD"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", "0x41"),
+        ("", "unknown"),
+    ],
+)
+def test_the_maker_is_read_from_what_the_kernel_says(facts, maker):
+    assert maker_in(facts) == maker
 
 
 def test_another_library_is_told():

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -13,19 +14,30 @@ from trainer.spec.defaults import fill_defaults
 
 ACCUMULATE = "accumulate"
 """Key of the fingerprint of jobs that learn from several batches in one step."""
+MAKER = "maker"
+"""Key of the processor's maker. With the same instruction set, MKL rounds otherwise on AMD's than on Intel's."""
+CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def fingerprint(device: torch.device) -> dict[str, str]:
-    """Versions of libraries, instruction set, device and threads, as text."""
+    """Versions of libraries, instruction set, the processor's maker, device and threads, as text."""
     return {
         "machine": platform.machine(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "numba": numba.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        MAKER: maker_in(CPU_FACTS.read_text() if CPU_FACTS.exists() else ""),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": str(torch.get_num_threads()),
     }
+
+
+def maker_in(facts: str) -> str:
+    """The maker named in the text of /proc/cpuinfo; "unknown" where it names none."""
+    pairs = (line.partition(":") for line in facts.splitlines())
+    named = (value.strip() for key, _, value in pairs if key.strip() in ("vendor_id", "CPU implementer"))
+    return next(named, "unknown")
 
 
 def merged_rows(dense: DenseSection) -> dict[str, str]:
@@ -34,7 +46,10 @@ def merged_rows(dense: DenseSection) -> dict[str, str]:
 
 
 def comparable(commit: Commit, now: Mapping[str, str]) -> Mapping[str, str]:
-    """The fingerprint of a commit, to compare with the present one; a change of the job file is no difference."""
-    then: Mapping[str, str] = commit.manifest["fingerprint"] or now
+    """The fingerprint of a commit, to compare with the present one; a change of the job file is no difference.
+
+    Commits of before do not name the maker of the processor: it counts as the present one.
+    """
+    then = {MAKER: now[MAKER], **(commit.manifest["fingerprint"] or now)}
     merged = fill_defaults(commit.state["spec"]).get("dense", {}).get("accumulate", 1) > 1
     return then if merged or ACCUMULATE not in now else {**then, ACCUMULATE: now[ACCUMULATE]}
