@@ -58,7 +58,7 @@ class Span(StrEnum):
     BACKWARD = "backward"
     """Gradients, and the update of the dense part."""
     REDUCE = "reduce"
-    """Sums over trainers: the dense gradients, and whether all are finite."""
+    """Sums of the dense gradients over trainers."""
     PUSH = "push"
     """Gradients of rows: on a trainer sending them, on a shard merging and applying them."""
     WAIT = "wait"

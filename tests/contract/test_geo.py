@@ -70,6 +70,7 @@ def train(shards, exchanges, rank: int, number: int, batches: Iterator[Batch], g
         show_U = shows(rank, step, at.batch.signs)
         grads = {name: Gradients(gradient(rank, step, at.rows[name]), show_U, show_U / 2) for name in TABLES}
         following = exchanges.following()
+        assert exchanges.following() is following
         at = exchanges.push(step, at.batch, grads, 64)
         assert at.batch is following
         step += 1

@@ -74,6 +74,7 @@ def train(shards, rank: int, number: int, signs: list[list[int]], num_steps: int
                     for name, rows_UD in at.rows.items()
                 }
             following = exchanges.following()
+            assert exchanges.following() is following
             at = exchanges.push(step, at.batch, gradients, 64)
             assert at.batch is following
         exchanges.finish()

@@ -1,8 +1,10 @@
 """Agents of the external launcher (`millrace worker`) in processes of their own, as a person starts them."""
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from service.cli.worker_command import RANKS
@@ -35,6 +37,14 @@ class AgentProcess:
     def children(self) -> list[int]:
         """Process numbers of its children, and theirs."""
         return children_of(self.process.pid)
+
+    def kill(self) -> None:
+        """Leave nothing of it and of its children, frozen ones included."""
+        for pid in (self.process.pid, *self.children()):
+            for number in (signal.SIGCONT, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        self.process.wait()
 
 
 def children_of(pid: int) -> list[int]:

@@ -42,7 +42,7 @@ def ten_deaths(trainers):
 
 def assert_deaths_change_nothing(folder, settings, trainers, planned):
     """The deaths that are `planned` all happen to the job in `folder`, and nothing else does."""
-    said, settings = [], (settings, "passes.max_events=80")
+    said, settings = [], (*settings, "passes.max_events=80")
     undisturbed, disturbed = (job_at(folder, store, trainers, 1, *settings) for store in ("calm", "killed"))
     calm = Deaths(undisturbed.store, iter([]))
     assert run(undisturbed, calm, said_by(said)).code == 0, said[-20:]
@@ -65,7 +65,8 @@ def test_three_deaths_between_averages_change_nothing(tmp_path):
         AtFailpoint("trainer-1", Failpoint.BEFORE_CLOSE, 2),
     ]
     write_job(tmp_path, num_lines=500)
-    assert_deaths_change_nothing(tmp_path, "dense={strategy='local_sgd', k_steps=3, adaptive=true}", 2, planned)
+    averages = ("dense={strategy='local_sgd', k_steps=3, adaptive=true}",)
+    assert_deaths_change_nothing(tmp_path, averages, 2, planned)
 
 
 @pytest.mark.long
@@ -76,11 +77,11 @@ def test_three_deaths_between_averages_change_nothing(tmp_path):
 def test_ten_deaths_change_nothing(tmp_path, strategy):
     trainers = TRAINERS.get(strategy, 2)
     write_job(tmp_path, num_lines=500)
-    assert_deaths_change_nothing(tmp_path, STRATEGIES[strategy], trainers, ten_deaths(trainers))
+    assert_deaths_change_nothing(tmp_path, (STRATEGIES[strategy],), trainers, ten_deaths(trainers))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_ten_deaths_change_nothing_where_items_are_divided_over_three_trainers(tmp_path):
     write_next(tmp_path, num_lines=800)
-    assert_deaths_change_nothing(tmp_path, "pipe.max_bad_fraction=0.05", 3, ten_deaths(3))
+    assert_deaths_change_nothing(tmp_path, ("pipe.max_bad_fraction=0.05",), 3, ten_deaths(3))

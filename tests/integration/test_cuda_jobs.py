@@ -6,18 +6,14 @@ Skipped where torch sees no GPU.
 import os
 import re
 import signal
-from itertools import islice
 
 import pytest
 import torch
 
 from service.cluster.launchers import EXTERNAL
-from service.faults.deaths import JobFeatures, deaths
-from service.faults.injection import Deaths, run
-from service.faults.rounds import FALLBACK
 from tests.fakes.agents import AgentProcess
 from tests.fakes.devices import machine_of_its_own, needs_gpu
-from tests.faults.test_kills import assert_nothing_left, job_at, report, said_by
+from tests.faults.test_dense_kills import assert_deaths_change_nothing, ten_deaths
 from tests.integration.running_job import RunningJob
 from tests.integration.stream_job import SPEC, millrace, write_job
 
@@ -34,7 +30,6 @@ WAYS = {
     "offload": ("dense.offload='all'",),
     "dense on shards": ("dense={strategy='shards', slice_floats=1000}",),
 }
-NUM_DEATHS, SEED = 10, 17
 
 
 @pytest.fixture
@@ -81,17 +76,7 @@ def test_more_trainers_than_gpus_are_refused(job):
 @pytest.mark.parametrize("amp", [(), FLOAT16], ids=["float32", "float16"])
 def test_ten_deaths_on_a_gpu_change_nothing(tmp_path, amp):
     write_job(tmp_path, num_lines=500)
-    settings, said = ("passes.max_events=80", CUDA, *amp), []
-    undisturbed, disturbed = (job_at(tmp_path, store, 1, 1, *settings) for store in ("calm", "killed"))
-    calm = Deaths(undisturbed.store, iter([]))
-    assert run(undisturbed, calm, said_by(said)).code == 0, said[-20:]
-    planned = list(islice(deaths(SEED, 1, 1, JobFeatures(mirrored=True)), NUM_DEATHS))
-    killed = Deaths(disturbed.store, iter(planned), FALLBACK)
-    assert run(disturbed, killed, said_by(said)).code == 0, said[-20:]
-    assert len(killed.died) == NUM_DEATHS and not killed.unasked
-    assert killed.closes == calm.closes
-    assert report(disturbed.store) == report(undisturbed.store)
-    assert_nothing_left(disturbed.store, generation=NUM_DEATHS + 1)
+    assert_deaths_change_nothing(tmp_path, (CUDA, *amp), 1, ten_deaths(1))
 
 
 # -- several trainers, by NCCL
@@ -141,12 +126,7 @@ class Trainers:
         for running in self.running:
             running.kill()
         for agent in self.agents:
-            for pid in (agent.process.pid, *agent.children()):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            agent.process.wait()
+            agent.kill()
 
 
 @pytest.fixture

@@ -53,11 +53,7 @@ class World:
         for job in self.jobs:
             job.kill()
         for agent in self.agents:
-            pids = [agent.process.pid, *agent.children()]
-            for pid in pids:
-                kill(pid, signal.SIGCONT)
-                kill(pid)
-            agent.process.wait()
+            agent.kill()
 
     def ends(self) -> list[int]:
         return [agent.process.wait(40) for agent in self.agents]

@@ -14,6 +14,7 @@ from trainer.journal.records import MatmulOperation
 from trainer.models.linear import Kernel, Linear, sizes_of
 from trainer.rank0.recovery import RestartPoint
 from trainer.train import kernel_choice
+from trainer.train.fingerprint import MAKER
 from trainer.train.kernel_choice import (
     MIN_MULTIPLICATIONS,
     KernelSchedule,
@@ -23,7 +24,7 @@ from trainer.train.kernel_choice import (
     quicker,
 )
 
-HERE, ELSEWHERE = {"cpu": "A"}, {"cpu": "B"}
+HERE, ELSEWHERE, OLD = {"cpu": "A", MAKER: "M"}, {"cpu": "B", MAKER: "M"}, {"cpu": "A"}
 ONEDNN = dict.fromkeys(("forward", "input_gradient", "weight_gradient"), "onednn")
 
 
@@ -45,6 +46,7 @@ def point(*tables, closed=0, joblog=None):
         (point((1, table())), "measured", False),
         (point((1, table()), closed=3), "measured", False),
         (point((1, table(where=ELSEWHERE)), closed=3), "measured", True),
+        (point((1, table(where=OLD)), closed=3), "measured", False),  # it does not name the processor's maker
         (point((1, table("mkl", ELSEWHERE)), closed=3), "mkl", False),
         (point((1, table()), closed=3), "mkl", True),
         (point((1, table("mkl")), closed=3), "measured", True),

@@ -7,7 +7,7 @@ Shapes: S slices, F floats of a slice.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -74,7 +74,7 @@ class ShardDense:
         more: Mapping[str, nn.Parameter] | None,
         shards: Shards,
         step_s: float,
-        awaiting: Awaiting = nullcontext,
+        awaiting: Awaiting,
     ) -> None:
         """`more`: parameters by name that learn with the model's and are not part of its module. `step_s`: longest time
         of a call to the shards. `awaiting`: makes the context of each wait for slices.

@@ -76,7 +76,7 @@ class Exchanges:
             self._asked.append(following)
 
     def following(self) -> TrainingBatch | None:
-        """The batch of the next step, which is known before this one is pushed."""
+        """The batch of the next step, which is known before this one is pushed; the same at each call until then."""
         if self._coming:
             return self._coming[0].batch
         if not self._asked:

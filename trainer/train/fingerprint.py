@@ -45,11 +45,14 @@ def merged_rows(dense: DenseSection) -> dict[str, str]:
     return {ACCUMULATE: "rows and dense"} if dense.accumulate > 1 else {}
 
 
-def comparable(commit: Commit, now: Mapping[str, str]) -> Mapping[str, str]:
-    """The fingerprint of a commit, to compare with the present one; a change of the job file is no difference.
+def completed(recorded: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """A fingerprint out of a commit or a log; where it does not name the processor's maker, as old ones do not, it has
+    the present one."""
+    return {MAKER: now[MAKER], **recorded}
 
-    Commits of before do not name the maker of the processor: it counts as the present one.
-    """
-    then = {MAKER: now[MAKER], **(commit.manifest["fingerprint"] or now)}
+
+def comparable(commit: Commit, now: Mapping[str, str]) -> Mapping[str, str]:
+    """The fingerprint of a commit, to compare with the present one; a change of the job file is no difference."""
+    then = completed(commit.manifest["fingerprint"] or now, now)
     merged = fill_defaults(commit.state["spec"]).get("dense", {}).get("accumulate", 1) > 1
     return then if merged or ACCUMULATE not in now else {**then, ACCUMULATE: now[ACCUMULATE]}

@@ -144,8 +144,8 @@ class GeoExchanges(Exchanges):
         self._settings: Mapping[str, RowSettings] = {}
         self._copy: RowCopy | None = None
         self._prepared: Prepared | None = None
-        self._ahead: tuple[RowCopy | None, Prepared | None] = None, None
-        """The copy after the present one, once its last batch is learnt."""
+        self._ahead: tuple[RowCopy | None, Prepared | None] | None = None
+        """The copy after the present one, once `following` has asked for it."""
         self._num_exchanges = 0
 
     def begin(self, batches: Iterator[TrainingBatch], *, learn: bool) -> StepInput:
@@ -165,7 +165,8 @@ class GeoExchanges(Exchanges):
         assert self._copy is not None, "a rank makes no step without a batch in this mode"
         if (batch := self._copy.following) is not None:
             return batch
-        self._ahead = self._following_copy()
+        if self._ahead is None:
+            self._ahead = self._following_copy()
         ahead, _ = self._ahead
         return None if ahead is None else ahead.first
 
@@ -178,7 +179,8 @@ class GeoExchanges(Exchanges):
         copy.learn(gradients, num_samples)
         if not copy.done:
             return self._step()
-        following, prepared = self._ahead
+        assert self._ahead is not None, "`following` is called before"
+        (following, prepared), self._ahead = self._ahead, None
         self._clock.at(WaitsFor.SHARDS)
         pushed = self._prepared, copy.learnt(self._num_ranks)
         scale = StepScale(copy.num_samples)

@@ -33,6 +33,7 @@ from trainer.models.linear import (
     weight_gradient,
 )
 from trainer.rank0.recovery import RestartPoint
+from trainer.train.fingerprint import completed
 
 MARGIN = 0.9
 """oneDNN is chosen where it takes less than this share of MKL's time."""
@@ -107,7 +108,9 @@ def is_due(beginning: RestartPoint, setting: str, environment: Mapping[str, str]
     if not beginning.matmuls:
         return setting == "onednn" or not beginning.closed
     _, last = beginning.matmuls[-1]
-    return last.setting != setting or (setting == "measured" and dict(last.fingerprint) != dict(environment))
+    return last.setting != setting or (
+        setting == "measured" and completed(last.fingerprint, environment) != dict(environment)
+    )
 
 
 def _new_table(
