@@ -143,6 +143,8 @@ def test_two_runs_with_nccl_have_the_same_bits(trainers, strategy):
 
 
 def test_a_trainer_killed_among_sums_by_nccl_changes_nothing(trainers):
+    """Eighty passes, each of which commits, so that the job does not end before the kill."""
+    write_job(trainers.job.parent, num_lines=4000, spec=DEEP)
     calm = trainers.run("calm", "train.batch_size=8")
     killed = trainers.run("killed", "train.batch_size=8", kill_after=300)
     assert calm["digest"] == killed["digest"] and calm["metrics"] == killed["metrics"]
