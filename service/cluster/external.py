@@ -140,6 +140,7 @@ class ExternalLauncher:
         with self._lock:
             if generation != self._newest:
                 raise ValueError(f"generation {generation} is not in preparation; the newest is {self._newest}")
+            self._places.bring_together()
             workers = [self._assign(spec, generation, on_line, self._noting(on_exit, generation)) for spec in specs]
             self._workers |= {worker.name: worker for worker in workers}
             self._warn_of_groups(specs, on_line)

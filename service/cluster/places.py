@@ -100,6 +100,18 @@ class Places:
         trainers = [n for n in beside if _role_of(n) is role]
         return trainers.index(name) if agent.local_rank is None else agent.local_rank, len(trainers)
 
+    def bring_together(self) -> None:
+        """Make trainers of one machine neighbours: sums go around a ring of all, which then leaves a machine once.
+
+        Rank 0 keeps its place, and so does an agent that asked by a rank, or for the worker that it ran last.
+        """
+        trainers = [name for name in self._names if name in self._agents and _role_of(name) is WorkerRole.TRAINER]
+        held = {name: self._agents[name] for name in trainers}
+        machines = list(dict.fromkeys(agent.machine for agent in held.values()))
+        movable = [name for name in trainers if name != CHIEF and held[name].rank is None and held[name].last is None]
+        agents = sorted((held[name] for name in movable), key=lambda agent: machines.index(agent.machine))
+        self._agents.update(zip(movable, agents, strict=True))
+
     def divided_group(self, size: int) -> tuple[str, ...]:
         """The first group of `size` neighbouring trainers whose agents are on several machines; () if there is none."""
         trainers = [name for name in self._names if _role_of(name) is WorkerRole.TRAINER]

@@ -72,6 +72,38 @@ def test_a_group_of_trainers_on_several_machines_is_found(machines, size, divide
 
 
 @pytest.mark.parametrize(
+    ("machines", "together"),
+    [("ababab", "aaabbb"), ("aabbcc", "aabbcc"), ("abcabc", "aabbcc"), ("abbbaa", "aaabbb"), ("aaaaaa", "aaaaaa")],
+)
+def test_trainers_of_a_machine_become_neighbours(machines, together):
+    places = Places("a", 10.0)
+    places.open(("shard-0", *(f"trainer-{rank}" for rank in range(6))), 1)
+    places.ask(agent("s", machine="b", role="shard"), 0)
+    for number, machine in enumerate(machines):
+        places.ask(agent(str(number), machine=machine), 0)
+    for _ in range(2):
+        places.bring_together()
+        assert "".join(places.agents[f"trainer-{rank}"].machine for rank in range(6)) == together
+    assert places.agents["shard-0"].id == "s" and places.agents["trainer-0"].id == "0"
+    assert sorted(held.id for held in places.agents.values()) == [*"012345", "s"]
+    assert [places.ask(held, 1) for held in places.agents.values()] == [*places.agents]
+
+
+def test_trainers_that_asked_by_rank_or_were_there_before_stay_where_they_are():
+    places = Places("a", 10.0)
+    places.open([f"trainer-{rank}" for rank in range(6)], 2)
+    for number, machine in enumerate("abcabc"):
+        places.ask(agent(str(number), machine=machine, last=f"trainer-{number}" if machine == "b" else None), 0)
+    places.bring_together()
+    assert "".join(places.agents[f"trainer-{rank}"].machine for rank in range(6)) == "abacbc"
+    places.open([f"trainer-{rank}" for rank in range(4)], 3)
+    for number, machine in enumerate("abab"):
+        places.ask(agent(str(number), machine=machine, rank=number, world=4), 0)
+    places.bring_together()
+    assert [places.agents[f"trainer-{rank}"].id for rank in range(4)] == [*"0123"]
+
+
+@pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
         ({"rank": 0, "world": 4}, Unavailable, "RANK 0 of generation 3 is trainer-0, which an agent of this machine"),

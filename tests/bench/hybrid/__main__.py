@@ -96,7 +96,7 @@ def main() -> None:
     arguments.add_argument("--trainers", type=int, nargs="*", default=[8])
     arguments.add_argument("--shards", type=int, default=2)
     arguments.add_argument("--rate", default="1gbit", help="of each machine's link, both ways, such as 100mbit")
-    arguments.add_argument("--delay-ms", type=float, default=0.0, help="of the link of every second trainer")
+    arguments.add_argument("--delay-ms", type=float, default=0.0, help="of the link of the second half of the trainers")
     arguments.add_argument("--steps", type=int, default=15)
     given = arguments.parse_args()
     setups = [setup for part in given.part for setup in PARTS[part]]

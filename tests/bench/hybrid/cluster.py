@@ -44,13 +44,13 @@ class Cluster:
     rate: str = "1gbit"
     """Both ways. Empty: as fast as can be."""
     delay_ms: float = 0.0
-    """Of the link of the machine of every second trainer, both ways."""
+    """Of the link of the machine of the second half of the trainers, both ways."""
     alone: bool = False
     """The last trainer has that machine for itself; all others are on the first one."""
 
     def home(self, trainer: int) -> int:
         """The number of a trainer's machine."""
-        return int(trainer == self.trainers - 1) if self.alone else trainer % 2
+        return int(trainer == self.trainers - 1) if self.alone else 2 * trainer // self.trainers
 
 
 @dataclass(frozen=True, slots=True)
