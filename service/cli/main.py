@@ -66,6 +66,11 @@ Listen = Annotated[
     str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve the API, for example at 127.0.0.1:8080.")
 ]
 
+Metrics = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="HOST:PORT", help="Answer Prometheus here: /metrics, without tokens."),
+]
+
 RetryStopped = Annotated[
     bool,
     typer.Option(
@@ -92,13 +97,16 @@ def run(
     listen: Listen = None,
     trace: Trace = None,
     health: Health = None,
+    metrics: Metrics = None,
     retry_stopped: RetryStopped = False,
 ) -> None:
     """Run a job in the foreground until its stream ends, or Ctrl-C."""
     window = None if trace is None else parse_window(trace)
     stopped = ExitCode.RETRY if retry_stopped else ExitCode.DRAINED
     loaded, show = load_job(job, overrides), choose_show()
-    code = run_job(loaded, show, fresh=fresh, listen=listen, trace=window, health=health, stopped=stopped)
+    code = run_job(
+        loaded, show, fresh=fresh, listen=listen, trace=window, health=health, metrics=metrics, stopped=stopped
+    )
     raise typer.Exit(code)
 
 

@@ -32,6 +32,9 @@ def kubernetes(
         str, typer.Option(metavar="NAME", help="Secret whose keys become variables; default: JOB-environment.")
     ] = "",
     replicas: Annotated[int, typer.Option(min=0, max=1000, help="Pods that serve predictions.")] = 0,
+    metrics_from: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Namespace of Prometheus, which may read the job's figures.")
+    ] = None,
     queue: Annotated[
         str | None, typer.Option(metavar="NAME", help="Queue of Volcano: the pods of the job start together.")
     ] = None,
@@ -49,6 +52,7 @@ def kubernetes(
         identity_secret=identity_secret,
         environment_secret=environment_secret,
         replicas=replicas,
+        metrics_from=metrics_from,
         queue=queue,
     )
     texts = render_job(job, overrides, settings)

@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.errors import MillraceError
 from millrace.http.health import health_served
+from millrace.http.open_pages import OpenPage, pages_served
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
 from millrace.timeline import TraceWindow
@@ -16,6 +17,7 @@ from service.cluster.store_defaults import with_store_defaults
 from service.history.kept_ages import brief_lines, read_ages
 from service.jobs.preflight import check_run
 from service.monitor.shows import Show
+from service.monitor.status import Status
 from service.predict.after_training import RunThenPredict, prediction_lines
 from service.spec.job import LoadedJob
 
@@ -30,13 +32,14 @@ def run_job(
     listen: str | None = None,
     trace: TraceWindow | None = None,
     health: str | None = None,
+    metrics: str | None = None,
     stopped: ExitCode = ExitCode.DRAINED,
 ) -> int:
     """Run `job` to its end; returns the exit code.
 
     `listen` = "127.0.0.1:8080" serves the API meanwhile. `trace`: the steps of a timeline. `health`: where to answer
-    probes. `stopped`: the exit code, also of its agents, where a signal stopped the job. Raises SpecError where the
-    pipe command, the store or an address cannot be used, before any worker starts or the store is changed.
+    probes. `metrics`: where to answer a scraper. `stopped`: the exit code, also of its agents, where a signal stopped
+    the job. Raises SpecError where the pipe command, the store or an address cannot be used, before any worker starts.
     """
     job = job if fresh else with_store_defaults(job)
     check_run(job, fresh=fresh)
@@ -49,6 +52,7 @@ def run_job(
                 shown.enter_context(serve(both.status))
             shown.enter_context(show.watching(both.status))
             shown.enter_context(health_served(health, run.launcher.lacks))
+            shown.enter_context(_metrics_served(metrics, job.spec.name, both.status))
             outcome = both.run()
         code = print_outcome(outcome, run.launcher, run.report, run.store / REPORT)
         for line in _age_lines(run.store) if run.report else ():
@@ -58,6 +62,19 @@ def run_job(
         for line in prediction_lines(both.predicted) if both.predicted else ():
             print_printable(line)
         return stopped if run.launcher.stopped and code == ExitCode.DRAINED else code
+
+
+def _metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractContextManager[None]:
+    """Answer /metrics at HOST:PORT while the context lasts; nowhere for None."""
+
+    def figures() -> OpenPage:
+        from prometheus_client import CONTENT_TYPE_LATEST
+
+        from service.api.exposition import exposition
+
+        return OpenPage(200, exposition([(job, Status(status()))]), CONTENT_TYPE_LATEST)
+
+    return pages_served(at, {"/metrics": figures}, "--metrics", "0.0.0.0:8083")
 
 
 def _age_lines(store: Path) -> Iterator[str]:

@@ -18,5 +18,7 @@ class ManifestSettings:
     """Secret whose keys become variables of the environment, such as AWS_ACCESS_KEY_ID; default: NAME-environment."""
     replicas: int = 0
     """Pods that serve predictions of the newest version."""
+    metrics_from: str | None = None
+    """Namespace whose pods may read the figures of the training. None: no pod may."""
     queue: str | None = None
     """Queue of Volcano: all pods of the job start together or none. None: the cluster's own scheduler."""

@@ -1,7 +1,7 @@
 """How the pods of a job are found, who may reach them, and how many of them may be away at once."""
 
 from service.kubernetes.pods import EPHEMERAL_PORTS, Part
-from service.kubernetes.workloads import REPLICA_PORT, JobManifests
+from service.kubernetes.workloads import METRICS_PORT, REPLICA_PORT, JobManifests
 
 CLIENT = "millrace/client"
 """Label of pods that may send requests to replicas; its value is the name of the job."""
@@ -31,8 +31,12 @@ def policies(made: JobManifests) -> list[Part]:
     chosen = {"protocol": "TCP", "port": first, "endPort": last}
     join = {"protocol": "TCP", "port": made.port}
     of_job = _pods(made, "head", "trainer", "shard", *(["replica"] if made.settings.replicas else []))
+    head = [{"from": of_job, "ports": [join, chosen]}]
+    if (name := made.settings.metrics_from) is not None:
+        prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}]
+        head.append({"from": prometheus, "ports": [{"protocol": "TCP", "port": METRICS_PORT}]})
     found = [
-        _policy(made, made.head, ["head"], [{"from": of_job, "ports": [join, chosen]}]),
+        _policy(made, made.head, ["head"], head),
         _policy(made, f"{made.name}-workers", ["trainer", "shard"], [{"from": of_job, "ports": [chosen]}]),
     ]
     if made.settings.replicas:

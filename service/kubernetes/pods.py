@@ -3,8 +3,9 @@
 service.kubernetes.workloads makes the objects that own pods.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from service.kubernetes.config import ManifestSettings
@@ -37,9 +38,12 @@ def pod_template(
     volumes: Sequence[Part],
     grace_s: int,
     restart: str = "Never",
+    annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> Part:
     """A template of pods without any right that they do not need. `group`: the PodGroup, where there is a queue."""
-    metadata: Part = {"labels": labels}
+    gang = {} if settings.queue is None else {"scheduling.k8s.io/group-name": group}
+    noted = {**annotations, **gang}
+    metadata: Part = {"labels": labels, **({"annotations": noted} if noted else {})}
     spec: Part = {
         "restartPolicy": restart,
         "automountServiceAccountToken": False,
@@ -58,7 +62,6 @@ def pod_template(
         "volumes": [*volumes],
     }
     if settings.queue is not None:
-        metadata["annotations"] = {"scheduling.k8s.io/group-name": group}
         spec = {"schedulerName": "volcano", **spec}
     return {"metadata": metadata, "spec": spec}
 
@@ -82,6 +85,11 @@ def container(
         },
         "volumeMounts": [*mounts],
     }
+
+
+def scraped_at(port: int) -> dict[str, str]:
+    """Annotations by which a Prometheus that looks for pods finds one; an operator's PodMonitor does not need them."""
+    return {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
 
 
 def worker_environment(settings: ManifestSettings) -> Part:

@@ -23,7 +23,7 @@ def check_renderable(job: LoadedJob, settings: ManifestSettings) -> None:
     """Raise SpecError at the first key that does not work in pods, with what to do."""
     named = [("name", job.spec.name), ("--namespace", settings.namespace)]
     named += [("--identity-secret", settings.identity_secret), ("--environment-secret", settings.environment_secret)]
-    named += [("--queue", settings.queue or "")]
+    named += [("--queue", settings.queue or ""), ("--metrics-from", settings.metrics_from or "")]
     for key, name in named:
         if name and not NAME.fullmatch(name):
             raise SpecError(

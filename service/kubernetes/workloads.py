@@ -20,6 +20,8 @@ LAUNCHER = WorkerResources(cores=1.0, memory=1 << 30)
 """Resources of the launcher, which serves the API of its job, too."""
 LAUNCHER_PORT, WORKER_PORT = 8081, 8082
 """Where the processes of a pod answer probes."""
+METRICS_PORT = 8083
+"""Where the launcher answers Prometheus."""
 API, REPLICA_PORT = "127.0.0.1:8080", 8090
 MARGIN_S = 30
 MAX_INT32 = (1 << 31) - 1
@@ -92,6 +94,9 @@ class JobManifests:
             *(w for each in self.overrides for w in ("--set", each)),
         ]
         run += [f"--listen={API}", f"--health=0.0.0.0:{LAUNCHER_PORT}", "--retry-stopped"]
+        scraped = self.settings.metrics_from is not None
+        run += [f"--metrics=0.0.0.0:{METRICS_PORT}"] if scraped else []
+        ports: Part = {"ports": [{"name": "metrics", "containerPort": METRICS_PORT}]} if scraped else {}
         rank0 = self._worker("rank-0", "trainer", f"{identity}/join_token", needs, mounts)
         launcher = pods.container("launcher", self.settings, run, LAUNCHER, mounts)
         template = pods.pod_template(
@@ -103,7 +108,7 @@ class JobManifests:
                 {**rank0, "restartPolicy": "Always"},  # a sidecar: it is ended once the launcher has ended
             ],
             containers=[
-                {**launcher, **pods.worker_environment(self.settings), **pods.probes(LAUNCHER_PORT)},
+                {**launcher, **ports, **pods.worker_environment(self.settings), **pods.probes(LAUNCHER_PORT)},
             ],
             volumes=[
                 *pods.scratch_volumes(),
@@ -112,6 +117,7 @@ class JobManifests:
                 pods.secret_volume(self.settings.identity_secret, IDENTITY_FILES),
             ],
             grace_s=HEAD_GRACE_S,
+            annotations=pods.scraped_at(METRICS_PORT) if scraped else {},
         )
         return self._job(self.head, 1, template, "launcher")
 

@@ -1,6 +1,7 @@
 """Rendered manifests: text, schemas of two versions of Kubernetes, the policy that every pod keeps, and refusals."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import kubernetes_validate
@@ -137,6 +138,26 @@ def test_only_what_is_needed_is_let_in():
     assert let_in(labels["replica"], client) == {(8090, 8090)}
     assert all(let_in(each, stranger) == set() for each in labels.values())
     assert all(let_in(labels[name], client) == set() for name in ("head", "trainer", "shard"))
+
+
+def test_the_figures_of_a_job_are_for_prometheus_of_one_namespace_if_it_is_named():
+    objects = objects_of(settings=replace(ALL, metrics_from="monitoring"))
+    policy, job = (each for each, closed in zip(objects, OBJECTS, strict=True) if each != closed)
+    assert [each["metadata"]["name"] for each in (policy, job)] == ["clicks-head"] * 2
+    (rule,) = [each for each in policy["spec"]["ingress"] if each not in OBJECTS[1]["spec"]["ingress"]]
+    assert rule == {
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        "ports": [{"protocol": "TCP", "port": 8083}],
+    }
+    template = job["spec"]["template"]
+    (launcher,) = template["spec"]["containers"]
+    assert "--metrics=0.0.0.0:8083" in launcher["command"]
+    assert launcher["ports"] == [{"name": "metrics", "containerPort": 8083}]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == "8083"
+    assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "clicks"
+    for version in VERSIONS:
+        kubernetes_validate.validate(policy, version, strict=True)
+        kubernetes_validate.validate(job, version, strict=True)
 
 
 @every_pod

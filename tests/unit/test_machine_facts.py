@@ -57,8 +57,9 @@ def test_probes_are_answered_until_the_end():
         assert refused.value.read() == b"has no worker\n"
         lacks[0] = ""
         assert urlopen(f"{url}/ready", timeout=10).read() == b"ready\n"
-        with pytest.raises(HTTPError, match="404"):
+        with pytest.raises(HTTPError, match="404") as missing:
             urlopen(f"{url}/v1/jobs", timeout=10)
+        assert missing.value.read() == b"not found; known: /live, /ready\n"
     with pytest.raises(OSError):
         urlopen(f"{url}/live", timeout=10)
     with health_served(None, lambda: ""):

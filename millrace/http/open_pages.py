@@ -1,0 +1,66 @@
+"""Pages over plain HTTP without tokens, for probes and for scrapers of figures. They take no input."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from millrace.address import parse_address
+from millrace.errors import SpecError
+
+
+class OpenPage(NamedTuple):
+    """One answer."""
+
+    code: int
+    body: bytes
+    media_type: str = "text/plain; charset=utf-8"
+
+
+Pages = Mapping[str, Callable[[], OpenPage]]
+"""Makes the answer at each path. Called on the server's only thread, so it must be quick."""
+
+
+@contextmanager
+def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Iterator[None]:
+    """Answer at HOST:PORT, the value of `option`, while the context lasts; nowhere for None.
+
+    `example`: an address for the message. Raises SpecError for an address not to be had.
+    """
+    if at is None:
+        yield
+        return
+    try:
+        host, port = parse_address(at, example)
+    except ValueError as error:
+        raise SpecError(str(error), option) from None
+    # Imported here: most processes serve nothing.
+    from millrace.http import http_server
+    from millrace.http.connections import PagesConnection
+    from millrace.http.listening import listen
+
+    listener = listen(host, port, option)
+    name = option.removeprefix("--")
+    with http_server.serving(
+        pages_app(pages), listener, thread_name=name, http=PagesConnection, lifespan="off", ws="none"
+    ):
+        yield
+
+
+def pages_app(pages: Pages) -> ASGIApp:
+    """Answers 404 at all other paths, with those that there are."""
+
+    def missing() -> OpenPage:
+        return OpenPage(404, f"not found; known: {', '.join(pages)}\n".encode())
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        page = pages.get(scope["path"], missing)()
+        headers = [
+            (b"content-type", page.media_type.encode()),
+            (b"content-length", str(len(page.body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": page.code, "headers": headers})
+        await send({"type": "http.response.body", "body": page.body})
+
+    return answer
