@@ -32,10 +32,11 @@ def environment(folder):
 
 
 @pytest.fixture
-def service(tmp_path):
+def service(tmp_path, url):
     python = environment(tmp_path / "next")
     builds = f'[builds.next]\npython = "{python}"\n[builds.bare]\npython = "/bin/false"\n'
-    service = HostedService(tmp_path, CONFIG.replace('[["cat"]]', '[["sh", "pipe.sh"]]') + builds)
+    config = CONFIG.replace('[["cat"]]', '[["sh", "pipe.sh"]]').replace("[access]", f'database = "{url}"\n[access]')
+    service = HostedService(tmp_path, config + builds)
     write_job(tmp_path / "data", num_lines=2400)
     (tmp_path / "data" / "pipe.sh").write_text("if [ -e slowly ]; then sleep 1; fi; exec cat\n")
     service.start()

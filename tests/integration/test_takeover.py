@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from millrace.deadline import Deadline
 from service.jobs.folder import JobFolder
 from tests.integration.hosted_service import CONFIG, HostedService, closes, kill, launcher, report, spec_of
 from tests.integration.stream_job import write_job
@@ -114,6 +115,55 @@ def test_a_killed_services_place_is_taken_and_its_jobs_go_on_untouched(pair, tmp
     acts = [entry["method"] for entry in second.ask("GET", "/audit?who=service")["items"]]
     assert sorted(acts) == ["start", "take over", "take over"]
     assert PASSWORD not in second.said()
+
+
+def test_a_job_trains_while_no_service_is_active(pair, tmp_path):
+    """Events arrive after one service's death and before the other has taken over, and are trained between the two."""
+    first, second = pair
+    stream = tmp_path / "data" / "part-0.txt"
+    early, late, last = parts_of(stream.read_text().splitlines(keepends=True), 3)
+    for path in (tmp_path / "data").glob("part-*.txt"):
+        path.unlink()
+    stream.write_text(early)
+    followed = {"lines": {"kind": "files", "paths": ["part-*.txt"], "follow": True, "poll": "50ms"}}
+    spec = spec_of(sources=followed, passes={"max_events": 100}, commit={"every": "1h"})
+    first.ask("POST", "/jobs", {"name": "one", "spec": spec, "base": str(tmp_path / "data")})
+    folder = tmp_path / "root" / "jobs" / "one"
+    until_trained(folder, early)
+    began = launcher(folder)
+
+    os.kill(second.process.pid, signal.SIGSTOP)  # else it might be active before the events are trained
+    first.kill()
+    with stream.open("a") as more:
+        more.write(late)
+    until_trained(folder, early + late)
+    assert not first.active()
+    os.kill(second.process.pid, signal.SIGCONT)
+    print(f"took over {second.takes_over():.1f} s after the other standby was thawed")
+    second.until("/jobs/one", lambda job: job["phase"] == "training")
+    with stream.open("a") as more:
+        more.write(last)
+    until_trained(folder, early + late + last)
+    assert launcher(folder) == began, "a take-over restarts no job"
+    second.ask("POST", "/jobs/one/stop")
+    second.until("/jobs/one", lambda job: job["phase"] == "stopped")
+    assert report(folder / "store")["events"] == (early + late + last).count("\n")
+    numbers = [close["number"] for close in closes(folder / "store")]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def parts_of(lines, number):
+    """The lines in so many texts."""
+    each = len(lines) // number
+    return ["".join(lines[at * each : (at + 1) * each]) for at in range(number)]
+
+
+def until_trained(folder, text):
+    """Wait until the log has closed passes with all events of `text`."""
+    deadline = Deadline.after(60)
+    while sum(close["events"] for close in closes(folder / "store")) < text.count("\n"):
+        deadline.check(f"training the events in {folder}")
+        time.sleep(0.05)
 
 
 def test_a_frozen_service_that_wakes_up_does_nothing_and_waits(pair, tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from service.kubernetes.pods import ENDED_FOR_GOOD
 from tests.machines.external_job import Output
 from tests.machines.network import Machine
 
@@ -14,7 +15,7 @@ PLACE = "/srv"
 
 
 class PodMachine:
-    """A machine that runs one pod."""
+    """A machine that runs one pod, and once it has failed, another one of its template, as the Job of a pod does."""
 
     def __init__(
         self,
@@ -27,14 +28,17 @@ class PodMachine:
     ) -> None:
         """`texts`: data of ConfigMaps, `secrets`: of Secrets, by their names. `hosts`: addresses by name."""
         self.machine, self._spec, self._environment = machine, template["spec"], environment
-        self._texts, self._secrets = texts, secrets
-        (machine.tmp / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in hosts.items()))
-        machine.call("sh", "-c", f"mount --bind /tmp/hosts /etc/hosts && mount -t tmpfs none {PLACE}")
-        self._fill_volumes()
+        self._texts, self._secrets, self._hosts = texts, secrets, hosts
+        self.outputs: list[Output] = []
+        """Of the containers that stay, sidecars first; the last one's end is the pod's."""
 
     def start(self) -> list[Output]:
-        """Run the plain init containers to their ends, then start the others; sidecars come first."""
-        outputs = []
+        """Fill the volumes, run the plain init containers to their ends, then start the others; sidecars come first."""
+        names = "".join(f"{address} {name}\n" for name, address in self._hosts.items())
+        (self.machine.tmp / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        self.machine.call("sh", "-c", f"mount --bind /tmp/hosts /etc/hosts && mount -t tmpfs none {PLACE}")
+        self._fill_volumes()
+        outputs = self.outputs = []
         for each in (*self._spec["initContainers"], *self._spec["containers"]):
             output = self._start(each)
             if each in self._spec["initContainers"] and each.get("restartPolicy") != "Always":
@@ -42,6 +46,22 @@ class PodMachine:
             else:
                 outputs.append(output)
         return outputs
+
+    def make_again(self) -> bool:
+        """If the pod has failed, start another one with empty volumes; whether it had."""
+        code = self.outputs[-1].process.poll()
+        if not code:
+            return False
+        assert code not in ENDED_FOR_GOOD, self.outputs[-1].said
+        self.die()
+        self.start()
+        return True
+
+    def die(self) -> None:
+        """End all of its containers at once, and lose its volumes."""
+        self.machine.die()
+        for output in self.outputs:
+            output.kill()
 
     def _start(self, container: Mapping[str, Any]) -> Output:
         """Each container has a mount namespace of its own, as in a pod; a restart is not played."""

@@ -1,13 +1,16 @@
 """The commands of rendered manifests, run as pods would: a machine each, the head by the name of its Service."""
 
 import os
+import re
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
+from millrace.deadline import Deadline
 from service.kubernetes.config import ManifestSettings
 from service.kubernetes.manifests import render_job
 from tests import s3_server
@@ -46,7 +49,8 @@ import httpx
 for path in sorted(Path("/tmp/events").iterdir()):
     httpx.put(f"{sys.argv[1]}/bucket/events/{path.name}", content=path.read_bytes()).raise_for_status()
 """
-ASK = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).status)"
+ASK = "import sys, urllib.request as u; answer = u.urlopen(sys.argv[1], timeout=5); print(answer.status, answer.read())"
+NUM_LINES = 1500
 
 
 @pytest.fixture
@@ -55,61 +59,118 @@ def stored(machines):
     *for_pods, disk = machines(4)
     with object_store(disk) as address:
         (disk.tmp / "events").mkdir()
-        write_job(disk.tmp / "events").unlink()
+        write_job(disk.tmp / "events", num_lines=NUM_LINES).unlink()
         events = address("events")
         port = events.partition("%3A")[2].partition("&")[0]
         disk.call(sys.executable, "-c", PUT, f"http://{disk.address}:{port}")
         yield for_pods, events, address("of-the-job")
 
 
-def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
+@contextmanager
+def pods_of(stored, tmp_path, *settings):
+    """A pod on each machine, the head first; the Secrets are made as the documentation says."""
     machines, events, mirror = stored
-    head = machines[0]
-    write_job(tmp_path)
-    expected = millrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_ONE).report
-
-    # 1. The manifests, and the Secrets that they name, made as the documentation says.
     (tmp_path / "pods").mkdir()
     job = tmp_path / "pods" / "job.toml"
     spec = SPEC.replace(SOURCE, f'{SOURCE}root = "{events}"\n').partition("[store]")[0]
     job.write_text(f"{EVERY_3}\n{spec}{CLUSTER}{STORE}{mirror!r}\n")
     token = millrace(job, store=str(tmp_path / "identity"), command="join-token")
     assert token.code == 0, token.output
-    objects = [yaml.safe_load(text) for text in render_job(job, (), ManifestSettings()).values()]
+    manifests = render_job(job, settings, ManifestSettings(metrics_from="monitoring"))
+    objects = [yaml.safe_load(text) for text in manifests.values()]
     files = {each.name: each.read_text() for each in (tmp_path / "identity" / "identity").iterdir()}
     secrets = {"small-identity": files, "small-environment": s3_server.ENVIRONMENT}
     texts = {each["metadata"]["name"]: each["data"] for each in objects if each["kind"] == "ConfigMap"}
-
-    # 2. The head alone: alive, not ready, and it says whom it waits for.
-    hosts = {"small-head": head.address}
+    hosts = {"small-head": machines[0].address}
     pods = [
         PodMachine(machine, template, texts, secrets, hosts, PATH)
         for machine, template in zip(machines, templates(objects), strict=True)
     ]
-    with ExitStack() as held:
-        rank0, launcher = started(held, pods[0])
-        launcher.until("waits for 2 of 3 workers: trainer-1, shard-0")
-        assert probed(head, 8081, "/live") == "200" and "503" in probed(head, 8081, "/ready")
-        assert probed(head, 8082, "/live") == "200" and "503" in probed(head, 8082, "/ready")
-
-        # 3. The others: the job ends, and so do all of its containers.
-        others = [output for pod in pods[1:] for output in started(held, pod)]
-        assert launcher.end() == 0, launcher.said
-        assert [output.end() for output in (rank0, *others)] == [0] * 3
-    report = head.call("cat", "/srv/millrace/store/report.json")
-    assert compared(yaml.safe_load(report)) == compared(expected)
-
-
-def started(held, pod):
-    outputs = pod.start()
-    for output in outputs:
-        held.callback(output.kill)
-    return outputs
-
-
-def probed(machine, port, path):
-    """The status of an answer, or the error."""
     try:
-        return machine.call(sys.executable, "-c", ASK, f"http://{machine.address}:{port}{path}").strip()
+        yield pods
+    finally:
+        for pod in pods:
+            pod.die()
+
+
+def of_loopback(tmp_path, *settings):
+    """What the job reports on one machine."""
+    write_job(tmp_path, num_lines=NUM_LINES)
+    ended = millrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_ONE, *settings)
+    assert ended.code == 0, ended.output
+    return compared(ended.report)
+
+
+def report_of(head):
+    return compared(yaml.safe_load(head.machine.call("cat", "/srv/millrace/store/report.json")))
+
+
+def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
+    expected = of_loopback(tmp_path)
+    with pods_of(stored, tmp_path) as pods:
+        # 1. The head alone: alive, not ready, and it says whom it waits for. Its figures are there for others.
+        head, *others = pods
+        _, launcher = head.start()
+        launcher.until("waits for 2 of 3 workers: trainer-1, shard-0")
+        assert "200" in probed(head, 8081, "/live") and "503" in probed(head, 8081, "/ready")
+        assert "200" in probed(head, 8082, "/live") and "503" in probed(head, 8082, "/ready")
+        figures = probed(head, 8083, "/metrics", others[0])
+        assert 'millrace_restarts_total{job="small"} 0.0' in figures
+        assert "404" in probed(head, 8083, "/v1/jobs")
+
+        # 2. The others: the job ends, and so do all of its containers.
+        for pod in others:
+            pod.start()
+        assert launcher.end() == 0, launcher.said
+        assert [output.end() for pod in pods for output in pod.outputs] == [0] * 4
+        assert report_of(head) == expected
+
+
+@pytest.mark.timeout(300)
+def test_pods_that_die_are_made_again_and_the_job_learns_the_same(stored, tmp_path):
+    """First the shard's pod dies, then the head's; whatever ends because of it is made again by its Job, too.
+
+    A hundred passes, so that the job does not end before. A new head has the address of the old one here.
+    """
+    passes = "passes.max_events=45"
+    expected = of_loopback(tmp_path, passes)
+    with pods_of(stored, tmp_path, passes) as pods:
+        head, *others = pods
+        for pod in pods:
+            pod.start()
+        for victim in (others[-1], head):
+            before = events_of(head, pods, more_than=0)
+            victim.die()
+            events_of(head, pods, more_than=before)
+        deadline = Deadline.after(120)
+        while any(pod.outputs[-1].process.poll() != 0 for pod in pods):
+            made_again(pods)
+            deadline.check("; ".join(pod.outputs[-1].said for pod in pods))
+        assert report_of(head) == expected
+
+
+def made_again(pods):
+    """A moment of the Jobs' controller."""
+    for pod in pods:
+        pod.make_again()
+    time.sleep(0.1)
+
+
+def events_of(head, pods, more_than):
+    """How many events the job has trained, once it is more than so many."""
+    deadline = Deadline.after(90)
+    while True:
+        made_again(pods)
+        found = re.findall(r'millrace_events_total\{job="small"\} (\d+)', probed(head, 8083, "/metrics"))
+        if found and int(found[0]) > more_than:
+            return int(found[0])
+        deadline.check(head.outputs[-1].said)
+
+
+def probed(pod, port, path, asker=None):
+    """An answer of a pod, or the error. `asker`: the pod that asks; None: itself."""
+    url = f"http://{pod.machine.address}:{port}{path}"
+    try:
+        return (asker or pod).machine.call(sys.executable, "-c", ASK, url)
     except CommandFailed as error:
         return str(error)
