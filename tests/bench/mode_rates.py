@@ -1,12 +1,13 @@
 """The gain in speed of each mode of consistency: `python -m tests.bench.mode_rates`, as Markdown.
 
 W1 as text through `cat`, by `--trainers` over 2 shards as `millrace run` starts them, in each mode in turn. A rate is
-over all passes but the first, closes included; a ratio compares two runs of one round with each other. Where the time
-of rank 0 went is said on stderr.
+over all passes but the first, closes included; a ratio compares two runs of one round with each other. Cores that are
+busy are those of the whole machine meanwhile, so keep it quiet. Where the time of rank 0 went is said on stderr.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.bench.w1 import BLOCK, ROOT, job, make
 
@@ -29,17 +30,32 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "`geo`, `k_steps = 4`": {**SGD, "mode": "geo", "k_steps": 4},
 }
 """The settings of each mode in `train`; the first one asked for is what the others are compared with."""
-PASS_EVENTS = 4 * BLOCK
 POLL_S = 0.01
 
 
-def rate(texts: Path, hidden: int, trainers: int, settings: Mapping[str, Any]) -> float:
-    """Samples a second of one run."""
+class Close(NamedTuple):
+    """The end of a pass."""
+
+    at_s: float
+    busy_s: float
+    """Core seconds that the machine has spent since it was started."""
+
+
+class Speed(NamedTuple):
+    """What one run reaches."""
+
+    samples_s: float
+    cores: float
+    """How many cores were busy."""
+
+
+def speed(texts: Path, hidden: int, trainers: int, pass_events: int, settings: Mapping[str, Any]) -> Speed:
+    """One run, measured."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = job(hidden, folder / "store", 1)
         spec["sources"] = {"rows": {"kind": "files", "paths": [str(texts / "part-*.txt")]}}
-        spec["passes"]["max_events"] = PASS_EVENTS
+        spec["passes"]["max_events"] = pass_events
         spec["train"] = {"batch_size": 1024, "threads": 1, "matmul": "mkl", **settings}
         if settings.get("dense_optimizer"):
             spec["tables"]["default"]["optimizer"] = {"kind": "sgd", "lr": 1.0}
@@ -55,17 +71,24 @@ def rate(texts: Path, hidden: int, trainers: int, settings: Mapping[str, Any]) -
             raise RuntimeError((folder / "output").read_text()[-2000:])
         spent = json.loads((folder / "store" / "report.json").read_text())["time_s"]
         print(f"{settings}: {spent}", file=sys.stderr, flush=True)
-        return (len(closes) - 1) * PASS_EVENTS / (closes[-1] - closes[0])
+        spent_s, busy_s = closes[-1].at_s - closes[0].at_s, closes[-1].busy_s - closes[0].busy_s
+        return Speed((len(closes) - 1) * pass_events / spent_s, busy_s / spent_s)
 
 
-def closes_of(log: Path, process: subprocess.Popen[bytes]) -> list[float]:
-    """When each pass was closed, until the process ends."""
-    seen: list[float] = []
+def closes_of(log: Path, process: subprocess.Popen[bytes]) -> list[Close]:
+    """The closes of a run, until the process ends."""
+    seen: list[Close] = []
     while process.poll() is None:
         found = sum(path.read_bytes().count(b'"kind":"close"') for path in log.glob("*.log"))
-        seen += [time.perf_counter()] * (found - len(seen))
+        seen += [Close(time.perf_counter(), busy_s())] * (found - len(seen))
         time.sleep(POLL_S)
     return seen
+
+
+def busy_s() -> float:
+    """Core seconds that the machine has spent in user and system mode since it was started."""
+    user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def toml(value: Any) -> str:
@@ -78,26 +101,28 @@ def toml(value: Any) -> str:
 
 
 def main() -> None:
-    """Print a line for each mode: the median rate, and its ratio to the first one with the lowest and highest."""
+    """Print a line for each mode: the median rate, its ratio to the first one with the lowest and highest, cores."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--mode", choices=MODES, nargs="*", default=list(MODES))
     arguments.add_argument("--trainers", type=int, default=2)
     arguments.add_argument("--hidden", type=int, default=64)
-    arguments.add_argument("--rows", type=int, default=40 * PASS_EVENTS // 4)
+    arguments.add_argument("--pass-events", type=int, default=4 * BLOCK)
+    arguments.add_argument("--passes", type=int, default=10)
     given = arguments.parse_args()
+    of_all = (given.hidden, given.trainers, given.pass_events)
     with tempfile.TemporaryDirectory() as name:
-        folder = make(Path(name), given.rows, text_parts=2).parent
-        rounds = []
+        folder = make(Path(name), given.passes * given.pass_events, text_parts=2).parent
+        rounds: list[list[Speed]] = []
         for _ in range(given.rounds):
-            rounds.append([rate(folder, given.hidden, given.trainers, MODES[each]) for each in given.mode])
-            print(f"{[round(found) for found in rounds[-1]]}", file=sys.stderr, flush=True)
-    print("| mode | samples a second | of the first |\n|---|---|---|")
+            rounds.append([speed(folder, *of_all, MODES[each]) for each in given.mode])
+            print(f"{[round(found.samples_s) for found in rounds[-1]]}", file=sys.stderr, flush=True)
+    print("| mode | samples a second | of the first | cores busy |\n|---|---|---|---|")
     for number, mode in enumerate(given.mode):
-        ratios = [rates[number] / rates[0] for rates in rounds]
-        middle = statistics.median(rates[number] for rates in rounds)
+        ratios = [speeds[number].samples_s / speeds[0].samples_s for speeds in rounds]
+        samples_s, cores = (statistics.median(found) for found in zip(*[each[number] for each in rounds], strict=True))
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"| {mode} | {middle:,.0f} | {spread} |")
+        print(f"| {mode} | {samples_s:,.0f} | {spread} | {cores:.2f} |")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def rate(cluster: Cluster, settings: tuple[str, ...], batch: int, steps: int, pa
     events = steps * batch * cluster.trainers
     given = (f"passes.max_events={events}", f"train.batch_size={batch}", "train.matmul=mkl", *settings)
     with running(cluster, passes * events, given) as (job, launcher):
-        closes = closes_of(job.head.tmp / "store" / "log", launcher.process)
+        closes = [close.at_s for close in closes_of(job.head.tmp / "store" / "log", launcher.process)]
         if launcher.process.returncode or len(closes) < passes:
             raise RuntimeError(job.said)
         print(
