@@ -45,6 +45,10 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 """Settings by strategy; the first one saves time against the others, or loses it."""
 
 
+DIM = 128
+"""Floats of a row, but in "small"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """One line of a table."""
@@ -83,6 +87,12 @@ def num_parameters(model: str) -> int:
     job = job_of(model)
     shape = shape_of(Schema.of(job.slots), job.tables, [task.name for task in job.tasks])
     return sum(each.numel() for each in load_model(job.model, shape, HERE).parameters())
+
+
+def rows_traffic_mb(strategy: str, trainers: int, touched_rows: float) -> float:
+    """Traffic of the rows in a step by the paper's formula, sent and received by all nodes."""
+    times = 2 * trainers * (trainers - 1) if strategy == RING else 4 * trainers
+    return times * touched_rows * DIM * 4 / 1e6
 
 
 def dense_traffic_mb(model: str, strategy: str, trainers: int) -> float:
