@@ -267,18 +267,24 @@ def test_a_port_scan_of_the_feed_is_counted_and_leaves_it_to_replicas():
             time.sleep(0.01)
 
 
+NOT_HEARD = 40
+"""Versions of 20,000 rows: four times what connections take for a subscriber that does not listen."""
+
+
 def test_a_disconnected_subscriber_reconnects_and_gets_the_changes(monkeypatch):
     monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 10)
-    big = {"default": w.keys(*range(5000)), "other": w.keys(*f.SIGNS, group=2)}
+    monkeypatch.setattr("trainer.replica.feed_updates.MAX_AHEAD", 2)
+    big = {"default": w.keys(*range(20_000)), "other": w.keys(*f.SIGNS, group=2)}
     with f.job(1, w.TABLES) as job, f.follower(job) as held:
         job.live([big])
         held.until(1, partly=True)
+        for _ in range(NOT_HEARD):
+            job.live([big])
+            job.shards.publish(job.version, w.soon())
         until = w.Deadline.after(20)
         with pytest.raises(Unavailable, match="too slow"):
             while not until.passed():
-                job.live([big])
-                job.shards.publish(job.version, w.soon())
-                held.hear(0, partly=True)
+                held.hear(0.1, partly=True)
         monkeypatch.undo()
         held.until(job.version, partly=True)
         assert held.rows["default"].keys() == set(big["default"].keys_U.tolist())
