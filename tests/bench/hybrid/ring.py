@@ -9,11 +9,8 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -31,7 +28,7 @@ from pserver.protocol.shards import Gradients, Keys, StepScale
 from pserver.server.pushes import Push
 from pserver.server.shard import Shard
 from service.spec.job import load_job
-from tests.bench.hybrid.cluster import BATCH, HERE, RUN_S, START_S, Cluster, Measured, curve_of, fill
+from tests.bench.hybrid.cluster import BATCH, RUN_S, START_S, Cluster, Measured, curve_of, fill
 from tests.machines import network
 from tests.machines.external_job import Output, setting, started
 from trainer.collectives.collective_traffic import CollectiveTraffic
@@ -101,7 +98,7 @@ def _filled(array: np.ndarray, length: int) -> np.ndarray:
 
 
 def batches(job: TrainerJob, rank: int, steps: int) -> Iterator[Samples]:
-    """The batches of a rank: a segment of the source in this folder, as the launcher would plan it for one pass."""
+    """The batches of a rank: a segment of the source, as the launcher would plan it for one pass."""
     (section,) = job.sources.values()
     folder, schema = Path.cwd(), Schema.of(job.slots)
     source = open_source(section, folder=folder, job=job.name, seed=job.seed, deadline=Deadline.after(START_S))
@@ -114,23 +111,6 @@ def batches(job: TrainerJob, rank: int, steps: int) -> Iterator[Samples]:
         reader.close()
 
 
-def batch_maker(job: TrainerJob, rows: GatheredRows) -> BatchMaker:
-    """Finds the rows of a batch."""
-    tables = tables_of(Schema.of(job.slots), job.tables, job.tasks[0].label)
-    return BatchMaker(tables, job.tasks, None, rows, prepares=False)  # type: ignore[arg-type]
-
-
-@cache
-def touched_rows(num_batches: int) -> float:
-    """How many rows a batch touches: the mean of the first ones."""
-    job = load_job(HERE / "job.toml", ["store.path=never-made"]).spec
-    maker = batch_maker(job, GatheredRows(job, 1, CollectiveTraffic(0, 1)))
-    with TemporaryDirectory() as name, chdir(name):
-        fill(Path(name), num_batches * BATCH)
-        made = [maker.make(0, samples).lookups[0].keys.keys_U for samples in batches(job, 0, num_batches)]
-    return sum(map(len, made)) / len(made)
-
-
 class Ring:
     """One trainer."""
 
@@ -140,7 +120,8 @@ class Ring:
         self.rows = GatheredRows(job, ranks.world, traffic)
         self.dense: DenseStrategy = dense_strategy(model, job.dense, ranks, self.rows, step_s=RUN_S)  # type: ignore[arg-type]
         self.stepper = Stepper(model, schema, job.tasks, job.train, pooling_for(CPU, 1), CPU)
-        self.maker = batch_maker(job, self.rows)
+        tables = tables_of(schema, job.tables, job.tasks[0].label)
+        self.maker = BatchMaker(tables, job.tasks, None, self.rows, prepares=False)  # type: ignore[arg-type]
         self.task, self.ranks = job.tasks[0].name, ranks
         self.compute_s = self.wire_s = 0.0
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from tests.bench.hybrid.__main__ import FIGURE_10, MORE, PARTS
 from tests.bench.hybrid.cluster import BATCH, Measured
 from tests.bench.hybrid.results import Results
-from tests.bench.hybrid.ring import touched_rows
 from tests.bench.hybrid.setups import MODELS, ON_SERVERS, RING, STRATEGIES, Setup, dense_traffic_mb, rows_traffic_mb
 
 NAMES = {
@@ -76,8 +75,7 @@ def rows_by_formula(results: Results, setup: Setup) -> float | None:
         return None
     if setup.strategy == RING:
         own_mb = dense_traffic_mb(setup.model, setup.strategy, setup.trainers)
-    touched = touched_rows(setup.steps * setup.trainers)
-    return (all_mb - own_mb) / rows_traffic_mb(setup.strategy, setup.trainers, touched)
+    return (all_mb - own_mb) / rows_traffic_mb(setup.strategy, setup.trainers)
 
 
 def lines(results: Results, setups: Sequence[Setup]) -> Iterator[str]:
