@@ -58,13 +58,16 @@ class Listener(socket.socket):
         return connection, address
 
 
-def listen(host: str, port: int, at: str) -> Listener:
-    """Listen at host and port; port 0 takes a free one. Raises SpecError at the option or key `at`."""
+def listen(host: str, port: int, at: str, room: ConnectionBounds | None = None) -> Listener:
+    """Listen at host and port; port 0 takes a free one. `room`: None is `ConnectionBounds.here()`.
+
+    Raises SpecError at the option or key `at`.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise SpecError(f"{host}:{port} is not an address: {error}", at) from error
-    room = ConnectionBounds.here()
+    room = room or ConnectionBounds.here()
     listener = Listener(family, room)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Head and body of an answer are two writes; without this the second waits 40 ms for an acknowledgement.

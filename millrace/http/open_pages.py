@@ -9,6 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millrace.address import parse_address
 from millrace.errors import SpecError
 
+MAX_CONNECTIONS = 16
+"""Most connections with an answer, since anybody may make them; beyond it the answer is 503."""
+
 
 class OpenPage(NamedTuple):
     """One answer."""
@@ -38,9 +41,9 @@ def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Ite
     # Imported here: most processes serve nothing.
     from millrace.http import http_server
     from millrace.http.connections import PagesConnection
-    from millrace.http.listening import listen
+    from millrace.http.listening import ConnectionBounds, listen
 
-    listener = listen(host, port, option)
+    listener = listen(host, port, option, ConnectionBounds(answered=MAX_CONNECTIONS, open=2 * MAX_CONNECTIONS))
     name = option.removeprefix("--")
     with http_server.serving(
         pages_app(pages), listener, thread_name=name, http=PagesConnection, lifespan="off", ws="none"

@@ -39,20 +39,29 @@ def run_job(
 
     `listen` = "127.0.0.1:8080" serves the API meanwhile. `trace`: the steps of a timeline. `health`: where to answer
     probes. `metrics`: where to answer a scraper. `stopped`: the exit code, also of its agents, where a signal stopped
-    the job. Raises SpecError where the pipe command, the store or an address cannot be used, before any worker starts.
+    the job. Raises SpecError where the pipe command, the store or an address cannot be used, before any worker starts
+    or the store is changed.
     """
     job = job if fresh else with_store_defaults(job)
     check_run(job, fresh=fresh)
+    opened: RunThenPredict | None = None
+
+    def lacks() -> str:
+        return "the store is not open yet" if opened is None else opened.lacks()
+
+    def status() -> Mapping[str, Any]:
+        return {} if opened is None else opened.status()
+
     with ExitStack() as held:
         serve = held.enter_context(_listening(job, listen)) if listen else None
+        held.enter_context(health_served(health, lacks))
+        held.enter_context(metrics_served(metrics, job.spec.name, status))
         run = held.enter_context(open_run(job, show.on_line, fresh=fresh, trace=trace, stopped=stopped))
-        both = RunThenPredict(run, job, show.on_line)
+        opened = both = RunThenPredict(run, job, show.on_line)
         with ExitStack() as shown:
             if serve:
                 shown.enter_context(serve(both.status))
             shown.enter_context(show.watching(both.status))
-            shown.enter_context(health_served(health, run.launcher.lacks))
-            shown.enter_context(_metrics_served(metrics, job.spec.name, both.status))
             outcome = both.run()
         code = print_outcome(outcome, run.launcher, run.report, run.store / REPORT)
         for line in _age_lines(run.store) if run.report else ():
@@ -64,7 +73,7 @@ def run_job(
         return stopped if run.launcher.stopped and code == ExitCode.DRAINED else code
 
 
-def _metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractContextManager[None]:
+def metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractContextManager[None]:
     """Answer /metrics at HOST:PORT while the context lasts; nowhere for None."""
 
     def figures() -> OpenPage:

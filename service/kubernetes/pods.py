@@ -88,7 +88,10 @@ def container(
 
 
 def scraped_at(port: int) -> dict[str, str]:
-    """Annotations by which a Prometheus that looks for pods finds one; an operator's PodMonitor does not need them."""
+    """Annotations by which a Prometheus that looks for pods finds one; an operator's PodMonitor does not need them.
+
+    The figures have a label "job" of their own, so its configuration needs `honor_labels`.
+    """
     return {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
 
 

@@ -10,12 +10,14 @@ from millrace.errors import SpecError
 from millrace.secrets import references_of
 from service.cluster.launchers import EXTERNAL
 from service.kubernetes.config import ManifestSettings
+from service.kubernetes.workloads import HEAD_PORTS
 from service.spec.config import WorkerResources
 from service.spec.job import LoadedJob
 from trainer.control.job_spec import has_divided_classes
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Names of objects that leave room for what is appended to the job's."""
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 KAFKA_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 
 
@@ -23,12 +25,14 @@ def check_renderable(job: LoadedJob, settings: ManifestSettings) -> None:
     """Raise SpecError at the first key that does not work in pods, with what to do."""
     named = [("name", job.spec.name), ("--namespace", settings.namespace)]
     named += [("--identity-secret", settings.identity_secret), ("--environment-secret", settings.environment_secret)]
-    named += [("--queue", settings.queue or ""), ("--metrics-from", settings.metrics_from or "")]
+    named += [("--queue", settings.queue or "")]
     for key, name in named:
         if name and not NAME.fullmatch(name):
             raise SpecError(
                 f"{name!r} cannot be in names of Kubernetes: small letters, digits and '-', 40 at most", key
             )
+    if (namespace := settings.metrics_from) is not None and not NAMESPACE.fullmatch(namespace):
+        raise SpecError(f"{namespace!r} is not the name of a namespace", "--metrics-from")
     _check_cluster(job)
     _check_store(job)
     _check_secrets(job)
@@ -59,6 +63,8 @@ def _check_cluster(job: LoadedJob) -> None:
         raise SpecError(
             f'is {cluster.listen!r}: nobody knows the address of a pod before; set "0.0.0.0:7070"', "cluster.listen"
         )
+    if port in HEAD_PORTS:
+        raise SpecError(f"is {cluster.listen!r}, and the head uses that port itself; set another one", "cluster.listen")
 
 
 def _check_store(job: LoadedJob) -> None:

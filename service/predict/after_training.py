@@ -87,6 +87,10 @@ class RunThenPredict:
         """See JobRun.status. A job that predicts is still "draining"."""
         return {**self._run.status(), **self._shown}
 
+    def lacks(self) -> str:
+        """See JobRunner.lacks."""
+        return self._run.launcher.lacks()
+
     def drain(self) -> None:
         """Stop after the pass in training, or after the part that is being predicted. Any thread."""
         self._cancelled.set()

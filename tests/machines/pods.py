@@ -29,6 +29,7 @@ class PodMachine:
         """`texts`: data of ConfigMaps, `secrets`: of Secrets, by their names. `hosts`: addresses by name."""
         self.machine, self._spec, self._environment = machine, template["spec"], environment
         self._texts, self._secrets, self._hosts = texts, secrets, hosts
+        self._starts = 0
         self.outputs: list[Output] = []
         """Of the containers that stay, sidecars first; the last one's end is the pod's."""
 
@@ -39,6 +40,7 @@ class PodMachine:
         self.machine.call("sh", "-c", f"mount --bind /tmp/hosts /etc/hosts && mount -t tmpfs none {PLACE}")
         self._fill_volumes()
         outputs = self.outputs = []
+        self._starts += 1
         for each in (*self._spec["initContainers"], *self._spec["containers"]):
             output = self._start(each)
             if each in self._spec["initContainers"] and each.get("restartPolicy") != "Always":
@@ -68,7 +70,7 @@ class PodMachine:
         known = {**self._environment}
         for variable in container.get("env", ()):
             assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
-            known[variable["name"]] = f"uid-of-{self.machine.name}"
+            known[variable["name"]] = f"uid-{self._starts}-of-{self.machine.name}"
         for each in container.get("envFrom", ()):
             known |= self._secrets[each["secretRef"]["name"]]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -49,7 +49,11 @@ import httpx
 for path in sorted(Path("/tmp/events").iterdir()):
     httpx.put(f"{sys.argv[1]}/bucket/events/{path.name}", content=path.read_bytes()).raise_for_status()
 """
-ASK = "import sys, urllib.request as u; answer = u.urlopen(sys.argv[1], timeout=5); print(answer.status, answer.read())"
+ASK = """
+import sys, urllib.request
+answer = urllib.request.urlopen(sys.argv[1], timeout=5)
+print(answer.status, answer.read().decode())
+"""
 NUM_LINES = 1500
 
 
@@ -132,16 +136,16 @@ def test_pods_that_die_are_made_again_and_the_job_learns_the_same(stored, tmp_pa
 
     A hundred passes, so that the job does not end before. A new head has the address of the old one here.
     """
-    passes = "passes.max_events=45"
+    passes = "passes.max_events=40"
     expected = of_loopback(tmp_path, passes)
     with pods_of(stored, tmp_path, passes) as pods:
         head, *others = pods
         for pod in pods:
             pod.start()
-        for victim in (others[-1], head):
-            before = events_of(head, pods, more_than=0)
-            victim.die()
-            events_of(head, pods, more_than=before)
+        until_trains(head, pods, generation=1)
+        others[-1].die()
+        until_trains(head, pods, generation=2)
+        head.die()
         deadline = Deadline.after(120)
         while any(pod.outputs[-1].process.poll() != 0 for pod in pods):
             made_again(pods)
@@ -156,14 +160,16 @@ def made_again(pods):
     time.sleep(0.1)
 
 
-def events_of(head, pods, more_than):
-    """How many events the job has trained, once it is more than so many."""
+def until_trains(head, pods, generation):
+    """Wait until a generation of the workers, this one or a later one, has trained."""
     deadline = Deadline.after(90)
     while True:
         made_again(pods)
-        found = re.findall(r'millrace_events_total\{job="small"\} (\d+)', probed(head, 8083, "/metrics"))
-        if found and int(found[0]) > more_than:
-            return int(found[0])
+        assert head.outputs[-1].process.poll() != 0, "the job has ended before a pod was killed"
+        figures = dict(re.findall(r'(millrace_\w+\{job="small"[^}]*\}) (\S+)', probed(head, 8083, "/metrics")))
+        trains = figures.get('millrace_state{job="small",state="training"}') == "1.0"
+        if trains and float(figures.get('millrace_generation{job="small"}', 0)) >= generation:
+            return
         deadline.check(head.outputs[-1].said)
 
 

@@ -160,6 +160,13 @@ def test_the_figures_of_a_job_are_for_prometheus_of_one_namespace_if_it_is_named
         kubernetes_validate.validate(job, version, strict=True)
 
 
+@pytest.mark.parametrize("namespace", ["", "Monitoring", "a" * 64, "-a"])
+def test_figures_are_for_a_namespace_that_can_be(namespace):
+    with pytest.raises(SpecError, match="--metrics-from: '.*' is not the name of a namespace"):
+        objects_of(settings=replace(ALL, metrics_from=namespace))
+    assert objects_of(settings=replace(ALL, metrics_from="0" * 63))
+
+
 @every_pod
 def test_a_budget_is_for_every_pod(pod):
     budgets = [each["spec"] for each in OBJECTS if each["kind"] == "PodDisruptionBudget"]
@@ -226,6 +233,7 @@ REFUSED = {
     "cluster.launcher=local": "cluster.launcher: is 'local': pods join the launcher; set \"external\"",
     "cluster.listen=10.0.0.1:7070": "cluster.listen: is '10.0.0.1:7070': nobody knows the address of a pod before",
     "cluster.listen=0.0.0.0:0": 'set "0.0.0.0:7070"',
+    "cluster.listen=0.0.0.0:8083": "cluster.listen: is '0.0.0.0:8083', and the head uses that port itself",
     "cluster.resources.shard.memory=0": "cluster.resources.shard.memory: is not set",
     'store={path="/srv/store/s",parts="shared"}': "store.parts: is 'shared': disks of pods go with them",
     "store.path=store": "store.path: is 'store': set an absolute path",

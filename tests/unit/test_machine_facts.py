@@ -8,6 +8,7 @@ import pytest
 
 from millrace.errors import SpecError
 from millrace.http.health import health_served
+from service.cli.run_command import metrics_served
 from service.cluster.machine import MACHINE, cores_here, machine_id
 from tests.kafka.cluster import free_ports
 
@@ -69,3 +70,17 @@ def test_probes_are_answered_until_the_end():
 def test_a_wrong_address_is_refused():
     with pytest.raises(SpecError, match="--health"), health_served("nowhere", lambda: ""):
         pass
+    with pytest.raises(SpecError, match="--metrics"), metrics_served("nowhere", "clicks", dict):
+        pass
+
+
+def test_prometheus_reads_the_figures_of_a_job():
+    (port,) = free_ports(1)
+    status = {}
+    with metrics_served(f"127.0.0.1:{port}", "clicks", lambda: status):
+        url = f"http://127.0.0.1:{port}/metrics"
+        assert 'millrace_state{job="clicks",state="starting"} 1.0' in urlopen(url, timeout=10).read().decode()
+        status |= {"state": "training", "events": 7}
+        answer = urlopen(url, timeout=10)
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert 'millrace_events_total{job="clicks"} 7.0' in answer.read().decode()
