@@ -105,21 +105,23 @@ class Places:
 
         Rank 0 keeps its place, and so does an agent that asked by a rank, or for the worker that it ran last.
         """
-        trainers = [name for name in self._names if name in self._agents and _role_of(name) is WorkerRole.TRAINER]
-        held = {name: self._agents[name] for name in trainers}
+        held = {name: self._agents[name] for name in self._trainers() if name in self._agents}
         machines = list(dict.fromkeys(agent.machine for agent in held.values()))
-        movable = [name for name in trainers if name != CHIEF and held[name].rank is None and held[name].last is None]
+        movable = [name for name, a in held.items() if name != CHIEF and a.rank is None and a.last is None]
         agents = sorted((held[name] for name in movable), key=lambda agent: machines.index(agent.machine))
         self._agents.update(zip(movable, agents, strict=True))
 
     def divided_group(self, size: int) -> tuple[str, ...]:
         """The first group of `size` neighbouring trainers whose agents are on several machines; () if there is none."""
-        trainers = [name for name in self._names if _role_of(name) is WorkerRole.TRAINER]
+        trainers = self._trainers()
         for first in range(0, len(trainers), size):
             group = trainers[first : first + size]
             if len({self._agents[name].machine for name in group if name in self._agents}) > 1:
                 return tuple(group)
         return ()
+
+    def _trainers(self) -> list[str]:
+        return [name for name in self._names if _role_of(name) is WorkerRole.TRAINER]
 
     def _free_place(self, agent: AgentFacts) -> str | None:
         if agent.rank is not None:

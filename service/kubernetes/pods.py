@@ -3,9 +3,8 @@
 service.kubernetes.workloads makes the objects that own pods.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from service.kubernetes.config import ManifestSettings
@@ -38,11 +37,11 @@ def pod_template(
     volumes: Sequence[Part],
     grace_s: int,
     restart: str = "Never",
-    annotations: Mapping[str, str] = MappingProxyType({}),
+    annotations: Part | None = None,
 ) -> Part:
     """A template of pods without any right that they do not need. `group`: the PodGroup, where there is a queue."""
     gang = {} if settings.queue is None else {"scheduling.k8s.io/group-name": group}
-    noted = {**annotations, **gang}
+    noted = {**(annotations or {}), **gang}
     metadata: Part = {"labels": labels, **({"annotations": noted} if noted else {})}
     spec: Part = {
         "restartPolicy": restart,
@@ -87,7 +86,7 @@ def container(
     }
 
 
-def scraped_at(port: int) -> dict[str, str]:
+def scraped_at(port: int) -> Part:
     """Annotations by which a Prometheus that looks for pods finds one; an operator's PodMonitor does not need them.
 
     The figures have a label "job" of their own, so its configuration needs `honor_labels`.

@@ -118,7 +118,7 @@ class JobManifests:
                 pods.secret_volume(self.settings.identity_secret, IDENTITY_FILES),
             ],
             grace_s=HEAD_GRACE_S,
-            annotations=pods.scraped_at(METRICS_PORT) if scraped else {},
+            annotations=pods.scraped_at(METRICS_PORT) if scraped else None,
         )
         return self._job(self.head, 1, template, "launcher")
 

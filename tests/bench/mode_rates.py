@@ -80,7 +80,8 @@ def closes_of(log: Path, process: subprocess.Popen[bytes]) -> list[Close]:
     seen: list[Close] = []
     while process.poll() is None:
         found = sum(path.read_bytes().count(b'"kind":"close"') for path in log.glob("*.log"))
-        seen += [Close(time.perf_counter(), busy_s())] * (found - len(seen))
+        if found > len(seen):
+            seen += [Close(time.perf_counter(), busy_s())] * (found - len(seen))
         time.sleep(POLL_S)
     return seen
 

@@ -49,15 +49,12 @@ class PodMachine:
                 outputs.append(output)
         return outputs
 
-    def make_again(self) -> bool:
-        """If the pod has failed, start another one with empty volumes; whether it had."""
-        code = self.outputs[-1].process.poll()
-        if not code:
-            return False
-        assert code not in ENDED_FOR_GOOD, self.outputs[-1].said
-        self.die()
-        self.start()
-        return True
+    def make_again(self) -> None:
+        """If the pod has failed, start another one with empty volumes."""
+        if code := self.outputs[-1].process.poll():
+            assert code not in ENDED_FOR_GOOD, self.outputs[-1].said
+            self.die()
+            self.start()
 
     def die(self) -> None:
         """End all of its containers at once, and lose its volumes."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tests.bench.living import DATA, EXAMPLES
 from tests.machines import network
 from tests.machines.external_job import USUAL_TIMEOUT_S, ExternalJob, Output, object_store
+from tests.machines.network import Machine
 from trainer.metrics.auc import exact_auc
 from trainer.metrics.halves import FILE_NAME
 from trainer.metrics.samples import row_type
@@ -98,7 +99,7 @@ def running(cluster: Cluster, samples: int, settings: Sequence[str]) -> Iterator
     """A job over so many samples, and its launcher; its workers are started."""
     with network.machines(5) as (*machines, disk), object_store(disk) as address:
         for machine in machines:
-            fill(machine.tmp, samples)
+            fill(machine, samples)
         size = {"trainers": cluster.trainers, "shards": cluster.shards}
         with ExternalJob(machines[0], address("hybrid"), *settings, **size, node_timeout_s=USUAL_TIMEOUT_S) as job:
             token, launcher = job.token(), job.run()
@@ -112,14 +113,14 @@ def running(cluster: Cluster, samples: int, settings: Sequence[str]) -> Iterator
             yield job, launcher
 
 
-def fill(folder: Path, samples: int) -> None:
-    """Give a machine, which sees `folder` as /tmp, the job and its samples."""
+def fill(machine: Machine, samples: int) -> None:
+    """Give a machine the job and its samples."""
     for file in (HERE / "job.toml", HERE / "models.py", EXAMPLES / "criteo" / "generator.py"):
-        shutil.copy(file, folder)
-    (folder / "data").mkdir()
+        shutil.copy(file, machine.tmp)
+    (machine.tmp / "data").mkdir()
     with gzip.open(EVENTS) as lines:
         content = b"".join(islice(cycle(lines), samples))
-    (folder / "data" / EVENTS.name).write_bytes(gzip.compress(content, 1, mtime=0))
+    (machine.tmp / "data" / EVENTS.name).write_bytes(gzip.compress(content, 1, mtime=0))
 
 
 def curve_of(predictions: Path) -> list[tuple[int, float, float]]:

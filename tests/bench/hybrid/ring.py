@@ -181,7 +181,7 @@ def measured(cluster: Cluster, steps: int, settings: Sequence[str]) -> Measured:
     """Train `steps` steps with all trainers, on two of four machines as in a job."""
     with network.machines(2) as machines:
         for machine in machines:
-            fill(machine.tmp, steps * BATCH * cluster.trainers)
+            fill(machine, steps * BATCH * cluster.trainers)
             machine.shape(rate=cluster.rate)
         outputs: list[Output] = []
         store = format_address(machines[0].address, 0)
