@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from millrace.http.open_pages import OpenPage, Pages, pages_served
+from starlette.types import ASGIApp
+
+from millrace.http.open_pages import Pages, pages_served, text_page
 
 OPTION = "--health"
 
@@ -19,8 +21,8 @@ def health_served(at: str | None, lacks: Lacks) -> AbstractContextManager[None]:
 def health_pages(lacks: Lacks) -> Pages:
     """/live answers 200 as long as the process answers; /ready answers 503 with the reason until nothing lacks."""
 
-    def ready() -> OpenPage:
+    def ready() -> ASGIApp:
         reason = lacks()
-        return OpenPage(503, f"{reason}\n".encode()) if reason else OpenPage(200, b"ready\n")
+        return text_page(reason, 503) if reason else text_page("ready")
 
-    return {"/live": lambda: OpenPage(200, b"live\n"), "/ready": ready}
+    return {"/live": lambda: text_page("live"), "/ready": ready}

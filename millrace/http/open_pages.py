@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -13,16 +12,8 @@ MAX_CONNECTIONS = 16
 """Most connections with an answer, since anybody may make them; beyond it the answer is 503."""
 
 
-class OpenPage(NamedTuple):
-    """One answer."""
-
-    code: int
-    body: bytes
-    media_type: str = "text/plain; charset=utf-8"
-
-
-Pages = Mapping[str, Callable[[], OpenPage]]
-"""Makes the answer at each path. Called on the server's only thread, so it must be quick."""
+Pages = Mapping[str, Callable[[], ASGIApp]]
+"""Makes the answer, a response of Starlette, at each path. Called on the server's only thread, so it must be quick."""
 
 
 @contextmanager
@@ -54,16 +45,17 @@ def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Ite
 def pages_app(pages: Pages) -> ASGIApp:
     """Answers 404 at all other paths, with those that there are."""
 
-    def missing() -> OpenPage:
-        return OpenPage(404, f"not found; known: {', '.join(pages)}\n".encode())
+    def missing() -> ASGIApp:
+        return text_page(f"not found; known: {', '.join(pages)}", 404)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        page = pages.get(scope["path"], missing)()
-        headers = [
-            (b"content-type", page.media_type.encode()),
-            (b"content-length", str(len(page.body)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": page.code, "headers": headers})
-        await send({"type": "http.response.body", "body": page.body})
+        await pages.get(scope["path"], missing)()(scope, receive, send)
 
     return answer
+
+
+def text_page(line: str, code: int = 200) -> ASGIApp:
+    """A page of one line."""
+    from starlette.responses import PlainTextResponse  # see pages_served
+
+    return PlainTextResponse(f"{line}\n", code)

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.responses import Response
 
 from service.monitor.alarms import Alarm, alarms
 from service.monitor.status import Status
@@ -67,6 +68,12 @@ TASK_METRICS = {
     "logloss": "Log loss",
     "calibration": "Mean prediction divided by mean label",
 }
+
+
+class Exposition(Response):
+    """A response in the text format of Prometheus."""
+
+    media_type = CONTENT_TYPE_LATEST
 
 
 def exposition(statuses: Sequence[tuple[str, Status]]) -> bytes:

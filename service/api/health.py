@@ -1,13 +1,12 @@
 """/v1/health, /v1/ready, /metrics: liveness and readiness of the service, and figures for Prometheus."""
 
-from fastapi import APIRouter, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi import APIRouter
 from sqlalchemy import text
 
 import millrace
 from millrace.errors import MillraceError
 from service.api.authorization import AuthorizedRoute, HostOf, authorized
-from service.api.exposition import exposition
+from service.api.exposition import Exposition, exposition
 from service.api.job_cache import StatusesOf
 from service.api.schemas import ResponseBody
 from service.auth.roles import Role
@@ -27,12 +26,6 @@ class Ready(ResponseBody):
     """The service is ready."""
 
     status: str = "ready"
-
-
-class Exposition(Response):
-    """A response in the text format of Prometheus."""
-
-    media_type = CONTENT_TYPE_LATEST
 
 
 @router.get("/v1/health", **authorized(None), operation_id="getHealth", summary="Whether this process answers")

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import millrace
-from service.api.exposition import standby_exposition
-from service.api.health import Exposition, Health
+from service.api.exposition import Exposition, standby_exposition
+from service.api.health import Health
 from service.api.problems import answer, problem
 from service.records.database import NotActive
 

@@ -5,9 +5,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from millrace.errors import MillraceError
 from millrace.http.health import health_served
-from millrace.http.open_pages import OpenPage, pages_served
+from millrace.http.open_pages import pages_served
 from millrace.lifecycle import ExitCode
 from millrace.printable import print_printable
 from millrace.timeline import TraceWindow
@@ -76,12 +78,10 @@ def run_job(
 def metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractContextManager[None]:
     """Answer /metrics at HOST:PORT while the context lasts; nowhere for None."""
 
-    def figures() -> OpenPage:
-        from prometheus_client import CONTENT_TYPE_LATEST
+    def figures() -> ASGIApp:
+        from service.api.exposition import Exposition, exposition
 
-        from service.api.exposition import exposition
-
-        return OpenPage(200, exposition([(job, Status(status()))]), CONTENT_TYPE_LATEST)
+        return Exposition(exposition([(job, Status(status()))]))
 
     return pages_served(at, {"/metrics": figures}, "--metrics", "0.0.0.0:8083")
 
