@@ -27,6 +27,7 @@ FIGURE_10 = [
 FIGURE_7 = [
     *(Setup("deep_crossing", strategy) for strategy in AGAINST),
     *(Setup(model, strategy) for model in ("wide_deep", "dcn") for strategy in AGAINST[:3]),
+    *(Setup(model, "hybrid, 8 times the rate") for model in ("deep_crossing", "wide_deep")),
 ]
 FIGURE_9 = [Setup("deep_crossing_1024", strategy, steps=8) for strategy in AGAINST[:2]]
 BETTER = [
