@@ -1,11 +1,11 @@
 """Pages over plain HTTP without tokens, for probes and for scrapers of figures. They take no input."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millrace.address import parse_address
+from millrace.address import LOCAL_NAMES, is_loopback, parse_address
 from millrace.errors import SpecError
 
 MAX_CONNECTIONS = 16
@@ -20,7 +20,8 @@ Pages = Mapping[str, Callable[[], ASGIApp]]
 def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Iterator[None]:
     """Answer at HOST:PORT, the value of `option`, while the context lasts; nowhere for None.
 
-    `example`: an address for the message. Raises SpecError for an address not to be had.
+    On loopback only the names of this machine are answered. `example`: an address for the message. Raises SpecError for
+    an address not to be had.
     """
     if at is None:
         yield
@@ -36,20 +37,31 @@ def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Ite
 
     listener = listen(host, port, option, ConnectionBounds(answered=MAX_CONNECTIONS, open=2 * MAX_CONNECTIONS))
     name = option.removeprefix("--")
+    names = LOCAL_NAMES if is_loopback(host) else None
     with http_server.serving(
-        pages_app(pages), listener, thread_name=name, http=PagesConnection, lifespan="off", ws="none"
+        pages_app(pages, names), listener, thread_name=name, http=PagesConnection, lifespan="off", ws="none"
     ):
         yield
 
 
-def pages_app(pages: Pages) -> ASGIApp:
-    """Answers 404 at all other paths, with those that there are."""
+def pages_app(pages: Pages, names: Collection[str] | None) -> ASGIApp:
+    """Answers 404 at all other paths, with those that there are.
+
+    `names`: those that a client may call the server by. None: any, as a probe asks for the address of a pod.
+    """
+    from starlette.datastructures import Headers  # see pages_served
+
+    from millrace.http.front_door import is_known_host
 
     def missing() -> ASGIApp:
         return text_page(f"not found; known: {', '.join(pages)}", 404)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await pages.get(scope["path"], missing)()(scope, receive, send)
+        if names is None or is_known_host(Headers(scope=scope), names):
+            page = pages.get(scope["path"], missing)()
+        else:
+            page = text_page(f"not answered by this name; known: {', '.join(names)}", 400)
+        await page(scope, receive, send)
 
     return answer
 

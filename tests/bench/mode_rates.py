@@ -31,6 +31,8 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 """The settings of each mode in `train`; the first one asked for is what the others are compared with."""
 POLL_S = 0.01
+MIN_PASSES = 3
+"""The first one is left out, and a rate needs two closes more."""
 
 
 class Close(NamedTuple):
@@ -67,7 +69,7 @@ def speed(texts: Path, hidden: int, trainers: int, pass_events: int, settings: M
         with (folder / "output").open("w") as output:
             process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
             closes = closes_of(folder / "store" / "log", process)
-        if process.returncode or len(closes) < 3:
+        if process.returncode or len(closes) < MIN_PASSES:
             raise RuntimeError((folder / "output").read_text()[-2000:])
         spent = json.loads((folder / "store" / "report.json").read_text())["time_s"]
         print(f"{settings}: {spent}", file=sys.stderr, flush=True)
@@ -111,6 +113,8 @@ def main() -> None:
     arguments.add_argument("--pass-events", type=int, default=4 * BLOCK)
     arguments.add_argument("--passes", type=int, default=10)
     given = arguments.parse_args()
+    if given.passes < MIN_PASSES:
+        arguments.error(f"--passes is {given.passes}; at least {MIN_PASSES}")
     of_all = (given.hidden, given.trainers, given.pass_events)
     with tempfile.TemporaryDirectory() as name:
         folder = make(Path(name), given.passes * given.pass_events, text_parts=2).parent

@@ -2,7 +2,7 @@
 
 import os
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -65,6 +65,17 @@ def test_probes_are_answered_until_the_end():
         urlopen(f"{url}/live", timeout=10)
     with health_served(None, lambda: ""):
         pass
+
+
+def test_a_page_of_another_site_does_not_reach_loopback_by_its_own_name():
+    (port,) = free_ports(1)
+    with health_served(f"127.0.0.1:{port}", lambda: ""):
+        asked = Request(f"http://127.0.0.1:{port}/live", headers={"Host": f"rebound.example:{port}"})
+        with pytest.raises(HTTPError, match="400") as refused:
+            urlopen(asked, timeout=10)
+        assert refused.value.read() == b"not answered by this name; known: 127.0.0.1, localhost, ::1\n"
+    with health_served(f"0.0.0.0:{port}", lambda: ""):
+        assert urlopen(asked, timeout=10).read() == b"live\n"
 
 
 def test_a_wrong_address_is_refused():
