@@ -52,6 +52,19 @@ def test_say_is_print_for_words_of_others(capsys):
     assert capsys.readouterr().err == f"{SHOWN}|7\n"
 
 
+def test_lines_of_several_threads_do_not_mix():
+    class Unbuffered(io.StringIO):
+        """Another thread may write between two writes."""
+
+        def write(self, text):
+            writes.append(text)
+            return len(text)
+
+    writes = []
+    print_printable("trainer-0| loss", 0.5, file=Unbuffered(), flush=True)
+    assert writes == ["trainer-0| loss 0.5\n"]
+
+
 def test_a_workers_lines_are_harmless_where_its_launcher_reads_them():
     class Printing:
         output = io.StringIO(f"{EVIL}\n")
