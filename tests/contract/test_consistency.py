@@ -396,7 +396,7 @@ def test_async_with_one_trainer_equals_sync(num_shards):
     found = []
     for mode in ("sync", "async"):
         with w.job(num_shards, 1, mode=mode) as world:
-            found.append(train(world, 1))
+            found.append(in_lockstep(world, samples=30)[0])
     assert found[0] == found[1]
 
 

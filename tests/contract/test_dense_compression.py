@@ -19,7 +19,7 @@ from trainer.dense.powersgd import matrices_of, orthonormal
 from trainer.dense_config import DenseAdam, DenseSection, DenseSgd, DgcSection
 
 STEPS = 4
-WORLDS = pytest.mark.parametrize("world", [1, 2, 3])
+WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])
 SGD, MOMENTUM = DenseSgd(kind="sgd", lr=0.1), DenseSgd(kind="sgd", lr=0.1, momentum=0.5)
 DGC = {"compression": "dgc", "dgc": {"sparsity": 0.9}, "optimizer": MOMENTUM}
 POWER = {"compression": "powersgd", "powersgd": {"rank": 2}, "optimizer": MOMENTUM}
@@ -126,7 +126,7 @@ def dgc_reference(world, start, *, sparsity, momentum, clip_norm, lr):
 @WORLDS
 @pytest.mark.parametrize("sparsity", [0.5, 0.95])
 def test_dgc_learns_what_its_plain_twin_learns(world, sparsity):
-    """With half of the numbers two ranks and three sum the whole buffer; else they gather indices and numbers."""
+    """With half of the numbers several ranks sum the whole buffer; else they gather indices and numbers."""
 
     def act(ranks):
         dgc = {"compression": "dgc", "dgc": {"sparsity": sparsity}, "clip_norm": 8.0}
@@ -184,6 +184,51 @@ def test_gradients_of_low_rank_and_small_parameters_lose_nothing(world):
     (plain, ended), (found, ended_too) = dense[0], compressed[0]
     assert torch.allclose(ended_too, ended, rtol=0, atol=1e-5) and not torch.equal(ended_too, ended)
     assert torch.equal(found["0.bias"], plain["0.bias"]) and torch.equal(found["1.bias"], plain["1.bias"])
+
+
+def power_reference(world, part, *, rank, momentum, lr):
+    """The plain twin: weights after STEPS, from the paper's algorithm in float64.
+
+    `part`: a strategy that has not learnt yet.
+    """
+    held, matrices = part._flat.weights.numpy().astype(np.float64), matrices_of(part._flat.parameters, rank)
+    right = {each.name: part.tensors()[f"powersgd.{each.name}"].numpy().astype(np.float64) for each in matrices}
+    velocity, residual = np.zeros(len(held)), np.zeros((world, len(held)))
+    for step in range(STEPS):
+        own = np.stack(
+            [
+                gradient(type("Rank", (), {"rank": r}), step, part.gradient).numpy().astype(np.float64)
+                for r in range(world)
+            ]
+        )
+        total = own.sum(axis=0)
+        for each in matrices:
+            at = slice(each.begin, each.begin + each.rows * each.columns)
+            error_fed = (own + residual)[:, at].reshape(world, each.rows, each.columns)
+            left, _ = np.linalg.qr(sum(error_fed @ right[each.name]))
+            projected = [whole.T @ left for whole in error_fed]
+            lacking = [whole - left @ q.T for whole, q in zip(error_fed, projected, strict=True)]
+            residual[:, at] = np.stack(lacking).reshape(world, -1)
+            total[at] = (left @ sum(projected).T).reshape(-1)
+            right[each.name], _ = np.linalg.qr(sum(projected))
+        velocity = momentum * velocity + total
+        held -= lr * velocity
+    return held
+
+
+@WORLDS
+def test_powersgd_learns_what_its_plain_twin_learns(world):
+    """Gradients have rank 8, and matrices of rank 2 travel: most is kept back, and comes later."""
+    expected = power_reference(world, made(SingleRank(), **POWER)[0], rank=2, momentum=0.5, lr=0.1)
+
+    def act(ranks):
+        part, _ = made(ranks, **POWER)
+        start = part._flat.weights.clone()
+        learn(part, ranks)
+        return start, part._flat.weights.clone()
+
+    start, ended = on_ranks(world, act)[0][0]
+    assert np.abs(ended.numpy() - expected).max() < 1e-4 < np.abs(start.numpy() - expected).max()
 
 
 def test_the_first_matrices_follow_from_the_seed_and_the_parameter():
