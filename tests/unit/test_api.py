@@ -101,8 +101,9 @@ STATUS = {
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with api(tmp_path_factory.mktemp("api")) as made:
+def served(tmp_path_factory, new_database):
+    root = tmp_path_factory.mktemp("api")
+    with api(root, database=new_database(root)) as made:
         made.job("news", STATUS)
         yield made
 

@@ -153,11 +153,11 @@ def test_a_damaged_log_is_told_up_to_the_damage_and_whole_again_once_it_is_repai
         assert served.get("/v1/jobs/small/log").json()["items"] == whole
 
 
-def test_a_job_made_again_under_its_name_has_no_history_of_the_one_before(tmp_path):
+def test_a_job_made_again_under_its_name_has_no_history_of_the_one_before(tmp_path, url):
     def versions():
         return [each["version"] for each in made.get("/v1/jobs/news/metrics/history").json()["items"]]
 
-    with api(tmp_path) as made:
+    with api(tmp_path, database=url) as made:
         made.job("news")
         made.past("news", versions=3)
         assert versions() == [1, 2, 3]
@@ -171,7 +171,7 @@ def test_a_job_made_again_under_its_name_has_no_history_of_the_one_before(tmp_pa
         assert versions() == [1, 2]
 
 
-def test_closes_since_one_that_was_undone_begin_at_the_commit_of_the_rewind(tmp_path):
+def test_closes_since_one_that_was_undone_begin_at_the_commit_of_the_rewind(tmp_path, url):
     def history(query):
         page = made.get(f"/v1/jobs/news/metrics/history?{query}").json()
         return [f"{each['timeline']}-{each['version']}" for each in page["items"]], page["next"]
@@ -180,7 +180,7 @@ def test_closes_since_one_that_was_undone_begin_at_the_commit_of_the_rewind(tmp_
         lines = made.get("/v1/jobs/news/metrics/stream", headers={"last-event-id": last_id}).text.splitlines()
         return [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
 
-    with api(tmp_path) as made:
+    with api(tmp_path, database=url) as made:
         made.job("news")
         past = made.past("news", versions=3)
         assert made.post("/v1/jobs/news/stop").status_code == 200  # a stream of it ends

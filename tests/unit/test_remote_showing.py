@@ -1,5 +1,6 @@
 """What a service tells, in lines; and whether a JOB is a file here or a job there."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,30 @@ def test_a_status_has_figures_alarms_and_the_last_words_of_who_died():
     assert lines[2:] == ["ended with 1: trainer-0 ended first", "error: no", "commits: disk full"]
 
 
+STRAGGLER = {"text": "rank 1 is waited for 31% of the time (rank 0 waits 0.8 s a pass): its pipe is slow"}
+
+
 def test_a_status_of_a_running_job_names_the_straggler():
-    told = {"text": "rank 1 is waited for 31% of the time (rank 0 waits 0.8 s a pass): its pipe is slow"}
-    assert status_lines({**JOB, "straggler": told})[-1] == f"straggler: {told['text']}"
+    assert status_lines({**JOB, "straggler": STRAGGLER})[-1] == f"straggler: {STRAGGLER['text']}"
     assert not [line for line in status_lines({**JOB, "straggler": None}) if "straggler" in line]
+
+
+def test_the_live_page_names_the_straggler():
+    from nicegui import Client, ui
+    from nicegui.page import page
+
+    from service.ui.job_stream import StreamPart
+    from service.ui.recorder import Recorder
+
+    async def labels(straggler):
+        with Client(page("/news"), request=None) as client:
+            StreamPart("news", Recorder(None)).refresh(
+                {"advice": None, "straggler": straggler, "time_s": {"pipe": 20.5}}
+            )
+            return [each.text for each in client.elements.values() if isinstance(each, ui.label)]
+
+    assert STRAGGLER["text"] in asyncio.run(labels(STRAGGLER))
+    assert STRAGGLER["text"] not in asyncio.run(labels(None))
 
 
 def test_a_status_of_a_running_job_has_its_advice():

@@ -52,8 +52,8 @@ def hosted(served, name):
 
 
 @pytest.fixture
-def served(tmp_path):
-    with api(tmp_path) as served:
+def served(tmp_path, url):
+    with api(tmp_path, database=url) as served:
         yield served
 
 
