@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millrace.address import LOCAL_NAMES, is_loopback, parse_address
+from millrace.address import is_loopback, parse_address
 from millrace.errors import SpecError
 
 MAX_CONNECTIONS = 16
@@ -20,8 +20,8 @@ Pages = Mapping[str, Callable[[], ASGIApp]]
 def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Iterator[None]:
     """Answer at HOST:PORT, the value of `option`, while the context lasts; nowhere for None.
 
-    On loopback only the names of this machine are answered. `example`: an address for the message. Raises SpecError for
-    an address not to be had.
+    On loopback it answers only to HOST and the usual names of this machine. `example`: an address for the message.
+    Raises SpecError for an address not to be had.
     """
     if at is None:
         yield
@@ -33,11 +33,12 @@ def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Ite
     # Imported here: most processes serve nothing.
     from millrace.http import http_server
     from millrace.http.connections import PagesConnection
+    from millrace.http.front_door import served_names
     from millrace.http.listening import ConnectionBounds, listen
 
     listener = listen(host, port, option, ConnectionBounds(answered=MAX_CONNECTIONS, open=2 * MAX_CONNECTIONS))
     name = option.removeprefix("--")
-    names = LOCAL_NAMES if is_loopback(host) else None
+    names = served_names((host,)) if is_loopback(host) else None
     with http_server.serving(
         pages_app(pages, names), listener, thread_name=name, http=PagesConnection, lifespan="off", ws="none"
     ):
@@ -47,7 +48,8 @@ def pages_served(at: str | None, pages: Pages, option: str, example: str) -> Ite
 def pages_app(pages: Pages, names: Collection[str] | None) -> ASGIApp:
     """Answers 404 at all other paths, with those that there are.
 
-    `names`: those that a client may call the server by. None: any, as a probe asks for the address of a pod.
+    `names`: those that a client may call the server by; one that tells none, by HTTP/1.0, is no browser. None: any,
+    since a probe asks for the address of a pod.
     """
     from starlette.datastructures import Headers  # see pages_served
 
@@ -57,10 +59,11 @@ def pages_app(pages: Pages, names: Collection[str] | None) -> ASGIApp:
         return text_page(f"not found; known: {', '.join(pages)}", 404)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if names is None or is_known_host(Headers(scope=scope), names):
+        headers = Headers(scope=scope)
+        if names is None or "host" not in headers or is_known_host(headers, names):
             page = pages.get(scope["path"], missing)()
         else:
-            page = text_page(f"not answered by this name; known: {', '.join(names)}", 400)
+            page = text_page(f"not answered by this name; known: {', '.join(sorted(names))}", 400)
         await page(scope, receive, send)
 
     return answer

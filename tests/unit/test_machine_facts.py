@@ -1,6 +1,7 @@
 """Facts that an agent tells of its machine: cores within a container's limit, an identity that may be given; probes."""
 
 import os
+import socket
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -73,7 +74,15 @@ def test_a_page_of_another_site_does_not_reach_loopback_by_its_own_name():
         asked = Request(f"http://127.0.0.1:{port}/live", headers={"Host": f"rebound.example:{port}"})
         with pytest.raises(HTTPError, match="400") as refused:
             urlopen(asked, timeout=10)
-        assert refused.value.read() == b"not answered by this name; known: 127.0.0.1, localhost, ::1\n"
+        assert refused.value.read() == b"not answered by this name; known: 127.0.0.1, ::1, localhost\n"
+        for name in ("localhost", "[::1]", "127.0.0.1"):
+            known = Request(f"http://127.0.0.1:{port}/live", headers={"Host": f"{name}:{port}"})
+            assert urlopen(known, timeout=10).read() == b"live\n"
+        with socket.create_connection(("127.0.0.1", port), 10) as old:
+            old.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+            assert old.makefile("rb").readline().startswith(b"HTTP/1.1 200")
+    with health_served(f"127.0.0.2:{port}", lambda: ""):
+        assert urlopen(f"http://127.0.0.2:{port}/live", timeout=10).read() == b"live\n"
     with health_served(f"0.0.0.0:{port}", lambda: ""):
         assert urlopen(asked, timeout=10).read() == b"live\n"
 
