@@ -105,6 +105,7 @@ class PodMachine:
 
 
 def templates(objects: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The template of each pod, as often as there are such pods, the head first."""
-    jobs = [each["spec"] for each in objects if each["kind"] == "Job"]
-    return [spec["template"] for spec in jobs for _ in range(spec["parallelism"])]
+    """The template of each pod, as often as there are such pods: the head first, replicas last."""
+    counts = {"Job": "parallelism", "Deployment": "replicas"}
+    found = [(each["spec"], counts[each["kind"]]) for kind in counts for each in objects if each["kind"] == kind]
+    return [spec["template"] for spec, count in found for _ in range(spec[count])]

@@ -51,16 +51,19 @@ for path in sorted(Path("/tmp/events").iterdir()):
 """
 ASK = """
 import sys, urllib.request
-answer = urllib.request.urlopen(sys.argv[1], timeout=5)
+url, *token = sys.argv[1:]
+asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {each}" for each in token})
+answer = urllib.request.urlopen(asked, timeout=5)
 print(answer.status, answer.read().decode())
 """
 NUM_LINES = 1500
+ASKER_TOKEN = "of-those-who-ask-a-replica"
 
 
 @pytest.fixture
 def stored(machines):
-    """Three machines for pods, and the place of a job and of its events in an object store on a fourth one."""
-    *for_pods, disk = machines(4)
+    """Four machines for pods, and the place of a job and of its events in an object store on a fifth one."""
+    *for_pods, disk = machines(5)
     with object_store(disk) as address:
         (disk.tmp / "events").mkdir()
         write_job(disk.tmp / "events", num_lines=NUM_LINES).unlink()
@@ -72,7 +75,7 @@ def stored(machines):
 
 @contextmanager
 def pods_of(stored, tmp_path, *settings):
-    """A pod on each machine, the head first; the Secrets are made as the documentation says."""
+    """A pod on each machine: head, trainer, shard, replica. The Secrets are made as the documentation says."""
     machines, events, mirror = stored
     (tmp_path / "pods").mkdir()
     job = tmp_path / "pods" / "job.toml"
@@ -80,10 +83,14 @@ def pods_of(stored, tmp_path, *settings):
     job.write_text(f"{EVERY_3}\n{spec}{CLUSTER}{STORE}{mirror!r}\n")
     token = millrace(job, store=str(tmp_path / "identity"), command="join-token")
     assert token.code == 0, token.output
-    manifests = render_job(job, settings, ManifestSettings(metrics_from="monitoring"))
+    manifests = render_job(job, settings, ManifestSettings(metrics_from="monitoring", replicas=1))
     objects = [yaml.safe_load(text) for text in manifests.values()]
     files = {each.name: each.read_text() for each in (tmp_path / "identity" / "identity").iterdir()}
-    secrets = {"small-identity": files, "small-environment": s3_server.ENVIRONMENT}
+    secrets = {
+        "small-identity": files,
+        "small-environment": s3_server.ENVIRONMENT,
+        "small-replica": {"token": ASKER_TOKEN},
+    }
     texts = {each["metadata"]["name"]: each["data"] for each in objects if each["kind"] == "ConfigMap"}
     hosts = {"small-head": machines[0].address}
     pods = [
@@ -113,7 +120,7 @@ def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
     expected = of_loopback(tmp_path)
     with pods_of(stored, tmp_path) as pods:
         # 1. The head alone: alive, not ready, and it says whom it waits for. Its figures are there for others.
-        head, *others = pods
+        head, *others, _ = pods
         _, launcher = head.start()
         launcher.until("waits for 2 of 3 workers: trainer-1, shard-0")
         assert "200" in probed(head, 8081, "/live") and "503" in probed(head, 8081, "/ready")
@@ -126,7 +133,7 @@ def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
         for pod in others:
             pod.start()
         assert launcher.end() == 0, launcher.said
-        assert [output.end() for pod in pods for output in pod.outputs] == [0] * 4
+        assert [output.end() for pod in (head, *others) for output in pod.outputs] == [0] * 4
         assert report_of(head) == expected
 
 
@@ -134,23 +141,31 @@ def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
 def test_pods_that_die_are_made_again_and_the_job_learns_the_same(stored, tmp_path):
     """First the shard's pod dies, then the head's; whatever ends because of it is made again by its Job, too.
 
-    A hundred passes, so that the job does not end before. A new head has the address of the old one here.
+    A hundred passes, so that the job does not end before. A new head has the address of the old one here. A replica
+    follows the job, whatever dies, and outlives it.
     """
     passes = "passes.max_events=40"
     expected = of_loopback(tmp_path, passes)
     with pods_of(stored, tmp_path, passes) as pods:
-        head, *others = pods
+        *workers, replica = pods
+        head, _, shard = workers
         for pod in pods:
             pod.start()
-        until_trains(head, pods, generation=1)
-        others[-1].die()
-        until_trains(head, pods, generation=2)
+        until_trains(head, workers, generation=1)
+        first = until_serves(replica, 1)
+        shard.die()
+        until_trains(head, workers, generation=2)
+        second = until_serves(replica, first + 1)
         head.die()
         deadline = Deadline.after(120)
-        while any(pod.outputs[-1].process.poll() != 0 for pod in pods):
-            made_again(pods)
-            deadline.check("; ".join(pod.outputs[-1].said for pod in pods))
-        assert report_of(head) == expected
+        while any(pod.outputs[-1].process.poll() != 0 for pod in workers):
+            made_again(workers)
+            deadline.check("; ".join(pod.outputs[-1].said for pod in workers))
+        found = report_of(head)
+        kept = found.keys() - {"halves"}  # predictions were on the disk of the first head
+        assert {key: found[key] for key in kept} == {key: expected[key] for key in kept}
+        until_serves(replica, second)
+        assert "HTTP Error 401" in probed(replica, 8090, "/metrics", head), "without its token"
 
 
 def made_again(pods):
@@ -173,10 +188,23 @@ def until_trains(head, pods, generation):
         deadline.check(head.outputs[-1].said)
 
 
-def probed(pod, port, path, asker=None):
+def until_serves(replica, version):
+    """Wait until a replica takes requests, by this version of the job or a later one; its version."""
+    deadline = Deadline.after(60)
+    while True:
+        figures = probed(replica, 8090, "/metrics", token=ASKER_TOKEN)
+        found = re.search(r"^millrace_replica_version\{.*\} (\S+)", figures, re.MULTILINE)
+        ready = probed(replica, 8090, "/v2/health/ready").startswith("200 ")
+        if ready and found and float(found[1]) >= version:
+            return float(found[1])
+        deadline.check(replica.outputs[-1].said)
+        time.sleep(0.1)
+
+
+def probed(pod, port, path, asker=None, token=None):
     """An answer of a pod, or the error. `asker`: the pod that asks; None: itself."""
-    url = f"http://{pod.machine.address}:{port}{path}"
+    url, tokens = f"http://{pod.machine.address}:{port}{path}", [] if token is None else [token]
     try:
-        return (asker or pod).machine.call(sys.executable, "-c", ASK, url)
+        return (asker or pod).machine.call(sys.executable, "-c", ASK, url, *tokens)
     except CommandFailed as error:
         return str(error)

@@ -25,7 +25,11 @@ acts = {
     "sum_floats": lambda: ranks.sum_floats(np.ones(200_000)),
     "broadcast": lambda: ranks.copy_from_rank_0(torch.ones(1_500_000)),
     "gather": lambda: ranks.gather({"a": np.ones(500_000)}),
+    "all_gather": lambda: ranks.all_gather_of_ranks(torch.ones(world * 500_000))(),
 }
+for size in (2, 3, 4):
+    acts[f"sums of {size}"] = lambda size=size: ranks.reduce_scatter(torch.ones(600_000), size)()
+    acts[f"slices of {size}"] = lambda size=size: ranks.all_gather(torch.ones(600_000), size)
 ranks.sum(np.ones(1, np.int64))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -73,7 +77,8 @@ def test_what_is_computed_for_collectives_is_on_the_link(machines, held, world):
         held.callback(process.kill)
         assert next(line for line in process.stdout if line == "ready\n")
     counted = [{way: 0 for way in ("sent_bytes", "received_bytes")} for _ in ranks]
-    for collective in ("all_reduce", "sum_floats", "broadcast", "gather"):
+    of_groups = [f"{what} of {size}" for size in (2, 3, 4) if world % size == 0 for what in ("sums", "slices")]
+    for collective in ("all_reduce", "sum_floats", "broadcast", "gather", "all_gather", *of_groups):
         before, then = [host.carried() for host in hosts], counted
         for process in ranks:
             process.stdin.write(f"{collective}\n")
