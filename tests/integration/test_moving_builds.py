@@ -1,15 +1,19 @@
-"""A running job moves to another build at a close, and learns the same as one that stays."""
+"""Running jobs move to another build at a close, one by one, and learn the same as one that stays."""
 
+import json
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import millrace
+from millrace.deadline import Deadline
 from tests.integration.hosted_service import CONFIG, HostedService, closes, launcher, report, spec_of
 from tests.integration.stream_job import write_job
 
@@ -17,18 +21,28 @@ ROOT = Path(millrace.__file__).parents[1]
 PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
 SAME = ("digest", "events", "samples", "passes", "positions", "metrics")
 NEXT = "0.2.0-next"
+NEWER = ("FORMAT = 3", "FORMAT = 4"), ("FORMAT_OF_FILES = 2", "FORMAT_OF_FILES = 4")
+"""What the next version writes into its commits."""
 
 
 def environment(folder):
-    """A second environment: a copy of this one's packages with another version number."""
+    """A second environment: a copy of this one's packages with another version number and a newer format of commits."""
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / "code" / name)  # with times and compiled kernels
-    module = folder / "code" / "millrace" / "__init__.py"
-    module.write_text(module.read_text().replace(millrace.__version__, NEXT))
+    rewrite(folder / "code" / "millrace" / "__init__.py", (f'"{millrace.__version__}"', f'"{NEXT}"'))
+    rewrite(folder / "code" / "trainer" / "checkpoint" / "commits.py", *NEWER)
     venv.EnvBuilder(symlinks=True).create(folder / "env")
     (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     (site / "build.pth").write_text(f"{folder / 'code'}\n{sysconfig.get_paths()['purelib']}\n")
     return folder / "env" / "bin" / "python"
+
+
+def rewrite(module, *changes):
+    text = module.read_text()
+    for old, new in changes:
+        assert text.count(f"{old}\n") == 1, old
+        text = text.replace(f"{old}\n", f"{new}\n")
+    module.write_text(text)
 
 
 @pytest.fixture
@@ -54,49 +68,77 @@ def done(service, path, build):
     return service.until(f"/operations/{operation['id']}", lambda told: told["ended"] is not None)
 
 
-def moved_back(service):
-    """All jobs moved by the command to the service's own environment; what it prints."""
-    words = [sys.executable, "-m", "service", "upgrade", "--all", "--url", str(service.http.base_url)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def moved_back(service, *words):
+    """The command that moves jobs to the service's own environment."""
+    command = [sys.executable, "-m", "service", "upgrade", *words, "--url", str(service.http.base_url)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def formats(store):
+    """Of all commits of a job."""
+    found = set()
+    for path in store.glob("commits/*/manifest.json"):
+        with suppress(FileNotFoundError):  # an old one is removed meanwhile
+            found.add(json.loads(path.read_text())["manifest"]["format"])
+    return found
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_job_that_moves_while_it_runs_learns_the_same_and_reads_each_event_once(service, tmp_path):
-    data = tmp_path / "data"
-    (data / "slowly").touch()
+def test_jobs_that_move_while_they_run_learn_the_same_and_read_each_event_once(service, tmp_path):
+    data, jobs, own = tmp_path / "data", tmp_path / "root" / "jobs", millrace.__version__
     train = {"threads": 1, "batch_size": 8, "matmul": "mkl"}
-    spec = spec_of(pipe={"command": ["sh", "pipe.sh"]}, passes={"max_events": 100}, train=train)
-    for name in ("moves", "stays"):
+    often = {"every": "600s", "every_passes": 3}
+    spec = spec_of(pipe={"command": ["sh", "pipe.sh"]}, passes={"max_events": 100}, train=train, commit=often)
+
+    def create(name):
         service.ask("POST", "/jobs", {"name": name, "spec": spec, "base": str(data)})
-    before = service.until("/jobs/moves", lambda job: (job["version"] or 0) >= 2)
-    assert (before["build"], before["millrace_version"]) == ("", millrace.__version__)
+
+    create("stays")
+    assert service.until("/jobs/stays", phase("ended", "failed"))["phase"] == "ended", service.said()
+    (data / "slowly").touch()
+    for name in ("moves", "follows"):
+        create(name)
+        before = service.until(f"/jobs/{name}", lambda job: (job["version"] or 0) >= 2)
+    assert (before["build"], before["millrace_version"]) == ("", own)
     refused = done(service, "/jobs/moves/upgrade", "bare")
     assert refused["state"] == "failed" and "no environment that a job can move to" in refused["problem"]["detail"]
-    assert launcher(tmp_path / "root" / "jobs" / "moves")[1] and service.ask("GET", "/jobs/moves")["build"] == ""
+    assert launcher(jobs / "moves")[1] and service.ask("GET", "/jobs/moves")["build"] == ""
 
     moved = done(service, "/jobs/moves/upgrade", "next")
-    assert moved["result"] == {
-        "job": "moves", "build": "next", "version": NEXT, "was": millrace.__version__,
-    }, moved  # fmt: skip
+    assert moved["result"] == {"job": "moves", "build": "next", "version": NEXT, "was": own}, moved
     job = service.ask("GET", "/jobs/moves")
     assert (job["build"], job["millrace_version"]) == ("next", NEXT)
-    _, pid = launcher(tmp_path / "root" / "jobs" / "moves")
+    _, pid = launcher(jobs / "moves")
     assert str(tmp_path / "next" / "env") in Path(f"/proc/{pid}/cmdline").read_text()
     assert sys.executable not in Path(f"/proc/{pid}/cmdline").read_text()
 
+    told = done(service, "/upgrade", "next")["result"]["jobs"]
+    assert [(each["job"], each["was"], each["version"]) for each in told] == [
+        ("follows", own, NEXT), ("moves", NEXT, NEXT), ("stays", own, NEXT),
+    ]  # fmt: skip
+    assert launcher(jobs / "moves")[1] == pid, "it was there already"
+    for name, wanted in (("follows", "training"), ("moves", "training"), ("stays", "ended")):
+        service.until(f"/jobs/{name}", phase(wanted))
+
+    deadline = Deadline.after(60)
+    while 4 not in formats(jobs / "moves" / "store"):
+        deadline.check(service.said())
+        time.sleep(0.1)
+    refused = done(service, "/jobs/moves/upgrade", "")
+    assert refused["state"] == "failed" and "this Millrace reads format 3" in refused["problem"]["detail"]
+    assert "run the newer one" in refused["problem"]["detail"] and launcher(jobs / "moves")[1] == pid
+
     (data / "slowly").unlink()
-    for name in ("moves", "stays"):
+    for name in ("moves", "follows"):
         ended = service.until(f"/jobs/{name}", phase("ended", "failed"))
         assert ended["phase"] == "ended", service.said()
-    stores = [tmp_path / "root" / "jobs" / name / "store" for name in ("moves", "stays")]
-    first, second = ({name: report(store)[name] for name in SAME} for store in stores)
-    assert first == second
-    assert [each["digests"] for each in closes(stores[0])][-1] == [each["digests"] for each in closes(stores[1])][-1]
+        found, expected = jobs / name / "store", jobs / "stays" / "store"
+        first, second = ({each: report(store)[each] for each in SAME} for store in (found, expected))
+        assert first == second
+        assert [each["digests"] for each in closes(found)][-1] == [each["digests"] for each in closes(expected)][-1]
     assert first["events"] == sum(path.read_text().count("\n") for path in data.glob("part-*.txt"))
-    own = millrace.__version__
-    assert moved_back(service) == f"moves: {NEXT} -> {own}\nstays: {own} -> {own}\n"
-    assert service.ask("GET", "/jobs/moves")["build"] == ""
+    assert "run the newer one" in moved_back(service, "--all").stderr
+    assert moved_back(service, "stays").stdout == f"stays: {own} -> {own}\n", "it ran nowhere else"
+    assert service.ask("GET", "/jobs/stays")["build"] == ""
     assert service.end() == 0
