@@ -1,6 +1,7 @@
 """Promises of compressions and hierarchical sums, on ranks that are threads: their oracles, restarts, other ranks."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,6 +105,11 @@ def test_dgc_without_sparsity_is_dense(world, optimizer):
     assert torch.equal(found, dense) or optimizer is MOMENTUM
 
 
+def own_gradient(rank, step, num_floats):
+    """That of one rank, in float64."""
+    return gradient(SimpleNamespace(rank=rank), step, torch.zeros(num_floats)).numpy().astype(np.float64)
+
+
 def dgc_reference(world, start, *, sparsity, momentum, clip_norm, lr):
     """The plain twin: weights after STEPS, from the paper's algorithm in float64."""
     held = start.numpy().astype(np.float64)
@@ -112,7 +118,7 @@ def dgc_reference(world, start, *, sparsity, momentum, clip_norm, lr):
     for step in range(STEPS):
         total = np.zeros(len(held))
         for rank in range(world):
-            own = gradient(type("Rank", (), {"rank": rank}), step, torch.zeros(len(held))).numpy().astype(np.float64)
+            own = own_gradient(rank, step, len(held))
             own *= min(1.0, clip_norm / math.sqrt(world) / (np.linalg.norm(own) + 1e-6))
             velocity[rank] = momentum * velocity[rank] + own
             residual[rank] += velocity[rank]
@@ -195,12 +201,7 @@ def power_reference(world, part, *, rank, momentum, lr):
     right = {each.name: part.tensors()[f"powersgd.{each.name}"].numpy().astype(np.float64) for each in matrices}
     velocity, residual = np.zeros(len(held)), np.zeros((world, len(held)))
     for step in range(STEPS):
-        own = np.stack(
-            [
-                gradient(type("Rank", (), {"rank": r}), step, part.gradient).numpy().astype(np.float64)
-                for r in range(world)
-            ]
-        )
+        own = np.stack([own_gradient(each, step, len(held)) for each in range(world)])
         total = own.sum(axis=0)
         for each in matrices:
             at = slice(each.begin, each.begin + each.rows * each.columns)

@@ -89,3 +89,24 @@ def test_trainers_share_running_statistics_and_replay_to_the_bit(tmp_path, train
     again, same = trained(job, "killed", trainers, DIES, how)
     assert again == closes
     assert dense.keys() == same.keys() and all(np.array_equal(dense[name], same[name]) for name in dense)
+
+
+@pytest.mark.long
+def test_a_skipped_step_is_replayed_to_the_bit_where_rows_lag_behind(tmp_path):
+    job, late = write_normal_job(tmp_path), "train.staleness=2"
+    closes, dense = trained(job, "calm", 2, [], late)
+    again, same = trained(job, "killed", 2, DIES, late)
+    assert again == closes
+    assert dense.keys() == same.keys() and all(np.array_equal(dense[name], same[name]) for name in dense)
+
+
+SGD = ('dense.optimizer={kind="sgd"}', 'tables.default.optimizer={kind="sgd"}')
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "mode", [('train.mode="async"',), ('train.mode="geo"', "train.k_steps=2", *SGD)], ids=["async", "geo"]
+)
+def test_a_bad_step_is_skipped_where_nobody_waits(tmp_path, mode):
+    closes, dense = trained(write_normal_job(tmp_path), "alone", 2, [], 'dense.strategy="shards"', *mode)
+    assert len(closes) == NUM_PASSES and all(np.isfinite(array).all() for array in dense.values())

@@ -122,6 +122,20 @@ def test_trainers_with_copies_for_several_batches_learn_from_every_event(job):
     assert life["count"] == NUM_LINES and life["auc"] > 0.5
 
 
+@pytest.mark.long
+def test_bytes_of_copies_fall_with_the_number_of_batches_between_exchanges(tmp_path):
+    """One pass of 32 batches. Nearly all bytes are of dense parameters: a row of one batch is sent whatever k is."""
+    job = write_job(tmp_path, num_parts=1, num_lines=2048)
+    wide = ("model.settings={hidden=[256, 256]}", "passes.max_events=2048", "train.batch_size=64")
+    sent = {}
+    for k_steps in (1, 2, 4):
+        mode = ('train.mode="geo"', f"train.k_steps={k_steps}", "cluster.shards=2")
+        links = millrace(job, *SGD, *wide, *mode, store=f"geo-{k_steps}").report["links"]["trainer-0"].values()
+        sent[k_steps] = sum(link[f"shared_{way}_bytes"] for link in links for way in ("sent", "received"))
+    for k_steps in (2, 4):
+        assert sent[k_steps] * k_steps == pytest.approx(sent[1], rel=0.1)
+
+
 STALE = "train.staleness=2"
 
 
