@@ -1,10 +1,10 @@
 """Strategies of the dense part over slow links: `python -m tests.bench.hybrid.dense_strategies`, as Markdown.
 
-The examples criteo and news, one pass over their data. Four test machines have a trainer and a shard each, and a link
-of `--rate`; the object store for commits is on a fifth machine. Rounds go through all strategies in turn. A rate is a
-median over rounds, with the lowest and the highest ratio to the first strategy of the same round; the AUC is that of
-the second half, each sample predicted before it is learnt. All processes share the cores of one machine. Needs root and
-iproute2. `--also NAME SETTINGS` adds a strategy: `--also k2 'dense.strategy="local_sgd" dense.k_steps=2'`.
+The examples criteo and news, one pass over their data. Each test machine has `--per-machine` trainers and shards and a
+link of `--rate`; the object store for commits is on one more machine. Rounds go through all strategies in turn. A rate
+is a median over rounds, with the lowest and the highest ratio to the first strategy of the same round; the AUC is that
+of the second half, each sample predicted before it is learnt. All processes share the cores of one machine. Needs root
+and iproute2. `--also NAME SETTINGS` adds a strategy: `--also k2 'dense.strategy="local_sgd" dense.k_steps=2'`.
 """
 
 import argparse
@@ -58,10 +58,10 @@ class Measured:
         return f"{self.rate:,.0f} samples/s; {self.dense_bytes:,.0f} of {self.all_bytes:,.0f} B; AUC {self.auc:.4f}"
 
 
-def measured(example: str, trainers: int, rate: str, settings: Sequence[str]) -> Measured:
-    """Train an example once over its data, on as many machines as trainers."""
+def measured(example: str, trainers: int, rate: str, settings: Sequence[str], per_machine: int) -> Measured:
+    """Train an example once over its data."""
     common = (f"train.batch_size={BATCH[example]}", "train.threads=1", "train.matmul=mkl", "commit.every='1h'")
-    report = over_links(example, FILES[example][1], trainers, rate, [*common, *settings])
+    report = over_links(example, FILES[example][1], trainers, rate, [*common, *settings], per_machine)
     samples, step_samples = report["samples"], BATCH[example] * trainers
     dense, every = (found / samples * step_samples for found in sent_bytes(report))
     (task,) = report["halves"]["last"].values()
@@ -105,18 +105,22 @@ def main() -> None:
     arguments.add_argument("--also", action="append", nargs=2, default=[], metavar=("NAME", "SETTINGS"))
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in every job")
     arguments.add_argument("--trainers", type=int, default=4)
+    arguments.add_argument("--per-machine", type=int, default=1, help="trainers, and shards, of one machine")
     arguments.add_argument("--rate", default="100mbit", help="of each machine's link, both ways")
     arguments.add_argument("--rounds", type=int, default=1)
     given = arguments.parse_args()
+    if given.trainers % given.per_machine:
+        arguments.error(f"--trainers is {given.trainers}, no multiple of --per-machine {given.per_machine}")
     print(f"{given.trainers} trainers and shards, links of {given.rate}.\n")
     print(
         "| | samples a second | of the first | dense, KB a batch | all, KB a batch | AUC |\n|---|---|---|---|---|---|"
     )
     for example in given.example:
+        common = (example, given.trainers, given.rate)
         strategies = known(example, {name: STRATEGIES[name] for name in given.strategy} | dict(given.also))
         found: dict[str, list[Measured]] = {name: [] for name in strategies}
         for name, settings in chain.from_iterable([strategies.items()] * given.rounds):
-            found[name].append(measured(example, given.trainers, given.rate, [*given.set, *settings.split()]))
+            found[name].append(measured(*common, [*given.set, *settings.split()], given.per_machine))
             print(f"<!-- {example}, {name}: {found[name][-1]} -->", file=sys.stderr, flush=True)
         print(lines(example, found), flush=True)
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from tests.machines.external_job import USUAL_TIMEOUT_S, ExternalJob, object_sto
 START_S, RUN_S = 120.0, 3600.0
 
 
-def over_links(example: str, events: Path, trainers: int, rate: str, settings: Sequence[str]) -> Mapping[str, Any]:
+def over_links(
+    example: str, events: Path, trainers: int, rate: str, settings: Sequence[str], per_machine: int = 1
+) -> Mapping[str, Any]:
     """The report of an example that is trained once over a file of events.
 
-    Each machine has a trainer and a shard, and a link of `rate`; the object store for commits is on one more machine.
+    Each machine has `per_machine` trainers and shards, and a link of `rate`; the object store for commits is on one
+    more machine.
     """
-    with network.machines(trainers + 1) as (*machines, disk), object_store(disk) as address:
+    with network.machines(trainers // per_machine + 1) as (*machines, disk), object_store(disk) as address:
         for machine in machines:
             for name in ("job.toml", "generator.py"):
                 shutil.copy(EXAMPLES / example / name, machine.tmp)
@@ -29,7 +33,7 @@ def over_links(example: str, events: Path, trainers: int, rate: str, settings: S
             launcher.until("waits for", START_S)
             for machine in machines:
                 machine.shape(rate=rate)
-            for role, machine in ((role, machine) for role in ("trainer", "shard") for machine in machines):
+            for role, machine, _ in product(("trainer", "shard"), machines, range(per_machine)):
                 job.agent(machine, "--role", role, token=token)
             if launcher.end(RUN_S):
                 raise RuntimeError(launcher.said)

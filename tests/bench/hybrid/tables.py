@@ -105,7 +105,7 @@ def slice_lines(results: Results) -> Iterator[str]:
         both = results.median(setup, "both_ms")
         if both is not None and whole:
             power = int(setup.strategy[len("servers, slices of 1e")]) if "slices" in setup.strategy else 0
-            theirs = PAPER_SLICES.get(power) if "fifo" not in setup.strategy else None
+            theirs = PAPER_SLICES.get(power or 7) if "fifo" not in setup.strategy else None
             cells = [f"{results.median(setup, name):,.0f}" for name in ("compute_ms", "wire_ms", "both_ms")]
             cells += [f"{both / whole:.2f}", "" if theirs is None else f"{theirs / PAPER_SLICES[7]:.2f}"]
             yield f"| {setup.strategy.removeprefix('servers').removeprefix(', ') or 'all'} | {' | '.join(cells)} |"
