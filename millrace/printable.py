@@ -21,7 +21,5 @@ def printable(text: str) -> str:
 
 def print_printable(*texts: object, file: TextIO | None = None, sep: str = " ", flush: bool = False) -> None:
     """As print, for untrusted text. Text and line end are one write, so lines of several threads do not mix."""
-    stream = file or sys.stdout
-    stream.write(sep.join(printable(str(text)) for text in texts) + "\n")
-    if flush:
-        stream.flush()
+    line = sep.join(printable(str(text)) for text in texts)
+    print(f"{line}\n", end="", file=file or sys.stdout, flush=flush)
