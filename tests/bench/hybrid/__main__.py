@@ -39,6 +39,9 @@ BETTER = [
         "servers, async, slices of 1e5",
         "hybrid, staleness 1, bfloat16",
         "hybrid, early rows, bfloat16",
+        "hybrid, sums in bf16",
+        "hybrid, sums in bf16, staleness 1, bfloat16",
+        "hybrid, dgc",
     )
 ]
 FIGURE_8 = [Setup("dcn", strategy, trainers) for trainers in (4, 2, 16) for strategy in AGAINST[:2]]

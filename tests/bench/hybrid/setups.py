@@ -24,6 +24,7 @@ MODELS = {
 }
 """Settings by the name of a model. The last one is not of the paper: it shows modes where messages are small."""
 ON_SERVERS = 'dense.strategy="shards"'
+BF16 = 'dense.compression="bf16"'
 RING = "all-reduce alone"
 """No shards: every trainer holds all rows, see tests.bench.hybrid.ring."""
 STRATEGIES: dict[str, tuple[str, ...]] = {
@@ -37,6 +38,9 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "hybrid, staleness 1": ("train.staleness=1",),
     "hybrid, bfloat16": ("cluster.wire=bfloat16",),
     "hybrid, staleness 1, bfloat16": ("train.staleness=1", "cluster.wire=bfloat16"),
+    "hybrid, sums in bf16": (BF16,),
+    "hybrid, sums in bf16, staleness 1, bfloat16": (BF16, "train.staleness=1", "cluster.wire=bfloat16"),
+    "hybrid, dgc": ('dense.compression="dgc"',),
     "servers, geo": (ON_SERVERS, 'train.mode="geo"', "train.k_steps=10"),
     **{f"servers, slices of 1e{n}": (ON_SERVERS, f"dense.slice_floats={10**n}") for n in range(3, 8)},
     "servers, slices of 1e5, fifo": (ON_SERVERS, "dense.slice_floats=100000", "dense.priority=fifo"),

@@ -61,7 +61,7 @@ def by_formula(results: Results, setup: Setup) -> float | None:
     hybrid = Setup(setup.model, "hybrid", setup.trainers, setup.shards, setup.rate, setup.delay_ms, setup.steps)
     whole, all_mb = results.median(hybrid, "all_mb"), results.median(setup, "all_mb")
     own = results.median(hybrid, "trainers_mb")
-    narrow = any("bfloat16" in each or "geo" in each for each in STRATEGIES[setup.strategy])
+    narrow = any(word in each for word in ("bfloat16", "geo", "compression") for each in STRATEGIES[setup.strategy])
     if whole is None or all_mb is None or own is None or narrow or setup.strategy == RING:
         return None
     return (all_mb - (whole - own)) / dense_traffic_mb(setup.model, setup.strategy, setup.trainers)
