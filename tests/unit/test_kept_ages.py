@@ -18,6 +18,7 @@ from service.history.version_ages import AgeCost
 from service.ui.api_client import RequestRefused
 from service.ui.job_guards import AGE_COLUMNS, SLOT_COLUMNS, GuardsPart, age_rows, diagnosis_rows, measured_text
 from tests.fakes.asked_api import api
+from tests.fakes.shown_page import labels_of
 
 figures = st.floats(allow_nan=False, allow_infinity=False)
 costs = st.builds(
@@ -103,22 +104,17 @@ class Asker:
 
 
 def test_the_tab_shows_both_and_why_slots_cannot_be_told(tmp_path):
-    from nicegui import Client, ui
-    from nicegui.page import page
-
-    async def labels(served):
-        with Client(page("/news"), request=None) as client:
-            await GuardsPart(Asker(served), "news").refresh({})
-            return [each.text for each in client.elements.values() if isinstance(each, ui.label)]
+    async def shown():
+        await GuardsPart(Asker(served), "news").refresh({})
 
     with api(tmp_path) as served:
         served.job("news")
-        assert "There is no commit yet; slots are read from one." in asyncio.run(labels(served))
+        assert "There is no commit yet; slots are read from one." in labels_of(shown)
         store = served.past("news").store
         (store / "run.json").write_text(json.dumps({"job": "other"}))
         keep_ages(store, 40, [1, 5], [COST])
         served.api.state.statuses.kept.drop(("doctor", "news"))
-        told = asyncio.run(labels(served))
+        told = labels_of(shown)
     assert "-0.0200" in told and any("holds a run of job 'other'" in each for each in told)
 
 

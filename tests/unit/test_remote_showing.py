@@ -1,6 +1,6 @@
 """What a service tells, in lines; and whether a JOB is a file here or a job there."""
 
-import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from millrace.errors import SpecError
 from service.cli.service_output import job_lines, phase_line, progress_lines, status_lines, table_lines
 from service.cli.targets import remote_name
+from tests.fakes.shown_page import labels_of
 
 JOB = {"name": "news", "phase": "training", "desired": "running", "trouble": "", "outcome": None}
 ENDED = {"code": 1, "reason": "trainer-0 ended first", "lines": ["error: no"], "at": ""}
@@ -48,21 +49,14 @@ def test_a_status_of_a_running_job_names_the_straggler():
 
 
 def test_the_live_page_names_the_straggler():
-    from nicegui import Client, ui
-    from nicegui.page import page
-
     from service.ui.job_stream import StreamPart
     from service.ui.recorder import Recorder
 
-    async def labels(straggler):
-        with Client(page("/news"), request=None) as client:
-            StreamPart("news", Recorder(None)).refresh(
-                {"advice": None, "straggler": straggler, "time_s": {"pipe": 20.5}}
-            )
-            return [each.text for each in client.elements.values() if isinstance(each, ui.label)]
+    async def shown(straggler):
+        StreamPart("news", Recorder(None)).refresh({"advice": None, "straggler": straggler, "time_s": {"pipe": 20.5}})
 
-    assert STRAGGLER["text"] in asyncio.run(labels(STRAGGLER))
-    assert STRAGGLER["text"] not in asyncio.run(labels(None))
+    assert STRAGGLER["text"] in labels_of(partial(shown, STRAGGLER))
+    assert STRAGGLER["text"] not in labels_of(partial(shown, None))
 
 
 def test_a_status_of_a_running_job_has_its_advice():
