@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-all check docs bench soak faults lock proto format clean
 
 demo: $(READY)
-	$(BIN)/millrace demo $(if $(EVENTS),--events $(EVENTS))
+	$(BIN)/headrace demo $(if $(EVENTS),--events $(EVENTS))
 
 test: $(READY)
 	$(PYTEST) -m "not long and not kafka and not slow"
@@ -29,7 +29,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m millrace.proto.generate --check
+	$(BIN)/python -m headrace.proto.generate --check
 	$(BIN)/pytest -q tests/test_tidy.py
 
 docs: $(READY)
@@ -48,13 +48,13 @@ faults: $(READY)
 	$(BIN)/pytest tests/faults
 	rm -rf build/faults && mkdir -p build/faults
 	$(BIN)/python -c 'from pathlib import Path; from tests.integration.stream_job import write_job; write_job(Path("build/faults"), num_lines=700)'
-	$(BIN)/millrace faults build/faults/job.toml --rounds $(ROUNDS) --set store.mirror=mirror $(SMALL)
-	$(BIN)/millrace faults build/faults/job.toml --rounds $(ROUNDS) --set 'cluster={trainers=3,shards=2}' $(SMALL)
+	$(BIN)/headrace faults build/faults/job.toml --rounds $(ROUNDS) --set store.mirror=mirror $(SMALL)
+	$(BIN)/headrace faults build/faults/job.toml --rounds $(ROUNDS) --set 'cluster={trainers=3,shards=2}' $(SMALL)
 	rm -rf build/living && mkdir -p build/living
 	$(BIN)/python -c 'from pathlib import Path; from tests.integration.stream_job import write_living_job; write_living_job(Path("build/living"), num_lines=700)'
-	$(BIN)/millrace faults build/living/job.toml --rounds 2 $(LIVING)
-	$(BIN)/millrace faults build/living/job.toml --rounds 2 --set 'cluster={trainers=3,shards=2}' $(LIVING)
-	$(BIN)/millrace faults build/living/job.toml --rounds 1 --operator $(LIVING)
+	$(BIN)/headrace faults build/living/job.toml --rounds 2 $(LIVING)
+	$(BIN)/headrace faults build/living/job.toml --rounds 2 --set 'cluster={trainers=3,shards=2}' $(LIVING)
+	$(BIN)/headrace faults build/living/job.toml --rounds 1 --operator $(LIVING)
 
 # The versions in the environment. With LOCKED=1 a new environment gets exactly these.
 lock: $(READY)
@@ -63,14 +63,14 @@ lock: $(READY)
 	mv $(LOCK).new $(LOCK)
 
 proto: $(READY)
-	$(BIN)/python -m millrace.proto.generate
+	$(BIN)/python -m headrace.proto.generate
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 $(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Millrace needs Python 3.11 or later; run make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or later; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[dev,docs,kafka,postgres,ray,ui]' $(if $(LOCKED),--constraint $(LOCK))

@@ -1,4 +1,4 @@
-"""`python -m dataset --spec job.toml --limit 20`: runs source and pipe alone, to try a generator before training.
+"""`python -m headrace.dataset --spec job.toml --limit 20`: runs source and pipe alone, to try a generator.
 
 Prints `--show` samples, the rejections with their reasons, figures of each slot, rates, and where the time is spent.
 Reads only the sections of the spec that concern the stream, and at most `--limit` positions.
@@ -15,20 +15,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.loader.timing import format_timing, timing_hints
-from dataset.samples.batch import Samples
-from dataset.sources.opening import open_sources
-from dataset.spec.config import OnBadEvent, SourceSection
-from dataset.spec.schema import Schema
-from dataset.spec.source_set import SourceSet
-from dataset.spec.stream_spec import StreamSpec, read_stream
-from dataset.stream.source import Partition, Segment, Source
-from millrace.deadline import Deadline
-from millrace.errors import BadInput
-from millrace.lifecycle import run_to_end
-from millrace.logs import setup
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.loader.timing import format_timing, timing_hints
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.sources.opening import open_sources
+from headrace.dataset.spec.config import OnBadEvent, SourceSection
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.spec.stream_spec import StreamSpec, read_stream
+from headrace.dataset.stream.source import Partition, Segment, Source
+from headrace.deadline import Deadline
+from headrace.errors import BadInput
+from headrace.lifecycle import run_to_end
+from headrace.logs import setup
 
 OPEN_S = 60.0
 """Longest time for an answer of a source."""
@@ -170,7 +170,9 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m dataset", description="Run a job's source and pipe alone.")
+    parser = argparse.ArgumentParser(
+        prog="python -m headrace.dataset", description="Run a job's source and pipe alone."
+    )
     parser.add_argument("--spec", type=Path, required=True, help="the job spec, a TOML file")
     parser.add_argument("--limit", type=int, default=20, help="events to read, for the rates (default 20)")
     parser.add_argument("--show", type=int, default=SHOWN, help=f"samples to print (default {SHOWN})")

@@ -30,8 +30,8 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any
 
-from dataset.formats.generator_answers import answer_of, answer_schema, rows_of, with_errors
-from dataset.formats.generator_columns import (
+from headrace.dataset.formats.generator_answers import answer_of, answer_schema, rows_of, with_errors
+from headrace.dataset.formats.generator_columns import (
     GeneratorSlot,
     JobSlots,
     Row,
@@ -42,7 +42,7 @@ from dataset.formats.generator_columns import (
     slots_of_job,
     without_extra,
 )
-from dataset.formats.generator_errors import ErrorLog
+from headrace.dataset.formats.generator_errors import ErrorLog
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +129,7 @@ class DataGenerator:
         All other output of the process goes to stderr, so that it cannot corrupt the samples.
         """
         logging.basicConfig(stream=sys.stderr, format="%(message)s")
-        if os.environ.get("MILLRACE_PROTOCOL") == "arrow":
+        if os.environ.get("HEADRACE_PROTOCOL") == "arrow":
             out = _own_stdout()
             self._run_arrow(sys.stdin.buffer, out)
         elif self._defines("generate_sample"):
@@ -142,7 +142,7 @@ class DataGenerator:
 
     def run_from_stdin(self) -> None:
         """Paddle's: lines from stdin, MultiSlot lines to stdout; the same as `run()` if the pipe speaks Arrow."""
-        if os.environ.get("MILLRACE_PROTOCOL") == "arrow":
+        if os.environ.get("HEADRACE_PROTOCOL") == "arrow":
             self.run()
             return
         self._write_groups(line.decode(errors="surrogateescape") for line in sys.stdin.buffer)
@@ -158,7 +158,7 @@ class DataGenerator:
         if self._slots is None:
             self._slots = slots_of_job(_argument("--spec"))
         if self._slots is None:
-            raise SystemExit("error: no slots given; use --spec job.toml, or set MILLRACE_SPEC")
+            raise SystemExit("error: no slots given; use --spec job.toml, or set HEADRACE_SPEC")
         return self._slots
 
     def _kept_names(self) -> frozenset[str] | None:

@@ -1,4 +1,6 @@
-"""Paddle's data generators under their own names: with `from dataset import paddle as fleet` they run unchanged.
+"""Paddle's data generators under their own names.
+
+With `from headrace.dataset import paddle as fleet` they run unchanged.
 
 Values are printed in the order in which a sample names its slots, as in Paddle; the spec must list the slots in that
 order. An empty slot is printed as a count of 0 (in Paddle it is an error). With pipe.extra = "drop", slots that the
@@ -8,7 +10,7 @@ spec lacks are not printed. Interface: paddle.distributed.fleet.data_generator.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dataset.generator import DataGenerator
+from headrace.dataset.generator import DataGenerator
 
 __all__ = ["DataGenerator", "MultiSlotDataGenerator", "MultiSlotStringDataGenerator"]
 

@@ -11,28 +11,28 @@ from mkdocs.structure.files import File, Files
 from schema_page import Schema, cell, tables
 from typer.cli import get_docs_for_click
 
-from service.api.app import ApiSettings, app
-from service.cli.main import cli
-from service.jobs.config import ServiceConfig
-from service.spec.job import Job
+from headrace.service.api.app import ApiSettings, app
+from headrace.service.cli.main import cli
+from headrace.service.jobs.config import ServiceConfig
+from headrace.service.spec.job import Job
 
 JOB = """# Job file
 
-Every key of a job file, generated from its schema. `millrace spec schema` prints the same as a JSON Schema, and
-`millrace spec check job.toml` checks a file against it. A key without a default is required. A duration is text such
+Every key of a job file, generated from its schema. `headrace spec schema` prints the same as a JSON Schema, and
+`headrace spec check job.toml` checks a file against it. A key without a default is required. A duration is text such
 as `"250ms"`, `"30s"`, `"10m"`, `"24h"` or `"7d"`; a size is text such as `"64KiB"` or `"512MiB"`.
 
-Any key can be set for one run: `millrace run job.toml --set train.batch_size=256`.
+Any key can be set for one run: `headrace run job.toml --set train.batch_size=256`.
 """
 SERVICE = """# Service file
 
-Every key of the file that `millrace serve --config` reads, generated from its schema. `deploy/service.toml` is an
+Every key of the file that `headrace serve --config` reads, generated from its schema. `deploy/service.toml` is an
 example with every key.
 """
 CLI = """# Command line
 
-Every command, generated from the program. `millrace COMMAND --help` prints the same. In a checkout the program is
-`.venv/bin/millrace`.
+Every command, generated from the program. `headrace COMMAND --help` prints the same. In a checkout the program is
+`.venv/bin/headrace`.
 """
 REST = """# REST API
 
@@ -62,7 +62,7 @@ def pages() -> dict[str, str]:
 def _commands() -> str:
     """Typer's own documentation of the program, its title left out."""
     command = typer.main.get_command(cli)
-    text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="millrace"), name="millrace")
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="headrace"), name="headrace")
     return text.partition("\n")[2]
 
 

@@ -1,4 +1,4 @@
-"""One shard as a process: `python -m pserver --config FILE`.
+"""One shard as a process: `python -m headrace.pserver --config FILE`.
 
 Serves on a unix socket, tells the launcher so, and ends with exit code 0 on SIGTERM or SIGINT.
 """
@@ -6,13 +6,13 @@ Serves on a unix socket, tells the launcher so, and ends with exit code 0 on SIG
 import logging
 from pathlib import Path
 
-from millrace import logs, worker_process
-from millrace.failpoints import arm
-from millrace.lifecycle import end_with_parent, stop_flag
-from millrace.rpc.rendezvous import RendezvousClient, renewed_identity
-from millrace.timeline import recording
-from pserver.config import ShardProcess
-from pserver.server.shard_server import ShardServer
+from headrace import logs, worker_process
+from headrace.failpoints import arm
+from headrace.lifecycle import end_with_parent, stop_flag
+from headrace.pserver.config import ShardProcess
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.rpc.rendezvous import RendezvousClient, renewed_identity
+from headrace.timeline import recording
 
 log = logging.getLogger(__name__)
 

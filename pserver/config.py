@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from millrace.config import Count, PositiveCount, PositiveDuration, PositiveSize, Section, Seed, Size, SlotGroup
-from millrace.failpoints import ArmedFailpoint
-from millrace.identity.credentials import Credentials
-from millrace.interfaces import LOOPBACK_INTERFACE
-from millrace.launcher_contact import LauncherContact
-from millrace.shared_folder import SharedFolder
-from millrace.timeline import TracePart
+from headrace.config import Count, PositiveCount, PositiveDuration, PositiveSize, Section, Seed, Size, SlotGroup
+from headrace.failpoints import ArmedFailpoint
+from headrace.identity.credentials import Credentials
+from headrace.interfaces import LOOPBACK_INTERFACE
+from headrace.launcher_contact import LauncherContact
+from headrace.shared_folder import SharedFolder
+from headrace.timeline import TracePart
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """The largest float32; tables count and learn in float32."""
@@ -256,7 +256,7 @@ class TableSection(Section):
     delete_after_days: Days | None = None
     """A shrink deletes rows unseen for more days."""
     shrink: Literal["daily", "asked"] = "daily"
-    """"daily": at each day's tick, if a `delete_` rule is set; "asked": only by `millrace shrink`."""
+    """"daily": at each day's tick, if a `delete_` rule is set; "asked": only by `headrace shrink`."""
     max_shrink_fraction: Rate = 0.2
     """Above this share of the table's rows, a requested shrink needs `--allow`. A daily shrink waits for it only if the
     rule changed, the day jumped or statistics broke; steady ageing never waits."""

@@ -12,10 +12,10 @@ PserverError
 +-- OutOfMemory        rows that wait for a commit fill the bound on memory
 """
 
-from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
+from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
 
 
-class PserverError(MillraceError):
+class PserverError(HeadraceError):
     """An error at a shard or on the way to it."""
 
 

@@ -1,7 +1,7 @@
-"""The process of a command: `millrace`, or `python -m service` for checkouts that are not installed."""
+"""The process of a command: `headrace`, or `python -m headrace.service` for checkouts that are not installed."""
 
-from millrace.lifecycle import run_to_end
-from service.cli.main import main
+from headrace.lifecycle import run_to_end
+from headrace.service.cli.main import main
 
 
 def run() -> None:

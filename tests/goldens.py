@@ -9,12 +9,12 @@ METRIC_FILES = ("metrics.txt", "replica_metrics.txt")
 
 
 def commands() -> dict[str, set[str]]:
-    """The options of every command, by its words after `millrace`."""
+    """The options of every command, by its words after `headrace`."""
     found: dict[str, set[str]] = {}
     name = ""
     for line in (GOLDEN / "cli.txt").read_text().splitlines():
         if not line.startswith(" "):
-            name = line.removeprefix("millrace").strip()
+            name = line.removeprefix("headrace").strip()
             found[name] = {"--help"}
         else:
             found[name] |= set(re.findall(r"--[a-z-]+", line))

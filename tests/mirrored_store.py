@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.checkpoint.commits import FORMAT, Commit, hash_of, name_of, read_commit, write_manifest
+from headrace.trainer.checkpoint.commits import FORMAT, Commit, hash_of, name_of, read_commit, write_manifest
 
 
 class LocalCommit(Commit):

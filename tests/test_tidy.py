@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
+PACKAGES = ("service", "trainer", "pserver", "dataset", "headrace")
 LINES_MAX, FUNCTION_LINES_MAX = 600, 70
 
 
@@ -94,7 +94,24 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_our_packages_are_the_ones_imported(name):
-    found = Path(importlib.import_module(name).__file__).parent
-    assert found == ROOT / name, f"another distribution owns the import name {name!r}"
+def test_our_package_is_the_one_imported():
+    found = Path(importlib.import_module("headrace").__file__).parent
+    assert found == ROOT / "headrace", "another distribution owns the import name 'headrace'"
+
+
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name != "headrace"])
+def test_each_top_folder_is_a_part_of_the_package(name):
+    assert (ROOT / "headrace" / name).readlink() == Path("..") / name
+
+
+def test_nothing_imports_a_top_folder_by_its_own_name():
+    """A user's `dataset.py`, or another distribution's `service`, would be imported in its place."""
+    offences = []
+    golden = ROOT / "tests" / "golden"
+    beside = [path for name in ("tests", "deploy") for path in sorted((ROOT / name).rglob("*.py"))]
+    for path in (*sources(), *(path for path in beside if golden not in path.parents)):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            offences += [f"{path}: {name}" for name in names if name.split(".")[0] in set(PACKAGES) - {"headrace"}]
+    assert not offences, "\n".join(offences)

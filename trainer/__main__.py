@@ -1,4 +1,4 @@
-"""One trainer process: `python -m trainer --config FILE`, started by a launcher.
+"""One trainer process: `python -m headrace.trainer --config FILE`, started by a launcher.
 
 FILE is a WorkerConfig as JSON. The process leads a process group of its own and ends with its launcher.
 """
@@ -9,22 +9,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from millrace import worker_process
-from millrace.deadline import Deadline
-from millrace.identity.credentials import Identity
-from millrace.identity.peers import PeerRole, PeerRule
-from millrace.interfaces import address_of
-from millrace.rpc import role
-from millrace.rpc.rendezvous import RendezvousClient, renewed_identity
-from millrace.rpc.tls_listener import TlsEndpoint
-from millrace.timeline import recording
-from trainer.config import WorkerConfig
-from trainer.journal.fencing import end_when_superseded, raise_superseded
-from trainer.rank0.parts import CLOSE_S
-from trainer.rank0.standby import Standby
-from trainer.train.assembly import Trainer, open_trainer
-from trainer.train.report import digest_of, write_report
-from trainer.train.standby_role import StandbyRole
+from headrace import worker_process
+from headrace.deadline import Deadline
+from headrace.identity.credentials import Identity
+from headrace.identity.peers import PeerRole, PeerRule
+from headrace.interfaces import address_of
+from headrace.rpc import role
+from headrace.rpc.rendezvous import RendezvousClient, renewed_identity
+from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.timeline import recording
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.journal.fencing import end_when_superseded, raise_superseded
+from headrace.trainer.rank0.parts import CLOSE_S
+from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.train.assembly import Trainer, open_trainer
+from headrace.trainer.train.report import digest_of, write_report
+from headrace.trainer.train.standby_role import StandbyRole
 
 log = logging.getLogger(__name__)
 

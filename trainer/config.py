@@ -6,10 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
-from dataset.spec.join_section import JoinSection
-from millrace.blob.store_address import parse as parse_address
-from millrace.config import (
+from headrace.blob.store_address import parse as parse_address
+from headrace.config import (
     Count,
     Duration,
     FolderPath,
@@ -20,17 +18,19 @@ from millrace.config import (
     Seed,
     Size,
 )
-from millrace.errors import SpecError
-from millrace.failpoints import ArmedFailpoint
-from millrace.identity.credentials import Credentials
-from millrace.interfaces import LOOPBACK_INTERFACE
-from millrace.launcher_contact import LauncherContact
-from millrace.renamed_keys import Renamed
-from millrace.shared_folder import SharedFolder
-from millrace.timeline import TracePart
-from pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
-from trainer.dense_config import RENAMED_TO_DENSE, DenseSection
-from trainer.guard_config import GuardsSection, RollbackSection
+from headrace.dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
+from headrace.dataset.spec.join_section import JoinSection
+from headrace.errors import SpecError
+from headrace.failpoints import ArmedFailpoint
+from headrace.identity.credentials import Credentials
+from headrace.interfaces import LOOPBACK_INTERFACE
+from headrace.launcher_contact import LauncherContact
+from headrace.pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
+from headrace.renamed_keys import Renamed
+from headrace.shared_folder import SharedFolder
+from headrace.timeline import TracePart
+from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
+from headrace.trainer.guard_config import GuardsSection, RollbackSection
 
 NEWEST_DEFAULTS = 3
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
@@ -57,7 +57,7 @@ class ModelSection(Section):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     name: str | None = None
-    """Name of a model of Millrace."""
+    """Name of a model of Headrace."""
     class_path: str | None = Field(default=None, alias="class")
     """Your own torch module, "package.module:Class", imported from the spec's folder."""
     settings: dict[str, Any] = {}
@@ -149,7 +149,7 @@ class TrainSection(Section):
 
     No row is created or pushed, no key is counted for admission, and no dense update is made. Days stand still, so
     rows neither age nor expire until the job learns again. Keys without a row read the table's default row, as in
-    inference. Commits hold positions and metrics as usual. `millrace forget` still deletes rows."""
+    inference. Commits hold positions and metrics as usual. `headrace forget` still deletes rows."""
     learn_until: Count | None = None
     """Number of events after which the job only predicts, as with learn = false."""
     on_nonfinite: Literal["fail", "skip_batch"] = "fail"

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from millrace.config import Count, PositiveCount, PositiveSize, Section
-from millrace.renamed_keys import Renamed, RenamedKey
-from pserver.config import Beta, NotNegative, Positive
-from trainer.rate_schedules import Constant, Schedule
+from headrace.config import Count, PositiveCount, PositiveSize, Section
+from headrace.pserver.config import Beta, NotNegative, Positive
+from headrace.renamed_keys import Renamed, RenamedKey
+from headrace.trainer.rate_schedules import Constant, Schedule
 
 RENAMED_TO_DENSE: Renamed = {
     "train.dense": RenamedKey("dense.strategy", {"allreduce": "all_reduce"}),
@@ -269,7 +269,7 @@ class DenseSection(Section):
             f'optimizer.kind = "{optimizer.kind}", which needs all of a parameter': isinstance(
                 optimizer, DenseLamb | DenseLars
             ),
-            "schedule, since rates of rows change with `millrace set` only": not isinstance(self.schedule, Constant),
+            "schedule, since rates of rows change with `headrace set` only": not isinstance(self.schedule, Constant),
         }
         return _there(found)
 

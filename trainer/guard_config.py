@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from millrace.config import Count, PositiveCount, Section
-from pserver.config import NotNegative, Positive
+from headrace.config import Count, PositiveCount, Section
+from headrace.pserver.config import NotNegative, Positive
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -9,8 +9,8 @@ from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, model_validator
 
-from millrace.config import Count, PositiveCount, Section
-from pserver.config import NotNegative, Rate
+from headrace.config import Count, PositiveCount, Section
+from headrace.pserver.config import NotNegative, Rate
 
 
 class Constant(Section):

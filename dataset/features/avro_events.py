@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
 
-from dataset.features.decoding import EventField, FieldKind
-from dataset.features.event_reader import InvalidSchema
-from dataset.features.plain_rows import Unreadable
-from millrace.documents import InvalidDocument, parse
-from millrace.validation import nearest
+from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.features.event_reader import InvalidSchema
+from headrace.dataset.features.plain_rows import Unreadable
+from headrace.documents import InvalidDocument, parse
+from headrace.validation import nearest
 
 KEPT = ("type", "name", "namespace", "fields", "items", "values", "symbols", "size", "aliases", "default")
 """Attributes of a schema that decide how bytes are read."""

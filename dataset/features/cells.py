@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dataset.features.conversion import is_list, list_parts
-from dataset.features.feature_kernels import cross_lists, cross_signs, take_lists
-from dataset.formats.arrow_columns import signs_of_texts
-from dataset.spec.feature_keys import TimePart, TimeUnit
-from millrace.lists import offsets_of
+from headrace.dataset.features.conversion import is_list, list_parts
+from headrace.dataset.features.feature_kernels import cross_lists, cross_signs, take_lists
+from headrace.dataset.formats.arrow_columns import signs_of_texts
+from headrace.dataset.spec.feature_keys import TimePart, TimeUnit
+from headrace.lists import offsets_of
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]

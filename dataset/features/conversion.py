@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dataset.features.decoding import EventField, FieldKind
-from millrace.kernel_cache import njit
-from millrace.lists import offsets_of
+from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.kernel_cache import njit
+from headrace.lists import offsets_of
 
 EXACT = 1 << 53
 """Largest whole number up to which every one is a float64."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
-from dataset.features.decoding import Decoder, EventField
-from dataset.features.json_decoder import JsonDecoder
-from dataset.spec.config import ColumnsPipe
+from headrace.dataset.features.decoding import Decoder, EventField
+from headrace.dataset.features.json_decoder import JsonDecoder
+from headrace.dataset.spec.config import ColumnsPipe
 
 
 def make_decoder(pipe: ColumnsPipe, fields: Sequence[EventField], folder: Path | None) -> Decoder:
@@ -16,7 +16,7 @@ def make_decoder(pipe: ColumnsPipe, fields: Sequence[EventField], folder: Path |
             return JsonDecoder(fields)
         case "avro" | "protobuf":
             # Imported late, as few jobs need the libraries.
-            from dataset.features.schema_decoders import open_schema_decoder
+            from headrace.dataset.features.schema_decoders import open_schema_decoder
 
             return open_schema_decoder(pipe, fields, folder)
         case _:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dataset.features.decoding import Decoded, EventField
-from dataset.features.plain_rows import Unreadable, decoded_of
-from millrace.errors import BadInput
+from headrace.dataset.features.decoding import Decoded, EventField
+from headrace.dataset.features.plain_rows import Unreadable, decoded_of
+from headrace.errors import BadInput
 
 
 class InvalidSchema(BadInput):

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dataset.features.cells import Cells, cells_of
-from dataset.features.conversion import as_lists, is_list, list_parts
-from dataset.features.decoding import Decoded, EventField, FieldKind
-from dataset.features.slot_rules import is_below
+from headrace.dataset.features.cells import Cells, cells_of
+from headrace.dataset.features.conversion import as_lists, is_list, list_parts
+from headrace.dataset.features.decoding import Decoded, EventField, FieldKind
+from headrace.dataset.features.slot_rules import is_below
 
 Bool = NDArray[np.bool_]
 I64 = NDArray[np.int64]

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, MASK, mix, mix_reference
 
 
 def crossed_reference(parts: list[int]) -> int:

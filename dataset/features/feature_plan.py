@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dataset.features.cells import Cells
-from dataset.features.decoding import Decoded, Decoder
-from dataset.features.event_decoders import make_decoder
-from dataset.features.event_rows import EventRows
-from dataset.features.slot_features import crossed_of, dense_of, meta_of, sign_lists, signs_of
-from dataset.features.slot_rules import check_slot_features, fields_of
-from dataset.formats.arrow_columns import META_TYPES
-from dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SlotKind
-from dataset.spec.schema import Schema
+from headrace.dataset.features.cells import Cells
+from headrace.dataset.features.decoding import Decoded, Decoder
+from headrace.dataset.features.event_decoders import make_decoder
+from headrace.dataset.features.event_rows import EventRows
+from headrace.dataset.features.slot_features import crossed_of, dense_of, meta_of, sign_lists, signs_of
+from headrace.dataset.features.slot_rules import check_slot_features, fields_of
+from headrace.dataset.formats.arrow_columns import META_TYPES
+from headrace.dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SlotKind
+from headrace.dataset.spec.schema import Schema
 
 
 class FeaturePlan:

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
-from dataset.features.conversion import as_lists, conform, is_list
-from dataset.features.decoding import SEPARATOR, Decoded, EventField, FieldKind
-from dataset.features.plain_rows import Unreadable, decoded_of
-from millrace import documents
-from millrace.kernel_cache import njit
+from headrace import documents
+from headrace.dataset.features.conversion import as_lists, conform, is_list
+from headrace.dataset.features.decoding import SEPARATOR, Decoded, EventField, FieldKind
+from headrace.dataset.features.plain_rows import Unreadable, decoded_of
+from headrace.kernel_cache import njit
 
 OBSERVED = 16
 """Events that are looked at to find a layout."""

@@ -23,11 +23,11 @@ from google.protobuf import (
     wrappers_pb2,
 )
 
-from dataset.features.conversion import BadValue
-from dataset.features.decoding import EventField, FieldKind
-from dataset.features.event_reader import InvalidSchema
-from dataset.features.plain_rows import Unreadable
-from millrace.validation import nearest
+from headrace.dataset.features.conversion import BadValue
+from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.features.event_reader import InvalidSchema
+from headrace.dataset.features.plain_rows import Unreadable
+from headrace.validation import nearest
 
 MAX_SCHEMA_BYTES = 4 << 20
 MAX_FILES = 256

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from dataset.features.avro_events import AvroEvents
-from dataset.features.decoding import Decoded, EventField
-from dataset.features.event_reader import EventReader, InvalidSchema
-from dataset.features.plain_rows import Unreadable, decoded_of
-from dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
-from dataset.features.schema_registry import RegisteredSchema, SchemaNotThere, SchemaTexts, UnknownSchema
-from dataset.stream.errors import SourceUnavailable
+from headrace.dataset.features.avro_events import AvroEvents
+from headrace.dataset.features.decoding import Decoded, EventField
+from headrace.dataset.features.event_reader import EventReader, InvalidSchema
+from headrace.dataset.features.plain_rows import Unreadable, decoded_of
+from headrace.dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
+from headrace.dataset.features.schema_registry import RegisteredSchema, SchemaNotThere, SchemaTexts, UnknownSchema
+from headrace.dataset.stream.errors import SourceUnavailable
 
 HEAD_BYTES = 5
 MAX_SCHEMAS = 256
@@ -23,7 +23,7 @@ MAX_SCHEMAS = 256
 MAX_INDEXES = 16
 """Deepest message in messages."""
 LATER = (
-    "it may learn of it, and no event is lost meanwhile. If the events are no good, skip them with `millrace skip`, or "
+    "it may learn of it, and no event is lost meanwhile. If the events are no good, skip them with `headrace skip`, or "
     'set pipe.registry_unknown = "reject"'
 )
 """About an id that the registry does not know."""

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dataset.features.avro_events import AvroEvents
-from dataset.features.decoding import Decoder, EventField
-from dataset.features.event_reader import EventReader, InvalidSchema, SchemaDecoder
-from dataset.features.protobuf_events import MAX_SCHEMA_BYTES, ProtobufEvents, ProtobufSchema
-from dataset.features.registry_events import RegistryDecoder
-from dataset.features.schema_registry import SchemaRegistry
-from dataset.spec.event_format import EventFormat
-from millrace.errors import SpecError
-from millrace.secrets import resolve_secret
+from headrace.dataset.features.avro_events import AvroEvents
+from headrace.dataset.features.decoding import Decoder, EventField
+from headrace.dataset.features.event_reader import EventReader, InvalidSchema, SchemaDecoder
+from headrace.dataset.features.protobuf_events import MAX_SCHEMA_BYTES, ProtobufEvents, ProtobufSchema
+from headrace.dataset.features.registry_events import RegistryDecoder
+from headrace.dataset.features.schema_registry import SchemaRegistry
+from headrace.dataset.spec.event_format import EventFormat
+from headrace.errors import SpecError
+from headrace.secrets import resolve_secret
 
 KEY = "pipe.schema_file"
 

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import httpx
 
-from dataset.stream.errors import SourceUnavailable
-from millrace.deadline import Deadline
-from millrace.documents import InvalidDocument, parse_object
-from millrace.errors import DeadlineExceeded
+from headrace.dataset.stream.errors import SourceUnavailable
+from headrace.deadline import Deadline
+from headrace.documents import InvalidDocument, parse_object
+from headrace.errors import DeadlineExceeded
 
 MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of the registry; a schema in a longer one is refused."""

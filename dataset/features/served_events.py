@@ -13,16 +13,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dataset.features.feature_plan import FeaturePlan
-from dataset.formats.arrow_columns import AnswerReader
-from dataset.samples.batch import Samples
-from dataset.samples.rejection import Reason
-from dataset.samples.slot_counters import SlotCounters
-from dataset.samples.trim import trim
-from dataset.spec.config import AnyPipe, AnySlot, ColumnsPipe, SlotKind
-from dataset.spec.schema import Schema
-from millrace.config import Section, validate
-from millrace.errors import BadInput, SpecError
+from headrace.config import Section, validate
+from headrace.dataset.features.feature_plan import FeaturePlan
+from headrace.dataset.formats.arrow_columns import AnswerReader
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.samples.trim import trim
+from headrace.dataset.spec.config import AnyPipe, AnySlot, ColumnsPipe, SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import BadInput, SpecError
 
 FORMAT = 1
 """Format number of the description."""

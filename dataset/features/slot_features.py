@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataset.features.cells import Cells, cross, part_of_time, seconds_of, split_texts
-from dataset.features.conversion import conform
-from dataset.features.decoding import EventField, FieldKind
-from dataset.features.event_rows import EventRows
-from dataset.features.feature_kernels import find_members, hash_signs, log_values
-from dataset.features.slot_rules import source_of
-from dataset.formats.arrow_columns import META_TYPES
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.feature_keys import TimeUnit
-from dataset.spec.schema import Slot
-from millrace.errors import BadInput
-from millrace.keys import sign_of_text
+from headrace.dataset.features.cells import Cells, cross, part_of_time, seconds_of, split_texts
+from headrace.dataset.features.conversion import conform
+from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.features.event_rows import EventRows
+from headrace.dataset.features.feature_kernels import find_members, hash_signs, log_values
+from headrace.dataset.features.slot_rules import source_of
+from headrace.dataset.formats.arrow_columns import META_TYPES
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.feature_keys import TimeUnit
+from headrace.dataset.spec.schema import Slot
+from headrace.errors import BadInput
+from headrace.keys import sign_of_text
 
 MAX_CROSSED_SIGNS = 1024
 """Most ids of a cross in one sample; an event with more is rejected."""

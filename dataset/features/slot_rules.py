@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataset.features.decoding import SEPARATOR, EventField, FieldKind
-from dataset.spec.config import AnyPipe, ColumnsPipe, DenseSlot, MetaSlot, SlotEntry, SparseSlot
-from dataset.spec.feature_keys import TimeUnit
-from dataset.spec.schema import Schema, Slot
-from millrace.errors import SpecError
-from millrace.validation import nearest
+from headrace.dataset.features.decoding import SEPARATOR, EventField, FieldKind
+from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, DenseSlot, MetaSlot, SlotEntry, SparseSlot
+from headrace.dataset.spec.feature_keys import TimeUnit
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.errors import SpecError
+from headrace.validation import nearest
 
 PATH = re.compile(r"[^.\s]+(?:\.[^.\s]+)*")
 ONE_SOURCE = ("cross", "split", "time", "count", "in")

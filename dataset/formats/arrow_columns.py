@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataset.samples.batch import F32, F64, I64, U64, Ragged, Samples
-from dataset.samples.rejection import Reason
-from dataset.samples.trim import keep_samples
-from dataset.spec.config import DenseSlot, MetaSlot, SlotKind
-from dataset.spec.schema import Schema, Slot
-from dataset.stream.source import Events, Segment
-from millrace.errors import BadInput
-from millrace.kernel_cache import njit
-from millrace.keys import fnv1a, sign_of_text
+from headrace.dataset.samples.batch import F32, F64, I64, U64, Ragged, Samples
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.samples.trim import keep_samples
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SlotKind
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.stream.source import Events, Segment
+from headrace.errors import BadInput
+from headrace.kernel_cache import njit
+from headrace.keys import fnv1a, sign_of_text
 
 REQUEST = pa.schema(
     [

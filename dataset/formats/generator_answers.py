@@ -6,7 +6,7 @@ Heavy imports are inside the functions, because a MultiSlot generator starts onc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dataset.formats.generator_columns import GeneratorSlot, Row, unknown_slots
+from headrace.dataset.formats.generator_columns import GeneratorSlot, Row, unknown_slots
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -54,16 +54,16 @@ class JobSlots(NamedTuple):
 
 def slots_of_job(spec: str | None) -> JobSlots | None:
     """The slots of the file `spec`, or those that the pipe passed in the environment; None without either."""
-    passed = os.environ.get("MILLRACE_SLOTS")
+    passed = os.environ.get("HEADRACE_SLOTS")
     if spec is None and passed is not None:
         plain = passed if passed.startswith("[") else zlib.decompress(base64.b64decode(passed))
         slots = tuple(GeneratorSlot(*each) for each in json.loads(plain))
-        return JobSlots(slots, os.environ.get("MILLRACE_EXTRA") == "drop")
-    path = spec or os.environ.get("MILLRACE_SPEC")
+        return JobSlots(slots, os.environ.get("HEADRACE_EXTRA") == "drop")
+    path = spec or os.environ.get("HEADRACE_SPEC")
     if path is None:
         return None
     # Imported here, because pydantic is slow to import and a pipe passes the slots.
-    from dataset.spec.stream_spec import read_slots
+    from headrace.dataset.spec.stream_spec import read_slots
 
     schema, drop = read_slots(Path(path))
     return JobSlots(tuple(GeneratorSlot(*slot.shape) for slot in schema.slots), drop)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dataset.formats.generator_answers import error_text
-from millrace.log_limiter import is_logged
+from headrace.dataset.formats.generator_answers import error_text
+from headrace.log_limiter import is_logged
 
 log = logging.getLogger(__name__)
 

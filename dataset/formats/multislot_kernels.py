@@ -10,9 +10,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from dataset.formats.plain_lines import parse_plain
-from millrace.kernel_cache import njit
-from millrace.keys import fnv1a
+from headrace.dataset.formats.plain_lines import parse_plain
+from headrace.kernel_cache import njit
+from headrace.keys import fnv1a
 
 
 class CellKind(IntEnum):

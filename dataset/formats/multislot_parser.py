@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.formats.multislot_kernels import CellKind, LineFault, gather_signs, scan
-from dataset.formats.plain_lines import LINE_FEED
-from dataset.samples.batch import F32, I64, U64, Ragged, Samples
-from dataset.samples.rejection import Reason
-from dataset.spec.config import DenseSlot, MetaSlot, SlotKind
-from dataset.spec.schema import Schema, Slot
-from millrace.keys import sign_of_text
+from headrace.dataset.formats.multislot_kernels import CellKind, LineFault, gather_signs, scan
+from headrace.dataset.formats.plain_lines import LINE_FEED
+from headrace.dataset.samples.batch import F32, I64, U64, Ragged, Samples
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SlotKind
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.keys import sign_of_text
 
 REASONS = {
     LineFault.WRONG_COUNT: Reason.WRONG_COUNT,

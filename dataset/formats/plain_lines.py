@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 LINE_FEED, BLANK, MINUS, DOT = 10, 32, 45, 46
 WORD_BYTES = 8

@@ -16,12 +16,12 @@ from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from dataset.samples.batch import Samples, cut_batches, merge_batches
-from dataset.samples.rejection import RejectedSample
-from dataset.samples.slot_counters import SlotCounters
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from millrace.priority import ThreadPriority
+from headrace.dataset.samples.batch import Samples, cut_batches, merge_batches
+from headrace.dataset.samples.rejection import RejectedSample
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.priority import ThreadPriority
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -17,10 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dataset.samples.rejection import Rejection
-from dataset.spec.config import DeadLettersSection
-from dataset.stream.errors import TooManyBadEvents
-from millrace.durable import REAL, check_no_link, writing
+from headrace.dataset.samples.rejection import Rejection
+from headrace.dataset.spec.config import DeadLettersSection
+from headrace.dataset.stream.errors import TooManyBadEvents
+from headrace.durable import REAL, check_no_link, writing
 
 
 class DeadLetters:

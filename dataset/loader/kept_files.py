@@ -23,26 +23,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from dataset.loader.kept_segments import KeptSegment
-from dataset.pipe.segment_work import PipeOutput
-from dataset.samples.batch import Ragged, Samples
-from dataset.samples.rejection import Reason, Rejection
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import AnyPipe, SlotKind
-from dataset.spec.schema import Schema, Slot
-from dataset.spec.source_set import SourceSet
-from dataset.stream.source import Segment
-from millrace import documents
-from millrace.durable import REAL
-from millrace.file_lock import is_locked
+from headrace import documents
+from headrace.dataset.loader.kept_segments import KeptSegment
+from headrace.dataset.pipe.segment_work import PipeOutput
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import AnyPipe, SlotKind
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Segment
+from headrace.durable import REAL
+from headrace.file_lock import is_locked
 
 FORMAT = 1
 """Number of the files' layout; a file with another one counts as absent."""
 SUFFIX = ".arrow"
 UNFINISHED = re.compile(r"[0-9a-f]{40}\.(?!arrow$).+")
 """Names of files that are being written, or were, also by earlier programs."""
-FACTS = b"millrace"
+FACTS = b"headrace"
 """Key, in a file's schema, of the JSON beside its columns."""
+OLD_FACTS = b"millrace"
+"""That key in files of before version 0.2."""
 WITHOUT_EFFECT = {"processes", "on_bad_event", "max_bad_fraction", "dead_letters", "tries", "deadline", "extra"}
 """Keys of a pipe that do not change its samples."""
 OF_SOURCES = ("event_time", "max_event_bytes", "since", "until")
@@ -143,7 +145,7 @@ class KeptFiles:
         return bytes(sink.getvalue())
 
     def _loaded(self, metadata: Mapping[bytes, bytes], batch: pa.RecordBatch) -> KeptSegment | None:
-        facts = documents.parse_object(metadata[FACTS].decode(), "kept samples")
+        facts = _facts(metadata)
         if (
             facts["format"] != FORMAT
             or _has_events(facts)
@@ -261,11 +263,16 @@ def _contains(path: Path, value: str, sign: int) -> bool:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             batch = reader.get_batch(0)
             batch.validate(full=True)
-            facts = documents.parse_object(reader.schema.metadata[FACTS].decode(), "kept samples")
+            facts = _facts(reader.schema.metadata)
             columns = zip(batch.schema.names, batch.columns, strict=True)
             return _has_events(facts) or any(_column_has(name, column, value, sign) for name, column in columns)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, documents.InvalidDocument):
         return True
+
+
+def _facts(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    found = metadata[FACTS] if FACTS in metadata else metadata[OLD_FACTS]
+    return documents.parse_object(found.decode(), "kept samples")
 
 
 def _column_has(name: str, column: pa.Array, value: str, sign: int) -> bool:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from dataset.pipe.segment_work import PipeInput, PipeOutput
-from dataset.samples.batch import Samples
-from dataset.stream.source import Segment
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.stream.source import Segment
 
 BYTES_OF_TEXT = 64
 """Bytes of a text of a meta slot, beside its characters, more or less."""

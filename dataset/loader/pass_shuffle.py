@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import I64, Samples, cut_batches
-from dataset.stream.event_values import take_events
-from dataset.stream.source import Events, Segment
-from millrace.keys import keys_of
-from millrace.seeds import derive
+from headrace.dataset.samples.batch import I64, Samples, cut_batches
+from headrace.dataset.stream.event_values import take_events
+from headrace.dataset.stream.source import Events, Segment
+from headrace.keys import keys_of
+from headrace.seeds import derive
 
 BLOCK_SAMPLES = 8_192
 """Samples of a block, more or less: the bound of the loader's queue then holds."""

@@ -15,31 +15,39 @@ from typing import assert_never
 
 import numpy as np
 
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.dead_letters import DeadLetters
-from dataset.loader.kept_segments import KeptSegment, KeptSegments
-from dataset.loader.pass_shuffle import PassShuffle, RankShare
-from dataset.pipe.arrow_runner import ArrowRunner
-from dataset.pipe.class_bounds import reject_classes
-from dataset.pipe.columns_runner import ColumnsRunner
-from dataset.pipe.command import Command, prepare_command
-from dataset.pipe.event_time import check_event_time
-from dataset.pipe.multislot_runner import MultiSlotRunner
-from dataset.pipe.pool import PipePool
-from dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
-from dataset.pipe.time_window import TimeWindow
-from dataset.samples.batch import Samples
-from dataset.samples.rejection import RejectedSample, Rejection
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import AnyPipe, ColumnsPipe, EventTime, OnBadEvent, PipeSection, Protocol, SourceSection
-from dataset.spec.epochs import split_epoch
-from dataset.spec.schema import Schema
-from dataset.spec.source_set import SourceSet
-from dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
-from dataset.stream.event_values import take_events
-from dataset.stream.source import Events, Segment, Source
-from millrace.deadline import Deadline
-from millrace.timeline import Span, span
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.loader.kept_segments import KeptSegment, KeptSegments
+from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare
+from headrace.dataset.pipe.arrow_runner import ArrowRunner
+from headrace.dataset.pipe.class_bounds import reject_classes
+from headrace.dataset.pipe.columns_runner import ColumnsRunner
+from headrace.dataset.pipe.command import Command, prepare_command
+from headrace.dataset.pipe.event_time import check_event_time
+from headrace.dataset.pipe.multislot_runner import MultiSlotRunner
+from headrace.dataset.pipe.pool import PipePool
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
+from headrace.dataset.pipe.time_window import TimeWindow
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.rejection import RejectedSample, Rejection
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import (
+    AnyPipe,
+    ColumnsPipe,
+    EventTime,
+    OnBadEvent,
+    PipeSection,
+    Protocol,
+    SourceSection,
+)
+from headrace.dataset.spec.epochs import split_epoch
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
+from headrace.dataset.stream.event_values import take_events
+from headrace.dataset.stream.source import Events, Segment, Source
+from headrace.deadline import Deadline
+from headrace.timeline import Span, span
 
 READ_S = 30.0
 """Longest silence of a source before it counts as unavailable."""
@@ -306,7 +314,7 @@ class SegmentReader:
                 raise SourceGap(
                     f"pass {pass_number} is planned with positions {segment.begin} to {segment.end} of "
                     f"{segment.partition}, and they cannot be read: {error}. If they are lost, skip them with "
-                    f"`millrace skip`"
+                    f"`headrace skip`"
                 ) from error
             except SourceUnavailable as error:
                 now_s = time.monotonic()

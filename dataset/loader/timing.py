@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from dataset.loader.batch_loader import PassTally
-from dataset.spec.config import AnyPipe, ColumnsPipe, FilesSource, PipeSection, Protocol, SourceSection
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, FilesSource, PipeSection, Protocol, SourceSection
 
 MIN_EVENTS = 1_000
 """With fewer events, most of the time is the start of the command."""

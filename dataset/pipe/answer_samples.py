@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from dataset.formats.arrow_columns import AnswerReader, BadRow
-from dataset.pipe.event_time import event_times, slot_times
-from dataset.pipe.segment_work import PipeInput, PipeOutput
-from dataset.samples.batch import Samples
-from dataset.samples.rejection import Reason, Rejection
-from dataset.samples.slot_counters import SlotSum
-from dataset.samples.trim import trim
-from dataset.spec.config import EventTime
-from dataset.spec.schema import Schema
-from dataset.stream.event_values import concat_values, take_events
-from dataset.stream.source import Events
+from headrace.dataset.formats.arrow_columns import AnswerReader, BadRow
+from headrace.dataset.pipe.event_time import event_times, slot_times
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.samples.slot_counters import SlotSum
+from headrace.dataset.samples.trim import trim
+from headrace.dataset.spec.config import EventTime
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.event_values import concat_values, take_events
+from headrace.dataset.stream.source import Events
 
 
 class AnswerSamples:

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from dataset.formats.arrow_columns import REQUEST, BadAnswer, check_answer_schema, request_batch
-from dataset.pipe.answer_samples import AnswerSamples, rebatch
-from dataset.pipe.command import Command
-from dataset.pipe.process import PipeProcess
-from dataset.pipe.segment_work import PipeInput, PipeOutput
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import EventTime
-from dataset.spec.schema import Schema
-from dataset.stream.source import Events
-from millrace.stderr import RepeatedLines
+from headrace.dataset.formats.arrow_columns import REQUEST, BadAnswer, check_answer_schema, request_batch
+from headrace.dataset.pipe.answer_samples import AnswerSamples, rebatch
+from headrace.dataset.pipe.command import Command
+from headrace.dataset.pipe.process import PipeProcess
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import EventTime
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Events
+from headrace.stderr import RepeatedLines
 
 CONTINUATION = b"\xff\xff\xff\xff"
 """First bytes of every message in an IPC stream."""

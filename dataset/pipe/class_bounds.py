@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dataset.pipe.segment_work import PipeInput, PipeOutput
-from dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.samples.rejection import Reason, Rejection
 
 
 def reject_classes(work: PipeInput, outcome: PipeOutput, classes: Mapping[str, int], *, traced: bool) -> None:

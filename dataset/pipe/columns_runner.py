@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dataset.features.feature_plan import FeaturePlan
-from dataset.pipe.answer_samples import AnswerSamples, rebatch
-from dataset.pipe.segment_work import PipeInput, PipeOutput
-from dataset.samples.rejection import Reason
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import ColumnsPipe, EventTime
-from dataset.spec.schema import Schema
-from dataset.stream.errors import PipeFailed, SourceUnavailable
-from dataset.stream.source import Events
-from millrace.errors import BadInput
-from millrace.retry import Retrier
+from headrace.dataset.features.feature_plan import FeaturePlan
+from headrace.dataset.pipe.answer_samples import AnswerSamples, rebatch
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import ColumnsPipe, EventTime
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.errors import PipeFailed, SourceUnavailable
+from headrace.dataset.stream.source import Events
+from headrace.errors import BadInput
+from headrace.retry import Retrier
 
 MAX_BLOCK_BYTES = (1 << 31) - 1
 """Most bytes of the events of one block."""

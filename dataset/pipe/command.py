@@ -9,18 +9,20 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import millrace
-from dataset.features.event_decoders import make_decoder
-from dataset.features.slot_rules import fields_of
-from dataset.spec.config import AnyPipe, PipeSection
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from millrace.process import dying_with_parent, user_environment
+import headrace
+from headrace.dataset.features.event_decoders import make_decoder
+from headrace.dataset.features.slot_rules import fields_of
+from headrace.dataset.spec.config import AnyPipe, PipeSection
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.process import dying_with_parent, user_environment
 
 MAX_SLOTS_BYTES = 100_000
-"""Longest MILLRACE_SLOTS; Linux refuses variables above 128 KiB."""
-PACKAGES = Path(millrace.__file__).resolve().parents[1]
-"""Folder of our packages, for PYTHONPATH of a generator."""
+"""Longest HEADRACE_SLOTS; Linux refuses variables above 128 KiB."""
+PACKAGES = Path(headrace.__file__).resolve().parents[1]
+"""Folder of our package, for PYTHONPATH of a generator that another interpreter runs."""
+OLD_NAMES = Path(headrace.__file__).resolve().with_name("dataset") / "old_names"
+"""Folder of the name that generators of before version 0.2 import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,11 @@ def check_pipe(config: AnyPipe, schema: Schema, folder: Path) -> None:
 def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:
     """The command with its environment: fixed hash seed, zone and locale, no secrets, the slots for `run()`."""
     environment = user_environment() | {"PYTHONHASHSEED": "0"}
-    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment |= {"PYTHONPATH": os.pathsep.join(paths), "MILLRACE_PROTOCOL": config.protocol.value}
+    paths = [str(OLD_NAMES), str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "HEADRACE_PROTOCOL": config.protocol.value}
     if spec is not None:
-        environment["MILLRACE_SPEC"] = str(spec.resolve())
-    environment |= {"MILLRACE_SLOTS": encode_slots(schema), "MILLRACE_EXTRA": config.extra}
+        environment["HEADRACE_SPEC"] = str(spec.resolve())
+    environment |= {"HEADRACE_SLOTS": encode_slots(schema), "HEADRACE_EXTRA": config.extra}
     return Command(config.command, dying_with_parent(check_command(config, folder)), folder, environment)
 
 

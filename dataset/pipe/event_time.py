@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from dataset.samples.batch import F64, Samples
-from dataset.spec.config import EventTime, MetaSlot
-from dataset.spec.schema import Schema
-from dataset.stream.event_values import LINE_FEED, concat_values
-from dataset.stream.source import Events
-from millrace import documents
-from millrace.errors import SpecError
+from headrace import documents
+from headrace.dataset.samples.batch import F64, Samples
+from headrace.dataset.spec.config import EventTime, MetaSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.event_values import LINE_FEED, concat_values
+from headrace.dataset.stream.source import Events
+from headrace.errors import SpecError
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 WHOLE = ("int64", "uint64")

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 
-from dataset.formats.multislot_parser import BadLine, MultiSlotParser
-from dataset.pipe.command import Command
-from dataset.pipe.event_time import slot_times
-from dataset.pipe.process import Chunk, PipeProcess
-from dataset.pipe.segment_work import PipeInput, PipeOutput
-from dataset.samples.batch import Samples
-from dataset.samples.rejection import Reason, Rejection
-from dataset.samples.slot_counters import SlotCounters, SlotSum
-from dataset.samples.trim import trim
-from dataset.spec.config import EventTime
-from dataset.spec.schema import Schema
-from dataset.stream.event_values import LINE_FEED, as_lines, concat_values
-from dataset.stream.source import Events
-from millrace.stderr import RepeatedLines
+from headrace.dataset.formats.multislot_parser import BadLine, MultiSlotParser
+from headrace.dataset.pipe.command import Command
+from headrace.dataset.pipe.event_time import slot_times
+from headrace.dataset.pipe.process import Chunk, PipeProcess
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum
+from headrace.dataset.samples.trim import trim
+from headrace.dataset.spec.config import EventTime
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.event_values import LINE_FEED, as_lines, concat_values
+from headrace.dataset.stream.source import Events
+from headrace.stderr import RepeatedLines
 
 PARSE_BYTES = 1 << 20
 """Approximate size of the chunks in which output is parsed."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
-from dataset.pipe.command import Command
-from dataset.pipe.process import PipeProcessFailed
-from dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner
-from dataset.stream.errors import PipeFailed
-from millrace.timeline import Span, span
+from headrace.dataset.pipe.command import Command
+from headrace.dataset.pipe.process import PipeProcessFailed
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner
+from headrace.dataset.stream.errors import PipeFailed
+from headrace.timeline import Span, span
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,6 @@ class PipePool:
                 )
                 raise PipeFailed(
                     f"pipe command {str(self._command)!r} in {self._command.folder} {failure.what}{code} on segment "
-                    f"{place}, try {attempt} of {self._tries} (repair it, or skip its events with `millrace skip`)"
+                    f"{place}, try {attempt} of {self._tries} (repair it, or skip its events with `headrace skip`)"
                     f"{stderr}"
                 ) from failure

@@ -1,7 +1,7 @@
 """Talks to one child process: feeds its stdin, reads its stdout, logs its stderr, and kills it when it hangs.
 
 One thread does all three by `poll`, so nothing blocks on a full pipe and no thread outlives the child. Starting the
-child and ending it with its group is millrace.process' work.
+child and ending it with its group is headrace.process' work.
 """
 
 import contextlib
@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from dataset.pipe.command import Command
-from millrace.process import ChildProcess
-from millrace.stderr import RepeatedLines, StderrLog
+from headrace.dataset.pipe.command import Command
+from headrace.process import ChildProcess
+from headrace.stderr import RepeatedLines, StderrLog
 
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 20

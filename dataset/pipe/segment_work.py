@@ -10,13 +10,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
-from dataset.samples.batch import I64, Samples
-from dataset.samples.rejection import Reason, Rejection
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import EventTime
-from dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, take_events
-from dataset.stream.source import Events, Segment
+from headrace.dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
+from headrace.dataset.samples.batch import I64, Samples
+from headrace.dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import EventTime
+from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, take_events
+from headrace.dataset.stream.source import Events, Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.pipe.event_time import unscaled_times
-from dataset.spec.config import EventTime, RecordedSource, SourceSection, unix_us
-from dataset.stream.source import Events
+from headrace.dataset.pipe.event_time import unscaled_times
+from headrace.dataset.spec.config import EventTime, RecordedSource, SourceSection, unix_us
+from headrace.dataset.stream.source import Events
 
 BEFORE, AFTER = "before since", "at or after until"
 """Reasons why an event is left out."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.lists import joined_lists, places_of_values
+from headrace.lists import joined_lists, places_of_values
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

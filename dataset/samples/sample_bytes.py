@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import F32, F64, I64, Ragged, Samples
-from dataset.spec.config import DenseSlot, MetaSlot
-from dataset.spec.schema import Schema, Slot
-from millrace.kernel_cache import njit
-from millrace.lists import offsets_of
+from headrace.dataset.samples.batch import F32, F64, I64, Ragged, Samples
+from headrace.dataset.spec.config import DenseSlot, MetaSlot
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.kernel_cache import njit
+from headrace.lists import offsets_of
 
 U8 = NDArray[np.uint8]
 META_TYPES: dict[str, type[np.generic]] = {"float": np.float32, "uint64": np.uint64, "int64": np.int64}

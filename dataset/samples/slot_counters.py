@@ -13,11 +13,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import U64, Ragged, Samples
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema
-from millrace.kernel_cache import njit
-from millrace.keys import mix, mix_reference
+from headrace.dataset.samples.batch import U64, Ragged, Samples
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.kernel_cache import njit
+from headrace.keys import mix, mix_reference
 
 REGISTER_BITS = 11
 NUM_REGISTERS = 1 << REGISTER_BITS

@@ -6,10 +6,10 @@ Shapes: B samples, N signs.
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.samples.slot_counters import SlotCounters, SlotSum
-from dataset.spec.schema import Schema
-from millrace.lists import offsets_of
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum
+from headrace.dataset.spec.schema import Schema
+from headrace.lists import offsets_of
 
 
 def trim(samples: Samples, schema: Schema, counters: SlotCounters) -> Samples:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
-from dataset.sources.source_file import FileLook
-from dataset.spec.path_pattern import Pattern
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from millrace.blob.blob_errors import BlobChanged, BlobUnavailable
-from millrace.blob.s3 import S3Blobs
-from millrace.blob.store_address import StoreAddress
-from millrace.deadline import Deadline
-from millrace.errors import BadInput
+from headrace.blob.blob_errors import BlobChanged, BlobUnavailable
+from headrace.blob.s3 import S3Blobs
+from headrace.blob.store_address import StoreAddress
+from headrace.dataset.sources.source_file import FileLook
+from headrace.dataset.spec.path_pattern import Pattern
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.deadline import Deadline
+from headrace.errors import BadInput
 
 AHEAD_BYTES = 8 << 20
 """Fetched at once from an object that is read forward; an open object holds this much."""

@@ -7,8 +7,8 @@ dataset.sources.line_file finds the lines.
 import zlib
 from typing import Protocol
 
-from dataset.sources.source_file import RawBytes, SourceFile
-from millrace.errors import BadInput
+from headrace.dataset.sources.source_file import RawBytes, SourceFile
+from headrace.errors import BadInput
 
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_READ_BYTES = 256 << 10

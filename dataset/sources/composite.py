@@ -6,10 +6,10 @@ dataset.spec.source_set knows the names; which source waits for another is decid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataset.spec.source_set import SourceSet
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Events, Partition, Segment, Source
-from millrace.deadline import Deadline
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Events, Partition, Segment, Source
+from headrace.deadline import Deadline
 
 
 class CompositeSource:

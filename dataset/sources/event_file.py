@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from dataset.sources.source_file import SourceFile
-from dataset.stream.source import Events
+from headrace.dataset.sources.source_file import SourceFile
+from headrace.dataset.stream.source import Events
 
 
 class EventFile(Protocol):

@@ -7,7 +7,7 @@ same fields are one listing; otherwise the files of a pattern come after those o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataset.spec.path_pattern import Pattern
+from headrace.dataset.spec.path_pattern import Pattern
 
 ONE_STREAM = "files"
 """The stream of all files if there are no parallel partitions."""

@@ -19,17 +19,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import assert_never
 
-from dataset.sources.event_file import EventFile
-from dataset.sources.file_order import FileOrder
-from dataset.sources.line_file import LineFile
-from dataset.sources.source_file import FileTree, LocalTree, SourceFile
-from dataset.spec.config import FileFormat, FilesSource
-from dataset.spec.path_pattern import Pattern, open_folders
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Events, Partition, Segment
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from headrace.blob.store_address import parse
+from headrace.dataset.sources.event_file import EventFile
+from headrace.dataset.sources.file_order import FileOrder
+from headrace.dataset.sources.line_file import LineFile
+from headrace.dataset.sources.source_file import FileTree, LocalTree, SourceFile
+from headrace.dataset.spec.config import FileFormat, FilesSource
+from headrace.dataset.spec.path_pattern import Pattern, open_folders
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Events, Partition, Segment
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class FileStream:
             case FileFormat.LINES:
                 return LineFile(file, growing=growing and file.may_grow, max_line_bytes=config.max_event_bytes)
             case FileFormat.PARQUET:
-                from dataset.sources.parquet_file import ParquetRows
+                from headrace.dataset.sources.parquet_file import ParquetRows
 
                 growing = growing and file.may_grow
                 return ParquetRows(file, growing=growing, columns=config.columns, timestamps=config.timestamps)
@@ -211,6 +211,6 @@ def open_tree(root: str | None, folder: Path, deadline: Deadline) -> FileTree:
     """Where the files of a source are. Raises SourceUnavailable without an answer in time."""
     if root is None:
         return LocalTree(folder)
-    from dataset.sources.bucket_files import BucketTree
+    from headrace.dataset.sources.bucket_files import BucketTree
 
     return BucketTree(parse(root), deadline)

@@ -19,10 +19,10 @@ from kafka.errors import (
 )
 from kafka.net.compat import KafkaNetClient
 
-from dataset.sources.kafka_reader import BrokenRecords, ReadRefused
-from dataset.stream.errors import SourceUnavailable
-from millrace.deadline import Deadline
-from millrace.errors import BadInput, SpecError
+from headrace.dataset.sources.kafka_reader import BrokenRecords, ReadRefused
+from headrace.dataset.stream.errors import SourceUnavailable
+from headrace.deadline import Deadline
+from headrace.errors import BadInput, SpecError
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.config import KafkaLibrary
-from millrace.errors import SpecError
-from millrace.secrets import SECRET_KEYS, resolve_secret
+from headrace.dataset.spec.config import KafkaLibrary
+from headrace.errors import SpecError
+from headrace.secrets import SECRET_KEYS, resolve_secret
 
 OURS = {
     "allow_auto_create_topics": "reading a topic never creates it",
-    "auto_commit_interval_ms": "positions are Millrace's own",
+    "auto_commit_interval_ms": "positions are Headrace's own",
     "auto_offset_reset": 'use start = "earliest" | "latest" | "group" | a time',
     "bootstrap_timeout_ms": "use connect_deadline",
-    "enable_auto_commit": "positions are Millrace's own",
+    "enable_auto_commit": "positions are Headrace's own",
     "group_id": "use group",
 }
 """Options that would break guarantees of the source, and what to do instead."""
@@ -159,7 +159,7 @@ def library_of(wanted: KafkaLibrary | None, options: Mapping[str, Any], at: str 
         usable = installed and not option
         return wanted or (KafkaLibrary.LIBRDKAFKA if usable else KafkaLibrary.KAFKA_PYTHON)
     if not installed:
-        raise SpecError("librdkafka is not installed; pip install 'millrace[kafka]', or leave it out", f"{at}.library")
+        raise SpecError("librdkafka is not installed; pip install 'headrace[kafka]', or leave it out", f"{at}.library")
     if option:
         problem = f'librdkafka has no {option} = {options[option]!r}; use library = "kafka-python", or leave it out'
         raise SpecError(problem, f"{at}.library")

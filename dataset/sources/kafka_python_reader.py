@@ -14,8 +14,14 @@ from kafka.errors import (
     UnsupportedCodecError,
 )
 
-from dataset.sources.kafka_reader import MAX_BLOCK_RECORDS, BrokenRecords, PositionGone, ReadRefused, join_records
-from dataset.stream.source import Events
+from headrace.dataset.sources.kafka_reader import (
+    MAX_BLOCK_RECORDS,
+    BrokenRecords,
+    PositionGone,
+    ReadRefused,
+    join_records,
+)
+from headrace.dataset.stream.source import Events
 
 
 class KafkaPythonReader:

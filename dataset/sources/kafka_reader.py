@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kafka import TopicPartition
 
-from dataset.stream.source import Events
+from headrace.dataset.stream.source import Events
 
 MAX_BLOCK_RECORDS = 4_096
 

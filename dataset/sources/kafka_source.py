@@ -21,13 +21,13 @@ from typing import assert_never
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from dataset.sources.kafka_client import BoundedWait, KafkaClient
-from dataset.sources.kafka_options import consumer_options, library_of, librdkafka_options
-from dataset.sources.kafka_reader import BrokenRecords, KafkaReader, PositionGone, ReadRefused
-from dataset.spec.config import KafkaLibrary, KafkaSource, unix_us
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from dataset.stream.source import Events, Partition, Segment, check_identity
-from millrace.deadline import Deadline
+from headrace.dataset.sources.kafka_client import BoundedWait, KafkaClient
+from headrace.dataset.sources.kafka_options import consumer_options, library_of, librdkafka_options
+from headrace.dataset.sources.kafka_reader import BrokenRecords, KafkaReader, PositionGone, ReadRefused
+from headrace.dataset.spec.config import KafkaLibrary, KafkaSource, unix_us
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.dataset.stream.source import Events, Partition, Segment, check_identity
+from headrace.deadline import Deadline
 
 BEGIN_AGE_S = 1.0
 """Largest age of the first retained positions in `partitions`; `read` checks them itself."""
@@ -262,11 +262,11 @@ class KafkaStream:
         if self._reader is None:
             match self._library:
                 case KafkaLibrary.LIBRDKAFKA:
-                    from dataset.sources.librdkafka_reader import LibrdkafkaReader
+                    from headrace.dataset.sources.librdkafka_reader import LibrdkafkaReader
 
                     self._reader = LibrdkafkaReader(librdkafka_options(self._options, self._group))
                 case KafkaLibrary.KAFKA_PYTHON:
-                    from dataset.sources.kafka_python_reader import KafkaPythonReader
+                    from headrace.dataset.sources.kafka_python_reader import KafkaPythonReader
 
                     self._reader = KafkaPythonReader(self._client.consumer)
                 case _:

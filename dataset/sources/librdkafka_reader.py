@@ -21,10 +21,16 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from confluent_kafka import TopicPartition as Assigned
 from kafka import TopicPartition
 
-from dataset.sources.kafka_client import LastWarning
-from dataset.sources.kafka_reader import MAX_BLOCK_RECORDS, BrokenRecords, PositionGone, ReadRefused, join_records
-from dataset.stream.source import Events
-from millrace.errors import SpecError
+from headrace.dataset.sources.kafka_client import LastWarning
+from headrace.dataset.sources.kafka_reader import (
+    MAX_BLOCK_RECORDS,
+    BrokenRecords,
+    PositionGone,
+    ReadRefused,
+    join_records,
+)
+from headrace.dataset.stream.source import Events
+from headrace.errors import SpecError
 
 LOGGER = "librdkafka"
 MAX_BUFFER_BYTES = 32 << 20

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.sources.byte_stream import ByteStream, open_bytes
-from dataset.sources.source_file import LocalFile, SourceFile
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import CONTENT, I64, Events, check_identity
-from millrace.errors import BadInput
-from millrace.inputs import HEAD_BYTES
+from headrace.dataset.sources.byte_stream import ByteStream, open_bytes
+from headrace.dataset.sources.source_file import LocalFile, SourceFile
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import CONTENT, I64, Events, check_identity
+from headrace.errors import BadInput
+from headrace.inputs import HEAD_BYTES
 
 CHUNK_BYTES = 1 << 20
 """Bytes between two entries of the index, and of one read; a seek discards at most this many."""

@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import assert_never
 
-from dataset.spec.config import AnySource, FilesSource, KafkaSource, SimulatedSource
-from dataset.spec.epochs import split_epoch
-from dataset.spec.source_set import SourceSet
-from dataset.stream.source import Source
-from millrace.deadline import Deadline
+from headrace.dataset.spec.config import AnySource, FilesSource, KafkaSource, SimulatedSource
+from headrace.dataset.spec.epochs import split_epoch
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Source
+from headrace.deadline import Deadline
 
 
 def open_source(
@@ -21,22 +21,22 @@ def open_source(
     Raises SpecError if the configuration is wrong, SourceUnavailable without an answer in time.
     """
     if config.epochs > 1:
-        from dataset.sources.repeated import RepeatedSource
+        from headrace.dataset.sources.repeated import RepeatedSource
 
         once, names = config.model_copy(update={"epochs": 1}), None if known is None else _own_names(known)
         source = open_source(once, folder=folder, job=job, seed=seed, deadline=deadline, known=names)
         return RepeatedSource(source, config.epochs)
     match config:
         case FilesSource():
-            from dataset.sources.files import FileStream
+            from headrace.dataset.sources.files import FileStream
 
             return FileStream(config, folder, known, deadline)
         case KafkaSource():
-            from dataset.sources.kafka_source import KafkaStream
+            from headrace.dataset.sources.kafka_source import KafkaStream
 
             return KafkaStream(config, job=job, folder=folder, deadline=deadline)
         case SimulatedSource():
-            from dataset.sources.simulated import SimulatedStream
+            from headrace.dataset.sources.simulated import SimulatedStream
 
             return SimulatedStream(config, seed)
         case _:
@@ -61,7 +61,7 @@ def open_sources(
     if len(configs) == 1:
         (config,) = configs.values()
         return open_source(config, folder=folder, job=job, seed=seed, deadline=deadline, known=known)
-    from dataset.sources.composite import CompositeSource
+    from headrace.dataset.sources.composite import CompositeSource
 
     names, opened = SourceSet(configs), dict[str, Source]()
     own_known = None if known is None else names.split(dict.fromkeys(known, 0))

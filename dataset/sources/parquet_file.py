@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dataset.sources.line_file import identity_of
-from dataset.sources.row_text import Timestamps, check_columns, lines_of_rows
-from dataset.sources.source_file import RawBytes, SourceFile
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from dataset.stream.source import CONTENT, Events, check_identity
-from millrace.errors import BadInput
+from headrace.dataset.sources.line_file import identity_of
+from headrace.dataset.sources.row_text import Timestamps, check_columns, lines_of_rows
+from headrace.dataset.sources.source_file import RawBytes, SourceFile
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.dataset.stream.source import CONTENT, Events, check_identity
+from headrace.errors import BadInput
 
 BATCH_ROWS = 4_096
 """Rows made into text at once."""

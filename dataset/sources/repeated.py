@@ -6,10 +6,10 @@ dataset.spec.epochs makes the names. trainer.rank0.turns lets an epoch begin whe
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataset.spec.epochs import MARK, in_epoch, split_epoch
-from dataset.stream.source import Events, Partition, Segment, Source
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from headrace.dataset.spec.epochs import MARK, in_epoch, split_epoch
+from headrace.dataset.stream.source import Events, Partition, Segment, Source
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
 
 
 class RepeatedSource:

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.errors import BadInput
-from millrace.lists import offsets_of
+from headrace.errors import BadInput
+from headrace.lists import offsets_of
 
 Timestamps = Literal["s", "ms", "us", "iso"]
 TO_ESCAPE = r'["\\\x00-\x1f]'

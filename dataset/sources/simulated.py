@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dataset.sources.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
-from dataset.spec.config import SimulatedSource
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Events, Partition, Segment, check_identity
-from millrace.deadline import Deadline
+from headrace.dataset.sources.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
+from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Events, Partition, Segment, check_identity
+from headrace.deadline import Deadline
 
 START_S = 1_704_067_200  # 2024-01-01T00:00:00Z
 CHUNK_EVENTS = 1_000

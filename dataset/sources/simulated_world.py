@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.spec.config import SimulatedSource
-from millrace.keys import GOLDEN
+from headrace.dataset.spec.config import SimulatedSource
+from headrace.keys import GOLDEN
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dataset.spec.path_pattern import Pattern, listed_markers
-from dataset.stream.errors import SourceGap
-from millrace.deadline import Deadline
-from millrace.errors import BadInput
+from headrace.dataset.spec.path_pattern import Pattern, listed_markers
+from headrace.dataset.stream.errors import SourceGap
+from headrace.deadline import Deadline
+from headrace.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)

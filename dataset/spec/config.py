@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from dataset.spec.counters import CountersSection
-from dataset.spec.event_format import EventFormat
-from dataset.spec.feature_keys import FeatureKeys, FieldPath
-from dataset.spec.path_pattern import PathPattern, Pattern
-from dataset.spec.row_statistics import StatisticsSection
-from millrace.blob.store_address import StoreKind, parse
-from millrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, SlotGroup
-from millrace.secrets import Options
+from headrace.blob.store_address import StoreKind, parse
+from headrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, SlotGroup
+from headrace.dataset.spec.counters import CountersSection
+from headrace.dataset.spec.event_format import EventFormat
+from headrace.dataset.spec.feature_keys import FeatureKeys, FieldPath
+from headrace.dataset.spec.path_pattern import PathPattern, Pattern
+from headrace.dataset.spec.row_statistics import StatisticsSection
+from headrace.secrets import Options
 
 MAX_LEN = 1 << 20
 """Upper limit of `max_len`, in signs per sample."""
@@ -327,7 +327,7 @@ class PipeSection(PipeSettings):
     kind: Literal["command"] = "command"
     """A program; the default."""
     command: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Program and arguments, run in the spec's folder; `python` is Millrace's own interpreter. No shell."""
+    """Program and arguments, run in the spec's folder; `python` is Headrace's own interpreter. No shell."""
     protocol: Protocol = Protocol.MULTISLOT
     """"multislot" text or "arrow" IPC."""
     tries: int = Field(default=3, ge=1, le=10)
@@ -443,7 +443,7 @@ class SparseSlot(SlotEntry):
     and, unless set, `share` are those of the slot `of`, and max_len is `last`."""
     group: SlotGroup | None = None
     """Number that makes the keys of its rows; of several names, that of the first one. Unset: by the order of the
-    slots. A job file needs it nowhere: when slots are removed or change places, Millrace writes it into the logged
+    slots. A job file needs it nowhere: when slots are removed or change places, Headrace writes it into the logged
     spec, so that every slot keeps its rows."""
 
     @model_validator(mode="after")
@@ -493,7 +493,7 @@ class MetaSlot(SlotEntry):
 
 
 class RemovedSlot(SlotEntry):
-    """A sparse slot that the job had before. Its number stays taken, so that no other slot reads its rows. Millrace
+    """A sparse slot that the job had before. Its number stays taken, so that no other slot reads its rows. Headrace
     writes such entries into the logged spec; a job file needs none."""
 
     kind: Literal["removed"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from millrace.config import PositiveDuration, Section
+from headrace.config import PositiveDuration, Section
 
 MAX_WINDOWS = 8
 """Most windows and half-lives of a slot: a window is 60 bytes for every key, a half-life 12."""

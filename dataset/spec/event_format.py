@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from millrace.address import is_loopback
-from millrace.config import Section
-from millrace.secrets import FORMS, is_reference
+from headrace.address import is_loopback
+from headrace.config import Section
+from headrace.secrets import FORMS, is_reference
 
 MAX_URL = 1024
 """Longest URL of a registry."""

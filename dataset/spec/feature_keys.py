@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_serializer
 
-from millrace.config import Section
+from headrace.config import Section
 
 MAX_CROSSED = 8
 """Most parts of a cross."""

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from millrace.config import PositiveDuration, Section
+from headrace.config import PositiveDuration, Section
 
 
 class LearnAt(StrEnum):

@@ -15,9 +15,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from dataset.spec.path_part import PathPart
-from dataset.spec.path_search import DEEP, find_files
-from millrace.deadline import Deadline
+from headrace.dataset.spec.path_part import PathPart
+from headrace.dataset.spec.path_search import DEEP, find_files
+from headrace.deadline import Deadline
 
 MAX_CHARS = 4_096
 """Longest pattern; Linux has no longer paths."""

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset.spec.path_part import PathPart
-from millrace.deadline import Deadline
+from headrace.dataset.spec.path_part import PathPart
+from headrace.deadline import Deadline
 
 DEEP = "**"
 """A part of a pattern that matches any number of folders."""

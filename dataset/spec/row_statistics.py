@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from millrace.config import Section
+from headrace.config import Section
 
 MAX_OF = 256
 """Most sparse slots whose rows one dense slot tells of."""

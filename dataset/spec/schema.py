@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import assert_never
 
-from dataset.spec.config import (
+from headrace.dataset.spec.config import (
     DenseSlot,
     HistorySection,
     MetaSlot,
@@ -15,9 +15,9 @@ from dataset.spec.config import (
     SlotKind,
     SparseSlot,
 )
-from dataset.spec.counters import CountersSection
-from dataset.spec.row_statistics import StatisticsSection
-from millrace.errors import SpecError
+from headrace.dataset.spec.counters import CountersSection
+from headrace.dataset.spec.row_statistics import StatisticsSection
+from headrace.errors import SpecError
 
 NUM_GROUPS = 1 << 16
 """Numbers of slot groups are below this."""

@@ -1,14 +1,14 @@
 """The numbers of slot groups when the slots of a job change: each slot keeps its rows, and no number is used again.
 
-A row's key is made with the number of its slot group (millrace.keys). Without an entry of its own, the number follows
+A row's key is made with the number of its slot group (headrace.keys). Without an entry of its own, the number follows
 from the order of the slots (dataset.spec.schema). Pure.
 """
 
 from collections.abc import Iterator, Sequence
 
-from dataset.spec.config import RemovedSlot, SlotEntry, SparseSlot
-from dataset.spec.schema import Schema, slot_group_names
-from millrace.errors import SpecError
+from headrace.dataset.spec.config import RemovedSlot, SlotEntry, SparseSlot
+from headrace.dataset.spec.schema import Schema, slot_group_names
+from headrace.errors import SpecError
 
 
 def settled(old: Sequence[SlotEntry], new: Sequence[SlotEntry]) -> tuple[SlotEntry, ...]:

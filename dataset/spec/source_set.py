@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dataset.spec.config import MAX_SOURCES, AnySource, FilesSource, KafkaSource, SourceSection
-from dataset.spec.path_pattern import Pattern
-from millrace.errors import SpecError
-from millrace.validation import nearest
+from headrace.dataset.spec.config import MAX_SOURCES, AnySource, FilesSource, KafkaSource, SourceSection
+from headrace.dataset.spec.path_pattern import Pattern
+from headrace.errors import SpecError
+from headrace.validation import nearest
 
 SEPARATOR = ":"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

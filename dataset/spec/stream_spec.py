@@ -1,4 +1,4 @@
-"""The sections of a job spec about the stream, for `python -m dataset` and for generators in a shell."""
+"""The sections of a job spec about the stream, for `python -m headrace.dataset` and for generators in a shell."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
-from dataset.spec.schema import Schema
-from dataset.spec.source_set import check_sources
-from millrace.config import Section, Seed, load_toml, validate
+from headrace.config import Section, Seed, load_toml, validate
+from headrace.dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import check_sources
 
 
 class SlotsSpec(Section):

@@ -1,15 +1,15 @@
 """Errors of this package.
 
-BadInput (millrace.errors)
+BadInput (headrace.errors)
 +-- PipeFailed          a pipe command failed on a segment `pipe.tries` times
 +-- BadEvent            an event is rejected, and `on_bad_event` is "fail"
 +-- TooManyBadEvents    more than `max_bad_fraction` of the stream is rejected
 +-- SourceGap           a position is no longer retained, or is beyond the end
-Unavailable (millrace.errors)
+Unavailable (headrace.errors)
 +-- SourceUnavailable   broker or topic does not answer within the deadline
 """
 
-from millrace.errors import BadInput, Unavailable
+from headrace.errors import BadInput, Unavailable
 
 
 class PipeFailed(BadInput):

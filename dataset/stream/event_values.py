@@ -6,8 +6,8 @@ Shapes: E events.
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.stream.source import Events
-from millrace.kernel_cache import njit
+from headrace.dataset.stream.source import Events
+from headrace.kernel_cache import njit
 
 LINE_FEED = 10
 

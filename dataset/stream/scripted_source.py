@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from dataset.stream.source import Events, Partition, Segment, check_identity
-from millrace.deadline import Deadline
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.dataset.stream.source import Events, Partition, Segment, check_identity
+from headrace.deadline import Deadline
 
 BLOCK_EVENTS = 256
 

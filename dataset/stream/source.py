@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.stream.errors import SourceGap
-from millrace.deadline import Deadline
+from headrace.dataset.stream.errors import SourceGap
+from headrace.deadline import Deadline
 
 I64 = NDArray[np.int64]
 
@@ -182,5 +182,5 @@ def check_identity(name: str, was: str, now: str) -> None:
         raise SourceGap(
             f"{name} is not what it was when the job began to read it (identity {was} then, {now} now): the topic was "
             f"deleted and created again, or the file was replaced, so positions have another meaning. Restore the old "
-            f"one; or skip the unread part of an old file with `millrace skip`; or start again with --fresh"
+            f"one; or skip the unread part of an old file with `headrace skip`; or start again with --fresh"
         )

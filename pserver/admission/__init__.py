@@ -1,5 +1,5 @@
 """Admission: the entries that decide which keys may have a row, and their counts."""
 
-from pserver.admission.entries import Admission
+from headrace.pserver.admission.entries import Admission
 
 __all__ = ["Admission"]

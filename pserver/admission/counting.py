@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from pserver.config import CountEntry, ShowClickEntry
+from headrace.kernel_cache import njit
+from headrace.pserver.config import CountEntry, ShowClickEntry
 
 SCORE_BITS = 15
 """A score's threshold is between 2**14 and 2**15 units."""

@@ -25,14 +25,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
-from pserver.admission.counting import F32, U64, CountingUnit, Flags, KeyCounter, in_units_of
-from pserver.admission.exact_counts import ExactCounter
-from pserver.admission.sketch import SketchCounter
-from pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, ShowClickEntry
-from pserver.rows.arrays import allocate, frozen
-from pserver.rows.digest import add, join
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
+from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, KeyCounter, in_units_of
+from headrace.pserver.admission.exact_counts import ExactCounter
+from headrace.pserver.admission.sketch import SketchCounter
+from headrace.pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, ShowClickEntry
+from headrace.pserver.rows.arrays import allocate, frozen
+from headrace.pserver.rows.digest import add, join
 
 Counting = tuple[CountEntry | ShowClickEntry, CountingUnit, KeyCounter]
 SCALE = 2.0**-53

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, NUM_BUCKETS, mix
-from pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, NUM_BUCKETS, mix
+from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
 
 
 class ExactCounter:

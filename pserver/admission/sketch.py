@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
-from pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
+from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
 
 DEPTH = 4
 """Counters for each key."""

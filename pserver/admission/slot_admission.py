@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import NUM_BUCKETS
-from pserver.admission import Admission
-from pserver.config import TableSection
-from pserver.protocol.shards import F32, U16, U64
-from pserver.rows.digest import add
-from pserver.rows.slot_classes import SlotClasses
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.admission import Admission
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import F32, U16, U64
+from headrace.pserver.rows.digest import add
+from headrace.pserver.rows.slot_classes import SlotClasses
 
 ALL = "table"
 """In commits, the name of the counts of slots without settings of their own."""

@@ -10,17 +10,17 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from millrace import retry
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.identity.credentials import Identity
-from millrace.identity.peers import PeerRole
-from millrace.retry import Backoff
-from millrace.rpc import channels, unix_sockets
-from millrace.rpc.channels import TlsPeer
-from millrace.rpc.renewed_channel import RenewedChannel
-from pserver.errors import InvalidShardCall, ShardUnavailable
-from pserver.protocol import messages, statuses
+from headrace import retry
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.identity.credentials import Identity
+from headrace.identity.peers import PeerRole
+from headrace.pserver.errors import InvalidShardCall, ShardUnavailable
+from headrace.pserver.protocol import messages, statuses
+from headrace.retry import Backoff
+from headrace.rpc import channels, unix_sockets
+from headrace.rpc.channels import TlsPeer
+from headrace.rpc.renewed_channel import RenewedChannel
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4, 0.8))
 """Between tries of one call; after the sixth the shard counts as unavailable."""
@@ -62,7 +62,7 @@ class ShardConnection:
 
         return retry.call(act, backoff or BACKOFF, lambda error: isinstance(error, ShardUnavailable), deadline=deadline)
 
-    def _translated(self, error: grpc.RpcError, attempt: int) -> MillraceError:
+    def _translated(self, error: grpc.RpcError, attempt: int) -> HeadraceError:
         code, details = error.code(), str(error.details())
         if self._tls is not None and code is grpc.StatusCode.UNAVAILABLE:
             if channels.is_distrust(details):

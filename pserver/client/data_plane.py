@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 
 import zmq
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.retry import Backoff
-from millrace.rpc import data_sockets
-from millrace.rpc.data_sockets import Context, DataAddress, DataConnection, KeyPair
-from millrace.rpc.shared_memory import MemoryOffer, SharedMemory
-from millrace.timeline import Span, span
-from millrace.traffic import LinkTraffic
-from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StepTimedOut
-from pserver.protocol import frames, statuses
-from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
-from pserver.rows.arrays import Empty, empty_floats
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StepTimedOut
+from headrace.pserver.protocol import frames, statuses
+from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
+from headrace.pserver.rows.arrays import Empty, empty_floats
+from headrace.retry import Backoff
+from headrace.rpc import data_sockets
+from headrace.rpc.data_sockets import Context, DataAddress, DataConnection, KeyPair
+from headrace.rpc.shared_memory import MemoryOffer, SharedMemory
+from headrace.timeline import Span, span
+from headrace.traffic import LinkTraffic
 
 BACKOFF = Backoff((0.05, 0.1, 0.2, 0.4))
 """Between tries of one call: a shard that is gone counts as unavailable within a second."""
@@ -64,7 +64,7 @@ class Call:
     reply: DataReply | None = None
     rows: Sequence[memoryview] = ()
     """The arrays of the reply."""
-    error: MillraceError | None = None
+    error: HeadraceError | None = None
 
     @property
     def done(self) -> bool:
@@ -104,7 +104,7 @@ class DataPlane:
         """`names` of the shards are for messages. Connections are made with the first call.
 
         With `shares_memory` arrays lie beside the messages where a shard is on this machine; then calls are made one
-        by one to each shard. `silent_s`: see millrace.rpc.data_sockets.SILENT_S.
+        by one to each shard. `silent_s`: see headrace.rpc.data_sockets.SILENT_S.
         """
         self._context, self._tables, self._keys, self._max_message_bytes = context, tables, keys, max_message_bytes
         self._greet, self._links = greet, [_Link(name) for name in names]
@@ -246,7 +246,7 @@ class DataPlane:
             self._fail(call, ShardUnavailable(link.name, call.attempts, str(error)))
         except ShardUnavailable as error:  # of the greeting
             self._fail(call, ShardUnavailable(link.name, call.attempts, error.detail))
-        except MillraceError as error:
+        except HeadraceError as error:
             self._fail(call, error)
 
     def _checked_size(self, link: _Link, call: Call) -> int:
@@ -292,7 +292,7 @@ class DataPlane:
         if link.memory is not None:
             self._lose(link, "an earlier call was given up")
 
-    def _fail(self, call: Call, error: MillraceError) -> None:
+    def _fail(self, call: Call, error: HeadraceError) -> None:
         """Try again later if that may help and there are tries and time left; else end with `error`."""
         pause_s = BACKOFF.next_pause_s(call.attempts, call.until.left_s())
         if isinstance(error, ShardUnavailable) and pause_s is not None:
@@ -300,7 +300,7 @@ class DataPlane:
         else:
             self._end(call, error)
 
-    def _end(self, call: Call, error: MillraceError | None = None) -> None:
+    def _end(self, call: Call, error: HeadraceError | None = None) -> None:
         call.error = error
         self._links[call.shard].open.pop(call.request.request, None)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from millrace.deadline import Deadline
-from pserver.client.connection import ShardConnection
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol import join_messages
-from pserver.protocol.join_clock import TimeSpans
-from pserver.protocol.joins import JoinAnswers, JoinEvents
+from headrace.deadline import Deadline
+from headrace.pserver.client.connection import ShardConnection
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol import join_messages
+from headrace.pserver.protocol.join_clock import TimeSpans
+from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 
 
 def send_events(

@@ -17,32 +17,41 @@ import zmq
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from millrace import documents
-from millrace.deadline import Deadline
-from millrace.identity.credentials import Identity
-from millrace.retry import Backoff
-from millrace.rpc.data_sockets import SILENT_S, DataAddress, KeyPair
-from millrace.rpc.shared_memory import MemoryOffer
-from millrace.timeline import Span, recorded, span
-from millrace.traffic import Links, links_of
-from pserver.client import join_calls
-from pserver.client.connection import ShardConnection
-from pserver.client.data_plane import Call, DataPlane, Greeting
-from pserver.config import DENSE_SLICES, TableSection, Wire
-from pserver.errors import InvalidShardCall
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol import frames, history_messages, join_messages, messages
-from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
-from pserver.protocol.histories import Answers, Questions
-from pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
-from pserver.protocol.joins import JoinAnswers, JoinEvents
-from pserver.protocol.parts import WHOLE, Part, Split
-from pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
-from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
-from pserver.protocol.wire import wires_of
-from pserver.rows.arrays import Empty, empty_floats, frozen
-from pserver.rows.digest import add
+from headrace import documents
+from headrace.deadline import Deadline
+from headrace.identity.credentials import Identity
+from headrace.pserver.client import join_calls
+from headrace.pserver.client.connection import ShardConnection
+from headrace.pserver.client.data_plane import Call, DataPlane, Greeting
+from headrace.pserver.config import DENSE_SLICES, TableSection, Wire
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol import frames, history_messages, join_messages, messages
+from headrace.pserver.protocol.frames import DataCall, DataRequest, TableNumbers
+from headrace.pserver.protocol.histories import Answers, Questions
+from headrace.pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
+from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
+from headrace.pserver.protocol.parts import WHOLE, Part, Split
+from headrace.pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
+from headrace.pserver.protocol.shards import (
+    F32,
+    Gradients,
+    Keys,
+    Prepared,
+    ShardCommitPart,
+    ShardFigures,
+    StepScale,
+    TableStats,
+)
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.protocol.wire import wires_of
+from headrace.pserver.rows.arrays import Empty, empty_floats, frozen
+from headrace.pserver.rows.digest import add
+from headrace.retry import Backoff
+from headrace.rpc.data_sockets import SILENT_S, DataAddress, KeyPair
+from headrace.rpc.shared_memory import MemoryOffer
+from headrace.timeline import Span, recorded, span
+from headrace.traffic import Links, links_of
 
 Result = TypeVar("Result")
 Reply = TypeVar("Reply", bound=Message)

@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from millrace.durable import REAL, write_whole
-from millrace.keys import NUM_BUCKETS, unique_keys
-from pserver.errors import StoreDamaged
-from pserver.protocol.shards import U16, U64, ShardCommitPart
-from pserver.store.rocks_store import store_error_of
-from pserver.store.row_store import StoredFile, keys_in_order, sort_order_of
+from headrace.durable import REAL, write_whole
+from headrace.keys import NUM_BUCKETS, unique_keys
+from headrace.pserver.errors import StoreDamaged
+from headrace.pserver.protocol.shards import U16, U64, ShardCommitPart
+from headrace.pserver.store.rocks_store import store_error_of
+from headrace.pserver.store.row_store import StoredFile, keys_in_order, sort_order_of
 
 FOLDER = "{}.changes"
 """Folder of a table's increments."""

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from millrace.keys import NUM_BUCKETS
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.protocol.shards import U16, U64, ShardCommitPart
-from pserver.store.row_store import U32
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.protocol.shards import U16, U64, ShardCommitPart
+from headrace.pserver.store.row_store import U32
 
 FILE = "{}.rows.safetensors"
 """File of a table's rows."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.store.row_store import U32, U64, RowStore
+from headrace.pserver.store.row_store import U32, U64, RowStore
 
 MAX_PIECES = 16
 """Most pieces that wait; beyond it they are joined, so that each key waits once."""

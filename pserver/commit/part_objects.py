@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from millrace.blob.blob_errors import BlobUnavailable, SourceDamaged
-from millrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, open_blobs
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.durable import REAL
-from millrace.errors import Unwritable
-from pserver.errors import PartsUnavailable, StoreDamaged, StoreFailed
-from pserver.store.row_store import StoredFile
+from headrace.blob.blob_errors import BlobUnavailable, SourceDamaged
+from headrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, open_blobs
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.durable import REAL
+from headrace.errors import Unwritable
+from headrace.pserver.errors import PartsUnavailable, StoreDamaged, StoreFailed
+from headrace.pserver.store.row_store import StoredFile
 
 FOLDER = "parts"
 TRANSFERS = 3

@@ -24,23 +24,30 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole
-from millrace.failpoints import Failpoint, failpoint
-from millrace.keys import NUM_BUCKETS, unique_keys
-from millrace.timeline import Span, recorded
-from pserver.commit.change_files import FOLDER as CHANGES
-from pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
-from pserver.commit.handed_rows import FILE as HANDED_FILE
-from pserver.commit.handed_rows import HANDED, HandedRows
-from pserver.commit.late_writes import LateWriter
-from pserver.commit.part_objects import PartObjects
-from pserver.errors import InvalidShardCall, PartsUnavailable, PserverError, StepTimedOut, StoreDamaged, StoreFailed
-from pserver.protocol.shards import ShardCommitPart
-from pserver.rows.row_format import groups_of
-from pserver.store.rocks_store import RocksRowStore, store_error_of
-from pserver.store.row_store import U32, U64, RowStore, RowWriter, StoredFile
-from pserver.tables.table import ShardTable, TableSnapshot
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole
+from headrace.failpoints import Failpoint, failpoint
+from headrace.keys import NUM_BUCKETS, unique_keys
+from headrace.pserver.commit.change_files import FOLDER as CHANGES
+from headrace.pserver.commit.change_files import ChangedKeys, ChangeFiles, read_changes
+from headrace.pserver.commit.handed_rows import FILE as HANDED_FILE
+from headrace.pserver.commit.handed_rows import HANDED, HandedRows
+from headrace.pserver.commit.late_writes import LateWriter
+from headrace.pserver.commit.part_objects import PartObjects
+from headrace.pserver.errors import (
+    InvalidShardCall,
+    PartsUnavailable,
+    PserverError,
+    StepTimedOut,
+    StoreDamaged,
+    StoreFailed,
+)
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.rows.row_format import groups_of
+from headrace.pserver.store.rocks_store import RocksRowStore, store_error_of
+from headrace.pserver.store.row_store import U32, U64, RowStore, RowWriter, StoredFile
+from headrace.pserver.tables.table import ShardTable, TableSnapshot
+from headrace.timeline import Span, recorded
 
 CLOSE_S = 10.0
 """How long a write may delay the end of the process."""
@@ -115,7 +122,7 @@ class ShardStores:
         """Write the snapshot to the stores, and their whole state below `folder`, synced.
 
         A repeat returns the same part. Raises StoreFailed; nothing is left below `folder` then, and the call may be
-        repeated. It runs at the priority of training: at a lower one (millrace.priority) it took ten times as long on
+        repeated. It runs at the priority of training: at a lower one (headrace.priority) it took ten times as long on
         busy cores and delayed training more.
         """
         folder = self._own(folder)

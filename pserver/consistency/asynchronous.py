@@ -11,10 +11,10 @@ every event counts once in all of them.
 
 from collections.abc import Mapping, Sequence
 
-from pserver.config import MergeSection
-from pserver.consistency.policy import News, Peers, StepFigures, StepsApart
-from pserver.consistency.sync import names
-from pserver.errors import InvalidShardCall
+from headrace.pserver.config import MergeSection
+from headrace.pserver.consistency.policy import News, Peers, StepFigures, StepsApart
+from headrace.pserver.consistency.sync import names
+from headrace.pserver.errors import InvalidShardCall
 
 
 class ArrivalOrder:

@@ -4,7 +4,7 @@ A rank learns on a copy of its own and pushes what it has learnt every `train.k_
 of a pass (trainer.train.geo_exchanges). To a shard such a push is like any other: it is applied when it comes.
 """
 
-from pserver.consistency.asynchronous import Async
+from headrace.pserver.consistency.asynchronous import Async
 
 
 class Geo(Async):

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from millrace.errors import SpecError
-from pserver.config import MergeSection
-from pserver.consistency.asynchronous import Async
-from pserver.consistency.geo import Geo
-from pserver.consistency.policy import Consistency
-from pserver.consistency.sync import Sync
+from headrace.errors import SpecError
+from headrace.pserver.config import MergeSection
+from headrace.pserver.consistency.asynchronous import Async
+from headrace.pserver.consistency.geo import Geo
+from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.consistency.sync import Sync
 
 POLICIES: dict[str, Callable[[int, MergeSection], Consistency]] = {
     Sync.name: lambda staleness, _merge: Sync(staleness),

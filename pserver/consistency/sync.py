@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pserver.consistency.policy import News, Peers, StepFigures, StepsApart
-from pserver.errors import InvalidShardCall
+from headrace.pserver.consistency.policy import News, Peers, StepFigures, StepsApart
+from headrace.pserver.errors import InvalidShardCall
 
 
 class StepBarrier:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import grpc
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Refused, Unavailable
-from millrace.rpc import channels
-from millrace.rpc.channels import TlsPeer
-from pserver.feed import feed_messages
-from pserver.feed.feed_messages import FeedMessage
-from pserver.proto import feed_pb2 as pb
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Refused, Unavailable
+from headrace.pserver.feed import feed_messages
+from headrace.pserver.feed.feed_messages import FeedMessage
+from headrace.pserver.proto import feed_pb2 as pb
+from headrace.rpc import channels
+from headrace.rpc.channels import TlsPeer
 
 
 class FeedTooSlow(Unavailable):
@@ -64,7 +64,7 @@ class FeedStream:
         self._closed = True
         self._channel.close()
 
-    def _translated(self, error: grpc.RpcError) -> MillraceError:
+    def _translated(self, error: grpc.RpcError) -> HeadraceError:
         name, details = self._name, error.details()
         match error.code():
             case grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace import documents
-from pserver.errors import InvalidShardCall
-from pserver.feed.payloads import MessageWithArrays, Payload
-from pserver.feed.table_changes import PresentRows, TableDelta
-from pserver.proto import feed_pb2 as pb
-from pserver.protocol.shards import U64
+from headrace import documents
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.feed.payloads import MessageWithArrays, Payload
+from headrace.pserver.feed.table_changes import PresentRows, TableDelta
+from headrace.pserver.proto import feed_pb2 as pb
+from headrace.pserver.protocol.shards import U64
 
 FORMAT = 1
 """Version of the messages' meaning; both ends must have the same."""

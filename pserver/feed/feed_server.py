@@ -13,18 +13,18 @@ from typing import Protocol
 
 import grpc
 
-from millrace.errors import MillraceError
-from millrace.identity.credentials import Identity
-from millrace.identity.peers import PeerRole, PeerRule
-from millrace.interfaces import address_of
-from millrace.rpc import refusals
-from millrace.rpc.refusals import RefusalReason
-from millrace.rpc.rpc_server import RpcServer
-from millrace.rpc.tls_listener import TlsEndpoint
-from pserver.errors import InvalidShardCall
-from pserver.feed import feed_messages, payloads
-from pserver.feed.publisher import MAX_SUBSCRIBERS, SubscriberTooSlow, Subscription, TooManySubscribers
-from pserver.proto import feed_pb2 as pb
+from headrace.errors import HeadraceError
+from headrace.identity.credentials import Identity
+from headrace.identity.peers import PeerRole, PeerRule
+from headrace.interfaces import address_of
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.feed import feed_messages, payloads
+from headrace.pserver.feed.publisher import MAX_SUBSCRIBERS, SubscriberTooSlow, Subscription, TooManySubscribers
+from headrace.pserver.proto import feed_pb2 as pb
+from headrace.rpc import refusals
+from headrace.rpc.refusals import RefusalReason
+from headrace.rpc.rpc_server import RpcServer
+from headrace.rpc.tls_listener import TlsEndpoint
 
 CUT_S = 2.0
 """How long a disconnected subscriber may take to read the error."""
@@ -120,7 +120,7 @@ class _Servicer:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except SubscriberTooSlow as error:
             context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
-        except MillraceError as error:
+        except HeadraceError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._source.close(subscription)

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import DTypeLike, NDArray
 
-from pserver.errors import InvalidShardCall
+from headrace.pserver.errors import InvalidShardCall
 
 PAYLOAD_TAG = bytes([15 << 3 | 2])
 """Protobuf's tag of field 15, which has a length and bytes."""

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.errors import Unavailable
-from pserver.errors import PserverError
-from pserver.feed import feed_messages
-from pserver.feed.table_changes import TableDelta, TableFeed
-from pserver.proto import feed_pb2 as pb
-from pserver.protocol.shards import U64
+from headrace.errors import Unavailable
+from headrace.pserver.errors import PserverError
+from headrace.pserver.feed import feed_messages
+from headrace.pserver.feed.table_changes import TableDelta, TableFeed
+from headrace.pserver.proto import feed_pb2 as pb
+from headrace.pserver.protocol.shards import U64
 
 MAX_SUBSCRIBERS = 8
 """Replicas that follow one shard, or rank 0; one more is refused."""

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.keys import unique_keys
-from pserver.lifecycle.aging import STAYS, TableAging
-from pserver.lifecycle.deletions import Deletions
-from pserver.protocol.shards import F32, U16, U64
-from pserver.rows import kernels
-from pserver.rows.arrays import frozen
-from pserver.rows.row_format import HEAD, groups_of
-from pserver.rows.table_rows import I32, RowArrays
+from headrace.keys import unique_keys
+from headrace.pserver.lifecycle.aging import STAYS, TableAging
+from headrace.pserver.lifecycle.deletions import Deletions
+from headrace.pserver.protocol.shards import F32, U16, U64
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.rows.row_format import HEAD, groups_of
+from headrace.pserver.rows.table_rows import I32, RowArrays
 
 PIECE_ROWS = 1 << 12
 """Rows copied while steps wait: well below a millisecond."""

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from pserver.config import TableSection
-from pserver.protocol.table_operations import ExportCut, ShrinkRows
-from pserver.rows.slot_classes import NUM_GROUPS, SlotClasses, classes_of
+from headrace.kernel_cache import njit
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.table_operations import ExportCut, ShrinkRows
+from headrace.pserver.rows.slot_classes import NUM_GROUPS, SlotClasses, classes_of
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import Unavailable
-from pserver.lifecycle.aging import BELOW, STAYS, UNSEEN, RowStatistics, TableAging
-from pserver.lifecycle.tombstones import Tombstones
-from pserver.protocol.shards import U16, U64
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
-from pserver.rows import kernels
-from pserver.rows.arrays import frozen
-from pserver.rows.dirty_rows import DirtyRows
-from pserver.rows.row_format import groups_of
-from pserver.rows.slot_classes import NUM_GROUPS
-from pserver.rows.table_rows import I32, U32, RowArrays
+from headrace.errors import Unavailable
+from headrace.pserver.lifecycle.aging import BELOW, STAYS, UNSEEN, RowStatistics, TableAging
+from headrace.pserver.lifecycle.tombstones import Tombstones
+from headrace.pserver.protocol.shards import U16, U64
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.rows.dirty_rows import DirtyRows
+from headrace.pserver.rows.row_format import groups_of
+from headrace.pserver.rows.slot_classes import NUM_GROUPS
+from headrace.pserver.rows.table_rows import I32, U32, RowArrays
 
 PIECE_ROWS = 1 << 12
 """Rows examined while steps wait: about a millisecond if all are deleted."""

@@ -15,10 +15,10 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.protocol.shards import U16, U64
-from pserver.rows import kernels
-from pserver.rows.arrays import frozen, moved
-from pserver.rows.table_rows import I32, MAX_LOAD, empty_index
+from headrace.pserver.protocol.shards import U16, U64
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.arrays import frozen, moved
+from headrace.pserver.rows.table_rows import I32, MAX_LOAD, empty_index
 
 START_KEYS = 64
 

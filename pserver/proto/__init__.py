@@ -1,1 +1,1 @@
-"""Messages between trainers and shards. `millrace.proto.generate` generates the Python files from the protos."""
+"""Messages between trainers and shards. `headrace.proto.generate` generates the Python files from the protos."""

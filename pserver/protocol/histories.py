@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.lists import joined_lists, pick
-from pserver.errors import InvalidShardCall
+from headrace.lists import joined_lists, pick
+from headrace.pserver.errors import InvalidShardCall
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from millrace.lists import joined_lists, offsets_of
-from pserver.errors import InvalidShardCall
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol.histories import I64, Answers, HistoryAnswers, HistoryQuestions, Questions, array_from
-from pserver.protocol.placement import Placement
+from headrace.lists import joined_lists, offsets_of
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol.histories import I64, Answers, HistoryAnswers, HistoryQuestions, Questions, array_from
+from headrace.pserver.protocol.placement import Placement
 
 
 def route(questions: Questions, placement: Placement) -> tuple[list[Questions], list[dict[str, I64]]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import mix_reference
+from headrace.keys import mix_reference
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from millrace.lists import offsets_of
-from pserver.errors import InvalidShardCall
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol.histories import array_from
-from pserver.protocol.join_clock import TimeSpans
-from pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
-from pserver.protocol.placement import Placement
+from headrace.lists import offsets_of
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol.histories import array_from
+from headrace.pserver.protocol.join_clock import TimeSpans
+from headrace.pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
+from headrace.pserver.protocol.placement import Placement
 
 BYTES_OF_REST = 1 << 10
 """Bytes of a message beside its lists, more or less."""

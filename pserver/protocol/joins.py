@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.lists import joined_lists, pick
+from headrace.lists import joined_lists, pick
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

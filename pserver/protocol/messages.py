@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from millrace import documents
-from pserver.config import TableSection, Wire
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
-from pserver.protocol.table_operations import ShrinkSurvey, TableOperation, message_of, operation_of
+from headrace import documents
+from headrace.pserver.config import TableSection, Wire
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
+from headrace.pserver.protocol.table_operations import ShrinkSurvey, TableOperation, message_of, operation_of
 
 FORMAT = 7
 """Version of the protocol, on gRPC and on the data plane; both ends must have the same."""

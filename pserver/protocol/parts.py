@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pserver.config import DENSE_SLICES
+from headrace.pserver.config import DENSE_SLICES
 
 MAX_PARTS = 1 << 20
 """Most parts of an exchange on one shard: more slices than a job can have."""

@@ -5,10 +5,10 @@ They are about histories, counters, statistics of rows, and joins.
 
 from typing import Protocol
 
-from millrace.deadline import Deadline
-from pserver.protocol.histories import Answers, Questions
-from pserver.protocol.join_clock import TimeSpans
-from pserver.protocol.joins import JoinAnswers, JoinEvents
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.histories import Answers, Questions
+from headrace.pserver.protocol.join_clock import TimeSpans
+from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 
 
 class PassCalls(Protocol):

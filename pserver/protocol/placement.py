@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import NUM_BUCKETS, bucket_of
-from pserver.protocol.shards import F32, U64, Keys
+from headrace.kernel_cache import njit
+from headrace.keys import NUM_BUCKETS, bucket_of
+from headrace.pserver.protocol.shards import F32, U64, Keys
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]

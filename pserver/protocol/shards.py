@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.deadline import Deadline
-from millrace.traffic import Links
-from pserver.protocol.pass_calls import PassCalls
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
-from pserver.store.row_store import StoredFile
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.pass_calls import PassCalls
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.store.row_store import StoredFile
+from headrace.traffic import Links
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]

@@ -2,8 +2,8 @@
 
 import grpc
 
-from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
-from pserver.errors import (
+from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
+from headrace.pserver.errors import (
     InvalidShardCall,
     MessageTooLarge,
     OutOfMemory,
@@ -34,7 +34,7 @@ def status_of(error: Exception) -> grpc.StatusCode:
             return grpc.StatusCode.DEADLINE_EXCEEDED
         case Unavailable():
             return grpc.StatusCode.UNAVAILABLE
-        case MillraceError():
+        case HeadraceError():
             return grpc.StatusCode.INVALID_ARGUMENT
         case _:
             return grpc.StatusCode.UNKNOWN
@@ -50,7 +50,7 @@ def code_of(number: int) -> grpc.StatusCode:
     return _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
 
 
-def error_of_status(code: grpc.StatusCode, details: str, peer: str, attempts: int) -> MillraceError:
+def error_of_status(code: grpc.StatusCode, details: str, peer: str, attempts: int) -> HeadraceError:
     """Our error for a failed call at `peer`."""
     match code:
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:

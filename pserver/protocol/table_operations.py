@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from pserver.errors import InvalidShardCall
+from headrace.pserver.errors import InvalidShardCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,10 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from pserver.config import DENSE_SLICES, TableSection, Wire
-from pserver.protocol.histories import COUNTERS_PREFIX, PREFIX
-from pserver.protocol.shards import ABSENT_BITS, F32, U16, Gradients
+from headrace.kernel_cache import njit
+from headrace.pserver.config import DENSE_SLICES, TableSection, Wire
+from headrace.pserver.protocol.histories import COUNTERS_PREFIX, PREFIX
+from headrace.pserver.protocol.shards import ABSENT_BITS, F32, U16, Gradients
 
 ABSENT_HALF = np.uint16(0x7FD5)
 """The mark of an absent row as bfloat16. Every other NaN becomes 0x7FC0, with its sign."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, MASK, mix, mix_reference
 
 U64 = NDArray[np.uint64]
 NUM_STATISTICS = 6

@@ -10,7 +10,7 @@ Shapes: U rows chosen, R rows of a table.
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]

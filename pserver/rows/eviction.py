@@ -9,8 +9,8 @@ Shapes: U rows chosen, R rows of a table.
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from pserver.rows.kernels import EMPTY, take_out
+from headrace.kernel_cache import njit
+from headrace.pserver.rows.kernels import EMPTY, take_out
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from pserver.protocol.shards import Gradients, Keys
-from pserver.rows.kernels import EMPTY, find_or_reserve
+from headrace.kernel_cache import njit
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.rows.kernels import EMPTY, find_or_reserve
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

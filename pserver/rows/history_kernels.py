@@ -9,7 +9,7 @@ Shapes: Q questions in order, N signs that they add, U keys, L signs of a histor
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

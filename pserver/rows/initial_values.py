@@ -10,9 +10,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, MASK, mix, mix_reference
-from pserver.config import Initial, TableSection
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.pserver.config import Initial, TableSection
 
 F32 = NDArray[np.float32]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.lists import offsets_of
+from headrace.kernel_cache import njit
+from headrace.lists import offsets_of
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

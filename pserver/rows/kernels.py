@@ -14,8 +14,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.prefetch import AHEAD, prefetch, prefetch_row
+from headrace.kernel_cache import njit
+from headrace.prefetch import AHEAD, prefetch, prefetch_row
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

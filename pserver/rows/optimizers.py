@@ -14,10 +14,10 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import SpecError
-from millrace.kernel_cache import njit
-from millrace.prefetch import AHEAD, prefetch_row
-from pserver.config import Adagrad, Adam, Ftrl, Optimizer, Sgd, TableSection
+from headrace.errors import SpecError
+from headrace.kernel_cache import njit
+from headrace.prefetch import AHEAD, prefetch_row
+from headrace.pserver.config import Adagrad, Adam, Ftrl, Optimizer, Sgd, TableSection
 
 F32 = NDArray[np.float32]
 

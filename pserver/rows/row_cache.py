@@ -16,16 +16,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.deadline import Deadline
-from pserver.errors import OutOfMemory
-from pserver.protocol.shards import F32, U16, U64
-from pserver.rows import eviction, kernels
-from pserver.rows.arrays import frozen
-from pserver.rows.eviction import FREE
-from pserver.rows.row_format import HEAD, groups_of
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.table_rows import I32, MAX_LOAD, MAX_ROWS, U32, RowArrays, row_bytes_of
-from pserver.store.row_store import RowStore
+from headrace.deadline import Deadline
+from headrace.pserver.errors import OutOfMemory
+from headrace.pserver.protocol.shards import F32, U16, U64
+from headrace.pserver.rows import eviction, kernels
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.rows.eviction import FREE
+from headrace.pserver.rows.row_format import HEAD, groups_of
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.table_rows import I32, MAX_LOAD, MAX_ROWS, U32, RowArrays, row_bytes_of
+from headrace.pserver.store.row_store import RowStore
 
 COPIES_SHARE = 0.25
 """Share of a table's memory for copies of rows in a commit; rows and index have the rest."""

@@ -9,7 +9,7 @@ Shapes: U rows chosen, R rows of a table, W floats of a row in the slab.
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 U32 = NDArray[np.uint32]
 

@@ -7,11 +7,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.config import TableSection
-from pserver.protocol.shards import ABSENT_BITS
-from pserver.rows.initial_values import DRAWS, spread_of
-from pserver.rows.optimizers import RowOptimizer, extends, optimizer_of, parts_of
-from pserver.rows.slot_classes import SlotClasses, classes_of
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import ABSENT_BITS
+from headrace.pserver.rows.initial_values import DRAWS, spread_of
+from headrace.pserver.rows.optimizers import RowOptimizer, extends, optimizer_of, parts_of
+from headrace.pserver.rows.slot_classes import SlotClasses, classes_of
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.protocol.shards import F32, U16, U64
-from pserver.rows import kernels, row_format
-from pserver.rows.arrays import allocate, grown
-from pserver.rows.digest import digest_rows, join
-from pserver.rows.row_settings import RowSettings
+from headrace.pserver.protocol.shards import F32, U16, U64
+from headrace.pserver.rows import kernels, row_format
+from headrace.pserver.rows.arrays import allocate, grown
+from headrace.pserver.rows.digest import digest_rows, join
+from headrace.pserver.rows.row_settings import RowSettings
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]

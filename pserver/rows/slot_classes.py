@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import SpecError
-from pserver.config import SlotLife, TableSection
+from headrace.errors import SpecError
+from headrace.pserver.config import SlotLife, TableSection
 
 NUM_GROUPS = 1 << 16
 MAX_CLASSES = 256

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from pserver.protocol.shards import F32, U16, U64
-from pserver.rows import row_format
-from pserver.rows.arrays import FreeNumbers, allocate, frozen, grown
-from pserver.rows.digest import add, digest_rows, join
-from pserver.rows.kernels import EMPTY
-from pserver.rows.row_format import HEAD
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.slab import Columns, Initialise
+from headrace.kernel_cache import njit
+from headrace.pserver.protocol.shards import F32, U16, U64
+from headrace.pserver.rows import row_format
+from headrace.pserver.rows.arrays import FreeNumbers, allocate, frozen, grown
+from headrace.pserver.rows.digest import add, digest_rows, join
+from headrace.pserver.rows.kernels import EMPTY
+from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.slab import Columns, Initialise
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]

@@ -5,7 +5,7 @@ Shapes: Q questions in order, U keys; 2: shows, clicks.
 
 from collections.abc import Sequence
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 
 @njit(nogil=True, cache=True)

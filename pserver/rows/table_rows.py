@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import GOLDEN, MASK, mix_reference, sign_of_text
-from pserver.errors import InvalidShardCall
-from pserver.protocol.shards import F32, U16, U64
-from pserver.rows import kernels
-from pserver.rows.arrays import FreeNumbers, grown
-from pserver.rows.arrays import allocate as allocate
-from pserver.rows.arrays import frozen as frozen
-from pserver.rows.initial_values import initialise
-from pserver.rows.optimizers import ftrl_start
-from pserver.rows.row_format import HEAD
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.slab import RowFloats, Slab
-from pserver.rows.split_slab import SplitSlab
+from headrace.keys import GOLDEN, MASK, mix_reference, sign_of_text
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.shards import F32, U16, U64
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.arrays import FreeNumbers, grown
+from headrace.pserver.rows.arrays import allocate as allocate
+from headrace.pserver.rows.arrays import frozen as frozen
+from headrace.pserver.rows.initial_values import initialise
+from headrace.pserver.rows.optimizers import ftrl_start
+from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.slab import RowFloats, Slab
+from headrace.pserver.rows.split_slab import SplitSlab
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]

@@ -18,21 +18,21 @@ from typing import Any, assert_never
 import numpy as np
 import zmq
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Unavailable
-from millrace.rpc import data_sockets
-from millrace.rpc.data_sockets import DataListener
-from millrace.rpc.shared_memory import SharedMemory
-from millrace.timeline import Span, span
-from millrace.traffic import LinkTraffic, links_of
-from pserver.errors import InvalidShardCall, MessageTooLarge, StepTimedOut
-from pserver.protocol import frames, statuses
-from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
-from pserver.protocol.shards import F32, ShardFigures
-from pserver.rows.arrays import Empty, empty_floats
-from pserver.server.pass_state import CallVerdict
-from pserver.server.rank_memories import RankMemories
-from pserver.server.step_calls import StepCalls
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Unavailable
+from headrace.pserver.errors import InvalidShardCall, MessageTooLarge, StepTimedOut
+from headrace.pserver.protocol import frames, statuses
+from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
+from headrace.pserver.protocol.shards import F32, ShardFigures
+from headrace.pserver.rows.arrays import Empty, empty_floats
+from headrace.pserver.server.pass_state import CallVerdict
+from headrace.pserver.server.rank_memories import RankMemories
+from headrace.pserver.server.step_calls import StepCalls
+from headrace.rpc import data_sockets
+from headrace.rpc.data_sockets import DataListener
+from headrace.rpc.shared_memory import SharedMemory
+from headrace.timeline import Span, span
+from headrace.traffic import LinkTraffic, links_of
 
 ANSWER_S = 0.5
 """Part of a caller's deadline reserved to name the late ranks; at most a quarter of the time left."""
@@ -375,7 +375,7 @@ def _failure_of(caller: _Caller, act: Callable[[], None]) -> DataReply | None:
     """Act; the answer that tells its error, if there is one. A bug in one call ends no thread that serves others."""
     try:
         act()
-    except MillraceError as error:
+    except HeadraceError as error:
         return _failure(caller, error)
     except Exception as error:
         log.exception("a call failed")
@@ -384,5 +384,5 @@ def _failure_of(caller: _Caller, act: Callable[[], None]) -> DataReply | None:
 
 
 def _failure(caller: _Caller, error: Exception) -> DataReply:
-    details = str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+    details = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
     return DataReply(caller.request, statuses.number_of(statuses.status_of(error)), details)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.config import DENSE_SLICES
-from pserver.errors import InvalidShardCall
-from pserver.rows.table_rows import I32
-from pserver.server.pushes import ResolvedBatch
+from headrace.pserver.config import DENSE_SLICES
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.rows.table_rows import I32
+from headrace.pserver.server.pushes import ResolvedBatch
 
 Mask = NDArray[np.bool_]
 

@@ -5,26 +5,35 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint, failpoint
-from millrace.rpc.tls_listener import TlsEndpoint
-from millrace.traffic import Links
-from pserver.config import PartStore, TableSection, Wire
-from pserver.consistency.policy import Consistency
-from pserver.consistency.sync import Sync
-from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import Answers, Questions, Remembered
-from pserver.protocol.join_clock import TimeSpans
-from pserver.protocol.joins import JoinAnswers, JoinEvents
-from pserver.protocol.shards import F32, Gradients, Keys, Prepared, ShardCommitPart, ShardFigures, StepScale, TableStats
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
-from pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
-from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.pushes import Push, ResolvedBatch
-from pserver.server.shard import Shard
-from pserver.tables.pass_clock import ClockQuestion
-from pserver.tables.pass_histories import NO_HISTORIES
-from pserver.tables.pass_joins import NO_JOINS
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.config import PartStore, TableSection, Wire
+from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.consistency.sync import Sync
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.histories import Answers, Questions, Remembered
+from headrace.pserver.protocol.join_clock import TimeSpans
+from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
+from headrace.pserver.protocol.shards import (
+    F32,
+    Gradients,
+    Keys,
+    Prepared,
+    ShardCommitPart,
+    ShardFigures,
+    StepScale,
+    TableStats,
+)
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
+from headrace.pserver.server.pass_state import CallVerdict, PassState
+from headrace.pserver.server.pushes import Push, ResolvedBatch
+from headrace.pserver.server.shard import Shard
+from headrace.pserver.tables.pass_clock import ClockQuestion
+from headrace.pserver.tables.pass_histories import NO_HISTORIES
+from headrace.pserver.tables.pass_joins import NO_JOINS
+from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.traffic import Links
 
 
 class EmbeddedShards:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from pserver.consistency.policy import Consistency, StepOrder
-from pserver.consistency.sync import names
-from pserver.errors import InvalidShardCall
-from pserver.protocol.parts import MAX_PARTS
+from headrace.pserver.consistency.policy import Consistency, StepOrder
+from headrace.pserver.consistency.sync import names
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.parts import MAX_PARTS
 
 
 class CallVerdict(Enum):

@@ -7,9 +7,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.protocol.parts import WHOLE, Part
-from pserver.protocol.shards import Gradients, Keys
-from pserver.rows.table_rows import I32
+from headrace.pserver.protocol.parts import WHOLE, Part
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.rows.table_rows import I32
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from millrace.rpc import shared_memory
-from millrace.rpc.shared_memory import MemoryOffer, SharedMemory
-from pserver.errors import InvalidShardCall
-from pserver.protocol.frames import beside
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.frames import beside
+from headrace.rpc import shared_memory
+from headrace.rpc.shared_memory import MemoryOffer, SharedMemory
 
 MAX_MEMORIES = 4
 """Most memories of one rank, which has one for each connection; beyond it the oldest is forgotten."""

@@ -12,20 +12,18 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.rpc.tls_listener import TlsEndpoint
-from millrace.timeline import Span, recorded
-from pserver.commit.handed_rows import is_handed
-from pserver.commit.part_objects import PartObjects
-from pserver.commit.shard_commits import ShardStores
-from pserver.config import DENSE_SLICES, PartStore, TableSection
-from pserver.errors import InvalidShardCall
-from pserver.feed.feed_server import FeedServer
-from pserver.feed.publisher import ShardFeed
-from pserver.protocol.histories import Remembered
-from pserver.protocol.parts import WHOLE, Part
-from pserver.protocol.placement import Placement
-from pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart, TableStats
-from pserver.protocol.table_operations import (
+from headrace.pserver.commit.handed_rows import is_handed
+from headrace.pserver.commit.part_objects import PartObjects
+from headrace.pserver.commit.shard_commits import ShardStores
+from headrace.pserver.config import DENSE_SLICES, PartStore, TableSection
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.feed.feed_server import FeedServer
+from headrace.pserver.feed.publisher import ShardFeed
+from headrace.pserver.protocol.histories import Remembered
+from headrace.pserver.protocol.parts import WHOLE, Part
+from headrace.pserver.protocol.placement import Placement
+from headrace.pserver.protocol.shards import F32, Gradients, Keys, ShardCommitPart, TableStats
+from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
     ExportCut,
     ForgetRow,
@@ -34,17 +32,19 @@ from pserver.protocol.table_operations import (
     ShrinkSurvey,
     TableOperation,
 )
-from pserver.rows.arrays import Empty, empty_floats, frozen
-from pserver.rows.digest import add
-from pserver.rows.gradient_merge import merge, merge_by_key
-from pserver.rows.kernels import EMPTY
-from pserver.rows.table_rows import I32
-from pserver.server.pushes import NONE_SENT, Push, ResolvedBatch
-from pserver.tables.pass_clock import PassClock
-from pserver.tables.pass_histories import NO_HISTORIES, PassHistories
-from pserver.tables.pass_joins import NO_JOINS, PassJoins
-from pserver.tables.sweeping import Sweeper, run
-from pserver.tables.table import ShardTable
+from headrace.pserver.rows.arrays import Empty, empty_floats, frozen
+from headrace.pserver.rows.digest import add
+from headrace.pserver.rows.gradient_merge import merge, merge_by_key
+from headrace.pserver.rows.kernels import EMPTY
+from headrace.pserver.rows.table_rows import I32
+from headrace.pserver.server.pushes import NONE_SENT, Push, ResolvedBatch
+from headrace.pserver.tables.pass_clock import PassClock
+from headrace.pserver.tables.pass_histories import NO_HISTORIES, PassHistories
+from headrace.pserver.tables.pass_joins import NO_JOINS, PassJoins
+from headrace.pserver.tables.sweeping import Sweeper, run
+from headrace.pserver.tables.table import ShardTable
+from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.timeline import Span, recorded
 
 
 class Shard:

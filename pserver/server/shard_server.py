@@ -13,35 +13,35 @@ from typing import Protocol, TypeVar
 
 from grpc import ServicerContext as Context
 
-from millrace.address import LOOPBACK
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Unavailable
-from millrace.identity.credentials import Identity
-from millrace.identity.peers import PeerName, PeerRole, PeerRule
-from millrace.interfaces import address_of
-from millrace.rpc import refusals
-from millrace.rpc.data_sockets import DataListener
-from millrace.rpc.refusals import RefusalReason
-from millrace.rpc.rpc_server import RpcServer
-from millrace.rpc.shared_memory import MemoryOffer
-from millrace.rpc.tls_listener import TlsEndpoint
-from pserver.config import ShardProcess
-from pserver.consistency.modes import policy_of
-from pserver.consistency.sync import names
-from pserver.errors import InvalidShardCall, StepTimedOut
-from pserver.feed import feed_server
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol import history_messages, join_messages, messages, statuses
-from pserver.protocol.placement import Placement
-from pserver.protocol.shards import ShardFigures
-from pserver.protocol.table_operations import ShrinkRows
-from pserver.server.data_server import DataServer, waiting_s
-from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.rank_memories import RankMemories
-from pserver.server.shard import Shard
-from pserver.server.step_calls import StepCalls
-from pserver.tables.pass_clock import ClockQuestion
-from pserver.tables.rank_answers import Answer, RankAnswers, Sent
+from headrace.address import LOOPBACK
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Unavailable
+from headrace.identity.credentials import Identity
+from headrace.identity.peers import PeerName, PeerRole, PeerRule
+from headrace.interfaces import address_of
+from headrace.pserver.config import ShardProcess
+from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.consistency.sync import names
+from headrace.pserver.errors import InvalidShardCall, StepTimedOut
+from headrace.pserver.feed import feed_server
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol import history_messages, join_messages, messages, statuses
+from headrace.pserver.protocol.placement import Placement
+from headrace.pserver.protocol.shards import ShardFigures
+from headrace.pserver.protocol.table_operations import ShrinkRows
+from headrace.pserver.server.data_server import DataServer, waiting_s
+from headrace.pserver.server.pass_state import CallVerdict, PassState
+from headrace.pserver.server.rank_memories import RankMemories
+from headrace.pserver.server.shard import Shard
+from headrace.pserver.server.step_calls import StepCalls
+from headrace.pserver.tables.pass_clock import ClockQuestion
+from headrace.pserver.tables.rank_answers import Answer, RankAnswers, Sent
+from headrace.rpc import refusals
+from headrace.rpc.data_sockets import DataListener
+from headrace.rpc.refusals import RefusalReason
+from headrace.rpc.rpc_server import RpcServer
+from headrace.rpc.shared_memory import MemoryOffer
+from headrace.rpc.tls_listener import TlsEndpoint
 
 
 class _HasCaller(Protocol):
@@ -66,7 +66,7 @@ def _guarded(
             self.steps.check_caller(request.caller.generation, request.caller.rank)
             _check_rank(self.peer_of(context), request.caller.rank)
             return call(self, request, context)
-        except MillraceError as error:
+        except HeadraceError as error:
             context.abort(statuses.status_of(error), str(error))
 
     return answer

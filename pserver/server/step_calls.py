@@ -11,20 +11,20 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.failpoints import Failpoint, failpoint
-from millrace.timeline import stepped
-from pserver.config import ShardProcess
-from pserver.consistency.sync import names
-from pserver.errors import InvalidShardCall, StaleGeneration
-from pserver.protocol.frames import DataCall, DataRequest
-from pserver.protocol.parts import WHOLE, Part
-from pserver.protocol.shards import F32, Gradients, Keys
-from pserver.protocol.wire import wires_of
-from pserver.rows.arrays import Empty
-from pserver.server.early_rows import EarlyRows
-from pserver.server.pass_state import CallVerdict, PassState
-from pserver.server.pushes import NONE_SENT, Push, ResolvedBatch, as_one_step
-from pserver.server.shard import Shard
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.config import ShardProcess
+from headrace.pserver.consistency.sync import names
+from headrace.pserver.errors import InvalidShardCall, StaleGeneration
+from headrace.pserver.protocol.frames import DataCall, DataRequest
+from headrace.pserver.protocol.parts import WHOLE, Part
+from headrace.pserver.protocol.shards import F32, Gradients, Keys
+from headrace.pserver.protocol.wire import wires_of
+from headrace.pserver.rows.arrays import Empty
+from headrace.pserver.server.early_rows import EarlyRows
+from headrace.pserver.server.pass_state import CallVerdict, PassState
+from headrace.pserver.server.pushes import NONE_SENT, Push, ResolvedBatch, as_one_step
+from headrace.pserver.server.shard import Shard
+from headrace.timeline import stepped
 
 MAX_BATCHES_AHEAD = 2048
 """Most batches that a rank may have announced and not used; one more is refused."""

@@ -16,8 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from millrace.kernel_cache import njit
-from pserver.store.xxh3 import key_hash, xxh3
+from headrace.kernel_cache import njit
+from headrace.pserver.store.xxh3 import key_hash, xxh3
 
 U64 = np.uint64
 

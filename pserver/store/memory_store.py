@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import NUM_BUCKETS
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.store.row_store import U32, U64, StoredFile, sort_order_of
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.store.row_store import U32, U64, StoredFile, sort_order_of
 
 
 class MemoryRowStore:

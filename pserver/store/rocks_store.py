@@ -42,13 +42,13 @@ from rocksdict import (
     SstFileWriter,
 )
 
-from millrace import documents, retry
-from millrace.failpoints import Failpoint, failpoint
-from millrace.keys import NUM_BUCKETS
-from millrace.retry import Backoff
-from pserver.errors import PserverError, StoreDamaged, StoreFailed
-from pserver.store.row_files import RowFiles
-from pserver.store.row_store import BUCKET_BITS, U32, U64, StoredFile, keys_in_order, sort_order_of
+from headrace import documents, retry
+from headrace.failpoints import Failpoint, failpoint
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.errors import PserverError, StoreDamaged, StoreFailed
+from headrace.pserver.store.row_files import RowFiles
+from headrace.pserver.store.row_store import BUCKET_BITS, U32, U64, StoredFile, keys_in_order, sort_order_of
+from headrace.retry import Backoff
 
 FORMAT = 1
 """Version of the layout above; a newer one is refused."""

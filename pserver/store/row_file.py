@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.store import block_kernels as kernels
-from pserver.store.block_kernels import SOUND, TRAILER_BYTES, UNREADABLE
-from pserver.store.row_store import U64
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.store import block_kernels as kernels
+from headrace.pserver.store.block_kernels import SOUND, TRAILER_BYTES, UNREADABLE
+from headrace.pserver.store.row_store import U64
 
 FOOTER_BYTES, MAGIC, VERSION = 53, 0x88E241B785F4CFF7, 6
 EXTENDED_MAGIC = bytes([0x3E, 0x00, 0x7A, 0x00])

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.store import block_kernels as kernels
-from pserver.store.block_kernels import SOUND
-from pserver.store.row_file import RowFile
-from pserver.store.row_store import U32, U64
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.store import block_kernels as kernels
+from headrace.pserver.store.block_kernels import SOUND
+from headrace.pserver.store.row_file import RowFile
+from headrace.pserver.store.row_store import U32, U64
 
 FIND_CHUNK = 64
 """Keys for which a thread waits, one after another."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import NUM_BUCKETS, unique_keys
+from headrace.keys import NUM_BUCKETS, unique_keys
 
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]

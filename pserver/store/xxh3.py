@@ -6,7 +6,7 @@ preview of it (util/xxph3.h), here for keys of 8 bytes only.
 
 import numpy as np
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 U64 = np.uint64
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.errors import InvalidShardCall
-from pserver.protocol.join_clock import CLOCK_KEY, JoinClock, TimeSpans
-from pserver.protocol.shards import F32, U64
-from pserver.rows.join_kernels import CLOCK, WaitingRows
-from pserver.tables.rank_answers import RankAnswers
-from pserver.tables.table import ShardTable
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.join_clock import CLOCK_KEY, JoinClock, TimeSpans
+from headrace.pserver.protocol.shards import F32, U64
+from headrace.pserver.rows.join_kernels import CLOCK, WaitingRows
+from headrace.pserver.tables.rank_answers import RankAnswers
+from headrace.pserver.tables.table import ShardTable
 
 KEYS: U64 = np.array([CLOCK_KEY], np.uint64)
 

@@ -17,10 +17,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import unique_keys
-from millrace.lists import offsets_of
-from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import (
+from headrace.keys import unique_keys
+from headrace.lists import offsets_of
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.histories import (
     I64,
     Answers,
     HistoryAnswers,
@@ -29,11 +29,11 @@ from pserver.protocol.histories import (
     Remembered,
     check_tables,
 )
-from pserver.protocol.shards import F32, U64
-from pserver.rows import counter_kernels, history_kernels, statistic_kernels
-from pserver.rows.arrays import frozen
-from pserver.tables.rank_answers import RankAnswers
-from pserver.tables.table import ShardTable
+from headrace.pserver.protocol.shards import F32, U64
+from headrace.pserver.rows import counter_kernels, history_kernels, statistic_kernels
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.tables.rank_answers import RankAnswers
+from headrace.pserver.tables.table import ShardTable
 
 NO_HISTORIES: Mapping[str, Remembered] = MappingProxyType({})
 """No table holds histories."""

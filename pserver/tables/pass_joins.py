@@ -17,14 +17,14 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import unique_keys
-from millrace.lists import joined_lists, pick
-from pserver.errors import InvalidShardCall
-from pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
-from pserver.protocol.shards import F32, U64
-from pserver.rows import join_kernels
-from pserver.rows.arrays import frozen
-from pserver.rows.join_kernels import (
+from headrace.keys import unique_keys
+from headrace.lists import joined_lists, pick
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
+from headrace.pserver.protocol.shards import F32, U64
+from headrace.pserver.rows import join_kernels
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.rows.join_kernels import (
     CLICKED,
     EARLY,
     HEAD_WORDS,
@@ -35,8 +35,8 @@ from pserver.rows.join_kernels import (
     WaitingRows,
     samples_of,
 )
-from pserver.tables.rank_answers import RankAnswers
-from pserver.tables.table import ShardTable
+from headrace.pserver.tables.rank_answers import RankAnswers
+from headrace.pserver.tables.table import ShardTable
 
 NO_JOINS: Mapping[str, float] = MappingProxyType({})
 """No table holds what waits for a join."""

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.admission.slot_admission import SlotAdmission
-from pserver.errors import InvalidShardCall, StoreDamaged
-from pserver.lifecycle.aging import TableAging
-from pserver.lifecycle.deletions import Deletions
-from pserver.protocol.shards import U16, U64
-from pserver.rows import kernels
-from pserver.rows.arrays import allocate, frozen
-from pserver.rows.dirty_rows import DirtyRows
-from pserver.rows.row_cache import RowCache
-from pserver.rows.row_format import HEAD, groups_of
-from pserver.rows.slot_classes import NUM_GROUPS
-from pserver.rows.split_work import WorkSplitter
-from pserver.rows.table_rows import U32, RowArrays
-from pserver.store.row_store import RowStore, RowWriter
+from headrace.pserver.admission.slot_admission import SlotAdmission
+from headrace.pserver.errors import InvalidShardCall, StoreDamaged
+from headrace.pserver.lifecycle.aging import TableAging
+from headrace.pserver.lifecycle.deletions import Deletions
+from headrace.pserver.protocol.shards import U16, U64
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.arrays import allocate, frozen
+from headrace.pserver.rows.dirty_rows import DirtyRows
+from headrace.pserver.rows.row_cache import RowCache
+from headrace.pserver.rows.row_format import HEAD, groups_of
+from headrace.pserver.rows.slot_classes import NUM_GROUPS
+from headrace.pserver.rows.split_work import WorkSplitter
+from headrace.pserver.rows.table_rows import U32, RowArrays
+from headrace.pserver.store.row_store import RowStore, RowWriter
 
 log = logging.getLogger(__name__)
 

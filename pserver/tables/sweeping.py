@@ -10,10 +10,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from millrace.errors import MillraceError, Unavailable
-from pserver.errors import PserverError
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
-from pserver.tables.table import ShardTable
+from headrace.errors import HeadraceError, Unavailable
+from headrace.pserver.errors import PserverError
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from headrace.pserver.tables.table import ShardTable
 
 STALE_S = 60.0
 """Older counts are dropped and counted again."""
@@ -34,7 +34,7 @@ class _Count:
 
     def __init__(self, table: ShardTable, shrink: ShrinkRows, stopping: threading.Event) -> None:
         self._table, self._shrink, self._stopping = table, shrink, stopping
-        self._found: ShrinkSurvey | MillraceError = Unavailable("the shard is stopping")
+        self._found: ShrinkSurvey | HeadraceError = Unavailable("the shard is stopping")
         self._done_s = math.inf
         self.called_off = False
         """Set to end it after the present piece."""
@@ -46,15 +46,15 @@ class _Count:
         return time.monotonic() - self._done_s > STALE_S
 
     def result(self) -> ShrinkSurvey:
-        """The survey, once the thread has ended. Raises MillraceError."""
-        if isinstance(self._found, MillraceError):
+        """The survey, once the thread has ended. Raises HeadraceError."""
+        if isinstance(self._found, HeadraceError):
             raise self._found
         return self._found
 
     def _run(self) -> None:
         try:
             self._found = self._table.survey(self._shrink, lambda: self.called_off or self._stopping.is_set())
-        except MillraceError as error:
+        except HeadraceError as error:
             self._found = error
         except Exception as error:  # noqa: BLE001  # a bug must reach the caller, too, or it would ask for ever
             log.exception("counting rows of table %s", self._shrink.table)

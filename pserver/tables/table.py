@@ -24,13 +24,13 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.admission.slot_admission import SlotAdmission
-from pserver.config import TableSection
-from pserver.feed.table_changes import TableFeed
-from pserver.lifecycle.aging import TableAging
-from pserver.lifecycle.deletions import Deletions, by_group
-from pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
-from pserver.protocol.table_operations import (
+from headrace.pserver.admission.slot_admission import SlotAdmission
+from headrace.pserver.config import TableSection
+from headrace.pserver.feed.table_changes import TableFeed
+from headrace.pserver.lifecycle.aging import TableAging
+from headrace.pserver.lifecycle.deletions import Deletions, by_group
+from headrace.pserver.protocol.shards import F32, U16, U64, Gradients, TableStats
+from headrace.pserver.protocol.table_operations import (
     AdvanceDay,
     ExportCut,
     ForgetRow,
@@ -39,20 +39,20 @@ from pserver.protocol.table_operations import (
     ShrinkSurvey,
     TableOperation,
 )
-from pserver.protocol.wire import is_exact
-from pserver.rows import kernels
-from pserver.rows.arrays import Empty, empty_floats, frozen, grown
-from pserver.rows.dirty_rows import DirtyRows
-from pserver.rows.row_cache import RowCache
-from pserver.rows.row_format import HEAD
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.slab import Slab
-from pserver.rows.split_work import WorkSplitter
-from pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
-from pserver.store.row_store import RowStore, RowWriter
-from pserver.tables.snapshots import TableSnapshot as TableSnapshot
-from pserver.tables.snapshots import TableSnapshots
-from pserver.tables.table_overview import TableOverview
+from headrace.pserver.protocol.wire import is_exact
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.arrays import Empty, empty_floats, frozen, grown
+from headrace.pserver.rows.dirty_rows import DirtyRows
+from headrace.pserver.rows.row_cache import RowCache
+from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.slab import Slab
+from headrace.pserver.rows.split_work import WorkSplitter
+from headrace.pserver.rows.table_rows import I32, NO_VERSION, U32, RowArrays
+from headrace.pserver.store.row_store import RowStore, RowWriter
+from headrace.pserver.tables.snapshots import TableSnapshot as TableSnapshot
+from headrace.pserver.tables.snapshots import TableSnapshots
+from headrace.pserver.tables.table_overview import TableOverview
 
 ALL_BUCKETS = (0, 4096)
 

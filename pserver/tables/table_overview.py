@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.admission.slot_admission import SlotAdmission
-from pserver.lifecycle.aging import STAYS, RowStatistics, TableAging
-from pserver.lifecycle.deletions import Deletions
-from pserver.protocol.shards import F32, U64
-from pserver.rows import kernels
-from pserver.rows.arrays import frozen
-from pserver.rows.digest import add, digest_rows, join, multipliers_of
-from pserver.rows.row_format import HEAD, unpack
-from pserver.rows.split_work import WorkSplitter
-from pserver.rows.table_rows import COLUMNS, I32, U32, RowArrays, bits_of
+from headrace.pserver.admission.slot_admission import SlotAdmission
+from headrace.pserver.lifecycle.aging import STAYS, RowStatistics, TableAging
+from headrace.pserver.lifecycle.deletions import Deletions
+from headrace.pserver.protocol.shards import F32, U64
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.rows.digest import add, digest_rows, join, multipliers_of
+from headrace.pserver.rows.row_format import HEAD, unpack
+from headrace.pserver.rows.split_work import WorkSplitter
+from headrace.pserver.rows.table_rows import COLUMNS, I32, U32, RowArrays, bits_of
 
 KEYS_AT_ONCE = 1 << 16
 """Keys whose statistics are read while rows neither move nor leave memory."""

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from sqlalchemy import select
 
-from millrace.errors import SpecError
-from service.api.authorization import AuthorizedRoute, HostOf, authorized, note
-from service.api.problems import http_error
-from service.api.schemas import Page, Paged, RequestBody, ResponseBody, cut, finite, number_after, page
-from service.auth.roles import Role
-from service.auth.tokens import Token, Tokens
-from service.records.schema import AuditRow, of_row
+from headrace.errors import SpecError
+from headrace.service.api.authorization import AuthorizedRoute, HostOf, authorized, note
+from headrace.service.api.problems import http_error
+from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, cut, finite, number_after, page
+from headrace.service.auth.roles import Role
+from headrace.service.auth.tokens import Token, Tokens
+from headrace.service.records.schema import AuditRow, of_row
 
 router = APIRouter(prefix="/v1", tags=["administration"], route_class=AuthorizedRoute)
 
@@ -139,7 +139,7 @@ def revoke_token(request: Request, token: str) -> TokenEntry:
 def _tokens(request: Request) -> Tokens:
     tokens: Tokens | None = request.app.state.tokens
     if tokens is None:
-        raise http_error(HTTPStatus.CONFLICT, "a foreground run has no tokens; `millrace serve` has")
+        raise http_error(HTTPStatus.CONFLICT, "a foreground run has no tokens; `headrace serve` has")
     return tokens
 
 

@@ -10,9 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
-import millrace
-from millrace.errors import MillraceError
-from service.api import (
+import headrace
+from headrace.errors import HeadraceError
+from headrace.service.api import (
     admin,
     commits,
     exports,
@@ -27,22 +27,22 @@ from service.api import (
     tables,
     upgrades,
 )
-from service.api.authorization import SCHEME
-from service.api.etags import JobLocks
-from service.api.event_streams import MAX_CAUGHT_UP, JobPoll, Streams
-from service.api.idempotency import IdempotencyStore
-from service.api.inactive import OnlyActive
-from service.api.job_cache import JobCache
-from service.api.job_figures import figures_of
-from service.api.middleware import RequestChecks
-from service.api.problems import Problem, on_error
-from service.auth.config import AllowSection
-from service.auth.guard import Guard
-from service.auth.tokens import Tokens
-from service.history.closes import TimelineVersion
-from service.jobs.config import LimitsSection
-from service.jobs.host import Host
-from service.jobs.prediction_rules import PredictionRules
+from headrace.service.api.authorization import SCHEME
+from headrace.service.api.etags import JobLocks
+from headrace.service.api.event_streams import MAX_CAUGHT_UP, JobPoll, Streams
+from headrace.service.api.idempotency import IdempotencyStore
+from headrace.service.api.inactive import OnlyActive
+from headrace.service.api.job_cache import JobCache
+from headrace.service.api.job_figures import figures_of
+from headrace.service.api.middleware import RequestChecks
+from headrace.service.api.problems import Problem, on_error
+from headrace.service.auth.config import AllowSection
+from headrace.service.auth.guard import Guard
+from headrace.service.auth.tokens import Tokens
+from headrace.service.history.closes import TimelineVersion
+from headrace.service.jobs.config import LimitsSection
+from headrace.service.jobs.host import Host
+from headrace.service.jobs.prediction_rules import PredictionRules
 
 DESCRIPTION = """Jobs that train on event streams: their state, and actions on them.
 
@@ -82,8 +82,8 @@ class ApiSettings:
 def app(host: Host, terms: ApiSettings) -> FastAPI:
     """The application that serves the jobs of `host`."""
     api = FastAPI(
-        title="Millrace",
-        version=millrace.__version__,
+        title="Headrace",
+        version=headrace.__version__,
         description=DESCRIPTION,
         openapi_url="/v1/openapi.json",
         docs_url=None,
@@ -100,7 +100,7 @@ def app(host: Host, terms: ApiSettings) -> FastAPI:
     if terms.fence is not None:
         api.add_middleware(OnlyActive, fence=terms.fence)
     api.add_middleware(RequestChecks, names=terms.names, max_body=terms.limits.max_body)
-    for error in (HTTPException, RequestValidationError, MillraceError, Exception):
+    for error in (HTTPException, RequestValidationError, HeadraceError, Exception):
         api.add_exception_handler(error, on_error)
     for each in ROUTERS:
         api.include_router(each.router)

@@ -14,14 +14,14 @@ from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from millrace.errors import MillraceError
-from service.api import idempotency, problems
-from service.api.problems import described
-from service.api.schemas import finite
-from service.auth.guard import SAFE_METHODS, Guard, Refusal, address_of, authorize, authorize_without_waiting
-from service.auth.roles import Caller, Role
-from service.auth.tokens import without_tokens
-from service.jobs.host import Host
+from headrace.errors import HeadraceError
+from headrace.service.api import idempotency, problems
+from headrace.service.api.problems import described
+from headrace.service.api.schemas import finite
+from headrace.service.auth.guard import SAFE_METHODS, Guard, Refusal, address_of, authorize, authorize_without_waiting
+from headrace.service.auth.roles import Caller, Role
+from headrace.service.auth.tokens import without_tokens
+from headrace.service.jobs.host import Host
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def _write(request: Request, line: _Line) -> None:
     path, job, detail = without_tokens(line.path), without_tokens(line.job), without_tokens(line.detail)
     try:
         host.records.audit(line.who, line.method, job, detail, role=line.role, path=path, status=line.status)
-    except MillraceError as error:
+    except HeadraceError as error:
         log.error("%s %s by %s cannot be written to the audit log: %s", line.method, path, line.who, error)
 
 

@@ -12,24 +12,24 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
-from service.api.job_cache import StatusesOf
-from service.api.jobs import JobName
-from service.api.operations import OperationEntry, one_step, start_operation, starts_operation
-from service.api.problems import http_error
-from service.api.schemas import Page, Paged, RequestBody, ResponseBody, page
-from service.auth.roles import Caller, Role
-from service.cluster.store import in_use
-from service.history import commit_list as work
-from service.history.commit_lookup import find_commit
-from service.history.commit_request import make_commit
-from service.history.rewind import rewind_job
-from service.history.verification import check_commit
-from service.jobs.errors import WrongPhase
-from service.jobs.host import HostedJob
-from trainer.control.commit_store import Commits
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.operations import OperationEntry, one_step, start_operation, starts_operation
+from headrace.service.api.problems import http_error
+from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, page
+from headrace.service.auth.roles import Caller, Role
+from headrace.service.cluster.store import in_use
+from headrace.service.history import commit_list as work
+from headrace.service.history.commit_lookup import find_commit
+from headrace.service.history.commit_request import make_commit
+from headrace.service.history.rewind import rewind_job
+from headrace.service.history.verification import check_commit
+from headrace.service.jobs.errors import WrongPhase
+from headrace.service.jobs.host import HostedJob
+from headrace.trainer.control.commit_store import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}/commits", tags=["commits"], route_class=AuthorizedRoute)
 

@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 
 from fastapi import Depends, Header, Request
 
-from service.api.problems import http_error
-from service.jobs.errors import WrongPhase
-from service.jobs.host import Host, HostedJob
+from headrace.service.api.problems import http_error
+from headrace.service.jobs.errors import WrongPhase
+from headrace.service.jobs.host import Host, HostedJob
 
 TURN_S = 10.0
 """How long a change waits for an earlier one."""

@@ -17,11 +17,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from millrace.errors import MillraceError
-from service.api.problems import http_error
-from service.auth.limits import CallerShares
-from service.history.closes import TimelineVersion
-from service.jobs.host import AT_REST, Phase
+from headrace.errors import HeadraceError
+from headrace.service.api.problems import http_error
+from headrace.service.auth.limits import CallerShares
+from headrace.service.history.closes import TimelineVersion
+from headrace.service.jobs.host import AT_REST, Phase
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class JobPoll:
 
 
 Looker = Callable[[str, TimelineVersion | None], JobPoll]
-"""Polls a job: its closes after a moment, or without one only the newest. Blocks. Raises MillraceError.
+"""Polls a job: its closes after a moment, or without one only the newest. Blocks. Raises HeadraceError.
 
 If the job was rewound since, the closes of its present timeline from the rewind on are after the moment.
 """
@@ -218,7 +218,7 @@ class Streams:
                 if seen.phase in AT_REST:
                     last = [ServerEvent.of("figures", seen.figures), _end(seen.phase)]
                     return
-        except MillraceError as error:  # the job does not answer, or was deleted: its listeners may reconnect
+        except HeadraceError as error:  # the job does not answer, or was deleted: its listeners may reconnect
             log.info("the event streams of job %s end: %s", job, error)
         finally:
             if self._watched.get(job) is watched:

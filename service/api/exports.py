@@ -9,19 +9,19 @@ from fastapi import Path as InPath
 from fastapi.responses import FileResponse
 from pydantic import Field
 
-from millrace.deadline import Deadline
-from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, downloads, note
-from service.api.commits import named
-from service.api.job_cache import JobCache, StatusesOf
-from service.api.jobs import JobName
-from service.api.operations import OperationEntry, one_step, start_operation, starts_operation
-from service.api.problems import http_error
-from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
-from service.auth.roles import Role
-from service.exports import export_list
-from service.exports.export_request import make_export
-from service.spec.job import LoadedJob
-from trainer.control.export_store import files_of
+from headrace.deadline import Deadline
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, downloads, note
+from headrace.service.api.commits import named
+from headrace.service.api.job_cache import JobCache, StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.operations import OperationEntry, one_step, start_operation, starts_operation
+from headrace.service.api.problems import http_error
+from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.auth.roles import Role
+from headrace.service.exports import export_list
+from headrace.service.exports.export_request import make_export
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.export_store import files_of
 
 router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_class=AuthorizedRoute)
 

@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from service.monitor.alarms import Alarm, alarms
-from service.monitor.status import Status
+from headrace.service.monitor.alarms import Alarm, alarms
+from headrace.service.monitor.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -20,43 +20,43 @@ COUNTERS = {
     "restarts": "Restarts of the workers since the launcher was started",
 }
 GAUGES = {
-    "pass": ("millrace_pass", "The pass in training"),
-    "version": ("millrace_version", "The last closed pass"),
-    "events_per_s": ("millrace_events_per_second", "Events trained on per second"),
-    "samples_per_s": ("millrace_samples_per_second", "Samples trained on per second"),
-    "loss": ("millrace_loss", "Mean loss of the last steps"),
-    "pipe_wait": ("millrace_pipe_wait_ratio", "Share of recent passes' time that training waited for samples"),
-    "freshness_s": ("millrace_freshness_seconds", "From an event's time to its being learnt"),
-    "generation": ("millrace_generation", "How many times the workers were started in the job's life"),
+    "pass": ("headrace_pass", "The pass in training"),
+    "version": ("headrace_version", "The last closed pass"),
+    "events_per_s": ("headrace_events_per_second", "Events trained on per second"),
+    "samples_per_s": ("headrace_samples_per_second", "Samples trained on per second"),
+    "loss": ("headrace_loss", "Mean loss of the last steps"),
+    "pipe_wait": ("headrace_pipe_wait_ratio", "Share of recent passes' time that training waited for samples"),
+    "freshness_s": ("headrace_freshness_seconds", "From an event's time to its being learnt"),
+    "generation": ("headrace_generation", "How many times the workers were started in the job's life"),
 }
 COMMIT_GAUGES = {
-    "version": ("millrace_committed_version", "The last closed pass that cannot be lost any more"),
-    "age_s": ("millrace_commit_age_seconds", "Since the last commit was made, or since the start"),
-    "pause_s": ("millrace_commit_pause_seconds", "How long training waited for the last commit"),
-    "write_s": ("millrace_commit_seconds", "How long the last commit was written for, while training went on"),
+    "version": ("headrace_committed_version", "The last closed pass that cannot be lost any more"),
+    "age_s": ("headrace_commit_age_seconds", "Since the last commit was made, or since the start"),
+    "pause_s": ("headrace_commit_pause_seconds", "How long training waited for the last commit"),
+    "write_s": ("headrace_commit_seconds", "How long the last commit was written for, while training went on"),
 }
 MIRROR_GAUGES = {
-    "version": ("millrace_mirror_version", "The last closed pass in the mirror"),
-    "behind_s": ("millrace_mirror_behind_seconds", "How long a commit has waited to be in the mirror"),
+    "version": ("headrace_mirror_version", "The last closed pass in the mirror"),
+    "behind_s": ("headrace_mirror_behind_seconds", "How long a commit has waited to be in the mirror"),
 }
 OBJECT_GAUGES = {
-    "fence": ("millrace_fence_number", "Records of the fence in the object store, with store.parts = object"),
-    "uploads": ("millrace_commit_uploads_waiting", "Files of rank 0 that wait for the object store"),
-    "bytes": ("millrace_commit_uploaded_bytes", "Uploaded for commits since the workers were started, by all of them"),
+    "fence": ("headrace_fence_number", "Records of the fence in the object store, with store.parts = object"),
+    "uploads": ("headrace_commit_uploads_waiting", "Files of rank 0 that wait for the object store"),
+    "bytes": ("headrace_commit_uploaded_bytes", "Uploaded for commits since the workers were started, by all of them"),
 }
 ALARM_GAUGES = {
-    Alarm.COMMITS: ("millrace_commit_failing", "1 while commits fail; the job ends after commit.max_failing"),
-    Alarm.LOG: ("millrace_trouble", "1 while training waits for the log; the job ends after commit.max_failing"),
-    Alarm.STALLED: ("millrace_stalled", "1 while a step stands still, longer than a quarter of train.step_deadline"),
-    Alarm.FORKED: ("millrace_forked", "1 where a replay differed, or libraries or hardware did since the commit"),
+    Alarm.COMMITS: ("headrace_commit_failing", "1 while commits fail; the job ends after commit.max_failing"),
+    Alarm.LOG: ("headrace_trouble", "1 while training waits for the log; the job ends after commit.max_failing"),
+    Alarm.STALLED: ("headrace_stalled", "1 while a step stands still, longer than a quarter of train.step_deadline"),
+    Alarm.FORKED: ("headrace_forked", "1 where a replay differed, or libraries or hardware did since the commit"),
 }
 EXPORT_GAUGES = {
-    "version": ("millrace_export_version", "The version of a stream's newest complete export"),
-    "age_s": ("millrace_export_age_seconds", "Since a stream's newest complete export was complete"),
+    "version": ("headrace_export_version", "The version of a stream's newest complete export"),
+    "age_s": ("headrace_export_age_seconds", "Since a stream's newest complete export was complete"),
 }
 BY_PARTITION = {
-    "lag": ("millrace_lag", "Events that wait"),
-    "positions": ("millrace_position", "Position after the last event trained on"),
+    "lag": ("headrace_lag", "Events that wait"),
+    "positions": ("headrace_position", "Position after the last event trained on"),
 }
 SLOT_GAUGES = {
     "rows": "Rows of a slot; slots that share rows have the same ones",
@@ -134,29 +134,29 @@ class _StandbyCollector(Collector):
 
 
 def _service_active(value: int) -> Metric:
-    return GaugeMetricFamily("millrace_service_active", "1 where this service is active, 0 where it waits", value=value)
+    return GaugeMetricFamily("headrace_service_active", "1 where this service is active, 0 where it waits", value=value)
 
 
 def _counters(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
     for key, text in COUNTERS.items():
-        family = CounterMetricFamily(f"millrace_{key}", text, labels=["job"])
+        family = CounterMetricFamily(f"headrace_{key}", text, labels=["job"])
         for job, status in statuses:
             if (value := status.number(key)) is not None:
                 family.add_metric([job], value)
         yield family
-    rejected = CounterMetricFamily("millrace_rejected", "Events that gave no sample", labels=["job", "reason"])
+    rejected = CounterMetricFamily("headrace_rejected", "Events that gave no sample", labels=["job", "reason"])
     for job, status in statuses:
         for reason, value in status.counts("rejected").items():
             rejected.add_metric([job, reason], value)
     yield rejected
     refused = CounterMetricFamily(
-        "millrace_refused", "Connections and calls that a job's processes refused", labels=["job", "reason"]
+        "headrace_refused", "Connections and calls that a job's processes refused", labels=["job", "reason"]
     )
     for job, status in statuses:
         for reason, value in status.counts("refused").items():
             refused.add_metric([job, reason], value)
     yield refused
-    spent = CounterMetricFamily("millrace_time_seconds", "Where the time of training went", labels=["job", "part"])
+    spent = CounterMetricFamily("headrace_time_seconds", "Where the time of training went", labels=["job", "part"])
     for job, status in statuses:
         for part, value in status.counts("time_s").items():
             spent.add_metric([job, part], value)
@@ -166,14 +166,14 @@ def _counters(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
 def _links(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
     ends = ["job", "worker", "peer"]
     carried = CounterMetricFamily(
-        "millrace_link_bytes",
+        "headrace_link_bytes",
         "Bytes between two workers; path: wire or shared_memory",
         labels=[*ends, "direction", "path"],
     )
     messages = CounterMetricFamily(
-        "millrace_link_messages", "Messages between two workers", labels=[*ends, "direction"]
+        "headrace_link_messages", "Messages between two workers", labels=[*ends, "direction"]
     )
-    waits = CounterMetricFamily("millrace_link_wait_seconds", "How long a worker waited for a peer", labels=ends)
+    waits = CounterMetricFamily("headrace_link_wait_seconds", "How long a worker waited for a peer", labels=ends)
     for job, status in statuses:
         for worker, peers in status.links().items():
             for peer, link in peers.items():
@@ -188,7 +188,7 @@ def _links(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
 
 def _staleness(statuses: list[tuple[str, Status]]) -> Metric:
     family = GaugeMetricFamily(
-        "millrace_staleness_steps",
+        "headrace_staleness_steps",
         "Steps between trainers that do not wait for each other, in the last pass",
         labels=["job", "worker", "figure"],
     )
@@ -200,9 +200,9 @@ def _staleness(statuses: list[tuple[str, Status]]) -> Metric:
 
 
 def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
-    state = GaugeMetricFamily("millrace_state", "1 for the state a job is in", labels=["job", "state"])
-    learning = GaugeMetricFamily("millrace_learning", "1 while a job learns, 0 where it only predicts", labels=["job"])
-    rows = GaugeMetricFamily("millrace_table_rows", "Rows of a table", labels=["job", "table"])
+    state = GaugeMetricFamily("headrace_state", "1 for the state a job is in", labels=["job", "state"])
+    learning = GaugeMetricFamily("headrace_learning", "1 while a job learns, 0 where it only predicts", labels=["job"])
+    rows = GaugeMetricFamily("headrace_table_rows", "Rows of a table", labels=["job", "table"])
     for job, status in statuses:
         state.add_metric([job, status.text("state", "starting")], 1)
         learning.add_metric([job], float(status.raw.get("learning", True) is True))
@@ -219,12 +219,12 @@ def _gauges(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
 
 
 def _tables(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
-    size = GaugeMetricFamily("millrace_table_bytes", "Memory of a table's rows and index", labels=["job", "table"])
+    size = GaugeMetricFamily("headrace_table_bytes", "Memory of a table's rows and index", labels=["job", "table"])
     by_slot = {
-        key: GaugeMetricFamily(f"millrace_slot_{key}", text, labels=["job", "table", "slot"])
+        key: GaugeMetricFamily(f"headrace_slot_{key}", text, labels=["job", "table", "slot"])
         for key, text in SLOT_GAUGES.items()
     }
-    held = GaugeMetricFamily("millrace_held_shrink_rows", "Rows that wait for leave to go", labels=["job", "table"])
+    held = GaugeMetricFamily("headrace_held_shrink_rows", "Rows that wait for leave to go", labels=["job", "table"])
     for job, status in statuses:
         waiting = status.part("operations").part("shrinking").parts("held")
         for name, table in status.parts("tables").items():
@@ -239,7 +239,7 @@ def _tables(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
 
 def _learning_delay(statuses: list[tuple[str, Status]]) -> Metric:
     family = HistogramMetricFamily(
-        "millrace_learning_delay_seconds", "From events' times to their being learnt", labels=["job"]
+        "headrace_learning_delay_seconds", "From events' times to their being learnt", labels=["job"]
     )
     for job, status in statuses:
         delay = status.part("learning_delay")
@@ -278,8 +278,8 @@ def _exports(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
             if (value := export.number(key)) is not None:
                 family.add_metric([job, stream], value)
         yield family
-    failing = GaugeMetricFamily("millrace_export_failing", "1 while a stream's exports fail", labels=["job", "stream"])
-    gates = GaugeMetricFamily("millrace_export_failed_gates", "Gates the last export failed", labels=["job", "stream"])
+    failing = GaugeMetricFamily("headrace_export_failing", "1 while a stream's exports fail", labels=["job", "stream"])
+    gates = GaugeMetricFamily("headrace_export_failed_gates", "Gates the last export failed", labels=["job", "stream"])
     for job, stream, export in streams:
         failing.add_metric([job, stream], float(bool(export.text("failing"))))
         gates.add_metric([job, stream], len(export.raw.get("failed_gates") or ()))
@@ -289,7 +289,7 @@ def _exports(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
 def _task_metrics(statuses: list[tuple[str, Status]]) -> Iterator[Metric]:
     for span, where in (("window", "over the sliding window"), ("life", "over the job's life")):
         for key, text in TASK_METRICS.items():
-            family = GaugeMetricFamily(f"millrace_{span}_{key}", f"{text} {where}", labels=["job", "task"])
+            family = GaugeMetricFamily(f"headrace_{span}_{key}", f"{text} {where}", labels=["job", "task"])
             for job, status in statuses:
                 for task, values in status.metrics(span).items():
                     if key in values:

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import ConfigDict
 
-from millrace.deadline import Deadline
-from millrace.identity.certificates import MAX_REQUEST_BYTES
-from millrace.rpc.job_client import JobClient
-from service.api.authorization import AuthorizedRoute, authorized
-from service.api.job_cache import StatusesOf
-from service.api.jobs import JobName
-from service.api.schemas import ResponseBody
-from service.auth.roles import Role
-from trainer.control.replicas import certified
+from headrace.deadline import Deadline
+from headrace.identity.certificates import MAX_REQUEST_BYTES
+from headrace.rpc.job_client import JobClient
+from headrace.service.api.authorization import AuthorizedRoute, authorized
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.schemas import ResponseBody
+from headrace.service.auth.roles import Role
+from headrace.trainer.control.replicas import certified
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["feed"], route_class=AuthorizedRoute)
 

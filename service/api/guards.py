@@ -1,6 +1,6 @@
 """/v1/jobs/{job}/doctor, /freshness: signs of trouble with a job's slots, and the price of a served version's age.
 
-The work is in service.inspect and service.history. Measuring anew is `millrace freshness`, on the job's machine.
+The work is in service.inspect and service.history. Measuring anew is `headrace freshness`, on the job's machine.
 """
 
 from dataclasses import asdict
@@ -10,19 +10,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from millrace.errors import SpecError
-from service.api.authorization import AuthorizedRoute, CallerOf, authorized
-from service.api.job_cache import LOADED_S, JobCache, StatusesOf
-from service.api.jobs import JobName
-from service.api.read_places import one_of_few
-from service.api.schemas import ResponseBody, finite
-from service.auth.guard import address_of
-from service.auth.limits import share_key
-from service.auth.roles import Role
-from service.history.commit_lookup import reader
-from service.history.kept_ages import read_ages
-from service.inspect.slot_report import JobReport, SlotOrder, ranked, report_of
-from trainer.control.commit_store import Commits
+from headrace.errors import SpecError
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
+from headrace.service.api.job_cache import LOADED_S, JobCache, StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.read_places import one_of_few
+from headrace.service.api.schemas import ResponseBody, finite
+from headrace.service.auth.guard import address_of
+from headrace.service.auth.limits import share_key
+from headrace.service.auth.roles import Role
+from headrace.service.history.commit_lookup import reader
+from headrace.service.history.kept_ages import read_ages
+from headrace.service.inspect.slot_report import JobReport, SlotOrder, ranked, report_of
+from headrace.trainer.control.commit_store import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["guards"], route_class=AuthorizedRoute)
 
@@ -57,7 +57,7 @@ class SlotDiagnosis(ResponseBody):
     weight: float | None
     """Mean size of the first-order weights; null in a commit of more than 200,000 rows."""
     worth: None
-    """Only `millrace doctor --worth` has it."""
+    """Only `headrace doctor --worth` has it."""
     signs: list[str]
     """Signs of trouble, each with what to do."""
 
@@ -99,7 +99,7 @@ class AgeCostEntry(ResponseBody):
 
 
 class AgesOfVersions(ResponseBody):
-    """The price of a served version's age, as `millrace freshness` measured it last."""
+    """The price of a served version's age, as `headrace freshness` measured it last."""
 
     measured_at: datetime | None
     """Null if it was never measured."""
@@ -125,7 +125,7 @@ def doctor(
         SlotOrder.SHIFT
     ),
 ) -> JobDiagnosis:
-    """Figures of each slot at the newest commit, and signs of trouble in words, as `millrace doctor` prints them."""
+    """Figures of each slot at the newest commit, and signs of trouble in words, as `headrace doctor` prints them."""
     found = statuses.job(job)
     with one_of_few(share_key(caller, address_of(request))):
         key = ("doctor", job, found.created.isoformat())
@@ -142,7 +142,7 @@ def _report(statuses: JobCache, job: str) -> JobReport | None:
     if not Commits(loaded.store).names():
         return None
     if loaded.spec.store.parts == "object":
-        raise SpecError('is "object", whose files the service does not fetch; use `millrace doctor`', "store.parts")
+        raise SpecError('is "object", whose files the service does not fetch; use `headrace doctor`', "store.parts")
     return report_of(loaded, SlotOrder.SHIFT, {}, max_weighed=MAX_WEIGHED_ROWS, what=reader())
 
 
@@ -150,7 +150,7 @@ def _report(statuses: JobCache, job: str) -> JobReport | None:
     "/freshness", **authorized(Role.VIEWER, *GONE), operation_id="getFreshness", summary="The price of a version's age"
 )
 def freshness(statuses: StatusesOf, job: JobName) -> AgesOfVersions:
-    """The last result of `millrace freshness`: metrics of old versions against the job itself, by their age."""
+    """The last result of `headrace freshness`: metrics of old versions against the job itself, by their age."""
     found = read_ages(statuses.job(job).store)
     if found is None:
         return AgesOfVersions(measured_at=None, passes=0, versions=[], ages=[], left_out=0)

@@ -3,13 +3,13 @@
 from fastapi import APIRouter
 from sqlalchemy import text
 
-import millrace
-from millrace.errors import MillraceError
-from service.api.authorization import AuthorizedRoute, HostOf, authorized
-from service.api.exposition import Exposition, exposition
-from service.api.job_cache import StatusesOf
-from service.api.schemas import ResponseBody
-from service.auth.roles import Role
+import headrace
+from headrace.errors import HeadraceError
+from headrace.service.api.authorization import AuthorizedRoute, HostOf, authorized
+from headrace.service.api.exposition import Exposition, exposition
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.schemas import ResponseBody
+from headrace.service.auth.roles import Role
 
 router = APIRouter(tags=["health"], route_class=AuthorizedRoute)
 
@@ -19,7 +19,7 @@ class Health(ResponseBody):
 
     status: str = "ok"
     version: str
-    """Millrace's version."""
+    """Headrace's version."""
 
 
 class Ready(ResponseBody):
@@ -31,7 +31,7 @@ class Ready(ResponseBody):
 @router.get("/v1/health", **authorized(None), operation_id="getHealth", summary="Whether this process answers")
 def health() -> Health:
     """Whether this process answers. It checks nothing else."""
-    return Health(version=millrace.__version__)
+    return Health(version=headrace.__version__)
 
 
 @router.get("/v1/ready", **authorized(None), operation_id="getReady", summary="Whether the service is ready")
@@ -55,6 +55,6 @@ def metrics(statuses: StatusesOf) -> Exposition:
     for job in statuses.jobs():
         try:
             found.append((job.name, statuses.of(job.name)))
-        except MillraceError:  # it was deleted, or does not answer: the other jobs are still reported
+        except HeadraceError:  # it was deleted, or does not answer: the other jobs are still reported
             continue
     return Exposition(exposition(found))

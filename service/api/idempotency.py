@@ -13,9 +13,9 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from millrace.errors import NotYet, SpecError
-from service.records.database import KEEP_REPEATS, Records, utc_now
-from service.records.schema import RepeatRow
+from headrace.errors import NotYet, SpecError
+from headrace.service.records.database import KEEP_REPEATS, Records, utc_now
+from headrace.service.records.schema import RepeatRow
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"

@@ -10,11 +10,11 @@ from http import HTTPStatus
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import millrace
-from service.api.exposition import Exposition, standby_exposition
-from service.api.health import Health
-from service.api.problems import answer, problem
-from service.records.database import NotActive
+import headrace
+from headrace.service.api.exposition import Exposition, standby_exposition
+from headrace.service.api.health import Health
+from headrace.service.api.problems import answer, problem
+from headrace.service.records.database import NotActive
 
 TRY_AGAIN = 1013
 """WebSocket's code for a server that cannot answer now."""
@@ -37,7 +37,7 @@ class InactiveAnswers:
 
     def _answer(self, path: str) -> Response:
         if path == HEALTH:
-            return JSONResponse(Health(version=millrace.__version__).model_dump())
+            return JSONResponse(Health(version=headrace.__version__).model_dump())
         if path == METRICS:
             return Exposition(standby_exposition())
         return answer(problem(HTTPStatus.SERVICE_UNAVAILABLE, self._why()))

@@ -10,13 +10,13 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from millrace.durable import check_no_link
-from service.history.closes import Closes
-from service.history.commit_list import entries_of
-from service.history.log_pages import LogPages
-from service.jobs.host import Host, HostedJob
-from service.monitor.status import Status
-from service.spec.job import LoadedJob
+from headrace.durable import check_no_link
+from headrace.service.history.closes import Closes
+from headrace.service.history.commit_list import entries_of
+from headrace.service.history.log_pages import LogPages
+from headrace.service.jobs.host import Host, HostedJob
+from headrace.service.monitor.status import Status
+from headrace.service.spec.job import LoadedJob
 
 MAX_KEPT = 2_000
 """Most entries; beyond it the oldest one is dropped."""

@@ -4,9 +4,9 @@ from typing import Any
 
 from pydantic import Field
 
-from service.api.schemas import ResponseBody, finite
-from service.monitor.alarms import alarms
-from service.monitor.status import Number, Status
+from headrace.service.api.schemas import ResponseBody, finite
+from headrace.service.monitor.alarms import alarms
+from headrace.service.monitor.status import Number, Status
 
 
 class LastCommit(ResponseBody):

@@ -10,20 +10,20 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field, JsonValue, model_validator
 
-from millrace.config import FolderPath
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from service.api import etags
-from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
-from service.api.job_cache import StatusesOf
-from service.api.job_figures import JobFigures, figures_of
-from service.api.operations import OperationEntry, accepted, one_step, start_operation, starts_operation
-from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
-from service.auth.roles import Role
-from service.auth.spec_sizes import MAX_WORKERS, check_lines
-from service.cluster.resize import MOVE_S, resize
-from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
-from trainer.control.job_spec import check_set
+from headrace.config import FolderPath
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.api import etags
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.job_figures import JobFigures, figures_of
+from headrace.service.api.operations import OperationEntry, accepted, one_step, start_operation, starts_operation
+from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.auth.roles import Role
+from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
+from headrace.service.cluster.resize import MOVE_S, resize
+from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
+from headrace.trainer.control.job_spec import check_set
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute)
 
@@ -63,8 +63,8 @@ class JobEntry(ResponseBody):
     """How it ended; null if it has not."""
     build: str
     """The build that it runs in, a name of the service's configuration; empty: the service's own environment."""
-    millrace_version: str
-    """The version of Millrace that its launcher runs, or ran last; empty if that is not known."""
+    headrace_version: str
+    """The version of Headrace that its launcher runs, or ran last; empty if that is not known."""
 
 
 class JobStatus(JobEntry, JobFigures):
@@ -154,7 +154,7 @@ def job_entry(job: HostedJob) -> dict[str, Any]:
         "changed": job.changed,
         "outcome": outcome,
         "build": job.build,
-        "millrace_version": job.version,
+        "headrace_version": job.version,
     }
 
 

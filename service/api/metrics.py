@@ -6,17 +6,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 
-from millrace.errors import SpecError
-from service.api.authorization import AuthorizedRoute, CallerOf, authorized
-from service.api.event_streams import EventStream, Streams
-from service.api.job_cache import StatusesOf
-from service.api.jobs import JobName
-from service.api.schemas import Page, Paged, Paging, ResponseBody, cut, finite
-from service.auth.guard import address_of
-from service.auth.limits import share_key
-from service.auth.roles import Role
-from service.history.closes import Close, TimelineVersion
-from service.monitor.status import Number, Status
+from headrace.errors import SpecError
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
+from headrace.service.api.event_streams import EventStream, Streams
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.schemas import Page, Paged, Paging, ResponseBody, cut, finite
+from headrace.service.auth.guard import address_of
+from headrace.service.auth.limits import share_key
+from headrace.service.auth.roles import Role
+from headrace.service.history.closes import Close, TimelineVersion
+from headrace.service.monitor.status import Number, Status
 
 router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=AuthorizedRoute)
 

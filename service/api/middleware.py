@@ -6,8 +6,8 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millrace.http.front_door import bounded, is_known_host, is_too_long, served_names
-from service.api.problems import answer, http_error, problem
+from headrace.http.front_door import bounded, is_known_host, is_too_long, served_names
+from headrace.service.api.problems import answer, http_error, problem
 
 OURS = ("/v1", "/metrics")
 """Paths whose answers are data, which a browser must not show as a page."""

@@ -9,15 +9,15 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Response
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized
-from service.api.schemas import Page, Paged, ResponseBody, cut
-from service.auth.roles import Caller, Role
-from service.jobs.errors import Cancelled
-from service.jobs.host import Host
-from service.jobs.hot_settings import UntilCancelled
-from service.jobs.operation_queue import Act, Operation, OperationState, ReportProgress
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized
+from headrace.service.api.schemas import Page, Paged, ResponseBody, cut
+from headrace.service.auth.roles import Caller, Role
+from headrace.service.jobs.errors import Cancelled
+from headrace.service.jobs.host import Host
+from headrace.service.jobs.hot_settings import UntilCancelled
+from headrace.service.jobs.operation_queue import Act, Operation, OperationState, ReportProgress
 
 router = APIRouter(prefix="/v1/operations", tags=["operations"], route_class=AuthorizedRoute)
 
@@ -92,7 +92,7 @@ def as_cancelled(cancelled: threading.Event) -> Iterator[None]:
     """Raise Cancelled in place of any error of ours once the operation is cancelled."""
     try:
         yield
-    except MillraceError:
+    except HeadraceError:
         if cancelled.is_set():
             raise Cancelled from None
         raise

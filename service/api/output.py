@@ -10,15 +10,15 @@ from fastapi import APIRouter, Query
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse
 
-from millrace.durable import check_no_link
-from service.api.authorization import AuthorizedRoute, HostOf, authorized, downloads
-from service.api.job_cache import JobCache, StatusesOf
-from service.api.jobs import JobName
-from service.api.problems import http_error
-from service.api.schemas import Page, Paged, ResponseBody, cut, encoded, number_after, page
-from service.auth.roles import Role
-from service.cluster.store import LETTERS
-from service.history.log_text import RecordLine, good_records, log_lines
+from headrace.durable import check_no_link
+from headrace.service.api.authorization import AuthorizedRoute, HostOf, authorized, downloads
+from headrace.service.api.job_cache import JobCache, StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.problems import http_error
+from headrace.service.api.schemas import Page, Paged, ResponseBody, cut, encoded, number_after, page
+from headrace.service.auth.roles import Role
+from headrace.service.cluster.store import LETTERS
+from headrace.service.history.log_text import RecordLine, good_records, log_lines
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["output"], route_class=AuthorizedRoute)
 

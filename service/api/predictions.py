@@ -8,21 +8,21 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millrace.errors import SpecError
-from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
-from service.api.job_cache import StatusesOf
-from service.api.jobs import JobName
-from service.api.operations import OperationEntry, as_cancelled, entry, start_operation, starts_operation
-from service.api.schemas import Page, Paged, cut
-from service.auth.roles import Role
-from service.auth.spec_sizes import check_size
-from service.jobs.background import in_background
-from service.jobs.host import Host, HostedJob
-from service.jobs.operation_queue import Act, ReportProgress
-from service.jobs.prediction_rules import PredictionRules
-from service.predict.prediction import job_of, predict
-from service.spec.job import LoadedJob
-from trainer.control.predictions import PredictionRequest, with_absolute_paths
+from headrace.errors import SpecError
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.operations import OperationEntry, as_cancelled, entry, start_operation, starts_operation
+from headrace.service.api.schemas import Page, Paged, cut
+from headrace.service.auth.roles import Role
+from headrace.service.auth.spec_sizes import check_size
+from headrace.service.jobs.background import in_background
+from headrace.service.jobs.host import Host, HostedJob
+from headrace.service.jobs.operation_queue import Act, ReportProgress
+from headrace.service.jobs.prediction_rules import PredictionRules
+from headrace.service.predict.prediction import job_of, predict
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.predictions import PredictionRequest, with_absolute_paths
 
 router = APIRouter(tags=["predictions"], route_class=AuthorizedRoute)
 

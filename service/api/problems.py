@@ -14,16 +14,16 @@ from fastapi.responses import JSONResponse
 from pydantic import ConfigDict
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from millrace.errors import DeadlineExceeded, MillraceError, NotYet, SpecError, Unavailable, Unwritable
-from service.api.schemas import ResponseBody
-from service.jobs.errors import LimitReached, UnknownJob, UnknownOperation
+from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, SpecError, Unavailable, Unwritable
+from headrace.service.api.schemas import ResponseBody
+from headrace.service.jobs.errors import LimitReached, UnknownJob, UnknownOperation
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 1
 """Value of `Retry-After` where the same request may succeed later."""
 MAX_MISTAKES = 20
 """Mistakes of one request that are listed; the others are counted."""
-STATUSES: tuple[tuple[type[MillraceError], HTTPStatus], ...] = (
+STATUSES: tuple[tuple[type[HeadraceError], HTTPStatus], ...] = (
     (UnknownJob, HTTPStatus.NOT_FOUND),
     (UnknownOperation, HTTPStatus.NOT_FOUND),
     (LimitReached, HTTPStatus.TOO_MANY_REQUESTS),
@@ -33,7 +33,7 @@ STATUSES: tuple[tuple[type[MillraceError], HTTPStatus], ...] = (
     (Unwritable, HTTPStatus.INSUFFICIENT_STORAGE),  # before Unavailable: a full folder of exports is both
     (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
 )
-"""The first error class that fits counts. Any other MillraceError gets 409: the state of the job forbids the action."""
+"""The first error class that fits counts. Any other HeadraceError gets 409: the state of the job forbids the action."""
 AGAIN = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 
 
@@ -85,7 +85,7 @@ MEANINGS = {
 }
 
 
-def status_of(error: MillraceError) -> HTTPStatus:
+def status_of(error: HeadraceError) -> HTTPStatus:
     """The status of an error of ours."""
     return next((status for kind, status in STATUSES if isinstance(error, kind)), HTTPStatus.CONFLICT)
 
@@ -97,7 +97,7 @@ def problem(status: HTTPStatus, detail: str, path: str | None = None) -> Problem
 
 def problem_of(error: Exception) -> dict[str, Any]:
     """An error as the problem of an operation: its message if it is an error of ours, else that it is a bug."""
-    if isinstance(error, MillraceError):
+    if isinstance(error, HeadraceError):
         return problem(status_of(error), str(error), path_of(error)).model_dump(exclude_none=True)
     detail = f"{type(error).__name__}: {error}; this is a bug, see the service's log"
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail).model_dump(exclude_none=True)
@@ -134,14 +134,14 @@ def response_to(error: Exception) -> ProblemResponse:
         case StarletteHTTPException():
             headers = dict(error.headers or {})
             return answer(problem(HTTPStatus(error.status_code), str(error.detail)), headers)
-        case MillraceError():
+        case HeadraceError():
             return answer(problem(status_of(error), str(error), path_of(error)))
         case _:
             detail = "an internal error of the service, see its log; your request is not the cause"
             return answer(problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail))
 
 
-def path_of(error: MillraceError) -> str | None:
+def path_of(error: HeadraceError) -> str | None:
     """The wrong key, the first of several; None where the error is not about a key."""
     if not isinstance(error, SpecError):
         return None

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from millrace.errors import NotYet
-from service.auth.limits import CallerShares
+from headrace.errors import NotYet
+from headrace.service.auth.limits import CallerShares
 
 MAX_READING, MAX_READING_EACH = 4, 2
 """Such requests at a time, in total and for one caller: each queries shards, or reads a commit."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from fastapi import Depends, Query
 from pydantic import BaseModel, ConfigDict
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 
 class ResponseBody(BaseModel):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from millrace import address
-from millrace.errors import SpecError
-from millrace.http import http_server
-from millrace.http.connections import HEAD_S, PagesConnection
-from millrace.http.listening import Listener, listen
+from headrace import address
+from headrace.errors import SpecError
+from headrace.http import http_server
+from headrace.http.connections import HEAD_S, PagesConnection
+from headrace.http.listening import Listener, listen
 
 OPTION = "--listen"
 MAX_MESSAGE = 1 << 20
@@ -25,7 +25,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if ":" in host or not address.is_loopback(host):
         raise SpecError(
             f"{host!r} is not this machine's loopback; a foreground run has no tokens, so it serves 127.0.0.1 only: "
-            "use `millrace serve`, or a tunnel or a proxy that authenticates",
+            "use `headrace serve`, or a tunnel or a proxy that authenticates",
             OPTION,
         )
     return (address.LOOPBACK if host == "localhost" else host), port

@@ -9,24 +9,24 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from pserver.config import LAST_DAY, Days, NotNegative
-from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
-from service.api.job_cache import StatusesOf
-from service.api.jobs import JobName
-from service.api.operations import OperationEntry, one_step, start_operation, starts_operation
-from service.api.problems import http_error
-from service.api.read_places import one_of_few
-from service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
-from service.auth.guard import address_of
-from service.auth.limits import share_key
-from service.auth.roles import Role
-from service.cluster.store_defaults import with_store_defaults
-from service.monitor.status import Number, Status
-from service.spec.job import LoadedJob
-from service.tables import row, table_operations
-from service.tables.committed_tables import newest
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.pserver.config import LAST_DAY, Days, NotNegative
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.operations import OperationEntry, one_step, start_operation, starts_operation
+from headrace.service.api.problems import http_error
+from headrace.service.api.read_places import one_of_few
+from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.auth.guard import address_of
+from headrace.service.auth.limits import share_key
+from headrace.service.auth.roles import Role
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.monitor.status import Number, Status
+from headrace.service.spec.job import LoadedJob
+from headrace.service.tables import row, table_operations
+from headrace.service.tables.committed_tables import newest
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=AuthorizedRoute)
 
@@ -98,7 +98,7 @@ class Explanation(ResponseBody):
 
 def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
     if not status.part("tables").raw:  # it does not run, and its launcher left no status
-        with suppress(MillraceError):
+        with suppress(HeadraceError):
             status = table_operations.committed_status(job, newest(job))
     return [TableEntry(**finite(entry)) for entry in table_operations.entries_of(job, status)]
 

@@ -6,15 +6,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
-from service.api.job_cache import StatusesOf
-from service.api.jobs import JobName
-from service.api.operations import OperationEntry, start_operation, starts_operation
-from service.api.schemas import RequestBody, ResponseBody
-from service.auth.roles import Role
-from service.jobs.builds import interpreter
-from service.jobs.operation_queue import ReportProgress
-from service.jobs.upgrade import upgrade, upgrade_all
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.job_cache import StatusesOf
+from headrace.service.api.jobs import JobName
+from headrace.service.api.operations import OperationEntry, start_operation, starts_operation
+from headrace.service.api.schemas import RequestBody, ResponseBody
+from headrace.service.auth.roles import Role
+from headrace.service.jobs.builds import interpreter
+from headrace.service.jobs.operation_queue import ReportProgress
+from headrace.service.jobs.upgrade import upgrade, upgrade_all
 
 router = APIRouter(tags=["jobs"], route_class=AuthorizedRoute)
 

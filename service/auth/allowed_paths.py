@@ -13,14 +13,14 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dataset.spec.path_part import PathPart
-from dataset.spec.path_pattern import Pattern
-from dataset.spec.path_search import DEEP
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, SpecError
-from service.cluster.store import MARKER
-from trainer.control.export_destinations import EXPORTS
-from trainer.control.store_addresses import StoreAddress, StoreKind, parse_store_address
+from headrace.dataset.spec.path_part import PathPart
+from headrace.dataset.spec.path_pattern import Pattern
+from headrace.dataset.spec.path_search import DEEP
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, SpecError
+from headrace.service.cluster.store import marker_of
+from headrace.trainer.control.export_destinations import EXPORTS
+from headrace.trainer.control.store_addresses import StoreAddress, StoreKind, parse_store_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def enclosing_store(real: Path) -> Path | None:
     """The store that `real` is or lies in, by the marker file; None if there is none."""
     for folder in (real, *real.parents):
         try:
-            if (folder / MARKER).exists():
+            if marker_of(folder).exists():
                 return folder
         except OSError:  # a name that no file can have
             continue

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from millrace.config import Section
-from trainer.control.store_addresses import parse_store_address
+from headrace.config import Section
+from headrace.trainer.control.store_addresses import parse_store_address
 
 RoleWord = Literal["viewer", "operator", "admin"]
 ANY_MORE = "..."
@@ -53,7 +53,7 @@ class AllowSection(Section):
     pipe_commands: tuple[CommandWords, ...] = ()
     """Commands for `pipe.command`, word for word; a last word "..." lets any arguments follow."""
     models: tuple[str, ...] | None = None
-    """Models for `model.name`, and classes "package.module:Class" for `model.class`. Default: Millrace's own."""
+    """Models for `model.name`, and classes "package.module:Class" for `model.class`. Default: Headrace's own."""
     metrics: tuple[str, ...] = ()
     """Classes "package.module:Class" for `metrics.own`."""
     export_commands: tuple[CommandWords, ...] = ()

@@ -6,10 +6,10 @@ No socket is opened here.
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.address import LOCAL_NAMES, LOOPBACK, format_address, is_loopback, parse_address
-from millrace.errors import SpecError
-from millrace.http.tls import check_tls
-from service.auth.config import AccessSection, TlsSection
+from headrace.address import LOCAL_NAMES, LOOPBACK, format_address, is_loopback, parse_address
+from headrace.errors import SpecError
+from headrace.http.tls import check_tls
+from headrace.service.auth.config import AccessSection, TlsSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _missing(access: AccessSection, tls: TlsSection, *, any_token: bool) -> list
     if tls.cert is None:
         missing.append("the traffic would not be encrypted: set tls.cert and tls.key")
     if not any_token:
-        missing.append("there are no tokens: `millrace token create`")
+        missing.append("there are no tokens: `headrace token create`")
     if access.anonymous != "none":
         missing.append(f'callers without a token would be {access.anonymous}: set access.anonymous = "none"')
     return missing

@@ -12,11 +12,11 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from millrace.http.front_door import is_cross_site
-from millrace.log_limiter import LogLimiter
-from service.auth.config import AccessSection
-from service.auth.limits import FailedAttempts, network_of
-from service.auth.roles import ANONYMOUS, Caller, Role
+from headrace.http.front_door import is_cross_site
+from headrace.log_limiter import LogLimiter
+from headrace.service.auth.config import AccessSection
+from headrace.service.auth.limits import FailedAttempts, network_of
+from headrace.service.auth.roles import ANONYMOUS, Caller, Role
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -157,4 +157,4 @@ def _bearer(authorizations: list[str]) -> str:
 
 
 def _unauthorized(detail: str) -> Refusal:
-    return Refusal(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
+    return Refusal(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": 'Bearer realm="headrace"'})

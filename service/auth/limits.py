@@ -7,8 +7,8 @@ import ipaddress
 import threading
 from collections import Counter, OrderedDict
 
-from millrace.log_limiter import TokenBucket
-from service.auth.roles import ANONYMOUS, Caller
+from headrace.log_limiter import TokenBucket
+from headrace.service.auth.roles import ANONYMOUS, Caller
 
 MAX_ADDRESSES = 4096
 """Remembered at a time; beyond it the address whose failure is oldest is forgotten."""

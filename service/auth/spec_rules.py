@@ -13,15 +13,15 @@ from typing import Any, Literal, assert_never, get_args, get_origin
 
 from pydantic import BaseModel
 
-from millrace.address import is_loopback, parse_address
-from millrace.errors import SpecError
-from millrace.interfaces import LOOPBACK_INTERFACE
-from millrace.secrets import SECRET_KEYS, is_reference
-from service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
-from service.auth.config import ANY_MORE, AllowSection
-from service.spec.job import LoadedJob
-from trainer.control.job_spec import ALL_MODELS
-from trainer.control.predictions import names_commit, servers_of
+from headrace.address import is_loopback, parse_address
+from headrace.errors import SpecError
+from headrace.interfaces import LOOPBACK_INTERFACE
+from headrace.secrets import SECRET_KEYS, is_reference
+from headrace.service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
+from headrace.service.auth.config import ANY_MORE, AllowSection
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.job_spec import ALL_MODELS
+from headrace.trainer.control.predictions import names_commit, servers_of
 
 MAX_NAME = 128
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")

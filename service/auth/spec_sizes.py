@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 MAX_BYTES = 1 << 20
 """Of a spec as JSON."""

@@ -4,10 +4,10 @@ from datetime import datetime
 
 from sqlalchemy import or_, select, update
 
-from service.auth.roles import Role
-from service.auth.tokens import Token, check_room
-from service.records.database import Records
-from service.records.schema import TokenRow, of_row
+from headrace.service.auth.roles import Role
+from headrace.service.auth.tokens import Token, check_room
+from headrace.service.records.database import Records
+from headrace.service.records.schema import TokenRow, of_row
 
 
 class StoredTokens:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from millrace.errors import SpecError, Unavailable
-from millrace.secrets import HIDDEN
-from service.auth.roles import Caller, Role
+from headrace.errors import SpecError, Unavailable
+from headrace.secrets import HIDDEN
+from headrace.service.auth.roles import Caller, Role
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ NOTE_USE_S = 60.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 RESERVED = ("anonymous", "service")
 """Names in the audit log for callers without a token, and for the service itself."""
+_PERSON = b"millrace-token"
+"""Part of every stored hash: tokens of before version 0.2 stay valid."""
 FORM = re.compile(r"mlr_([0-9a-f]{16})_([0-9a-f]{64})", re.ASCII)
 
 
@@ -135,7 +137,7 @@ def new_token(name: str, role: Role, now: datetime, lifetime: timedelta | None =
 
 def hashed(secret: str, salt: str) -> str:
     """The stored hash of a secret; `salt` is 16 bytes in hexadecimal."""
-    digest = hashlib.blake2b(secret.encode(), digest_size=32, salt=bytes.fromhex(salt), person=b"millrace-token")
+    digest = hashlib.blake2b(secret.encode(), digest_size=32, salt=bytes.fromhex(salt), person=_PERSON)
     return digest.hexdigest()
 
 

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.history import commit_list
-from service.history.commit_lookup import continue_from, find_commit, lineage
-from service.history.verification import CommitCheck, check_commit
-from service.monitor.lines import count
-from trainer.control.commit_store import CommitDamaged, Commits
+from headrace.service.history import commit_list
+from headrace.service.history.commit_lookup import continue_from, find_commit, lineage
+from headrace.service.history.verification import CommitCheck, check_commit
+from headrace.service.monitor.lines import count
+from headrace.trainer.control.commit_store import CommitDamaged, Commits
 
 WIDE = 240
 """Columns of a table that is not printed to a terminal."""

@@ -8,18 +8,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.printable import print_printable
-from millrace.validation import nearest
-from service.cli.arguments import Json, Overrides, SpecFile
-from service.cli.history_commands import load_run
-from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from service.client import job_actions
-from service.exports import export_list
-from service.exports.export_request import make_export
-from service.monitor.lines import count, pending_text
-from service.spec.job import LoadedJob, load_job
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.printable import print_printable
+from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.cli.history_commands import load_run
+from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from headrace.service.client import job_actions
+from headrace.service.exports import export_list
+from headrace.service.exports.export_request import make_export
+from headrace.service.monitor.lines import count, pending_text
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.validation import nearest
 
 WIDE = 240
 """Columns of a table that is not printed to a terminal."""

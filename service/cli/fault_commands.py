@@ -1,4 +1,4 @@
-"""`millrace faults`: reads arguments, runs the rounds, prints their results."""
+"""`headrace faults`: reads arguments, runs the rounds, prints their results."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from millrace.printable import print_printable
-from service.cli.arguments import Overrides, SpecFile
-from service.faults.rounds import FaultRuns, Round
-from service.faults.summary_table import table_of, total_line
-from service.monitor.lines import labelled
+from headrace.printable import print_printable
+from headrace.service.cli.arguments import Overrides, SpecFile
+from headrace.service.faults.rounds import FaultRuns, Round
+from headrace.service.faults.summary_table import table_of, total_line
+from headrace.service.monitor.lines import labelled
 
 BY_CLOSES = "every close, the report and every file exported, compared with the undisturbed run's"
 BY_COUNTS = "events and counts of every close and of the report, and the exports made: in this mode weights differ"

@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from millrace.config import parse_duration
-from millrace.errors import SpecError
-from millrace.printable import print_printable
-from service.cli.arguments import Json, Overrides
-from service.cli.history_commands import load_run
-from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from service.client.paths import path_of
-from service.history import version_ages
-from service.history.frozen_runs import frozen_parts
-from service.history.kept_ages import MeasuredAges, format_measured, keep_ages, of_message, read_ages
-from service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
-from service.monitor.lines import labelled
-from trainer.control.job_log import read_history
+from headrace.config import parse_duration
+from headrace.errors import SpecError
+from headrace.printable import print_printable
+from headrace.service.cli.arguments import Json, Overrides
+from headrace.service.cli.history_commands import load_run
+from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from headrace.service.client.paths import path_of
+from headrace.service.history import version_ages
+from headrace.service.history.frozen_runs import frozen_parts
+from headrace.service.history.kept_ages import MeasuredAges, format_measured, keep_ages, of_message, read_ages
+from headrace.service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
+from headrace.service.monitor.lines import labelled
+from headrace.trainer.control.job_log import read_history
 
 guarding = typer.Typer()
 
@@ -33,7 +33,7 @@ def doctor(
     ),
     worth: Annotated[
         Path | None,
-        typer.Option("--worth", metavar="FILE", help="The output of `millrace evaluate --worth --json`."),
+        typer.Option("--worth", metavar="FILE", help="The output of `headrace evaluate --worth --json`."),
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -75,7 +75,7 @@ def freshness(
     """
     if (name := remote_name(job, url)) is not None:
         if not last:
-            raise SpecError("measures on the job's machine alone; add --last for the last result", "millrace freshness")
+            raise SpecError("measures on the job's machine alone; add --last for the last result", "headrace freshness")
         _only_here(overrides=overrides)
         with service_at(url, token) as client:
             _print_ages(of_message(client.get(path_of("jobs", name, "freshness"))), as_json)
@@ -96,7 +96,7 @@ def _print_ages(found: MeasuredAges | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(None if found is None else found.message(), indent=2))
         return
-    for line in ["not measured yet; `millrace freshness` does so"] if found is None else format_measured(found):
+    for line in ["not measured yet; `headrace freshness` does so"] if found is None else format_measured(found):
         print_printable(line)
 
 

@@ -6,23 +6,23 @@ from typing import Annotated
 
 import typer
 
-from millrace.deadline import Deadline
-from millrace.printable import print_printable
-from service.cli import commit_output
-from service.cli.arguments import Json, Overrides, SpecFile
-from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from service.client import job_actions
-from service.cluster.store import check_run, stopped
-from service.history import commit_list as work
-from service.history import paired_test
-from service.history import rewind as steering
-from service.history.commit_request import make_commit
-from service.history.log_text import print_log
-from service.history.rerun import rerun_job
-from service.monitor.display import choose_show
-from service.spec.job import LoadedJob, load_job
-from trainer.control.commit_store import Commits
-from trainer.control.job_log import SkippedRange
+from headrace.deadline import Deadline
+from headrace.printable import print_printable
+from headrace.service.cli import commit_output
+from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from headrace.service.client import job_actions
+from headrace.service.cluster.store import check_run, stopped
+from headrace.service.history import commit_list as work
+from headrace.service.history import paired_test
+from headrace.service.history import rewind as steering
+from headrace.service.history.commit_request import make_commit
+from headrace.service.history.log_text import print_log
+from headrace.service.history.rerun import rerun_job
+from headrace.service.monitor.display import choose_show
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.control.commit_store import Commits
+from headrace.trainer.control.job_log import SkippedRange
 
 past = typer.Typer()
 commits = typer.Typer(no_args_is_help=True, help="A job's commits: list, verify, pin, prune.")
@@ -127,7 +127,7 @@ def rewind(
 @past.command()
 def skip(
     job: SpecFile,
-    partition: Annotated[str, typer.Argument(help="Its name, as in `millrace log`.", show_default=False)],
+    partition: Annotated[str, typer.Argument(help="Its name, as in `headrace log`.", show_default=False)],
     begin: Annotated[int, typer.Argument(help="The first position to skip.", show_default=False)],
     end: Annotated[int, typer.Argument(help="The position after the last one.", show_default=False)],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the log.")],

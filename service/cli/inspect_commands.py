@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from millrace.errors import MillraceError, SpecError
-from millrace.printable import print_printable
-from service.cli.arguments import Json, Overrides, SpecFile
-from service.exports.model_import import ImportRequest, import_into
-from service.inspect import comparison, facts, model_state
-from service.monitor.lines import count
-from service.spec.job import LoadedJob, load_job
-from trainer.control.model_states import at_time, at_version, open_export
-from trainer.control.model_states import materialize as write_export
+from headrace.errors import HeadraceError, SpecError
+from headrace.printable import print_printable
+from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.exports.model_import import ImportRequest, import_into
+from headrace.service.inspect import comparison, facts, model_state
+from headrace.service.monitor.lines import count
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.control.model_states import at_time, at_version, open_export
+from headrace.trainer.control.model_states import materialize as write_export
 
 looking = typer.Typer()
 
@@ -55,7 +55,7 @@ def diff(
     try:
         with model_state.ModelSource(_job(job, overrides)).states(old, new) as (before, after):
             found = comparison.compare(before, after, top)
-    except MillraceError as error:
+    except HeadraceError as error:
         print_printable(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     if as_json:

@@ -1,14 +1,14 @@
-"""`millrace join-token`: the token by which workers of other machines join a job."""
+"""`headrace join-token`: the token by which workers of other machines join a job."""
 
 from typing import Annotated
 
 import typer
 
-from millrace.identity.authority import open_authority
-from millrace.identity.join_token import open_token, rotate_token
-from service.cli.arguments import Overrides, SpecFile
-from service.cluster.store import identity_folder
-from service.spec.job import load_job
+from headrace.identity.authority import open_authority
+from headrace.identity.join_token import open_token, rotate_token
+from headrace.service.cli.arguments import Overrides, SpecFile
+from headrace.service.cluster.store import identity_folder
+from headrace.service.spec.job import load_job
 
 
 def join_token(
@@ -18,7 +18,7 @@ def join_token(
         bool, typer.Option("--rotate", help="Replace it: no further worker joins with the old one.")
     ] = False,
 ) -> None:
-    """Print the job's join token for `millrace worker`, on the machine of `millrace run`; made at the first call.
+    """Print the job's join token for `headrace worker`, on the machine of `headrace run`; made at the first call.
 
     Who has it may run workers of the job and read its rows: copy it to the machines of the workers, with mode 600.
     """

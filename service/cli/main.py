@@ -6,32 +6,32 @@ from typing import Annotated
 
 import typer
 
-import millrace
-from millrace.lifecycle import ExitCode, exit_code_of
-from millrace.timeline import parse_window
-from service.cli.arguments import Health, Overrides, SpecFile
-from service.cli.export_commands import exporting
-from service.cli.fault_commands import faults
-from service.cli.guard_commands import guarding
-from service.cli.history_commands import past
-from service.cli.inspect_commands import looking
-from service.cli.join_token_command import join_token
-from service.cli.prediction_commands import predicting
-from service.cli.render_command import render
-from service.cli.replica_command import replica
-from service.cli.resize_command import resize
-from service.cli.run_command import run_job
-from service.cli.service_commands import remote
-from service.cli.size_command import size
-from service.cli.spec_commands import spec
-from service.cli.sweep_command import sweep
-from service.cli.table_commands import operating
-from service.cli.token_commands import token
-from service.cli.upgrade_command import upgrade
-from service.cli.worker_command import worker
-from service.monitor.display import choose_show
-from service.server.serve import serve
-from service.spec.job import load_job
+import headrace
+from headrace.lifecycle import ExitCode, exit_code_of
+from headrace.service.cli.arguments import Health, Overrides, SpecFile
+from headrace.service.cli.export_commands import exporting
+from headrace.service.cli.fault_commands import faults
+from headrace.service.cli.guard_commands import guarding
+from headrace.service.cli.history_commands import past
+from headrace.service.cli.inspect_commands import looking
+from headrace.service.cli.join_token_command import join_token
+from headrace.service.cli.prediction_commands import predicting
+from headrace.service.cli.render_command import render
+from headrace.service.cli.replica_command import replica
+from headrace.service.cli.resize_command import resize
+from headrace.service.cli.run_command import run_job
+from headrace.service.cli.service_commands import remote
+from headrace.service.cli.size_command import size
+from headrace.service.cli.spec_commands import spec
+from headrace.service.cli.sweep_command import sweep
+from headrace.service.cli.table_commands import operating
+from headrace.service.cli.token_commands import token
+from headrace.service.cli.upgrade_command import upgrade
+from headrace.service.cli.worker_command import worker
+from headrace.service.monitor.display import choose_show
+from headrace.service.server.serve import serve
+from headrace.service.spec.job import load_job
+from headrace.timeline import parse_window
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -119,7 +119,7 @@ def demo(
     listen: Listen = None,
 ) -> None:
     """Watch a job learn from a simulated click stream next to a frozen twin; in runs/demo, fresh each time."""
-    from service.demo.demo import (
+    from headrace.service.demo.demo import (
         run_demo,
     )  # imported late: the server's imports would double the start time of every command
 
@@ -128,8 +128,8 @@ def demo(
 
 @cli.command()
 def version() -> None:
-    """Print Millrace's version."""
-    print(millrace.__version__)
+    """Print Headrace's version."""
+    print(headrace.__version__)
 
 
 def main() -> None:

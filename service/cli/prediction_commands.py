@@ -11,21 +11,21 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.config import validate
-from millrace.errors import SpecError
-from millrace.lifecycle import on_stop_signal
-from millrace.printable import print_printable
-from pserver.config import Wire
-from service.cli.arguments import Json, Overrides
-from service.cli.targets import Token, Url, remote_name, service_at
-from service.client import job_actions
-from service.monitor.lines import count, labelled
-from service.predict import slot_worth
-from service.predict.prediction import predict
-from service.predict.summary import summary_of_prediction
-from service.spec.job import LoadedJob, load_job
-from trainer.control.prediction_output import PredictionOutput
-from trainer.control.predictions import LIVE, PredictionRequest, error_at, with_absolute_paths
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.lifecycle import on_stop_signal
+from headrace.printable import print_printable
+from headrace.pserver.config import Wire
+from headrace.service.cli.arguments import Json, Overrides
+from headrace.service.cli.targets import Token, Url, remote_name, service_at
+from headrace.service.client import job_actions
+from headrace.service.monitor.lines import count, labelled
+from headrace.service.predict import slot_worth
+from headrace.service.predict.prediction import predict
+from headrace.service.predict.summary import summary_of_prediction
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.control.prediction_output import PredictionOutput
+from headrace.trainer.control.predictions import LIVE, PredictionRequest, error_at, with_absolute_paths
 
 predicting = typer.Typer()
 
@@ -147,7 +147,7 @@ def evaluate(
     request = {"input": input_of(input_, topic), **_common(version, export, trainers, shards, share, wire)}
 
     def measure(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        with tempfile.TemporaryDirectory(prefix="millrace-evaluate-") as folder:
+        with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as folder:
             output = Path(folder) / "predictions"
             manifest = _run(loaded, {**request, "output": str(output), "shuffle": names})
             return manifest, PredictionOutput(output).metrics() or {}

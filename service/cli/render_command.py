@@ -1,14 +1,14 @@
-"""`millrace render`: writes what an orchestrator needs to run a job."""
+"""`headrace render`: writes what an orchestrator needs to run a job."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from millrace.errors import SpecError, Unwritable
-from service.cli.arguments import Overrides, SpecFile
-from service.kubernetes.config import IMAGE, ManifestSettings
-from service.kubernetes.manifests import render_job
+from headrace.errors import SpecError, Unwritable
+from headrace.service.cli.arguments import Overrides, SpecFile
+from headrace.service.kubernetes.config import IMAGE, ManifestSettings
+from headrace.service.kubernetes.manifests import render_job
 
 render = typer.Typer(no_args_is_help=True, help="Write what an orchestrator needs to run a job.")
 

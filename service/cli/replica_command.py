@@ -1,13 +1,13 @@
-"""`millrace replica`: serves predictions of a job's newest version. The work is in trainer.replica."""
+"""`headrace replica`: serves predictions of a job's newest version. The work is in trainer.replica."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from millrace import logs
-from millrace.config import validate
-from trainer.control.replicas import ReplicaConfig, serve
+from headrace import logs
+from headrace.config import validate
+from headrace.trainer.control.replicas import ReplicaConfig, serve
 
 
 def replica(

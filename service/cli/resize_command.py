@@ -1,16 +1,16 @@
-"""`millrace resize`: a running job goes on with other numbers of workers."""
+"""`headrace resize`: a running job goes on with other numbers of workers."""
 
 from typing import Annotated
 
 import typer
 
-from millrace.deadline import Deadline
-from service.cli.arguments import Overrides
-from service.cli.history_commands import load_run
-from service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
-from service.client import job_actions
-from service.cluster.resize import MOVE_S
-from service.cluster.resize import resize as resize_job
+from headrace.deadline import Deadline
+from headrace.service.cli.arguments import Overrides
+from headrace.service.cli.history_commands import load_run
+from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
+from headrace.service.client import job_actions
+from headrace.service.cluster.resize import MOVE_S
+from headrace.service.cluster.resize import resize as resize_job
 
 
 def resize(

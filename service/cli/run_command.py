@@ -1,4 +1,4 @@
-"""`millrace run`: one job in the foreground. Claims its store, launches its workers, shows progress, prints the end."""
+"""`headrace run`: one job in the foreground. Claims its store, launches its workers, shows progress, prints the end."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -7,21 +7,21 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from millrace.errors import MillraceError
-from millrace.http.health import health_served
-from millrace.http.open_pages import pages_served
-from millrace.lifecycle import ExitCode
-from millrace.printable import print_printable
-from millrace.timeline import TraceWindow
-from service.cluster.job_run import open_run, print_outcome
-from service.cluster.store import REPORT
-from service.cluster.store_defaults import with_store_defaults
-from service.history.kept_ages import brief_lines, read_ages
-from service.jobs.preflight import check_run
-from service.monitor.shows import Show
-from service.monitor.status import Status
-from service.predict.after_training import RunThenPredict, prediction_lines
-from service.spec.job import LoadedJob
+from headrace.errors import HeadraceError
+from headrace.http.health import health_served
+from headrace.http.open_pages import pages_served
+from headrace.lifecycle import ExitCode
+from headrace.printable import print_printable
+from headrace.service.cluster.job_run import open_run, print_outcome
+from headrace.service.cluster.store import REPORT
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.history.kept_ages import brief_lines, read_ages
+from headrace.service.jobs.preflight import check_run
+from headrace.service.monitor.shows import Show
+from headrace.service.monitor.status import Status
+from headrace.service.predict.after_training import RunThenPredict, prediction_lines
+from headrace.service.spec.job import LoadedJob
+from headrace.timeline import TraceWindow
 
 GetStatus = Callable[[], Mapping[str, Any]]
 
@@ -79,7 +79,7 @@ def metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractConte
     """Answer /metrics at HOST:PORT while the context lasts; nowhere for None."""
 
     def figures() -> ASGIApp:
-        from service.api.exposition import Exposition, exposition
+        from headrace.service.api.exposition import Exposition, exposition
 
         return Exposition(exposition([(job, Status(status()))]))
 
@@ -90,7 +90,7 @@ def _age_lines(store: Path) -> Iterator[str]:
     """The price of a served version's age, if it was measured."""
     try:
         found = read_ages(store)
-    except MillraceError as error:
+    except HeadraceError as error:
         yield f"age price not known: {error}"
         return
     yield from () if found is None else brief_lines(found)
@@ -102,11 +102,11 @@ def _listening(job: LoadedJob, listen: str) -> Iterator[Callable[[GetStatus], Ab
 
     The modules for it are imported here: most commands serve nothing, and all would need twice the time to start.
     """
-    from service.api.app import ApiSettings, app
-    from service.api.problems import problem_of
-    from service.api.server import bound, serving
-    from service.jobs.foreground_host import foreground_host
-    from service.ui.mount import mount
+    from headrace.service.api.app import ApiSettings, app
+    from headrace.service.api.problems import problem_of
+    from headrace.service.api.server import bound, serving
+    from headrace.service.jobs.foreground_host import foreground_host
+    from headrace.service.ui.mount import mount
 
     @contextmanager
     def serve(status: GetStatus) -> Iterator[None]:

@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from millrace import documents
-from millrace.config import load_toml
-from millrace.errors import SpecError
-from millrace.printable import print_printable
-from service.cli import service_output
-from service.cli.arguments import Json, Overrides
-from service.cli.targets import JobName, Token, Url, service_at
-from service.client.paths import path_of
+from headrace import documents
+from headrace.config import load_toml
+from headrace.errors import SpecError
+from headrace.printable import print_printable
+from headrace.service.cli import service_output
+from headrace.service.cli.arguments import Json, Overrides
+from headrace.service.cli.targets import JobName, Token, Url, service_at
+from headrace.service.client.paths import path_of
 
 remote = typer.Typer()
 

@@ -4,13 +4,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from service.client.paths import path_of
-from service.monitor.alarms import held_text
-from service.monitor.lines import count, progress_line
-from service.monitor.status import Status
+from headrace.service.client.paths import path_of
+from headrace.service.monitor.alarms import held_text
+from headrace.service.monitor.lines import count, progress_line
+from headrace.service.monitor.status import Status
 
 if TYPE_CHECKING:
-    from service.client.rest_client import ServiceClient
+    from headrace.service.client.rest_client import ServiceClient
 
 LOOK_S = 1.0
 """Pause between two requests for more output."""

@@ -1,4 +1,4 @@
-"""`millrace size`: tells memory, disk, wire and cores of a job for so many events and ids, from a measured sample."""
+"""`headrace size`: tells memory, disk, wire and cores of a job for so many events and ids, from a measured sample."""
 
 import json
 import sys
@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from millrace.printable import print_printable
-from service.cli.arguments import Json, Overrides, SpecFile
-from service.jobs.preflight import check_run
-from service.sizing.job_size import Demand, size_job
-from service.sizing.size_text import MAX_SAMPLE, format_size, size_message
-from service.sizing.stream_facts import read_stream_facts
-from service.sizing.training_facts import alone, measure_training
-from service.spec.job import load_job
+from headrace.printable import print_printable
+from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.jobs.preflight import check_run
+from headrace.service.sizing.job_size import Demand, size_job
+from headrace.service.sizing.size_text import MAX_SAMPLE, format_size, size_message
+from headrace.service.sizing.stream_facts import read_stream_facts
+from headrace.service.sizing.training_facts import alone, measure_training
+from headrace.service.spec.job import load_job
 
 GIB = 1 << 30
 

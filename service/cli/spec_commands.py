@@ -1,4 +1,4 @@
-"""`millrace spec`: checks a job file, prints the schema, compares job files, and proposes one from sample events."""
+"""`headrace spec`: checks a job file, prints the schema, compares job files, and proposes one from sample events."""
 
 import json
 import sys
@@ -7,22 +7,22 @@ from typing import Annotated
 
 import typer
 
-from millrace.errors import SpecError, Unwritable
-from millrace.printable import print_printable
-from service.cli.arguments import Json, Overrides, SpecFile
-from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from service.cluster.store_defaults import numbered_by, with_defaults_alone, with_store_defaults
-from service.jobs.preflight import check_job
-from service.jobs.spec_difference import (
+from headrace.errors import SpecError, Unwritable
+from headrace.printable import print_printable
+from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from headrace.service.cluster.store_defaults import numbered_by, with_defaults_alone, with_store_defaults
+from headrace.service.jobs.preflight import check_job
+from headrace.service.jobs.spec_difference import (
     carried_over,
     changes_between,
     format_carried,
     format_changes,
 )
-from service.proposals.event_sample import EventSample
-from service.proposals.inference import infer_job
-from service.spec.job import Job, job_of, load_job
-from trainer.control.spec_changes import ChangeClass
+from headrace.service.proposals.event_sample import EventSample
+from headrace.service.proposals.inference import infer_job
+from headrace.service.spec.job import Job, job_of, load_job
+from headrace.trainer.control.spec_changes import ChangeClass
 
 spec = typer.Typer(no_args_is_help=True, help="Check a job spec; compare two; print the schema; propose one.")
 

@@ -1,4 +1,4 @@
-"""`millrace sweep`: reads arguments, runs the settings, prints the table."""
+"""`headrace sweep`: reads arguments, runs the settings, prints the table."""
 
 import json
 import sys
@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dataset.spec.schema import Schema
-from millrace.config import load_toml
-from millrace.errors import SpecError
-from millrace.printable import print_printable
-from service.cli.arguments import Json, SpecFile
-from service.spec.job import load_job
-from service.sweeps.sweep_runs import Sweep
-from service.sweeps.sweep_settings import (
+from headrace.config import load_toml
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.printable import print_printable
+from headrace.service.cli.arguments import Json, SpecFile
+from headrace.service.spec.job import load_job
+from headrace.service.sweeps.sweep_runs import Sweep
+from headrace.service.sweeps.sweep_settings import (
     SweepSetting,
     ablations,
     check_settings,
@@ -23,7 +23,7 @@ from service.sweeps.sweep_settings import (
     read_settings,
     without_slices,
 )
-from service.sweeps.sweep_table import table_of
+from headrace.service.sweeps.sweep_table import table_of
 
 Sets = Annotated[
     list[str],

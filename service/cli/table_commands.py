@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-from millrace.config import parse_value
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.printable import print_printable
-from millrace.rpc.job_client import JobClient
-from pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
-from service.cli import service_output
-from service.cli.arguments import Json, Overrides, SpecFile
-from service.cli.history_commands import load_run
-from service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from service.client import job_actions
-from service.client.paths import path_of
-from service.tables import row, table_operations
+from headrace.config import parse_value
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.printable import print_printable
+from headrace.pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
+from headrace.rpc.job_client import JobClient
+from headrace.service.cli import service_output
+from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.cli.history_commands import load_run
+from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
+from headrace.service.client import job_actions
+from headrace.service.client.paths import path_of
+from headrace.service.tables import row, table_operations
 
 operating = typer.Typer()
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 if TYPE_CHECKING:
-    from service.client.rest_client import ServiceClient
+    from headrace.service.client.rest_client import ServiceClient
 
-URL = "MILLRACE_URL"
+URL = "HEADRACE_URL"
 Url = Annotated[
     str | None,
     typer.Option("--url", envvar=URL, metavar="URL", help="The service; JOB is then a job's name there."),
@@ -25,7 +25,7 @@ Url = Annotated[
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", envvar="MILLRACE_TOKEN", metavar="TOKEN", help="Prefer the variable: other users can see options."
+        "--token", envvar="HEADRACE_TOKEN", metavar="TOKEN", help="Prefer the variable: other users can see options."
     ),
 ]
 JobOrFile = Annotated[
@@ -49,12 +49,12 @@ def remote_name(job: Path, url: str | None) -> str | None:
 @contextmanager
 def service_at(url: str | None, token: str | None) -> Iterator["ServiceClient"]:
     """A client of the service at `url`. Raises SpecError if there is no URL."""
-    from service.client.rest_client import (
+    from headrace.service.client.rest_client import (
         ServiceClient,  # imported late: every command imports this module, and few need httpx
     )
 
     if url is None:
-        raise SpecError("no service given; use --url https://host:8080, or set MILLRACE_URL")
+        raise SpecError("no service given; use --url https://host:8080, or set HEADRACE_URL")
     with ServiceClient(url, token) as client:
         if token and not client.private:
             print("warning: this token is sent unencrypted; use https://", file=sys.stderr)

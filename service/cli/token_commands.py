@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from millrace.config import parse_duration
-from millrace.errors import SpecError
-from service.auth.roles import Role
-from service.auth.tokens import Token, Tokens
-from service.cli.arguments import Json
-from service.jobs.config import load_service
+from headrace.config import parse_duration
+from headrace.errors import SpecError
+from headrace.service.auth.roles import Role
+from headrace.service.auth.tokens import Token, Tokens
+from headrace.service.cli.arguments import Json
+from headrace.service.jobs.config import load_service
 
 token = typer.Typer(no_args_is_help=True, help="Tokens that clients of a service authenticate with.")
 
@@ -54,7 +54,7 @@ def list_(config: Config = HERE, as_json: Json = False) -> None:
     for one in there:
         print(f"{one['id']}  {one['state']:<7}  {one['role']:<8}  {one['name']}{_times(one)}")
     if not there:
-        print("no tokens; create one with: millrace token create NAME --role viewer")
+        print("no tokens; create one with: headrace token create NAME --role viewer")
 
 
 @token.command()
@@ -82,8 +82,8 @@ def _times(token: dict[str, str | None]) -> str:
 @contextmanager
 def _tokens(config: Path) -> Iterator[Tokens]:
     # Imported here: every command imports this module, and few need SQLAlchemy and Alembic, which load slowly.
-    from service.auth.token_store import StoredTokens
-    from service.records.database import opened
+    from headrace.service.auth.token_store import StoredTokens
+    from headrace.service.records.database import opened
 
     service = load_service(config)
     service.root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,15 +1,15 @@
-"""`millrace upgrade`: jobs of a service move to another build."""
+"""`headrace upgrade`: jobs of a service move to another build."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.printable import print_printable
-from service.cli.targets import Token, Url, Wait, service_at
-from service.client import job_actions
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.printable import print_printable
+from headrace.service.cli.targets import Token, Url, Wait, service_at
+from headrace.service.client import job_actions
 
 
 def upgrade(

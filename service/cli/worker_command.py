@@ -1,4 +1,4 @@
-"""`millrace worker`: joins a running job and runs its workers, one after another; see service.cluster.agent."""
+"""`headrace worker`: joins a running job and runs its workers, one after another; see service.cluster.agent."""
 
 import os
 import secrets
@@ -8,17 +8,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from millrace import logs
-from millrace.address import parse_address
-from millrace.config import parse_duration
-from millrace.errors import Refused, SpecError
-from millrace.http.health import health_served
-from millrace.identity.join_token import StaleToken, read_token
-from millrace.lifecycle import stop_flag
-from millrace.rpc.joining import AgentFacts
-from service.cli.arguments import Health
-from service.cluster.agent import Agent, Joined
-from service.cluster.machine import cores_here, machine_id
+from headrace import logs
+from headrace.address import parse_address
+from headrace.config import parse_duration
+from headrace.errors import Refused, SpecError
+from headrace.http.health import health_served
+from headrace.identity.join_token import StaleToken, read_token
+from headrace.lifecycle import stop_flag
+from headrace.rpc.joining import AgentFacts
+from headrace.service.cli.arguments import Health
+from headrace.service.cluster.agent import Agent, Joined
+from headrace.service.cluster.machine import cores_here, machine_id
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """Variables of the environment that torchrun and indexed jobs set."""

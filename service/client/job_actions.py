@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from service.client.paths import path_of
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.client.paths import path_of
 
 if TYPE_CHECKING:
-    from service.client.rest_client import ServiceClient
+    from headrace.service.client.rest_client import ServiceClient
 
 
 COMMIT_S = 900.0

@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 
 def path_of(*parts: str) -> str:

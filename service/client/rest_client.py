@@ -14,13 +14,13 @@ from typing import Any
 
 import httpx
 
-import millrace
-from millrace import documents
-from millrace.address import is_loopback
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Refused, SpecError, Unavailable
-from millrace.retry import Backoff
-from service.client.paths import path_of
+import headrace
+from headrace import documents
+from headrace.address import is_loopback
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Refused, SpecError, Unavailable
+from headrace.retry import Backoff
+from headrace.service.client.paths import path_of
 
 CALL_S = 30.0
 """Longest time for one answer, and longest silence of a stream, which sends a comment every few seconds."""
@@ -37,7 +37,7 @@ LOOK_S = 0.3
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-class NotFound(MillraceError):
+class NotFound(HeadraceError):
     """The service has nothing of this name. The exit code is that of an unknown local name."""
 
     exit_code = SpecError.exit_code
@@ -48,10 +48,10 @@ class ServiceClient:
 
     def __init__(self, url: str, token: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
         parsed = _parsed(url)
-        headers = {"User-Agent": f"millrace/{millrace.__version__}", "Accept": "application/json"}
+        headers = {"User-Agent": f"headrace/{headrace.__version__}", "Accept": "application/json"}
         if token:
             if not token.isascii() or not token.isprintable() or " " in token:
-                raise SpecError("is not a token; `millrace token create` prints one", "--token")
+                raise SpecError("is not a token; `headrace token create` prints one", "--token")
             headers["Authorization"] = f"Bearer {token}"
         self.url = str(parsed).rstrip("/")
         self.private = parsed.scheme == "https" or is_loopback(parsed.host)
@@ -151,7 +151,7 @@ class ServiceClient:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     problem = f"{self.url} has a certificate that is not trusted here: {error}; if it is right, set"
                     raise Refused(f"{problem} SSL_CERT_FILE to the file that contains it") from error
-                trouble: MillraceError = Unavailable(f"{self.url} cannot be reached: {error}")
+                trouble: HeadraceError = Unavailable(f"{self.url} cannot be reached: {error}")
             except httpx.TransportError as error:
                 trouble = Unavailable(f"{self.url} does not answer: {error}")
                 if once:
@@ -170,7 +170,7 @@ class ServiceClient:
             time.sleep(pause_s)
 
 
-def error_of(status: int, problem: Mapping[str, Any]) -> MillraceError:
+def error_of(status: int, problem: Mapping[str, Any]) -> HeadraceError:
     """The error for a problem in an answer."""
     detail = str(problem.get("detail") or problem.get("title") or f"the service answered with status {status}")
     match status:
@@ -181,7 +181,7 @@ def error_of(status: int, problem: Mapping[str, Any]) -> MillraceError:
         case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in AGAIN:
             return Unavailable(detail)
         case HTTPStatus.UNAUTHORIZED:
-            return Refused(f"{detail}; give one with --token or MILLRACE_TOKEN")
+            return Refused(f"{detail}; give one with --token or HEADRACE_TOKEN")
         case _:
             return Refused(detail)
 
@@ -220,7 +220,7 @@ def _parsed(url: str) -> httpx.URL:
     except httpx.InvalidURL as error:
         raise SpecError(f"{url!r} is not a URL: {error}", "--url") from None
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query:
-        raise SpecError("is not of the form https://host:8080; a token goes into --token or MILLRACE_TOKEN", "--url")
+        raise SpecError("is not of the form https://host:8080; a token goes into --token or HEADRACE_TOKEN", "--url")
     return parsed
 
 

@@ -1,6 +1,6 @@
 """An agent: it joins a launcher, runs one worker of each generation as its child, and reports until the job ends.
 
-It draws the key of each worker; the launcher signs a certificate for it. `millrace worker` is an agent. The launcher's
+It draws the key of each worker; the launcher signs a certificate for it. `headrace worker` is an agent. The launcher's
 side is service.cluster.external.
 """
 
@@ -14,23 +14,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millrace.errors import DeadlineExceeded, MillraceError, Refused, Unavailable, Unwritable
-from millrace.identity.certificates import draw_key, signing_request
-from millrace.identity.credentials import Credentials
-from millrace.identity.join_token import JoinToken
-from millrace.identity.renewal import RenewedIdentity
-from millrace.launcher_contact import LauncherContact
-from millrace.lifecycle import ExitCode
-from millrace.private_folder import private_folder
-from millrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, WorkerOffer, WorkerReport
-from service.cluster.agent_child import AgentChild
-from service.cluster.child import Spawner, Starter
-from service.cluster.launchers import local_starter
-from service.cluster.local import start_process
-from service.cluster.run_folder import run_folder
-from service.cluster.runtime import CannotStart, WorkerRole, WorkerSpec
-from service.cluster.store import clear_live_of
-from service.cluster.worker_plan import MODULES, PYTHON
+from headrace.errors import DeadlineExceeded, HeadraceError, Refused, Unavailable, Unwritable
+from headrace.identity.certificates import draw_key, signing_request
+from headrace.identity.credentials import Credentials
+from headrace.identity.join_token import JoinToken
+from headrace.identity.renewal import RenewedIdentity
+from headrace.launcher_contact import LauncherContact
+from headrace.lifecycle import ExitCode
+from headrace.private_folder import private_folder
+from headrace.rpc.joining import AgentFacts, Answer, JobEnd, JoinClient, Order, WorkerOffer, WorkerReport
+from headrace.service.cluster.agent_child import AgentChild
+from headrace.service.cluster.child import Spawner, Starter
+from headrace.service.cluster.launchers import local_starter
+from headrace.service.cluster.local import start_process
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.runtime import CannotStart, WorkerRole, WorkerSpec
+from headrace.service.cluster.store import clear_live_of
+from headrace.service.cluster.worker_plan import MODULES, PYTHON
 
 WAIT_S = 300.0
 """Longest wait for a launcher that does not answer, unless another one is given: it may be started after its workers,
@@ -202,7 +202,7 @@ class Agent:
             try:
                 while not wait([starting], self._pause_s).done:
                     self._report(given, starting=True)
-            except MillraceError:
+            except HeadraceError:
                 if starting.exception() is None:
                     starting.result().end()
                 raise

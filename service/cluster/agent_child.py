@@ -4,9 +4,9 @@ import threading
 import time
 from collections import deque
 
-from service.cluster.child import WorkerProcess
-from service.cluster.local import LocalWorker
-from service.cluster.runtime import KILL_S
+from headrace.service.cluster.child import WorkerProcess
+from headrace.service.cluster.local import LocalWorker
+from headrace.service.cluster.runtime import KILL_S
 
 MAX_LINES = 2000
 """Most lines that wait to be reported. A worker that writes faster waits."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.rpc.channels import TlsPeer
-from millrace.rpc.role import RoleClient
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.rpc.channels import TlsPeer
+from headrace.rpc.role import RoleClient
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class ChiefConnection:
                     self._heard_s = time.monotonic()
                 if client is not None:
                     self._poll_once(client)
-            except MillraceError as error:
+            except HeadraceError as error:
                 log.debug("chief: %s", error)  # the launcher learns from its process whether it is gone
             # A request to drain that did not arrive is repeated soon.
             pressing = client is None or self._drain.is_set() or self._report is not None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from millrace.process import STDOUT, ChildProcess, unbuffered
+from headrace.process import STDOUT, ChildProcess, unbuffered
 
 
 class WorkerProcess(Protocol):

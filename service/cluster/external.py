@@ -1,4 +1,4 @@
-"""The external launcher: somebody else starts `millrace worker --join` as often as there are workers.
+"""The external launcher: somebody else starts `headrace worker --join` as often as there are workers.
 
 Each such agent joins here with the join token, gets a worker of each generation and its certificate, runs it as its
 child, and reports. service.cluster.places decides which worker it gets; service.cluster.agent is the agent's side.
@@ -12,25 +12,25 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from millrace.address import format_address, is_loopback, is_wildcard, parse_address
-from millrace.deadline import Deadline
-from millrace.errors import Refused
-from millrace.identity import certificates
-from millrace.identity.authority import Authority
-from millrace.identity.credentials import Credentials, Identity
-from millrace.identity.join_token import check_token
-from millrace.identity.peers import PeerRole, PeerRule
-from millrace.rpc import refusals
-from millrace.rpc.feed_joining import FeedAnswer
-from millrace.rpc.joining import AgentFacts, Answer, JobEnd, Order, WorkerOffer, WorkerReport
-from millrace.rpc.refusals import Refusals
-from millrace.rpc.rendezvous import RendezvousServer
-from millrace.rpc.tls_listener import TlsEndpoint
-from service.cluster.machine import machine_id
-from service.cluster.meeting import Meeting
-from service.cluster.places import Places
-from service.cluster.remote_worker import RemoteWorker
-from service.cluster.runtime import (
+from headrace.address import format_address, is_loopback, is_wildcard, parse_address
+from headrace.deadline import Deadline
+from headrace.errors import Refused
+from headrace.identity import certificates
+from headrace.identity.authority import Authority
+from headrace.identity.credentials import Credentials, Identity
+from headrace.identity.join_token import check_token
+from headrace.identity.peers import PeerRole, PeerRule
+from headrace.rpc import refusals
+from headrace.rpc.feed_joining import FeedAnswer
+from headrace.rpc.joining import AgentFacts, Answer, JobEnd, Order, WorkerOffer, WorkerReport
+from headrace.rpc.refusals import Refusals
+from headrace.rpc.rendezvous import RendezvousServer
+from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.service.cluster.machine import machine_id
+from headrace.service.cluster.meeting import Meeting
+from headrace.service.cluster.places import Places
+from headrace.service.cluster.remote_worker import RemoteWorker
+from headrace.service.cluster.runtime import (
     LAUNCHER,
     UNREACHABLE,
     CannotStart,
@@ -40,7 +40,7 @@ from service.cluster.runtime import (
     WorkerRole,
     WorkerSpec,
 )
-from service.cluster.worker_plan import PYTHON
+from headrace.service.cluster.worker_plan import PYTHON
 
 START_S = 120.0
 """Longest time until all agents have started their workers."""
@@ -72,7 +72,7 @@ class JoinPoint:
 
 
 class ExternalLauncher:
-    """See Launcher. A context; `join`, `leave` and `report` are for agents (millrace.rpc.joining.Dispatcher)."""
+    """See Launcher. A context; `join`, `leave` and `report` are for agents (headrace.rpc.joining.Dispatcher)."""
 
     def __init__(self, point: JoinPoint, noted: Refusals = refusals.PROCESS) -> None:
         """Raises Unavailable or SpecError where the address is not available."""
@@ -102,7 +102,7 @@ class ExternalLauncher:
         self.address = self._server.address
         if is_wildcard(host):
             self.address = format_address(point.shown_host, parse_address(self.address)[1])
-        self._hint = f"`millrace worker --join {self.address} --token-file {point.token_file}` starts one"
+        self._hint = f"`headrace worker --join {self.address} --token-file {point.token_file}` starts one"
         self._watcher = threading.Thread(target=self._watch, name="agents", daemon=True)
 
     def __enter__(self) -> "ExternalLauncher":

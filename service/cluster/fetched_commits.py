@@ -1,17 +1,17 @@
 """Fetches what a run of a job continues from, where its disk lacks it: from the object store, or from the mirror."""
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from service.cluster.runtime import LAUNCHER, OnLine
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commits, MirrorReader, ObjectStoreReader
-from trainer.control.job_log import newest_generation
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.service.cluster.runtime import LAUNCHER, OnLine
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commits, MirrorReader, ObjectStoreReader
+from headrace.trainer.control.job_log import newest_generation
 
 FETCH_S = 3600.0
 """Longest time to fetch a commit."""
 
 
-class HeadReplaced(MillraceError):
+class HeadReplaced(HeadraceError):
     """Another head runs the job now."""
 
     exit_code = 75

@@ -1,4 +1,4 @@
-"""The launcher's side of the forkserver (millrace.forkserver): requests forks, signals workers, waits for their ends.
+"""The launcher's side of the forkserver (headrace.forkserver): requests forks, signals workers, waits for their ends.
 
 A forkserver that dies takes its workers with it; the next start makes a new one.
 """
@@ -18,11 +18,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from millrace import documents
-from millrace.forkserver import MAX_MESSAGE_BYTES
-from millrace.process import DEVNULL, ChildProcess, unbuffered
-from service.cluster.child import Spawner, WorkerProcess
-from service.cluster.worker_plan import PYTHON
+from headrace import documents
+from headrace.forkserver import MAX_MESSAGE_BYTES
+from headrace.process import DEVNULL, ChildProcess, unbuffered
+from headrace.service.cluster.child import Spawner, WorkerProcess
+from headrace.service.cluster.worker_plan import PYTHON
 
 START_S = 120.0
 """Longest time for a fork; the first one waits for the imports."""
@@ -93,7 +93,7 @@ class _Running:
     def __init__(self, preload: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = (*PYTHON, "millrace.forkserver", "--socket", str(theirs.fileno()), "--preload", *preload)
+            command = (*PYTHON, "headrace.forkserver", "--socket", str(theirs.fileno()), "--preload", *preload)
             self.process = ChildProcess(
                 command,
                 environment=unbuffered(os.environ),

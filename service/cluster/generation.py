@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self, assert_never
 
-from millrace.deadline import Deadline
-from millrace.failpoints import ArmedFailpoint
-from service.cluster.chief import ChiefConnection
-from service.cluster.run_folder import run_folder
-from service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
-from service.cluster.supervision import (
+from headrace.deadline import Deadline
+from headrace.failpoints import ArmedFailpoint
+from headrace.service.cluster.chief import ChiefConnection
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.runtime import KILL_S, LAUNCHER, CannotStart, Launcher, OnLine, WorkerHandle, WorkerSpec
+from headrace.service.cluster.supervision import (
     DrainChief,
     Effect,
     EndingLimits,
@@ -29,7 +29,7 @@ from service.cluster.supervision import (
     Supervision,
     TerminateWorkers,
 )
-from service.cluster.worker_plan import JobPlan
+from headrace.service.cluster.worker_plan import JobPlan
 
 TICK_S = 0.1
 """Interval at which limits of time are checked. A death or a signal is noticed at once."""

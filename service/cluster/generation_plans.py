@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from millrace.identity.authority import open_authority
-from millrace.shared_folder import SharedFolder
-from millrace.timeline import TraceWindow
-from service.cluster.fetched_commits import check_head
-from service.cluster.job_runner import NextPlan
-from service.cluster.store import IDENTITY, clear_caches, clear_live
-from service.cluster.store_defaults import with_slot_numbers
-from service.cluster.worker_plan import JobPlan, ResizeRole, cache_names, plan_job
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commits, acted_in, handed_over, replay_first, resized
-from trainer.control.job_log import newest_generation
-from trainer.control.job_spec import SHARDS, TRAINERS
+from headrace.identity.authority import open_authority
+from headrace.service.cluster.fetched_commits import check_head
+from headrace.service.cluster.job_runner import NextPlan
+from headrace.service.cluster.store import IDENTITY, clear_caches, clear_live
+from headrace.service.cluster.store_defaults import with_slot_numbers
+from headrace.service.cluster.worker_plan import JobPlan, ResizeRole, cache_names, plan_job
+from headrace.service.spec.job import LoadedJob
+from headrace.shared_folder import SharedFolder
+from headrace.timeline import TraceWindow
+from headrace.trainer.control.commit_store import Commits, acted_in, handed_over, replay_first, resized
+from headrace.trainer.control.job_log import newest_generation
+from headrace.trainer.control.job_spec import SHARDS, TRAINERS
 
 
 class GenerationPlans:

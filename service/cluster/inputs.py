@@ -1,12 +1,12 @@
-"""The files that the trainers of a job read: each machine must have the same ones. millrace.inputs compares them."""
+"""The files that the trainers of a job read: each machine must have the same ones. headrace.inputs compares them."""
 
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from dataset.spec.config import FilesSource, PipeSection
-from dataset.spec.path_pattern import Pattern
-from service.spec.job import LoadedJob
+from headrace.dataset.spec.config import FilesSource, PipeSection
+from headrace.dataset.spec.path_pattern import Pattern
+from headrace.service.spec.job import LoadedJob
 
 SCRIPTS = (".py", ".sh", ".pl", ".rb", ".js", ".lua", ".R", ".awk")
 """Ends of names of programs' texts."""

@@ -9,33 +9,33 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.durable import writing
-from millrace.identity.authority import open_authority
-from millrace.identity.join_token import FILE as TOKEN
-from millrace.identity.join_token import open_token
-from millrace.interfaces import address_of
-from millrace.lifecycle import ExitCode
-from millrace.printable import print_printable
-from millrace.shared_folder import SharedFolder
-from millrace.timeline import TraceWindow
-from service.cluster.external import JoinPoint
-from service.cluster.fetched_commits import check_fresh, fetch_commits
-from service.cluster.generation_plans import GenerationPlans, in_force, numbers_of
-from service.cluster.job_runner import JobRunner
-from service.cluster.launchers import LauncherSettings, open_launcher
-from service.cluster.replica_joining import feed_answer, replicas_joining
-from service.cluster.restarts import RestartLimits
-from service.cluster.run_folder import worker_folder
-from service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, WorkerRole
-from service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
-from service.cluster.store_defaults import old_defaults_note, with_store_defaults
-from service.cluster.supervision import RunOutcome
-from service.cluster.trace_file import begin_trace, finish_trace
-from service.cluster.worker_plan import LOCAL, MODULES
-from service.monitor.lines import summary_lines
-from service.spec.config import ClusterSection
-from service.spec.job import LoadedJob
+from headrace import documents
+from headrace.durable import writing
+from headrace.identity.authority import open_authority
+from headrace.identity.join_token import FILE as TOKEN
+from headrace.identity.join_token import open_token
+from headrace.interfaces import address_of
+from headrace.lifecycle import ExitCode
+from headrace.printable import print_printable
+from headrace.service.cluster.external import JoinPoint
+from headrace.service.cluster.fetched_commits import check_fresh, fetch_commits
+from headrace.service.cluster.generation_plans import GenerationPlans, in_force, numbers_of
+from headrace.service.cluster.job_runner import JobRunner
+from headrace.service.cluster.launchers import LauncherSettings, open_launcher
+from headrace.service.cluster.replica_joining import feed_answer, replicas_joining
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.run_folder import worker_folder
+from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, WorkerRole
+from headrace.service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
+from headrace.service.cluster.store_defaults import old_defaults_note, with_store_defaults
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.cluster.trace_file import begin_trace, finish_trace
+from headrace.service.cluster.worker_plan import LOCAL, MODULES
+from headrace.service.monitor.lines import summary_lines
+from headrace.service.spec.config import ClusterSection
+from headrace.service.spec.job import LoadedJob
+from headrace.shared_folder import SharedFolder
+from headrace.timeline import TraceWindow
 
 
 class JobRun:

@@ -12,22 +12,22 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.lifecycle import ExitCode, on_stop_signal
-from millrace.retry import Backoff
-from millrace.rpc import refusals
-from millrace.rpc.job_client import RANK0
-from service.cluster.chief import ChiefConnection
-from service.cluster.generation import TICK_S, Events, Faults, Generation
-from service.cluster.restarts import Death, End, RestartLimits, decide
-from service.cluster.run_folder import write_private
-from service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher
-from service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
-from service.cluster.supervision import EndingLimits, RunOutcome, StopRequested, Tick
-from service.cluster.worker_plan import JobPlan
-from service.monitor.status import Status
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.lifecycle import ExitCode, on_stop_signal
+from headrace.retry import Backoff
+from headrace.rpc import refusals
+from headrace.rpc.job_client import RANK0
+from headrace.service.cluster.chief import ChiefConnection
+from headrace.service.cluster.generation import TICK_S, Events, Faults, Generation
+from headrace.service.cluster.restarts import Death, End, RestartLimits, decide
+from headrace.service.cluster.run_folder import write_private
+from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher
+from headrace.service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
+from headrace.service.cluster.supervision import EndingLimits, RunOutcome, StopRequested, Tick
+from headrace.service.cluster.worker_plan import JobPlan
+from headrace.service.monitor.status import Status
 
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""
@@ -124,7 +124,7 @@ class JobRunner:
         try:
             with on_stop_signal(lambda: self._events.put((0, StopRequested()))):
                 outcome = self._run_phases()
-        except MillraceError as error:
+        except HeadraceError as error:
             outcome = RunOutcome(error.exit_code, str(error))
             raise
         finally:

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from millrace.errors import SpecError
-from millrace.identity.authority import Authority
-from service.cluster.child import Spawner, Starter
-from service.cluster.external import ExternalLauncher, JoinPoint
-from service.cluster.forkserver import ForkingStarter, can_fork
-from service.cluster.local import ProcessLauncher
-from service.cluster.ray_connection import check_installed
-from service.cluster.ray_launcher import RayLauncher
-from service.cluster.runtime import Launcher
-from service.cluster.worker_plan import LOCAL
+from headrace.errors import SpecError
+from headrace.identity.authority import Authority
+from headrace.service.cluster.child import Spawner, Starter
+from headrace.service.cluster.external import ExternalLauncher, JoinPoint
+from headrace.service.cluster.forkserver import ForkingStarter, can_fork
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.ray_connection import check_installed
+from headrace.service.cluster.ray_launcher import RayLauncher
+from headrace.service.cluster.runtime import Launcher
+from headrace.service.cluster.worker_plan import LOCAL
 
 EXTERNAL, RAY = "external", "ray"
 

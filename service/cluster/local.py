@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from millrace.identity.authority import Authority
-from millrace.launcher_contact import LauncherContact
-from millrace.printable import printable
-from millrace.rpc.rendezvous import RendezvousServer
-from service.cluster.child import Starter, WorkerProcess
-from service.cluster.meeting import Meeting
-from service.cluster.run_folder import write_private
-from service.cluster.runtime import (
+from headrace.identity.authority import Authority
+from headrace.launcher_contact import LauncherContact
+from headrace.printable import printable
+from headrace.rpc.rendezvous import RendezvousServer
+from headrace.service.cluster.child import Starter, WorkerProcess
+from headrace.service.cluster.meeting import Meeting
+from headrace.service.cluster.run_folder import write_private
+from headrace.service.cluster.runtime import (
     KILL_S,
     TAIL_LINES,
     CannotStart,

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-MACHINE = "MILLRACE_MACHINE"
+MACHINE = "HEADRACE_MACHINE"
 """Variable of the environment by which an orchestrator names the machine, where the system does not tell it: containers
 of one pod share addresses and the store, and have file systems of their own."""
 NAMESPACES = ("mnt", "net")

@@ -1,7 +1,7 @@
 """The workers that have come to one generation, and where they listen.
 
 A worker that is late, that comes twice, that is of another generation, or that reads other inputs is refused with the
-reason. millrace.rpc.rendezvous carries the calls.
+reason. headrace.rpc.rendezvous carries the calls.
 """
 
 import threading
@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from millrace.deadline import Deadline
-from millrace.errors import Refused, SpecError
-from millrace.identity import certificates
-from millrace.identity.authority import Authority
-from millrace.identity.peers import PeerRole
-from millrace.identity.renewal import NUM_TRIES
-from millrace.inputs import ABSENT
-from millrace.rpc.rendezvous import Member
-from millrace.rpc.rendezvous_errors import OtherGeneration
-from service.cluster.runtime import WorkerRole, WorkerSpec
+from headrace.deadline import Deadline
+from headrace.errors import Refused, SpecError
+from headrace.identity import certificates
+from headrace.identity.authority import Authority
+from headrace.identity.peers import PeerRole
+from headrace.identity.renewal import NUM_TRIES
+from headrace.inputs import ABSENT
+from headrace.rpc.rendezvous import Member
+from headrace.rpc.rendezvous_errors import OtherGeneration
+from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 
 CHIEF = f"{WorkerRole.TRAINER}-0"
 """The worker for which the other trainers wait."""
@@ -89,7 +89,7 @@ class Roll:
 
 
 class Meeting:
-    """The rendezvous of one generation after another. Any thread. See millrace.rpc.rendezvous.RendezvousHost."""
+    """The rendezvous of one generation after another. Any thread. See headrace.rpc.rendezvous.RendezvousHost."""
 
     def __init__(self, authority: Authority | None = None) -> None:
         """`authority`: signs the certificates of the workers; None where they have none."""

@@ -6,9 +6,9 @@ Agents ask by a rank, as torchrun gives one, or get places by their order of joi
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from millrace.errors import Refused, SpecError, Unavailable
-from millrace.rpc.joining import AgentFacts
-from service.cluster.runtime import WorkerRole
+from headrace.errors import Refused, SpecError, Unavailable
+from headrace.rpc.joining import AgentFacts
+from headrace.service.cluster.runtime import WorkerRole
 
 CHIEF = f"{WorkerRole.TRAINER}-0"
 """Rank 0 keeps the job's log and store, so it runs at the head unless an agent elsewhere asks for it by its rank."""
@@ -150,7 +150,7 @@ class Places:
             )
         if names[rank] == CHIEF and self._chief_here and agent.machine != self._head:
             raise SpecError(
-                f"RANK {rank} is {CHIEF}, which keeps the job's log and store at the machine of `millrace run`: start "
+                f"RANK {rank} is {CHIEF}, which keeps the job's log and store at the machine of `headrace run`: start "
                 "the process of this RANK there, for torchrun by --node-rank 0"
             )
         if (holder := self._agents.get(names[rank])) is not None:

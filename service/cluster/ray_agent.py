@@ -1,4 +1,4 @@
-"""The actor that runs one worker of a generation on a node of a Ray cluster: an agent, as `millrace worker` is one.
+"""The actor that runs one worker of a generation on a node of a Ray cluster: an agent, as `headrace worker` is one.
 
 Its worker is its child process and dies with it. Texts and numbers alone pass through Ray, which pickles them; the join
 token passes sealed for the key of this process. Imports no Ray: service.cluster.ray_driver makes it an actor.
@@ -8,12 +8,12 @@ import logging
 import os
 import threading
 
-from millrace.errors import MillraceError
-from millrace.identity.join_token import JoinToken
-from millrace.identity.sealed import SealKey
-from millrace.rpc.joining import AgentFacts
-from service.cluster.agent import Agent, Joined
-from service.cluster.machine import machine_id
+from headrace.errors import HeadraceError
+from headrace.identity.join_token import JoinToken
+from headrace.identity.sealed import SealKey
+from headrace.rpc.joining import AgentFacts
+from headrace.service.cluster.agent import Agent, Joined
+from headrace.service.cluster.machine import machine_id
 
 WAIT_S = 30.0
 """Longest wait for a launcher that does not answer. Another one places agents of its own."""
@@ -47,7 +47,7 @@ class PlacedAgent:
             to = Joined(address=address, token=token, wait_s=WAIT_S)
             with Agent(to, self._facts, threading.Event()) as agent:
                 agent.run()
-        except MillraceError as error:
+        except HeadraceError as error:
             log.warning("%s", error)
             return str(error)
         return ""

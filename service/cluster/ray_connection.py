@@ -10,10 +10,10 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from millrace import documents
-from millrace.errors import SpecError
-from millrace.process import ChildProcess, unbuffered
-from service.cluster.worker_plan import PYTHON
+from headrace import documents
+from headrace.errors import SpecError
+from headrace.process import ChildProcess, unbuffered
+from headrace.service.cluster.worker_plan import PYTHON
 
 CLOSE_S = 6.0
 """Longest time for an orderly end: the actors end, and Ray hears of it. Then the process is killed."""
@@ -30,7 +30,7 @@ class RayConnection:
     def __init__(self, address: str, on_event: OnEvent) -> None:
         """Connect to the cluster at `address`. Raises OSError."""
         self._on_event = on_event
-        command = (*PYTHON, "service.cluster.ray_driver", address)
+        command = (*PYTHON, "headrace.service.cluster.ray_driver", address)
         self._process = ChildProcess(command, environment=unbuffered(os.environ))
         self._printed: deque[str] = deque(maxlen=MAX_LINES)
         self._heard_s = time.monotonic()
@@ -81,6 +81,6 @@ def check_installed() -> None:
     """Raise SpecError where Ray is not installed."""
     if find_spec("ray") is None:
         raise SpecError(
-            "Ray is not installed here; `pip install 'millrace[ray]'` installs it, also on every node of the cluster",
+            "Ray is not installed here; `pip install 'headrace[ray]'` installs it, also on every node of the cluster",
             "cluster.launcher",
         )

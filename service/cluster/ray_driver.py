@@ -1,4 +1,6 @@
-"""The process that holds a launcher's connection to a Ray cluster: `python -m service.cluster.ray_driver ADDRESS`.
+"""The process that holds a launcher's connection to a Ray cluster.
+
+`python -m headrace.service.cluster.ray_driver ADDRESS` starts it.
 
 Ray ends a driver whose node has died, so it must not be the launcher's own process. Reads requests and writes events,
 each a line of JSON: service.cluster.ray_connection is the other end. All that it placed ends with it.
@@ -27,14 +29,14 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from millrace import documents
-from millrace.address import is_loopback, parse_address
-from millrace.identity.sealed import seal
-from millrace.lifecycle import ExitCode
-from millrace.private_folder import private_folder
-from service.cluster.machine import machine_id
-from service.cluster.ray_agent import PlacedAgent
-from service.cluster.ray_resources import Node, WorkerNeeds, missing
+from headrace import documents
+from headrace.address import is_loopback, parse_address
+from headrace.identity.sealed import seal
+from headrace.lifecycle import ExitCode
+from headrace.private_folder import private_folder
+from headrace.service.cluster.machine import machine_id
+from headrace.service.cluster.ray_agent import PlacedAgent
+from headrace.service.cluster.ray_resources import Node, WorkerNeeds, missing
 
 REACH_S = 3.0
 """Longest wait for the cluster to accept a connection."""

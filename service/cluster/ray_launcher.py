@@ -12,15 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.errors import Refused
-from millrace.identity.join_token import read_token
-from millrace.lifecycle import ExitCode
-from millrace.rpc.joining import AgentFacts, Answer, JobEnd
-from service.cluster.external import ExternalLauncher, JoinPoint
-from service.cluster.places import CHIEF
-from service.cluster.ray_connection import RayConnection
-from service.cluster.ray_resources import WorkerNeeds
-from service.cluster.runtime import WorkerRole, WorkerSpec
+from headrace.errors import Refused
+from headrace.identity.join_token import read_token
+from headrace.lifecycle import ExitCode
+from headrace.rpc.joining import AgentFacts, Answer, JobEnd
+from headrace.service.cluster.external import ExternalLauncher, JoinPoint
+from headrace.service.cluster.places import CHIEF
+from headrace.service.cluster.ray_connection import RayConnection
+from headrace.service.cluster.ray_resources import WorkerNeeds
+from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 
 SILENT_S = 10.0
 """A cluster that does not answer for longer is told of; so are agents that Ray has started and that do not join."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from service.cluster.runtime import WorkerSpec
+from headrace.service.cluster.runtime import WorkerSpec
 
 GIB = 1 << 30
 HERE = 0.001

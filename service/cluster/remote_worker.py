@@ -8,10 +8,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from millrace.deadline import Deadline
-from millrace.printable import printable
-from millrace.rpc.joining import Order, WorkerOffer
-from service.cluster.runtime import KILL_S, TAIL_LINES, OnExit, OnLine
+from headrace.deadline import Deadline
+from headrace.printable import printable
+from headrace.rpc.joining import Order, WorkerOffer
+from headrace.service.cluster.runtime import KILL_S, TAIL_LINES, OnExit, OnLine
 
 
 class RemoteWorker:

@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from millrace.address import format_address, is_loopback, is_wildcard, parse_address
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.identity.authority import Authority, open_authority
-from millrace.identity.join_token import FILE as TOKEN
-from millrace.identity.join_token import check_token, open_token
-from millrace.identity.peers import PeerRole, PeerRule
-from millrace.interfaces import address_of
-from millrace.rpc import refusals
-from millrace.rpc.feed_joining import MAX_CALLS, FeedAnswer, serve_feed_address
-from millrace.rpc.job_client import JobClient, NotRunning
-from millrace.rpc.rpc_server import RpcServer
-from millrace.rpc.tls_listener import TlsEndpoint
-from service.cluster.runtime import LAUNCHER, OnLine
-from service.cluster.store import IDENTITY
-from service.cluster.worker_plan import LOCAL
-from service.spec.config import NOBODY_JOINS, ClusterSection
-from service.spec.job import LoadedJob
-from trainer.control.replicas import certified
+from headrace.address import format_address, is_loopback, is_wildcard, parse_address
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.identity.authority import Authority, open_authority
+from headrace.identity.join_token import FILE as TOKEN
+from headrace.identity.join_token import check_token, open_token
+from headrace.identity.peers import PeerRole, PeerRule
+from headrace.interfaces import address_of
+from headrace.rpc import refusals
+from headrace.rpc.feed_joining import MAX_CALLS, FeedAnswer, serve_feed_address
+from headrace.rpc.job_client import JobClient, NotRunning
+from headrace.rpc.rpc_server import RpcServer
+from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.service.cluster.runtime import LAUNCHER, OnLine
+from headrace.service.cluster.store import IDENTITY
+from headrace.service.cluster.worker_plan import LOCAL
+from headrace.service.spec.config import NOBODY_JOINS, ClusterSection
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.replicas import certified
 
 ANSWER_S = 5.0
 """Longest wait for rank 0, which knows the addresses."""
@@ -76,7 +76,7 @@ def replicas_joining(job: LoadedJob, on_line: OnLine) -> Iterator[None]:
         shown = server.address
         if is_wildcard(host):
             shown = format_address(address_of(cluster.interface), parse_address(shown)[1])
-        hint = f"`millrace replica --join {shown} --feed-token-file {folder / TOKEN}` starts one"
+        hint = f"`headrace replica --join {shown} --feed-token-file {folder / TOKEN}` starts one"
         on_line(LAUNCHER, f"answers replicas at {shown}; {hint}")
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Has a running job go on with other numbers of workers (`millrace resize`), and waits until they train.
+"""Has a running job go on with other numbers of workers (`headrace resize`), and waits until they train.
 
 Rank 0 logs the request, and its generation ends after the close at which it acts (trainer.rank0.operations). The
 launcher starts the next one with the new numbers (service.cluster.generation_plans).
@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.rpc.job_client import CALL_S, JobClient, NotRunning, Unfinished
-from millrace.rpc.role import RoleClient
-from trainer.control.job_spec import SHARDS, TRAINERS
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.rpc.job_client import CALL_S, JobClient, NotRunning, Unfinished
+from headrace.rpc.role import RoleClient
+from headrace.trainer.control.job_spec import SHARDS, TRAINERS
 
 MOVE_S = 900.0
 """Longest time to wait for the new workers."""
@@ -42,7 +42,7 @@ def resize(store: Path, shards: int | None, trainers: int | None, deadline: Dead
     client = JobClient(store)
     version = client.carry_out({"op": "resize", "shards": shards, "trainers": trainers}, deadline)
 
-    def late(reason: str) -> MillraceError:
+    def late(reason: str) -> HeadraceError:
         return Unfinished(f"logged at version {version}, but the new workers do not train yet; {reason}".rstrip("; "))
 
     try:

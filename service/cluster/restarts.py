@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from millrace.retry import Backoff
-from service.cluster.supervision import RunOutcome
+from headrace.retry import Backoff
+from headrace.service.cluster.supervision import RunOutcome
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
 """The first death without progress is followed by a restart at once, the second after the first pause. Each further

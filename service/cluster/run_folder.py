@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from millrace.durable import writing
+from headrace.durable import writing
 
 
 @contextmanager

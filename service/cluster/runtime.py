@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from millrace.errors import Unavailable
+from headrace.errors import Unavailable
 
 LAUNCHER = "launcher"
 """The name of the launcher among the names of workers, for its own lines."""
@@ -72,7 +72,7 @@ class WorkerSpec:
     run_folder: Path
     """Private files of this generation: configurations and sockets."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the files that it reads, by path (millrace.inputs): its machine must have the same ones."""
+    """Digests of the files that it reads, by path (headrace.inputs): its machine must have the same ones."""
     resources: Resources = Resources()
 
     @property

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.lifecycle import ExitCode
-from service.cluster.generation import Generation
-from service.cluster.runtime import LAUNCHER, Launcher, OnLine
-from service.cluster.supervision import Event, RunOutcome
-from service.cluster.worker_plan import JobPlan
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.lifecycle import ExitCode
+from headrace.service.cluster.generation import Generation
+from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine
+from headrace.service.cluster.supervision import Event, RunOutcome
+from headrace.service.cluster.worker_plan import JobPlan
 
 STANDBY = "standby"
 """The state of a generation that has not claimed the job."""
@@ -124,7 +124,7 @@ class StandbyWorkers:
         try:
             plan = self._plans.beside(last, self._resize, trainers, shards)
             self._mine = self._begin(plan)
-        except MillraceError as error:
+        except HeadraceError as error:
             self._fail(str(error))
             return
         self._until = Deadline.after(PREPARE_S)

@@ -11,17 +11,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from millrace import documents
-from millrace.deadline import Deadline
-from millrace.durable import REAL, SymbolicLinkFound, check_no_link, unfinished_name, write_whole, writing
-from millrace.errors import DeadlineExceeded, SpecError
-from millrace.file_lock import is_locked, locked
-from millrace.identity.authority import FOLDER as AUTHORITY_FOLDER
-from millrace.rpc import job_client
-from millrace.shared_folder import FOLDER as SHARED_FOLDER
+from headrace import documents
+from headrace.deadline import Deadline
+from headrace.durable import REAL, SymbolicLinkFound, check_no_link, unfinished_name, write_whole, writing
+from headrace.errors import DeadlineExceeded, SpecError
+from headrace.file_lock import is_locked, locked
+from headrace.identity.authority import FOLDER as AUTHORITY_FOLDER
+from headrace.rpc import job_client
+from headrace.shared_folder import FOLDER as SHARED_FOLDER
 
-MARKER = "millrace.json"
+MARKER = "headrace.json"
 """The file that marks a folder as a store. Nothing in a folder without it is ever removed."""
+OLD_MARKER = "millrace.json"
+"""The name of that file in a store of before version 0.2, which keeps it."""
 FORMAT = 1
 """Number of a store's layout. A store with a newer one is refused and left alone."""
 MAX_MARKER_BYTES = 1 << 20
@@ -35,7 +37,7 @@ RUN = "run.json"
 REPORT = "report.json"
 """The chief's report at the end of a run; removed when the run continues."""
 FRESHNESS = "freshness.json"
-"""The last result of `millrace freshness`; see service.history.kept_ages."""
+"""The last result of `headrace freshness`; see service.history.kept_ages."""
 WORKERS = job_client.WORKERS
 """Private files of the running workers; removed with them."""
 HANDOVER = "handover"
@@ -57,7 +59,7 @@ TRACE_PARTS = "trace-parts"
 IDENTITY = AUTHORITY_FOLDER
 """The certificate authority of the job and its join token; kept by `--fresh`, so that tokens stay valid."""
 SHARED = SHARED_FOLDER
-"""Proves to workers of other machines that they see the store, while it runs; see millrace.shared_folder."""
+"""Proves to workers of other machines that they see the store, while it runs; see headrace.shared_folder."""
 LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""
 MADE_BY_A_RUN = (
@@ -90,10 +92,16 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
         yield store
 
 
+def marker_of(store: Path) -> Path:
+    """The marker of a store, or where a new one gets it."""
+    old = store / OLD_MARKER
+    return old if os.path.lexists(old) else store / MARKER
+
+
 def check_run(store: Path, job: str) -> None:
     """Raise SpecError where `store` holds no run of `job`."""
-    if not (store / MARKER).exists() or not (store / RUN).exists():
-        raise SpecError(f"{store} holds no run; `millrace run` begins one", "store.path")
+    if not marker_of(store).exists() or not (store / RUN).exists():
+        raise SpecError(f"{store} holds no run; `headrace run` begins one", "store.path")
     _check_marker(store)
     check_no_links(store)
     _check_name(store, job)
@@ -115,7 +123,7 @@ def remove(store: Path, job: str) -> None:
 
     A folder that is no store is left alone. Raises SpecError where it is in use or holds another job's run.
     """
-    if not (store / MARKER).exists():
+    if not marker_of(store).exists():
         return
     _check_marker(store)
     check_no_link(store / LOCK)
@@ -124,7 +132,7 @@ def remove(store: Path, job: str) -> None:
             _check_name(store, job)
         _clear(store)
         shutil.rmtree(store / IDENTITY, ignore_errors=True)
-        (store / MARKER).unlink()
+        marker_of(store).unlink()
         (store / LOCK).unlink()
     with suppress(OSError):  # it is not empty
         store.rmdir()
@@ -156,13 +164,13 @@ def _locked(store: Path, hint: str) -> Iterator[None]:
 
 def _make(store: Path) -> None:
     """Make `store` a folder with a marker, for its owner only. A folder with other files is refused."""
-    check_no_link(store / MARKER)
+    check_no_link(marker_of(store))
     check_no_link(store / LOCK)
     with _usable(store):
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (store / MARKER).exists():
+        if not marker_of(store).exists():
             _check_bare(store)
-            _write(store / MARKER, {"kind": "store", "format": FORMAT})
+            _write(marker_of(store), {"kind": "store", "format": FORMAT})
         with suppress(PermissionError):  # a volume that another user made
             store.chmod(0o700)
     _check_marker(store)
@@ -179,8 +187,8 @@ def check_free(store: Path, job: str, *, fresh: bool) -> bool:
             raise SpecError(f"{store} cannot be used: {above} is a file", "store.path")
         if above != store:
             return False
-        check_no_link(store / MARKER)
-        if not (store / MARKER).exists():
+        check_no_link(marker_of(store))
+        if not marker_of(store).exists():
             _check_bare(store)
         else:
             _check_marker(store)
@@ -205,7 +213,7 @@ def _usable(store: Path) -> Iterator[None]:
 def _check_bare(store: Path) -> None:
     if any(path.name != IDENTITY for path in store.iterdir()):  # put back from another head, before its first run
         raise SpecError(
-            f"{store} is not empty and no store of Millrace (it has no {MARKER}); choose another folder", "store.path"
+            f"{store} is not empty and no store of Headrace (it has no {MARKER}); choose another folder", "store.path"
         )
 
 
@@ -245,7 +253,7 @@ def check_no_links(store: Path) -> None:
     WORKERS may be the launcher's own link to a private folder: the launcher replaces it and never follows it
     (service.cluster.run_folder). Files in LETTERS are replaced, never followed, by all readers and writers.
     """
-    for name in (name for name in (MARKER, LOCK, IDENTITY, *MADE_BY_A_RUN) if name != WORKERS):
+    for name in (name for name in (MARKER, OLD_MARKER, LOCK, IDENTITY, *MADE_BY_A_RUN) if name != WORKERS):
         path = check_no_link(store / name)
         if path.is_dir() and name != LETTERS:
             with os.scandir(path) as entries:
@@ -256,7 +264,7 @@ def check_no_links(store: Path) -> None:
 
 def _check_marker(store: Path) -> None:
     """Raise SpecError where the marker is damaged, not of a store, or of a newer layout."""
-    path = store / MARKER
+    path = marker_of(store)
     whole = json.dumps({"kind": "store", "format": FORMAT})
     try:
         marker = documents.read_object(path, MAX_MARKER_BYTES)
@@ -267,7 +275,7 @@ def _check_marker(store: Path) -> None:
         raise SpecError(f"{path} is damaged or not of a store; the marker of a store holds {whole}", "store.path")
     if number > FORMAT:
         raise SpecError(
-            f"{path} is of format {number}, and this Millrace reads format {FORMAT}; run the newer one, or choose "
+            f"{path} is of format {number}, and this Headrace reads format {FORMAT}; run the newer one, or choose "
             "another store.path",
             "store.path",
         )

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.slot_groups import settled
-from dataset.spec.stream_spec import SlotsSpec
-from millrace.config import validate
-from service.spec.job import LoadedJob, with_defaults
-from trainer.config import NEWEST_DEFAULTS
-from trainer.control.commit_store import CommitDamaged, Commits
-from trainer.control.job_log import read_history
-from trainer.control.job_spec import FIRST, fill_defaults, flat_values
+from headrace.config import validate
+from headrace.dataset.spec.slot_groups import settled
+from headrace.dataset.spec.stream_spec import SlotsSpec
+from headrace.service.spec.job import LoadedJob, with_defaults
+from headrace.trainer.config import NEWEST_DEFAULTS
+from headrace.trainer.control.commit_store import CommitDamaged, Commits
+from headrace.trainer.control.job_log import read_history
+from headrace.trainer.control.job_spec import FIRST, fill_defaults, flat_values
 
 
 def with_store_defaults(job: LoadedJob) -> LoadedJob:

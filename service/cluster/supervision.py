@@ -9,8 +9,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace.lifecycle import ExitCode
-from service.cluster.runtime import UNREACHABLE
+from headrace.lifecycle import ExitCode
+from headrace.service.cluster.runtime import UNREACHABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

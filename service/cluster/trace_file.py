@@ -1,7 +1,7 @@
 """The trace of a run: the timelines of its workers, put together as one file in the trace format of Chrome.
 
 Perfetto (https://ui.perfetto.dev) and chrome://tracing read it. Workers are processes of the trace, their threads are
-its threads. millrace.timeline records the parts, one file for each worker, below the store on the worker's machine.
+its threads. headrace.timeline records the parts, one file for each worker, below the store on the worker's machine.
 """
 
 import json
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.durable import REAL, write_whole, writing
-from millrace.timeline import FORMAT, Span
-from service.cluster.store import TRACE, TRACE_PARTS
+from headrace import documents
+from headrace.durable import REAL, write_whole, writing
+from headrace.service.cluster.store import TRACE, TRACE_PARTS
+from headrace.timeline import FORMAT, Span
 
 MAX_PART_BYTES = 64 << 20
 """Longest part; one with the most spans has about 10 MB."""

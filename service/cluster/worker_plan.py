@@ -11,36 +11,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.schema import Schema
-from millrace.identity.authority import Authority
-from millrace.identity.credentials import Identity
-from millrace.identity.peers import PeerRole
-from millrace.inputs import digests, head_sizes
-from millrace.interfaces import LOOPBACK_INTERFACE
-from millrace.rpc.channels import TlsPeer
-from millrace.secrets import dump_with_secrets, with_secrets
-from millrace.shared_folder import SharedFolder
-from millrace.timeline import TracePart, TraceWindow
-from pserver.config import TableSection, Wire
-from service.cluster.inputs import input_files
-from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
-from service.cluster.store import CACHE, LIVE, TRACE_PARTS
-from service.spec.config import WorkerResources
-from service.spec.job import LoadedJob
-from trainer.control.job_spec import STALL_SHARE, history_tables, remembered_of, tables_on_shards, windows_of
-from trainer.control.predictions import PredictionRequest
-from trainer.control.store_addresses import parse_store_address
+from headrace.dataset.spec.schema import Schema
+from headrace.identity.authority import Authority
+from headrace.identity.credentials import Identity
+from headrace.identity.peers import PeerRole
+from headrace.inputs import digests, head_sizes
+from headrace.interfaces import LOOPBACK_INTERFACE
+from headrace.pserver.config import TableSection, Wire
+from headrace.rpc.channels import TlsPeer
+from headrace.secrets import dump_with_secrets, with_secrets
+from headrace.service.cluster.inputs import input_files
+from headrace.service.cluster.runtime import Resources, WorkerRole, WorkerSpec
+from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS
+from headrace.service.spec.config import WorkerResources
+from headrace.service.spec.job import LoadedJob
+from headrace.shared_folder import SharedFolder
+from headrace.timeline import TracePart, TraceWindow
+from headrace.trainer.control.job_spec import STALL_SHARE, history_tables, remembered_of, tables_on_shards, windows_of
+from headrace.trainer.control.predictions import PredictionRequest
+from headrace.trainer.control.store_addresses import parse_store_address
 
 PYTHON = (sys.executable, "-P", "-m")
-"""-P: a file of the user's folder must not stand in for a package of Millrace."""
+"""-P: a file of the user's folder must not stand in for a package of Headrace."""
 MODULES = {
-    WorkerRole.SHARD: ("pserver.server.shard_server",),
-    WorkerRole.TRAINER: ("trainer.train.assembly", "millrace.rpc.role", "pyarrow.compute"),
+    WorkerRole.SHARD: ("headrace.pserver.server.shard_server",),
+    WorkerRole.TRAINER: ("headrace.trainer.train.assembly", "headrace.rpc.role", "pyarrow.compute"),
 }
 """The modules that workers of a role import, also those that they import late."""
 LOCAL = "local"
 """The launcher that runs all workers on this machine."""
-BESIDE = "trainer.predict.background"
+BESIDE = "headrace.trainer.predict.background"
 """The module that runs another one at the lowest priority."""
 
 
@@ -237,7 +237,7 @@ def plan_prediction(
             WorkerSpec(
                 role=WorkerRole.PREDICTOR,
                 number=rank,
-                command=(*command, "trainer.predict"),
+                command=(*command, "headrace.trainer.predict"),
                 config={**config, "rank": rank},
                 folder=job.folder,
                 run_folder=folders.private,
@@ -306,7 +306,7 @@ def _shards(
         WorkerSpec(
             role=WorkerRole.SHARD,
             number=number,
-            command=(*command, "pserver"),
+            command=(*command, "headrace.pserver"),
             config={**config, "shard": number, "live": folder, "parts": None if parts is None else parts[number]},
             folder=job.folder,
             run_folder=run_folder,
@@ -337,7 +337,7 @@ def _trainer(job: LoadedJob, run_folder: Path, common: Mapping[str, Any], rank: 
     return WorkerSpec(
         role=WorkerRole.TRAINER,
         number=rank,
-        command=(*PYTHON, "trainer"),
+        command=(*PYTHON, "headrace.trainer"),
         config=config,
         folder=job.folder,
         run_folder=run_folder,

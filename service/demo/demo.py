@@ -18,20 +18,20 @@ from typing import Any
 
 from rich.console import Console
 
-from dataset.pipe.command import check_pipe
-from dataset.spec.schema import Schema
-from millrace.address import format_address, parse_address
-from millrace.deadline import Deadline
-from millrace.durable import writing
-from millrace.errors import SpecError
-from millrace.file_lock import is_locked
-from millrace.http import listening
-from millrace.lifecycle import ExitCode, on_stop_signal
-from millrace.printable import print_printable
-from millrace.process import run
-from service.cluster.job_run import read_report
-from service.cluster.store import MARKER, REPORT, remove
-from service.demo.demo_jobs import (
+from headrace.address import format_address, parse_address
+from headrace.dataset.pipe.command import check_pipe
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.durable import writing
+from headrace.errors import SpecError
+from headrace.file_lock import is_locked
+from headrace.http import listening
+from headrace.lifecycle import ExitCode, on_stop_signal
+from headrace.printable import print_printable
+from headrace.process import run
+from headrace.service.cluster.job_run import read_report
+from headrace.service.cluster.store import REPORT, marker_of, remove
+from headrace.service.demo.demo_jobs import (
     FREEZE_AFTER,
     LATE,
     NAME,
@@ -43,15 +43,15 @@ from service.demo.demo_jobs import (
     service_of,
     twin_of,
 )
-from service.demo.race import Standing, ahead_of, ahead_text, auc_of, frozen_text, show_race
-from service.history.fork_of_job import fork
-from service.jobs.folder import JobFolder
-from service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
-from service.monitor.lines import count, labelled, ratio, summary_lines
-from service.monitor.status import Status
-from service.server.serve import running_service
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commits, order_of
+from headrace.service.demo.race import Standing, ahead_of, ahead_text, auc_of, frozen_text, show_race
+from headrace.service.history.fork_of_job import fork
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
+from headrace.service.monitor.lines import count, labelled, ratio, summary_lines
+from headrace.service.monitor.status import Status
+from headrace.service.server.serve import running_service
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commits, order_of
 
 LISTEN = "127.0.0.1:8080"
 """Address of the page, if it is free."""
@@ -76,7 +76,7 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
     address = listen or free_address(LISTEN)
     clear_root(root)
-    logging.getLogger("service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does
+    logging.getLogger("headrace.service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does
     with stop_requests() as asked, running_service(service_of(root, address, job)) as service:  # 2
         print(page_line(service.url), jobs_line(), sep="\n", flush=True)
         write_late_events(root)
@@ -230,7 +230,7 @@ def late_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
 def page_line(url: str) -> str:
     """The line that names the page's address."""
     if importlib.util.find_spec("nicegui") is None:
-        return f"no live page: pip install 'millrace[ui]' brings it; the API answers at {url}/v1/jobs"
+        return f"no live page: pip install 'headrace[ui]' brings it; the API answers at {url}/v1/jobs"
     return f"open {url}/ to watch it live; Ctrl-C ends it"
 
 
@@ -251,7 +251,7 @@ def free_address(listen: str) -> str:
 
 def clear_root(root: Path) -> None:
     """End and remove an earlier demo at `root`. Raises SpecError where `root` holds other files."""
-    if (root / MARKER).exists():  # the demo of an early version was a store
+    if marker_of(root).exists():  # the demo of an early version was a store
         remove(root, "clicks")
     if not root.exists():
         return

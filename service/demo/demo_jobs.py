@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.config import PipeSection
-from millrace.config import load_toml
-from service.auth.config import AccessSection, AllowSection
-from service.jobs.config import LimitsSection, ServiceConfig
-from service.spec.job import LoadedJob, job_of
+from headrace.config import load_toml
+from headrace.dataset.spec.config import PipeSection
+from headrace.service.auth.config import AccessSection, AllowSection
+from headrace.service.jobs.config import LimitsSection, ServiceConfig
+from headrace.service.spec.job import LoadedJob, job_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
 """The job of the demo; it is part of a checkout."""

@@ -15,12 +15,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.printable import print_printable
-from service.demo.demo_jobs import FREEZE_AFTER, LATE, NAME, TWIN
-from service.monitor.display import REFRESH_PER_S, render
-from service.monitor.lines import count, ratio
-from service.monitor.shows import LINE_EVERY_S
-from service.monitor.status import Status
+from headrace.printable import print_printable
+from headrace.service.demo.demo_jobs import FREEZE_AFTER, LATE, NAME, TWIN
+from headrace.service.monitor.display import REFRESH_PER_S, render
+from headrace.service.monitor.lines import count, ratio
+from headrace.service.monitor.shows import LINE_EVERY_S
+from headrace.service.monitor.status import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.done_markers import has_done
-from millrace.errors import SpecError
-from millrace.validation import nearest
-from service.spec.job import LoadedJob
-from trainer.control.export_destinations import address_of
-from trainer.control.export_store import (
+from headrace.deadline import Deadline
+from headrace.done_markers import has_done
+from headrace.errors import SpecError
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.export_destinations import address_of
+from headrace.trainer.control.export_store import (
     ExportDestination,
     ManifestUnusable,
     StoredExport,
@@ -26,6 +25,7 @@ from trainer.control.export_store import (
     read_current,
     read_manifest,
 )
+from headrace.validation import nearest
 
 LOOK_S = 300.0
 """Longest time to list an export store."""
@@ -79,7 +79,7 @@ def open_streams(job: LoadedJob, name: str | None) -> Iterator[list[ExportStream
         raise SpecError("the job has no exports; a section [exports.NAME] adds a stream", "exports")
     if name is not None and name not in sections:
         raise SpecError(f"there is no stream {name!r}; {nearest(name, sections)}", "exports")
-    with tempfile.TemporaryDirectory(prefix="millrace-exports-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="headrace-exports-") as scratch:
         yield [
             ExportStream(
                 stream,

@@ -1,15 +1,15 @@
-"""`millrace export`: has a running job make an export, and waits for it."""
+"""`headrace export`: has a running job make an export, and waits for it."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError
-from millrace.rpc.job_client import CALL_S, JobClient
-from service.monitor.status import Status
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.rpc.job_client import CALL_S, JobClient
+from headrace.service.monitor.status import Status
 
 
-class ExportFailed(MillraceError):
+class ExportFailed(HeadraceError):
     """The requested export failed; the next export of its stream contains the missing rows."""
 
 
@@ -35,7 +35,7 @@ def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) 
     job = JobClient(store)
     version = job.carry_out({"op": "export", "stream": stream, "kind": kind}, deadline)
 
-    def late(_reason: str) -> MillraceError:
+    def late(_reason: str) -> HeadraceError:
         return DeadlineExceeded(f"out of time while waiting for the export of version {version}, which continues")
 
     return job.poll(

@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from pserver.store.row_store import sort_order_of
-from service.exports.export_list import ExportStream, open_streams
-from service.spec.job import LoadedJob
-from trainer.control.export_store import Export, ExportUnusable, open_chain
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.pserver.store.row_store import sort_order_of
+from headrace.service.exports.export_list import ExportStream, open_streams
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.export_store import Export, ExportUnusable, open_chain
 
 MAX_FETCHED_BYTES = 512 << 20
 """Most bytes of one stream's exports that may be fetched to find one key."""
 KINDS = {"rows": "row", "tombstones": "tombstone"}
 
 
-class FetchLimitExceeded(MillraceError):
+class FetchLimitExceeded(HeadraceError):
     """The search would fetch too many bytes."""
 
 
@@ -42,10 +42,10 @@ def exports_with_key(job: LoadedJob, table: str, key: int, deadline: Deadline) -
         try:
             with (
                 open_streams(job, name) as [stream],
-                tempfile.TemporaryDirectory(prefix="millrace-explain-") as scratch,
+                tempfile.TemporaryDirectory(prefix="headrace-explain-") as scratch,
             ):
                 entry |= _of_stream(stream, table, key, Path(scratch), deadline)
-        except MillraceError as error:
+        except HeadraceError as error:
             entry["problem"] = str(error)
         found.append(entry)
     return found

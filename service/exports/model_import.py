@@ -1,4 +1,4 @@
-"""`millrace import`: gives a job with an empty store the rows and dense tensors of another model.
+"""`headrace import`: gives a job with an empty store the rows and dense tensors of another model.
 
 trainer.importing makes the commit; this module claims the store and prints the result.
 """
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.printable import print_printable
-from service.cluster.store import RUN, claimed
-from service.monitor.lines import count
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commits, MirrorReader
-from trainer.control.job_log import newest_generation
-from trainer.control.model_import import (
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.printable import print_printable
+from headrace.service.cluster.store import RUN, claimed
+from headrace.service.monitor.lines import count
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commits, MirrorReader
+from headrace.trainer.control.job_log import newest_generation
+from headrace.trainer.control.model_import import (
     ImportResult,
     ImportSelection,
     ImportSource,
@@ -54,7 +54,7 @@ def import_into(job: LoadedJob, asked: ImportRequest) -> ImportResult:
     """
     slots = None if asked.slots is None else parse_slots(asked.slots)
     choice = ImportSelection.of(Schema.of(job.spec.slots), job.spec.tables, asked.tables, slots)
-    with tempfile.TemporaryDirectory(prefix="millrace-import-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="headrace-import-") as scratch:
         source = open_source(asked.source, job.spec.tables, choice, Path(scratch) / "fetched")
         tensors = _choose_tensors(job, source, asked.dense)
         if asked.dry_run:
@@ -124,7 +124,7 @@ def format_import(done: ImportResult, asked: ImportRequest, store: Path) -> Iter
     if asked.dry_run:
         yield f"nothing was written; without --dry-run {store} would begin like this"
     else:
-        yield f"{store} begins with commit {done.commit.name}; `millrace run` continues from it"
+        yield f"{store} begins with commit {done.commit.name}; `headrace run` continues from it"
 
 
 def _format_tensors(tensors: TensorSelection) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from millrace.failpoints import Failpoint
+from headrace.failpoints import Failpoint
 
 CHIEF = "trainer-0"
 OF_TRAINERS = frozenset({Failpoint.BEFORE_CLOSE})

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millrace import documents
-from millrace.done_markers import DONE, MARKERS
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commits, hash_of
-from trainer.control.export_store import CURRENT, DONEFILE, HOLDER, MANIFEST, STAGES
-from trainer.control.job_log import log_records, read_history
+from headrace import documents
+from headrace.done_markers import DONE, MARKERS
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commits, hash_of
+from headrace.trainer.control.export_store import CURRENT, DONEFILE, HOLDER, MANIFEST, STAGES
+from headrace.trainer.control.job_log import log_records, read_history
 
 OperationT = TypeVar("OperationT", log_records.ExportOperation, log_records.ExportedOperation)
 CUT = ("type", "version", "timeline", "parent", "why", "all")

@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-MODULE = b"trainer.exports"
+MODULE = b"headrace.trainer.exports"
 """The module that an exporter runs."""
 PROC = Path("/proc")
 PARENT = 1

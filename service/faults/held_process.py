@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as TooLate
 from pathlib import Path
 from typing import TextIO, cast
 
-from service.cluster.child import Starter, WorkerProcess
+from headrace.service.cluster.child import Starter, WorkerProcess
 
 MAX_LINES = 100
 """Lines of output kept of a process that was taken for dead."""

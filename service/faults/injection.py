@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import MillraceError
-from millrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
-from millrace.periodic import periodically
-from service.cluster.child import Spawner
-from service.cluster.generation_plans import GenerationPlans
-from service.cluster.job_run import preloaded
-from service.cluster.job_runner import JobRunner
-from service.cluster.launchers import local_starter
-from service.cluster.local import ProcessLauncher
-from service.cluster.restarts import RestartLimits
-from service.cluster.run_folder import run_folder
-from service.cluster.runtime import LAUNCHER, OnLine
-from service.cluster.store import WORKERS, claimed
-from service.cluster.supervision import RunOutcome
-from service.faults.deaths import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtFailpoint, AtInstant, Death
-from service.faults.exporter import kill_exporter
-from service.faults.held_process import HeldProcess, HoldingStarter
-from service.spec.job import LoadedJob
-from trainer.control.job_log import AnyRecord, RecordPlace, file_name, log_records, read_history, record_of
+from headrace.errors import HeadraceError
+from headrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
+from headrace.periodic import periodically
+from headrace.service.cluster.child import Spawner
+from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.job_run import preloaded
+from headrace.service.cluster.job_runner import JobRunner
+from headrace.service.cluster.launchers import local_starter
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.runtime import LAUNCHER, OnLine
+from headrace.service.cluster.store import WORKERS, claimed
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.faults.deaths import CHIEF, EVERYBODY, EXPORTER, OF_EXPORTERS, AtFailpoint, AtInstant, Death
+from headrace.service.faults.exporter import kill_exporter
+from headrace.service.faults.held_process import HeldProcess, HoldingStarter
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.job_log import AnyRecord, RecordPlace, file_name, log_records, read_history, record_of
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
 """Restarts without a pause and, in effect, without a limit: the deaths are wanted."""
@@ -45,7 +45,7 @@ END_S = 60.0
 of trainer.journal.fencing, and more on a loaded machine. A shard does not check."""
 
 
-class TooManyDeaths(MillraceError):
+class TooManyDeaths(HeadraceError):
     """Workers die that no plan kills."""
 
 

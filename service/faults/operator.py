@@ -12,12 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
-from millrace.rpc.job_client import JobClient, NotRunning
-from service.spec.job import Job
-from trainer.control.job_log import log_records, read_history
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
+from headrace.rpc.job_client import JobClient, NotRunning
+from headrace.service.spec.job import Job
+from headrace.trainer.control.job_log import log_records, read_history
 
 MAX_REQUESTS = 40
 """Most requests of a run: while there are requests, a stream at its end continues with passes of no events."""
@@ -78,7 +78,7 @@ class FaultRunOperator:
             request.version = answer["version"]
         except (Unavailable, DeadlineExceeded, NotYet, NotRunning):
             pass
-        except MillraceError as error:
+        except HeadraceError as error:
             request.refused = str(error)
 
     def _draw(self) -> dict[str, Any]:

@@ -12,25 +12,25 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.config import load_toml
-from millrace.done_markers import DONE
-from millrace.errors import MillraceError, SpecError
-from millrace.failpoints import ArmedFailpoint, Failpoint
-from pserver.consistency.modes import policy_of
-from service.cluster.runtime import OnLine
-from service.cluster.store import REPORT, RERUNS
-from service.cluster.supervision import RunOutcome
-from service.faults.deaths import AtFailpoint, Death, JobFeatures, deaths, failpoint_places
-from service.faults.export_comparison import CUT_WORDS, Exported, differing, export_violations, exported_of
-from service.faults.injection import DeathRecord, Deaths, run
-from service.faults.operator import FaultRunOperator, OperatorRequest, request_violations
-from service.history.rerun import rerun_job
-from service.monitor.shows import Show
-from service.spec.job import LoadedJob, load_job
-from trainer.control.export_destinations import EXPORTS
-from trainer.control.job_log import read_history
-from trainer.control.job_spec import has_rule
+from headrace import documents
+from headrace.config import load_toml
+from headrace.done_markers import DONE
+from headrace.errors import HeadraceError, SpecError
+from headrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.pserver.consistency.modes import policy_of
+from headrace.service.cluster.runtime import OnLine
+from headrace.service.cluster.store import REPORT, RERUNS
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.faults.deaths import AtFailpoint, Death, JobFeatures, deaths, failpoint_places
+from headrace.service.faults.export_comparison import CUT_WORDS, Exported, differing, export_violations, exported_of
+from headrace.service.faults.injection import DeathRecord, Deaths, run
+from headrace.service.faults.operator import FaultRunOperator, OperatorRequest, request_violations
+from headrace.service.history.rerun import rerun_job
+from headrace.service.monitor.shows import Show
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.control.export_destinations import EXPORTS
+from headrace.trainer.control.job_log import read_history
+from headrace.trainer.control.job_spec import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
 """Fields of the report that must be equal."""
@@ -112,16 +112,16 @@ class FaultRuns:
         self._kernels: Mapping[str, Mapping[str, str]] | None = None
 
     def undisturbed(self) -> int:
-        """Make the run to compare with; its number of passes. Raises MillraceError where it fails by itself."""
+        """Make the run to compare with; its number of passes. Raises HeadraceError where it fails by itself."""
         job = self._job("calm")
         seen = Deaths(job.store, iter(()))
         outcome = run(job, seen, self._on_line)
         if outcome.code != 0 or seen.unasked:
-            raise MillraceError(f"the job fails without any fault: {outcome.reason}; its store is {job.store}")
+            raise HeadraceError(f"the job fails without any fault: {outcome.reason}; its store is {job.store}")
         self._kernels = next((table.kernels for _, table in read_history(seen.log).matmuls()), None)
         self._calm = self._seen(job, seen, exported_of(job, seen.log))
         if wrong := list(export_violations(job, seen.log)):
-            raise MillraceError(f"the exports of the undisturbed run are wrong: {'; '.join(wrong)}")
+            raise HeadraceError(f"the exports of the undisturbed run are wrong: {'; '.join(wrong)}")
         return len(seen.closes)
 
     def disturbed(self, number: int, show: Show) -> Round:
@@ -135,7 +135,7 @@ class FaultRuns:
                 if self.operated:
                     held.enter_context(operators.working())
                 outcome = run(job, seen, self._on_line)
-        except MillraceError as error:
+        except HeadraceError as error:
             outcome = RunOutcome(error.exit_code, str(error))
         if seen.waiting is not None:
             self._deaths = chain([seen.waiting], self._deaths)

@@ -6,10 +6,10 @@ from statistics import median
 
 from rich.table import Table
 
-from service.faults.deaths import CHIEF, AtFailpoint, AtInstant
-from service.faults.injection import DeathRecord
-from service.faults.operator import carried_out
-from service.faults.rounds import Round
+from headrace.service.faults.deaths import CHIEF, AtFailpoint, AtInstant
+from headrace.service.faults.injection import DeathRecord
+from headrace.service.faults.operator import carried_out
+from headrace.service.faults.rounds import Round
 
 HOW_MEASURED = (
     "in: from the death to the first new close in the log (of the exporter: to the first complete export); "

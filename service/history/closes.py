@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from service.history.log_follower import LogFollower
-from trainer.control.commit_store import NAME
-from trainer.control.job_log import AnyRecord, log_records
+from headrace.service.history.log_follower import LogFollower
+from headrace.trainer.control.commit_store import NAME
+from headrace.trainer.control.job_log import AnyRecord, log_records
 
 MAX_KEPT = 50_000
 """Most closes kept of one job; beyond that, the oldest half is dropped."""

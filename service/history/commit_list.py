@@ -5,12 +5,20 @@ import re
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from service.cluster.store import stopped
-from service.history.commit_lookup import LOCK_S, OF_COMMANDS, clear_ended, continue_from, find_commit, hold, lineage
-from trainer.control.commit_store import Commit, CommitDamaged, Commits, order_of
-from trainer.control.job_log import store_locked
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.service.cluster.store import stopped
+from headrace.service.history.commit_lookup import (
+    LOCK_S,
+    OF_COMMANDS,
+    clear_ended,
+    continue_from,
+    find_commit,
+    hold,
+    lineage,
+)
+from headrace.trainer.control.commit_store import Commit, CommitDamaged, Commits, order_of
+from headrace.trainer.control.job_log import store_locked
 
 PROGRESS = (("num_events", "events"), ("num_samples", "samples"), ("skipped_steps", "skipped steps"))
 """Counters of a manifest, and their names in text."""
@@ -90,19 +98,19 @@ def unpin(store: Path, name: str, who: str) -> str:
     found = name if name in commits.holders() else find_commit(store, name).name
     if not commits.release(found, _holder(who)):
         holders = ", ".join(commits.holders().get(found, [])) or "nobody"
-        raise MillraceError(f"{found} is not held by {who}; it is held by {holders}")
+        raise HeadraceError(f"{found} is not held by {who}; it is held by {holders}")
     return found
 
 
 def remove(store: Path, job: str, text: str) -> str:
-    """Remove one commit of a stopped job; return its name. Raises MillraceError if it is still needed."""
+    """Remove one commit of a stopped job; return its name. Raises HeadraceError if it is still needed."""
     with stopped(store, job):
         commits, name = Commits(store), find_commit(store, text).name
         clear_ended(store)
         if holders := commits.holders().get(name):
-            raise MillraceError(f"commit {name} is held by {', '.join(holders)}; remove their holds first")
+            raise HeadraceError(f"commit {name} is held by {', '.join(holders)}; remove their holds first")
         if name == continue_from(commits.names(), lineage(store)):
-            raise MillraceError(f"the next run begins at commit {name}; make another commit first")
+            raise HeadraceError(f"the next run begins at commit {name}; make another commit first")
         _check_on_disk(commits)
         lock = store_locked(store, Deadline.after(LOCK_S))
         commits.prune(0, lock, held=[each for each in commits.names() if each != name])
@@ -127,7 +135,7 @@ def prune(store: Path, keep: int) -> list[str]:
     """Remove all commits except the newest `keep`, those held, and the one to continue from; return the names."""
     commits = Commits(store)
     if not commits.names():
-        raise MillraceError(f"{store} has no commit")
+        raise HeadraceError(f"{store} has no commit")
     _check_on_disk(commits)
     clear_ended(store)
     start = continue_from(commits.names(), lineage(store))
@@ -136,9 +144,9 @@ def prune(store: Path, keep: int) -> list[str]:
 
 
 def _check_on_disk(commits: Commits) -> None:
-    """Raise MillraceError where commits are in an object store: this disk is only a cache of them."""
+    """Raise HeadraceError where commits are in an object store: this disk is only a cache of them."""
     if uploaded := [commit.name for commit in commits.whole() if commit.objects]:
-        raise MillraceError(
+        raise HeadraceError(
             f"commit {uploaded[0]} is in the object store, where the running job removes it: see commit.keep and "
             "store.gc_grace"
         )

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from service.cluster.store import RERUNS
-from trainer.control.commit_store import (
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.service.cluster.store import RERUNS
+from headrace.trainer.control.commit_store import (
     VERSION,
     Commit,
     CommitDamaged,
@@ -26,7 +26,7 @@ from trainer.control.commit_store import (
     complete_commit,
     order_of,
 )
-from trainer.control.job_log import store_locked
+from headrace.trainer.control.job_log import store_locked
 
 FETCH_S = 3600.0
 """Longest time to fetch the files of a commit."""
@@ -91,7 +91,7 @@ def hold(commits: Commits, name: str, who: str) -> None:
     """Keep a commit from being pruned. Takes the store's lock, as pruning does."""
     with store_locked(commits.folder.parent, Deadline.after(LOCK_S)):
         if name not in commits.names():
-            raise MillraceError(f"commit {name} was just pruned; `millrace commits list` shows the others")
+            raise HeadraceError(f"commit {name} was just pruned; `headrace commits list` shows the others")
         commits.hold(name, who)
 
 

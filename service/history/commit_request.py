@@ -3,18 +3,18 @@
 import time
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError
-from millrace.rpc.job_client import CALL_S, RETRY_S, JobClient, NotRunning
-from millrace.rpc.role import RoleClient
-from service.history.commit_lookup import continue_from, lineage
-from trainer.control.commit_store import Commits, order_of
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.rpc.job_client import CALL_S, RETRY_S, JobClient, NotRunning
+from headrace.rpc.role import RoleClient
+from headrace.service.history.commit_lookup import continue_from, lineage
+from headrace.trainer.control.commit_store import Commits, order_of
 
 
 def make_commit(store: Path, deadline: Deadline) -> str:
     """Have a commit made of all passes closed by now; return its name once it exists.
 
-    If the job restarts meanwhile, the new rank 0 is asked again. Raises MillraceError if the commit fails,
+    If the job restarts meanwhile, the new rank 0 is asked again. Raises HeadraceError if the commit fails,
     NotRunning, and DeadlineExceeded.
     """
     wanted: int | None = None
@@ -26,7 +26,7 @@ def make_commit(store: Path, deadline: Deadline) -> str:
         _await(client, wanted, deadline)
         return _made(store, wanted)
 
-    def late(_reason: str) -> MillraceError:
+    def late(_reason: str) -> HeadraceError:
         return DeadlineExceeded(f"out of time while {_waiting_for(wanted)}")
 
     try:
@@ -60,6 +60,6 @@ def _await(client: RoleClient, wanted: int, deadline: Deadline) -> None:
         if commit.get("version", 0) >= wanted:
             return
         if commit.get("failing"):
-            raise MillraceError(f"the commit failed; the job continues and will try again: {commit['failing']}")
+            raise HeadraceError(f"the commit failed; the job continues and will try again: {commit['failing']}")
         deadline.check(_waiting_for(wanted))
         time.sleep(RETRY_S)

@@ -1,6 +1,6 @@
 """Forks a job: another job begins with its whole state at a commit: rows, dense weights, metrics, stream positions.
 
-`millrace import` brings a model into a job with its own stream. A fork has the same spec and continues with the same
+`headrace import` brings a model into a job with its own stream. A fork has the same spec and continues with the same
 events. The files of a commit never change, so both stores share them by hard links.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.durable import REAL, writing
-from millrace.errors import SpecError
-from service.cluster.store import claimed
-from service.history.commit_lookup import lease
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commit, CommitDamaged, Commits, sync_tree, write_manifest
+from headrace.durable import REAL, writing
+from headrace.errors import SpecError
+from headrace.service.cluster.store import claimed
+from headrace.service.history.commit_lookup import lease
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commit, CommitDamaged, Commits, sync_tree, write_manifest
 
 LEASE = "predict0"
 """The holder of the commit meanwhile; names are those of service.history.commit_lookup."""
@@ -27,7 +27,7 @@ def fork(store: Path, name: str, twin: LoadedJob) -> Commit:
     """Copy the commit `name` of the job in `store` to the empty store of `twin`; the new commit.
 
     The next run of `twin` begins a timeline there, as after a fetch from a mirror. Raises SpecError, CommitDamaged,
-    Unwritable, and MillraceError where the commit was pruned.
+    Unwritable, and HeadraceError where the commit was pruned.
     """
     commits = Commits(store)
     with lease(commits, name, LEASE), claimed(twin.store, twin.spec.name, fresh=False) as theirs:
@@ -45,7 +45,7 @@ def _copied(commit: Commit, store: Path, twin: LoadedJob) -> Commit:
         for path in commit.files:  # 1
             (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
             if not (commit.folder / path).exists():
-                raise CommitDamaged(f"{commit.name}: {path} is gone; `millrace commits verify` says more")
+                raise CommitDamaged(f"{commit.name}: {path} is gone; `headrace commits verify` says more")
             _shared(commit.folder / path, unfinished / path)
         for folder in (path for path in unfinished.rglob("*") if path.is_dir()):
             REAL.sync_folder(folder)

@@ -1,4 +1,4 @@
-"""Runs old versions of a job again without learning, over the events that came after them: `millrace freshness`.
+"""Runs old versions of a job again without learning, over the events that came after them: `headrace freshness`.
 
 Each run is a fork of a commit in a folder of its own, which is removed at the end. The job may run meanwhile.
 service.history.version_ages compares.
@@ -11,19 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import MillraceError, SpecError
-from millrace.lifecycle import ExitCode
-from service.cluster.job_run import JobRun, open_run
-from service.cluster.runtime import OnLine
-from service.history.commit_lookup import lineage, scratch
-from service.history.fork_of_job import fork
-from service.history.paired_test import MIN_PARTS
-from service.history.version_ages import AgedPart, aged_parts, spread
-from service.monitor.status import Status
-from service.spec.job import LoadedJob, job_of
-from service.spec.side_groups import with_own_groups
-from trainer.control.commit_store import Commit, Commits, order_of
-from trainer.control.job_log import JobHistory, read_history
+from headrace.errors import HeadraceError, SpecError
+from headrace.lifecycle import ExitCode
+from headrace.service.cluster.job_run import JobRun, open_run
+from headrace.service.cluster.runtime import OnLine
+from headrace.service.history.commit_lookup import lineage, scratch
+from headrace.service.history.fork_of_job import fork
+from headrace.service.history.paired_test import MIN_PARTS
+from headrace.service.history.version_ages import AgedPart, aged_parts, spread
+from headrace.service.monitor.status import Status
+from headrace.service.spec.job import LoadedJob, job_of
+from headrace.service.spec.side_groups import with_own_groups
+from headrace.trainer.control.commit_store import Commit, Commits, order_of
+from headrace.trainer.control.job_log import JobHistory, read_history
 
 LOOK_S = 0.2
 """Interval of checks whether a run has read enough."""
@@ -33,7 +33,7 @@ LEFT_OUT = ("exports", "commit", "predict", "guards", "cluster")
 """Sections that a frozen run does without: one trainer on this machine, which holds the rows."""
 
 
-class FrozenRunFailed(MillraceError):
+class FrozenRunFailed(HeadraceError):
     """A frozen run did not end well."""
 
 
@@ -52,7 +52,7 @@ def frozen_parts(job: LoadedJob, most: int, horizon_s: float, on_line: OnLine) -
     if not usable:
         raise SpecError(
             f"no commit has {MIN_PARTS} closed passes after it; keep older ones with commit.keep, or with "
-            "`millrace commits pin`, and give passes a smaller max_events",
+            "`headrace commits pin`, and give passes a smaller max_events",
             "commit.keep",
         )
     found: list[AgedPart] = []

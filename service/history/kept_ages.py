@@ -1,4 +1,4 @@
-"""The last result of `millrace freshness`, kept as a small file in the job's store, for its report, page and API.
+"""The last result of `headrace freshness`, kept as a small file in the job's store, for its report, page and API.
 
 service.history.version_ages has the result itself. A fresh run removes the file, as all that belongs to a run.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from millrace import documents
-from millrace.durable import REAL, check_no_link, write_whole, writing
-from service.cluster.store import FRESHNESS
-from service.history.version_ages import METRICS, AgeCost, band_text, format_costs
+from headrace import documents
+from headrace.durable import REAL, check_no_link, write_whole, writing
+from headrace.service.cluster.store import FRESHNESS
+from headrace.service.history.version_ages import METRICS, AgeCost, band_text, format_costs
 
 FORMAT = 1
 """Number of the file's layout."""
@@ -75,7 +75,7 @@ def of_message(content: Mapping[str, Any], what: object = "the answer") -> Measu
     try:
         return _MEASURED.validate_python(content)
     except ValidationError:
-        raise documents.InvalidDocument(what, "is no result of `millrace freshness`") from None
+        raise documents.InvalidDocument(what, "is no result of `headrace freshness`") from None
 
 
 def format_measured(found: MeasuredAges) -> Iterator[str]:

@@ -7,8 +7,16 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.documents import MAX_BYTES
-from trainer.control.job_log import AnyRecord, LogTooNew, RecordPlace, file_numbers, listed, log_records, record_of
+from headrace.documents import MAX_BYTES
+from headrace.trainer.control.job_log import (
+    AnyRecord,
+    LogTooNew,
+    RecordPlace,
+    file_numbers,
+    listed,
+    log_records,
+    record_of,
+)
 
 
 @dataclass(slots=True)

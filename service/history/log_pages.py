@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from service.history.log_follower import LogFollower
-from service.history.log_text import LogWording, RecordLine
-from trainer.control.job_log import AnyRecord, LogTooNew, RecordPlace, record_of
+from headrace.service.history.log_follower import LogFollower
+from headrace.service.history.log_text import LogWording, RecordLine
+from headrace.trainer.control.job_log import AnyRecord, LogTooNew, RecordPlace, record_of
 
 BLOCK_RECORDS = 128
 """Most records of a block. A page reads whole blocks."""

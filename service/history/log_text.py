@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from millrace.errors import MillraceError, SpecError
-from millrace.printable import print_printable
-from millrace.secrets import without_secrets
-from service.monitor.lines import count
-from trainer.control.job_log import (
+from headrace.errors import HeadraceError, SpecError
+from headrace.printable import print_printable
+from headrace.secrets import without_secrets
+from headrace.service.monitor.lines import count
+from headrace.trainer.control.job_log import (
     AnyRecord,
     KnownPartition,
     LogDamaged,
@@ -24,8 +24,8 @@ from trainer.control.job_log import (
     read_records,
     record_of,
 )
-from trainer.control.job_spec import changed_keys, fill_defaults, flat_values
-from trainer.control.spec_changes import slots_between
+from headrace.trainer.control.job_spec import changed_keys, fill_defaults, flat_values
+from headrace.trainer.control.spec_changes import slots_between
 
 MAX_NAMED = 12
 """Most partitions or keys named on a line; the line counts the others. `--json` has all."""
@@ -50,7 +50,7 @@ def print_log(folder: Path, *, last: int | None, as_json: bool) -> None:
     """
     records, damage = good_records(folder)
     if not records and damage is None:
-        raise MillraceError(f"{folder} contains no log: no job has run in this store; `millrace run` starts one")
+        raise HeadraceError(f"{folder} contains no log: no job has run in this store; `headrace run` starts one")
     begin = 0 if last is None else max(0, len(records) - last)
     if as_json:
         shown = ((each, without_secrets(each.body)) for each in records[begin:])
@@ -261,7 +261,7 @@ def _spec(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
 def _slots(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     try:
         return f"slots {slots_between(before, now).words()}"
-    except SpecError:  # of another version of Millrace
+    except SpecError:  # of another version of Headrace
         return "slots are others"
 
 

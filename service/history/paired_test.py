@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dataset.samples.batch import F64
-from millrace.errors import SpecError
-from trainer.control.job_log import JobHistory, read_history
+from headrace.dataset.samples.batch import F64
+from headrace.errors import SpecError
+from headrace.trainer.control.job_log import JobHistory, read_history
 
 MIN_PARTS = 6
 """Fewer parts have no p-value below 0.03, whatever they hold."""

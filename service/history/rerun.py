@@ -1,4 +1,4 @@
-"""`millrace rerun`: trains a job's log again in a separate store, and compares every close with the logged one.
+"""`headrace rerun`: trains a job's log again in a separate store, and compares every close with the logged one.
 
 It reads the job's log and one commit, which it holds meanwhile; the job may run. trainer.rank0.replay_log compares.
 """
@@ -10,24 +10,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import SpecError
-from millrace.lifecycle import ExitCode
-from pserver.consistency.modes import policy_of
-from pserver.consistency.sync import Sync
-from service.cluster.job_run import print_outcome, read_report
-from service.cluster.job_runner import JobRunner
-from service.cluster.launchers import open_launcher
-from service.cluster.restarts import RestartLimits
-from service.cluster.run_folder import run_folder
-from service.cluster.store import REPORT, RERUNS, WORKERS
-from service.cluster.worker_plan import JobPlan, plan_job
-from service.history.commit_lookup import find_commit, lease, lineage
-from service.monitor.lines import count
-from service.monitor.shows import Show
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commit, Commits, NotPossible
-from trainer.control.job_log import JobHistory, LoggedPass, read_records
-from trainer.control.job_spec import fill_defaults, significant_keys
+from headrace.errors import SpecError
+from headrace.lifecycle import ExitCode
+from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.consistency.sync import Sync
+from headrace.service.cluster.job_run import print_outcome, read_report
+from headrace.service.cluster.job_runner import JobRunner
+from headrace.service.cluster.launchers import open_launcher
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.store import REPORT, RERUNS, WORKERS
+from headrace.service.cluster.worker_plan import JobPlan, plan_job
+from headrace.service.history.commit_lookup import find_commit, lease, lineage
+from headrace.service.monitor.lines import count
+from headrace.service.monitor.shows import Show
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commit, Commits, NotPossible
+from headrace.trainer.control.job_log import JobHistory, LoggedPass, read_records
+from headrace.trainer.control.job_spec import fill_defaults, significant_keys
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def course_of(store: Path, commit: Commit | None) -> RerunPlan:
     if commit is None and history.base is not None:
         raise NotPossible(
             f"timeline {history.timeline} began at commit {history.base}; begin at that commit, or at one that "
-            "led to it (see `millrace commits list`)"
+            "led to it (see `headrace commits list`)"
         )
     passes = [each for each in history.after(version) if each.close is not None]
     if not passes:

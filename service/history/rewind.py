@@ -1,17 +1,17 @@
-"""`millrace rewind` and `millrace skip` for a stopped job. trainer.checkpoint.rewind writes the records."""
+"""`headrace rewind` and `headrace skip` for a stopped job. trainer.checkpoint.rewind writes the records."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from service.cluster.store import stopped
-from service.history.commit_lookup import continue_from, find_commit, lineage
-from service.history.verification import damage_in
-from service.monitor.lines import count
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import (
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.service.cluster.store import stopped
+from headrace.service.history.commit_lookup import continue_from, find_commit, lineage
+from headrace.service.history.verification import damage_in
+from headrace.service.monitor.lines import count
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import (
     Commit,
     CommitDamaged,
     Commits,
@@ -22,7 +22,7 @@ from trainer.control.commit_store import (
     rewind_anew,
     skip,
 )
-from trainer.control.job_log import LogDamaged, SkippedRange, read_records
+from headrace.trainer.control.job_log import LogDamaged, SkippedRange, read_records
 
 MIRROR_S = 300.0
 """Longest time to list the mirror."""
@@ -57,7 +57,7 @@ def rewind_job(job: LoadedJob, to: str) -> RewindResult:
         commit = find_commit(job.store, to)
         if damage := damage_in(job.store, commit.name):
             wrong = "; ".join(f"{file} {problem}" for file, problem in damage.items())
-            raise CommitDamaged(f"{commit.name}: {wrong}; `millrace commits verify` shows which commits are sound")
+            raise CommitDamaged(f"{commit.name}: {wrong}; `headrace commits verify` shows which commits are sound")
         left = continue_from(commits.names(), past)
         timeline = past.next_timeline([*commits.names(), *_mirrored(job)])
         damaged, aside = "", None
@@ -76,11 +76,11 @@ def format_rewound(done: RewindResult) -> Iterator[str]:
     if done.aside is not None:
         yield f"the log is damaged ({done.damaged}); a new one is started, and the old one is in {done.aside}"
     begins = f"timeline {done.timeline} begins at commit {done.commit}, version {done.version}"
-    yield f"{begins}; `millrace run` continues there"
+    yield f"{begins}; `headrace run` continues there"
     if done.left is not None:
         yield (
             f"left behind: the versions after it on timeline {done.left_timeline}, up to commit {done.left}. While "
-            f"that exists, `millrace rewind --to {done.left}` returns to it; `millrace commits pin` keeps it from "
+            f"that exists, `headrace rewind --to {done.left}` returns to it; `headrace commits pin` keeps it from "
             "being pruned"
         )
 
@@ -98,7 +98,7 @@ def skip_job(job: LoadedJob, wanted: SkippedRange, reason: str) -> list[int]:
     Raises NotPossible if the job has trained the positions, SpecError if there is no such range or the job runs.
     """
     if not reason.strip():
-        raise MillraceError("--reason is empty; the log keeps it to explain later why events are missing")
+        raise HeadraceError("--reason is empty; the log keeps it to explain later why events are missing")
     with stopped(job.store, job.spec.name):
         return list(skip(job.store, _newest(job), wanted, reason))
 

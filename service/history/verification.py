@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace import documents
-from pserver.errors import PserverError
-from pserver.protocol.shards import ShardCommitPart
-from pserver.store.rocks_store import HEADER, RocksRowStore
-from service.history.commit_lookup import lease, scratch
-from trainer.control.commit_store import MANIFEST, Commit, CommitDamaged, Commits, problems_of
+from headrace import documents
+from headrace.pserver.errors import PserverError
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.store.rocks_store import HEADER, RocksRowStore
+from headrace.service.history.commit_lookup import lease, scratch
+from headrace.trainer.control.commit_store import MANIFEST, Commit, CommitDamaged, Commits, problems_of
 
 
 @dataclass(frozen=True)

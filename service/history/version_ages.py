@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from service.history.paired_test import MIN_PARTS, ClosedPart, closed_places, common_parts, paired
-from trainer.control.job_log import JobHistory
+from headrace.service.history.paired_test import MIN_PARTS, ClosedPart, closed_places, common_parts, paired
+from headrace.trainer.control.job_log import JobHistory
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 AGES_S = (
@@ -132,7 +132,7 @@ def format_costs(versions: Sequence[int], costs: Sequence[AgeCost]) -> Iterator[
         sure = f"{'-':>9} {'-':>7}" if cost.p is None else f"{cost.error:>9.5f} {cost.p:>7.4f}"
         yield f"{cost.task:<12} {cost.metric:<8} {band_text(cost.from_s, cost.to_s):<15} {numbers} {sure}"
     yield "passes: of one version each; several count as one where the job closed fewer; metrics are means over them"
-    yield f"error: standard error of the difference; p: as in `millrace compare`; both need {MIN_PARTS} passes"
+    yield f"error: standard error of the difference; p: as in `headrace compare`; both need {MIN_PARTS} passes"
     yield "passes of one version are taken as independent"
 
 

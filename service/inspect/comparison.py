@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.inspect.model_state import ModelState
-from service.monitor.lines import count
-from trainer.control.model_states import ComparedChunk, RowChunk, compare_states
+from headrace.service.inspect.model_state import ModelState
+from headrace.service.monitor.lines import count
+from headrace.trainer.control.model_states import ComparedChunk, RowChunk, compare_states
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,18 +1,18 @@
-"""`millrace inspect`: what an export or a commit contains, whether it is sound, what moved. As text or JSON."""
+"""`headrace inspect`: what an export or a commit contains, whether it is sound, what moved. As text or JSON."""
 
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from millrace.printable import print_printable
-from service.inspect.comparison import TableDifference
-from service.inspect.model_state import CommitState, export_folder, open_commit
-from service.monitor.lines import count, pending_text
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commit, problems_of
-from trainer.control.export_store import ExportUnusable
-from trainer.control.model_states import Export, chain_of, compare_states, open_export, state_at
+from headrace.printable import print_printable
+from headrace.service.inspect.comparison import TableDifference
+from headrace.service.inspect.model_state import CommitState, export_folder, open_commit
+from headrace.service.monitor.lines import count, pending_text
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commit, problems_of
+from headrace.trainer.control.export_store import ExportUnusable
+from headrace.trainer.control.model_states import Export, chain_of, compare_states, open_export, state_at
 
 FACTS = ("name", "kind", "job", "stream", "timeline", "version", "made_at", "why", "day", "positions", "metrics")
 """Keys copied from an export's manifest."""

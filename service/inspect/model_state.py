@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.keys import signs_of
-from pserver.protocol.table_operations import ExportCut
-from pserver.rows.row_format import groups_of
-from service.cluster.store import check_run
-from service.history.commit_lookup import find_commit, lease, scratch
-from service.spec.job import LoadedJob
-from trainer.config import TrainerJob
-from trainer.control.commit_store import Commit, CommitDamaged, Commits
-from trainer.control.job_spec import fill_defaults
-from trainer.control.model_states import (
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.keys import signs_of
+from headrace.pserver.protocol.table_operations import ExportCut
+from headrace.pserver.rows.row_format import groups_of
+from headrace.service.cluster.store import check_run
+from headrace.service.history.commit_lookup import find_commit, lease, scratch
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.control.commit_store import Commit, CommitDamaged, Commits
+from headrace.trainer.control.job_spec import fill_defaults
+from headrace.trainer.control.model_states import (
     DENSE,
     CommitTableRows,
     Export,
@@ -145,7 +145,7 @@ class CommitState:
 @contextmanager
 def export_folder() -> Iterator[Path]:
     """A folder for fetched exports; removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="millrace-exports-") as folder:
+    with tempfile.TemporaryDirectory(prefix="headrace-exports-") as folder:
         yield Path(folder)
 
 

@@ -1,7 +1,7 @@
-"""The report of `millrace doctor`: what is known of each slot at the newest commit, and what looks wrong.
+"""The report of `headrace doctor`: what is known of each slot at the newest commit, and what looks wrong.
 
 Figures of passes and their drift come from the job's guards (trainer.rank0.slot_guards), rows and bytes from the
-commit, the value of a slot from `millrace evaluate --worth`, or else from its first-order weights.
+commit, the value of a slot from `headrace evaluate --worth`, or else from its first-order weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from millrace import documents
-from millrace.errors import SpecError
-from service.history.commit_lookup import scratch
-from service.inspect.model_state import CommitState, open_commit
-from service.monitor.lines import count
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commit, Commits
+from headrace import documents
+from headrace.errors import SpecError
+from headrace.service.history.commit_lookup import scratch
+from headrace.service.inspect.model_state import CommitState, open_commit
+from headrace.service.monitor.lines import count
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commit, Commits
 
 MAX_WEIGHED_ROWS = 2_000_000
 """A commit with more rows is not read; slots then have no mean weight."""
@@ -219,7 +219,7 @@ def _or_least(value: float | None) -> float:
 
 
 def read_worth(path: Path) -> dict[str, float]:
-    """Losses of AUC of the first task by slot, from the output of `millrace evaluate --worth --json`.
+    """Losses of AUC of the first task by slot, from the output of `headrace evaluate --worth --json`.
 
     Raises SpecError.
     """
@@ -230,7 +230,7 @@ def read_worth(path: Path) -> dict[str, float]:
     except documents.InvalidDocument as error:
         raise SpecError(str(error), "--worth") from None
     if not isinstance(lines, list) or not all(isinstance(line, dict) and "slot" in line for line in lines):
-        raise SpecError(f"{path} is not what `millrace evaluate --worth --json` prints", "--worth")
+        raise SpecError(f"{path} is not what `headrace evaluate --worth --json` prints", "--worth")
     first = next((line.get("task") for line in lines), None)
     return {line["slot"]: float(line["auc"]) for line in lines if line.get("task") == first and "auc" in line}
 

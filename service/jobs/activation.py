@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole, writing
-from millrace.errors import DeadlineExceeded, MillraceError, SpecError
-from millrace.file_lock import locked
-from service.jobs.config import ServiceConfig
-from service.records.database import Records, opened
-from service.records.lease import Lease
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole, writing
+from headrace.errors import DeadlineExceeded, HeadraceError, SpecError
+from headrace.file_lock import locked
+from headrace.service.jobs.config import ServiceConfig
+from headrace.service.records.database import Records, opened
+from headrace.service.records.lease import Lease
 
 IN_USE_S = 1.0
 """How long to wait for another service with the same root to end."""
@@ -28,7 +28,7 @@ Wait = Callable[[Lease], bool]
 """Waits until the lease is taken; False where the service is to end before."""
 
 
-class EndedWaiting(MillraceError):
+class EndedWaiting(HeadraceError):
     """The service was told to end while it waited for its turn."""
 
     exit_code = 0

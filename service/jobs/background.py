@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, NotYet
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, NotYet
 
 MAX_AT_ONCE = 4
 """Beyond it a request is refused with a hint to retry."""

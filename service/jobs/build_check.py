@@ -1,6 +1,7 @@
-"""Says whether this environment can go on with a job: `python -m service.jobs.build_check FOLDER` of another service.
+"""Says whether this environment can go on with a job of another service.
 
-It reads the job's spec and the formats of its store, and changes nothing. The job may run meanwhile.
+`python -m headrace.service.jobs.build_check FOLDER` reads the job's spec and the formats of its store, and changes
+nothing. The job may run meanwhile.
 """
 
 import json
@@ -8,14 +9,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import millrace
-from millrace.errors import MillraceError
-from service.cluster.store import check_free
-from service.jobs.environment import environment
-from service.jobs.folder import JobFolder
-from service.spec.job import job_of
-from trainer.control.commit_store import CommitDamaged, Commits, NewerFormat
-from trainer.control.job_log import LogDamaged, read_records
+import headrace
+from headrace.errors import HeadraceError
+from headrace.service.cluster.store import check_free
+from headrace.service.jobs.environment import environment
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.spec.job import job_of
+from headrace.trainer.control.commit_store import CommitDamaged, Commits, NewerFormat
+from headrace.trainer.control.job_log import LogDamaged, read_records
 
 
 def report_on(folder: JobFolder) -> dict[str, str]:
@@ -27,13 +28,13 @@ def report_on(folder: JobFolder) -> dict[str, str]:
         if check_free(job.store, job.spec.name, fresh=False):
             _check_commits(Commits(job.store))
             _check_log(job.store)
-    except MillraceError as error:
+    except HeadraceError as error:
         problem = str(error)
-    return {"version": millrace.__version__, "environment": environment(), "problem": problem}
+    return {"version": headrace.__version__, "environment": environment(), "problem": problem}
 
 
 def _check_commits(commits: Commits) -> None:
-    """Read each manifest. Raises NewerFormat for one of a newer Millrace; damage is for the start to judge."""
+    """Read each manifest. Raises NewerFormat for one of a newer Headrace; damage is for the start to judge."""
     for name in commits.names():
         try:
             commits.read(name)

@@ -1,4 +1,4 @@
-"""Builds: environments with Millrace that the service's configuration names, and how one is asked about a job.
+"""Builds: environments with Headrace that the service's configuration names, and how one is asked about a job.
 
 A job's launcher and workers run in one of them, or in the service's own. No request names a path.
 """
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace import documents
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, SpecError
-from millrace.process import run
-from service.jobs.build_check import report_on
-from service.jobs.errors import HostingError
-from service.jobs.folder import JobFolder
+from headrace import documents
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, SpecError
+from headrace.process import run
+from headrace.service.jobs.build_check import report_on
+from headrace.service.jobs.errors import HostingError
+from headrace.service.jobs.folder import JobFolder
 
 OWN = ""
 """The name of the service's own environment."""
@@ -37,7 +37,7 @@ class BuildReport:
     """The answer of a build about a job."""
 
     version: str
-    """Its version of Millrace."""
+    """Its version of Headrace."""
     problem: str
     """Why it cannot go on with the job; empty where it can."""
     environment: str = ""
@@ -70,7 +70,7 @@ def ask(builds: Mapping[str, Path], build: str, folder: Path, deadline: Deadline
     python = interpreter(builds, build)
     if build == OWN:
         return BuildReport(**report_on(JobFolder(folder)))
-    command = [python, "-P", "-m", "service.jobs.build_check", str(folder)]
+    command = [python, "-P", "-m", "headrace.service.jobs.build_check", str(folder)]
     try:
         done = run(command, deadline=deadline, folder=folder, environment=variables_for(python))
     except OSError as error:

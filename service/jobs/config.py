@@ -6,9 +6,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from millrace.address import parse_address
-from millrace.config import Duration, PositiveSize, Section, Size, load_toml, validate
-from service.auth.config import AccessSection, AllowSection, TlsSection
+from headrace.address import parse_address
+from headrace.config import Duration, PositiveSize, Section, Size, load_toml, validate
+from headrace.service.auth.config import AccessSection, AllowSection, TlsSection
 
 SQLITE = "sqlite:///"
 POSTGRESQL = "postgresql"
@@ -44,10 +44,10 @@ class LimitsSection(Section):
 
 
 class BuildSection(Section):
-    """An environment with Millrace that jobs may move to."""
+    """An environment with Headrace that jobs may move to."""
 
     python: Path
-    """Its interpreter, as in "/opt/millrace-0.2/bin/python": an absolute path."""
+    """Its interpreter, as in "/opt/headrace-0.2/bin/python": an absolute path."""
 
     @field_validator("python")
     @classmethod
@@ -80,7 +80,7 @@ class ServiceConfig(Section):
     allow: AllowSection = AllowSection()
     """Limits on what job specs may name."""
     builds: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], BuildSection] = {}
-    """Builds that `millrace upgrade` may move jobs to, by name. The service's own environment needs no entry."""
+    """Builds that `headrace upgrade` may move jobs to, by name. The service's own environment needs no entry."""
     limits: LimitsSection = LimitsSection()
     """Limits."""
     _file: Path | None = PrivateAttr(None)

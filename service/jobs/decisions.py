@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_never
 
-from millrace.lifecycle import ExitCode
-from service.cluster import restarts
-from service.cluster.restarts import Death, RestartLimits
-from service.cluster.supervision import RunOutcome
-from service.jobs.errors import WrongPhase
-from service.jobs.host import Action, Desired, Ending, Phase
+from headrace.lifecycle import ExitCode
+from headrace.service.cluster import restarts
+from headrace.service.cluster.restarts import Death, RestartLimits
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.jobs.errors import WrongPhase
+from headrace.service.jobs.host import Action, Desired, Ending, Phase
 
 DIED = "its launcher died"
 

@@ -1,6 +1,6 @@
 """Errors of a host of jobs.
 
-MillraceError
+HeadraceError
 +-- HostingError
     +-- UnknownJob         there is no job of that name
     +-- UnknownOperation   there is no operation with that id (any more)
@@ -14,10 +14,10 @@ MillraceError
 
 from collections.abc import Iterable
 
-from millrace.errors import MillraceError
+from headrace.errors import HeadraceError
 
 
-class HostingError(MillraceError):
+class HostingError(HeadraceError):
     """The host cannot carry out a request."""
 
 
@@ -61,7 +61,7 @@ class NotHosted(HostingError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what}: the job runs in the foreground by `millrace run`; jobs of `millrace serve` can be created,"
+            f"{what}: the job runs in the foreground by `headrace run`; jobs of `headrace serve` can be created,"
             " deleted and restarted"
         )
 

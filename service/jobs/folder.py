@@ -13,12 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.durable import REAL, write_whole, writing
-from millrace.file_lock import is_locked
-from service.jobs.errors import HostingError
-from service.jobs.host import Ending
-from service.records.database import utc_now
+from headrace import documents
+from headrace.durable import REAL, write_whole, writing
+from headrace.file_lock import is_locked
+from headrace.service.jobs.errors import HostingError
+from headrace.service.jobs.host import Ending
+from headrace.service.records.database import utc_now
 
 
 class FolderDamaged(HostingError):
@@ -43,7 +43,7 @@ class LauncherProcess:
     claimed: bool
     """Whether it has claimed the store, which holds the job's run from then on."""
     version: str = ""
-    """Its version of Millrace; empty for one that did not say."""
+    """Its version of Headrace; empty for one that did not say."""
     environment: str = ""
     """Identity of its environment (service.jobs.environment); empty for one that did not say."""
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from service.jobs.decisions import STATES
-from service.jobs.errors import NotHosted, UnknownJob
-from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
-from service.jobs.hot_settings import change
-from service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
-from service.monitor.status import Status
-from service.records.database import Records, opened, utc_now
-from service.spec.job import LoadedJob
+from headrace.service.jobs.decisions import STATES
+from headrace.service.jobs.errors import NotHosted, UnknownJob
+from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
+from headrace.service.jobs.hot_settings import change
+from headrace.service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
+from headrace.service.monitor.status import Status
+from headrace.service.records.database import Records, opened, utc_now
+from headrace.service.spec.job import LoadedJob
 
 PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
 """By the state that the run reports. Its end is final: no launcher writes an outcome afterwards."""
@@ -118,7 +118,7 @@ def foreground_host(
     job: LoadedJob, status: Callable[[], Mapping[str, Any]], problem_of: ProblemOf = plain_problem
 ) -> Iterator[ForegroundHost]:
     """The host of a run, with a temporary database."""
-    with TemporaryDirectory(prefix="millrace-run-") as folder:
+    with TemporaryDirectory(prefix="headrace-run-") as folder:
         records = opened(f"sqlite:///{Path(folder) / 'records.db'}")
         work = OperationQueue(records, threads=2, problem_of=problem_of)
         try:

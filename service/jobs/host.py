@@ -10,11 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from millrace.secrets import with_secrets
-from service.jobs.operation_queue import Operation, OperationQueue
-from service.monitor.status import Status
-from service.records.database import Records
-from service.spec.job import LoadedJob, job_of
+from headrace.secrets import with_secrets
+from headrace.service.jobs.operation_queue import Operation, OperationQueue
+from headrace.service.monitor.status import Status
+from headrace.service.records.database import Records
+from headrace.service.spec.job import LoadedJob, job_of
 
 
 class Action(StrEnum):
@@ -102,7 +102,7 @@ class HostedJob:
     build: str = ""
     """The name of the build that it runs in; empty: the service's own environment."""
     version: str = ""
-    """The version of Millrace that its launcher runs, or ran last; empty where it is not known."""
+    """The version of Headrace that its launcher runs, or ran last; empty where it is not known."""
     environment: str = ""
     """Identity of the environment that its launcher runs in, or ran in last; empty where it is not known."""
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -1,4 +1,4 @@
-"""Changes hot settings of a running job, as `millrace set` does: an operation that ends when they take effect."""
+"""Changes hot settings of a running job, as `headrace set` does: an operation that ends when they take effect."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.rpc.job_client import JobClient
-from service.jobs.operation_queue import Operation, OperationQueue, ReportProgress
+from headrace.deadline import Deadline
+from headrace.rpc.job_client import JobClient
+from headrace.service.jobs.operation_queue import Operation, OperationQueue, ReportProgress
 
 CHANGE_S = 600.0
 """How long to wait for the close of a pass."""

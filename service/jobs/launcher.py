@@ -1,4 +1,4 @@
-"""The process that runs one job of the service: `python -m service.jobs.launcher FOLDER ...`.
+"""The process that runs one job of the service: `python -m headrace.service.jobs.launcher FOLDER ...`.
 
 It has a session of its own and does not depend on the service: a restarted service finds it by its folder
 (service.jobs.folder). The service has checked that the job is allowed.
@@ -13,33 +13,33 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import millrace
-from millrace.errors import MillraceError
-from millrace.lifecycle import ExitCode
-from millrace.logs import setup
-from millrace.rpc import channels, unix_sockets
-from millrace.rpc.role import finite, serve_role
-from service.cluster.job_run import JobRun, open_run
-from service.cluster.runtime import LAUNCHER
-from service.cluster.store import OUTPUT
-from service.cluster.store_defaults import with_store_defaults
-from service.cluster.supervision import RunOutcome
-from service.jobs.activation import Fence
-from service.jobs.environment import environment
-from service.jobs.folder import Assignment, JobFolder, LauncherProcess
-from service.jobs.host import Ending
-from service.jobs.output_files import OutputWriter, shortened_periodically
-from service.jobs.preflight import check_run
-from service.predict.after_training import RunThenPredict
-from service.records.database import utc_now
-from service.spec.job import job_of
+import headrace
+from headrace.errors import HeadraceError
+from headrace.lifecycle import ExitCode
+from headrace.logs import setup
+from headrace.rpc import channels, unix_sockets
+from headrace.rpc.role import finite, serve_role
+from headrace.service.cluster.job_run import JobRun, open_run
+from headrace.service.cluster.runtime import LAUNCHER
+from headrace.service.cluster.store import OUTPUT
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.jobs.activation import Fence
+from headrace.service.jobs.environment import environment
+from headrace.service.jobs.folder import Assignment, JobFolder, LauncherProcess
+from headrace.service.jobs.host import Ending
+from headrace.service.jobs.output_files import OutputWriter, shortened_periodically
+from headrace.service.jobs.preflight import check_run
+from headrace.service.predict.after_training import RunThenPredict
+from headrace.service.records.database import utc_now
+from headrace.service.spec.job import job_of
 
 log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the job; the exit code is its outcome's."""
-    parser = argparse.ArgumentParser(prog="service.jobs.launcher")
+    parser = argparse.ArgumentParser(prog="headrace.service.jobs.launcher")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lock", type=int, required=True, help="descriptor of the folder's lock, which is held")
     parser.add_argument("--max-output", type=int, required=True, help="bytes of workers' output that are kept")
@@ -69,7 +69,7 @@ def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
     folder.report(_this_process(assigned, claimed=False))  # 1
     try:
         ending, status = _run(folder, assigned, max_output, paused)
-    except MillraceError as error:
+    except HeadraceError as error:
         ending, status = Ending(error.exit_code, str(error), (), utc_now()), {"state": "failed"}
     except Exception as error:  # the top of the process: the outcome has the error
         log.exception("a bug")
@@ -81,7 +81,7 @@ def launch(folder: JobFolder, *, max_output: int, paused: bool) -> int:
 
 
 def _this_process(assigned: Assignment, *, claimed: bool) -> LauncherProcess:
-    return LauncherProcess(assigned.id, os.getpid(), claimed, millrace.__version__, environment())
+    return LauncherProcess(assigned.id, os.getpid(), claimed, headrace.__version__, environment())
 
 
 def _run(folder: JobFolder, assigned: Assignment, max_output: int, paused: bool) -> tuple[Ending, dict[str, object]]:

@@ -5,18 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.durable import writing
-from millrace.file_lock import locked
-from millrace.process import unbuffered
-from service.cluster.store import PAUSED, RUN, in_use
-from service.cluster.worker_plan import PYTHON
-from service.jobs.activation import Fence
-from service.jobs.builds import variables_for
-from service.jobs.decisions import ObservedState
-from service.jobs.folder import Assignment, FolderDamaged, JobFolder
-from service.jobs.output_files import emptied_file
-from service.jobs.registry import JobRecord
+from headrace.deadline import Deadline
+from headrace.durable import writing
+from headrace.file_lock import locked
+from headrace.process import unbuffered
+from headrace.service.cluster.store import PAUSED, RUN, in_use
+from headrace.service.cluster.worker_plan import PYTHON
+from headrace.service.jobs.activation import Fence
+from headrace.service.jobs.builds import variables_for
+from headrace.service.jobs.decisions import ObservedState
+from headrace.service.jobs.folder import Assignment, FolderDamaged, JobFolder
+from headrace.service.jobs.output_files import emptied_file
+from headrace.service.jobs.registry import JobRecord
 
 
 def observed(entry: JobRecord, *, draining: bool = False, dead_since_s: float | None = None) -> ObservedState:
@@ -107,7 +107,7 @@ def start_launcher(
         folder.assign(Assignment(secrets.token_hex(8), ask, secrets.token_hex(32)))  # 2
         with writing(folder.printed):
             printed = emptied_file(folder.printed)
-        command = [python, *PYTHON[1:], "service.jobs.launcher", str(folder.path), "--lock", str(lock)]
+        command = [python, *PYTHON[1:], "headrace.service.jobs.launcher", str(folder.path), "--lock", str(lock)]
         with printed:
             return subprocess.Popen(  # 3
                 [*command, "--max-output", str(max_output), *(["--paused"] if paused else []), *_behind(fence)],

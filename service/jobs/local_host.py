@@ -12,33 +12,33 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.deadline import Deadline
-from millrace.durable import check_no_link, writing
-from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unwritable
-from millrace.file_lock import locked
-from millrace.secrets import secrets_of, without_secrets
-from service.auth.allowed_paths import reserved_stores
-from service.auth.spec_rules import check_spec
-from service.auth.spec_sizes import check_size
-from service.cluster.restarts import RestartLimits
-from service.cluster.store import OUTPUT, check_free, in_use, remove
-from service.jobs import launcher_process, output_files
-from service.jobs.activation import IN_USE_S, Active, Wait, active
-from service.jobs.background import in_background
-from service.jobs.builds import interpreter
-from service.jobs.config import ServiceConfig
-from service.jobs.decisions import ObservedState, phase_of, requested_changes, requested_move
-from service.jobs.errors import JobExists, StillRunning
-from service.jobs.folder import JobFolder
-from service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
-from service.jobs.hot_settings import change
-from service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
-from service.jobs.registry import JobRecord, JobRegistry
-from service.jobs.supervisor import Supervisor
-from service.monitor.status import Status
-from service.records.database import utc_now
-from service.spec.job import LoadedJob, job_of
+from headrace import documents
+from headrace.deadline import Deadline
+from headrace.durable import check_no_link, writing
+from headrace.errors import DeadlineExceeded, HeadraceError, SpecError, Unwritable
+from headrace.file_lock import locked
+from headrace.secrets import secrets_of, without_secrets
+from headrace.service.auth.allowed_paths import reserved_stores
+from headrace.service.auth.spec_rules import check_spec
+from headrace.service.auth.spec_sizes import check_size
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.store import OUTPUT, check_free, in_use, remove
+from headrace.service.jobs import launcher_process, output_files
+from headrace.service.jobs.activation import IN_USE_S, Active, Wait, active
+from headrace.service.jobs.background import in_background
+from headrace.service.jobs.builds import interpreter
+from headrace.service.jobs.config import ServiceConfig
+from headrace.service.jobs.decisions import ObservedState, phase_of, requested_changes, requested_move
+from headrace.service.jobs.errors import JobExists, StillRunning
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
+from headrace.service.jobs.hot_settings import change
+from headrace.service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
+from headrace.service.jobs.registry import JobRecord, JobRegistry
+from headrace.service.jobs.supervisor import Supervisor
+from headrace.service.monitor.status import Status
+from headrace.service.records.database import utc_now
+from headrace.service.spec.job import LoadedJob, job_of
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ class LocalHost:
         while True:
             try:
                 self.records.prune(utc_now())
-            except MillraceError as error:
+            except HeadraceError as error:
                 log.warning("old records are deleted later: %s", error)
             if self._closing.wait(PRUNE_S):
                 return
@@ -328,7 +328,7 @@ def _in_use(store: Path) -> bool:
 def _remove_store(entry: JobRecord) -> None:
     try:
         remove(entry.store, entry.name)
-    except (MillraceError, OSError) as error:
+    except (HeadraceError, OSError) as error:
         log.warning("job %s is deleted, its store %s stays: %s", entry.name, entry.store, error)
 
 

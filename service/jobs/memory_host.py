@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import MillraceError
-from service.jobs.errors import JobExists, StillRunning, UnknownJob
-from service.jobs.host import AT_REST, Action, Desired, HostedJob, NewJob, Phase, PrintedLine
-from service.jobs.operation_queue import Operation, OperationQueue
-from service.monitor.status import Status
-from service.records.database import Records, utc_now
-from service.spec.job import job_of
+from headrace.errors import HeadraceError
+from headrace.service.jobs.errors import JobExists, StillRunning, UnknownJob
+from headrace.service.jobs.host import AT_REST, Action, Desired, HostedJob, NewJob, Phase, PrintedLine
+from headrace.service.jobs.operation_queue import Operation, OperationQueue
+from headrace.service.monitor.status import Status
+from headrace.service.records.database import Records, utc_now
+from headrace.service.spec.job import job_of
 
 FOLLOWS = {
     Action.PAUSE: (Desired.PAUSED, Phase.PAUSED),
@@ -38,7 +38,7 @@ class MemoryHost:
     """See Host."""
     asked: int = 0
     """Number of status requests."""
-    away: MillraceError | None = None
+    away: HeadraceError | None = None
     """Raised instead of a status."""
     _jobs: dict[str, HostedJob] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)

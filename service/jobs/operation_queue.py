@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from sqlalchemy import select, update
 
-from millrace.errors import MillraceError
-from service.jobs.errors import Cancelled, LimitReached, UnknownOperation
-from service.records.database import Records, utc_now
-from service.records.schema import OperationRow, of_row
+from headrace.errors import HeadraceError
+from headrace.service.jobs.errors import Cancelled, LimitReached, UnknownOperation
+from headrace.service.records.database import Records, utc_now
+from headrace.service.records.schema import OperationRow, of_row
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ ProblemOf = Callable[[Exception], dict[str, Any]]
 
 def plain_problem(error: Exception) -> dict[str, Any]:
     """An error as a problem: its message if it is an error of ours, else that it is a bug."""
-    if isinstance(error, MillraceError):
+    if isinstance(error, HeadraceError):
         return {"type": "about:blank", "title": type(error).__name__, "detail": str(error)}
     return {"type": "about:blank", "title": "a bug", "detail": f"{type(error).__name__}: {error}"}
 
@@ -213,7 +213,7 @@ class OperationQueue:
         while (asked := self._queue.get()) is not None:
             try:
                 self._do(asked)
-            except MillraceError as error:  # the records cannot be written
+            except HeadraceError as error:  # the records cannot be written
                 log.error("operation %s: its result cannot be stored: %s", asked.operation.id, error)
             finally:
                 with self._lock:
@@ -236,10 +236,10 @@ class OperationQueue:
         except Cancelled:
             self._end(asked, state=self._given_up())
         except Exception as error:  # the top of an operation: its problem has the error
-            if isinstance(error, MillraceError) and asked.cancelled.is_set():
+            if isinstance(error, HeadraceError) and asked.cancelled.is_set():
                 self._end(asked, state=self._given_up(), said=str(error))
                 return
-            if not isinstance(error, MillraceError):
+            if not isinstance(error, HeadraceError):
                 log.exception("operation %s (%s)", asked.operation.id, asked.operation.kind)
             self._end(asked, state=OperationState.FAILED, problem=self._problem_of(error))
         else:

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
-from millrace.periodic import periodically
-from service.jobs.host import PrintedLine
+from headrace.periodic import periodically
+from headrace.service.jobs.host import PrintedLine
 
 FILES = 4
 """Files kept; the oldest is deleted when the newest is full."""

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataset.spec.config import KafkaSource
-from millrace.errors import SpecError
-from service.auth.allowed_paths import reserved_by_jobs
-from service.auth.config import AllowSection
-from service.auth.spec_rules import SpecRules, check_spec
-from service.jobs.config import LimitsSection
-from service.jobs.host import HostedJob
-from service.spec.job import LoadedJob
-from trainer.config import TrainerJob
-from trainer.control.predictions import PredictionRequest, own_source, servers_of, source_config
+from headrace.dataset.spec.config import KafkaSource
+from headrace.errors import SpecError
+from headrace.service.auth.allowed_paths import reserved_by_jobs
+from headrace.service.auth.config import AllowSection
+from headrace.service.auth.spec_rules import SpecRules, check_spec
+from headrace.service.jobs.config import LimitsSection
+from headrace.service.jobs.host import HostedJob
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.control.predictions import PredictionRequest, own_source, servers_of, source_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,21 +3,21 @@
 Nothing is started, written or connected to. service.spec.references checks the spec itself.
 """
 
-from dataset.pipe.command import check_pipe
-from dataset.sources.kafka_options import consumer_options, library_of
-from dataset.sources.opening import open_source
-from dataset.spec.config import FilesSource, KafkaSource
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from service.cluster.launchers import check_launcher
-from service.cluster.store import check_free
-from service.cluster.store_defaults import with_store_defaults
-from service.jobs.spec_difference import check_carried
-from service.predict.after_training import check_before
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import replay_first
-from trainer.control.job_spec import check_class
+from headrace.dataset.pipe.command import check_pipe
+from headrace.dataset.sources.kafka_options import consumer_options, library_of
+from headrace.dataset.sources.opening import open_source
+from headrace.dataset.spec.config import FilesSource, KafkaSource
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.cluster.launchers import check_launcher
+from headrace.service.cluster.store import check_free
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.jobs.spec_difference import check_carried
+from headrace.service.predict.after_training import check_before
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import replay_first
+from headrace.trainer.control.job_spec import check_class
 
 LIST_S = 60.0
 """Longest time to list the files of a source."""

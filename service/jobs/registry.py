@@ -12,13 +12,13 @@ from typing import Any
 
 from sqlalchemy import delete, select
 
-from service.cluster.restarts import Death
-from service.jobs.decisions import DesiredState
-from service.jobs.errors import JobExists, LimitReached, UnknownJob
-from service.jobs.folder import JobFolder
-from service.jobs.host import Desired
-from service.records.database import Records, utc_now
-from service.records.schema import JobRow, of_row
+from headrace.service.cluster.restarts import Death
+from headrace.service.jobs.decisions import DesiredState
+from headrace.service.jobs.errors import JobExists, LimitReached, UnknownJob
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.jobs.host import Desired
+from headrace.service.records.database import Records, utc_now
+from headrace.service.records.schema import JobRow, of_row
 
 BY_PEOPLE = ("desired", "ask", "build")
 """Changes of these fields count as revisions; changes by the service itself do not."""

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import SpecError
-from service.cluster.store_defaults import spec_with_rows
-from service.monitor.lines import count
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import Commit, Commits, Lineage
-from trainer.control.job_log import read_records
-from trainer.control.job_spec import fill_defaults
-from trainer.control.spec_changes import (
+from headrace.errors import SpecError
+from headrace.service.cluster.store_defaults import spec_with_rows
+from headrace.service.monitor.lines import count
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import Commit, Commits, Lineage
+from headrace.trainer.control.job_log import read_records
+from headrace.trainer.control.job_spec import fill_defaults
+from headrace.trainer.control.spec_changes import (
     ChangeClass,
     KeyChange,
     WeightChange,
@@ -26,11 +26,11 @@ from trainer.control.spec_changes import (
 )
 
 WHAT_TO_DO: Mapping[ChangeClass, str] = {
-    ChangeClass.HOT: "`millrace set JOB KEY=VALUE` while it runs, or a restart with the new file",
+    ChangeClass.HOT: "`headrace set JOB KEY=VALUE` while it runs, or a restart with the new file",
     ChangeClass.AT_ONCE: "a restart with the new file; the result of a pass does not depend on it",
     ChangeClass.BETWEEN: "a restart with the new file; logged passes are first trained again with the old one",
     ChangeClass.CARRIED: "a restart with the new file: rows are kept, weights of the model are carried over",
-    ChangeClass.NEW: "a new store.path, or --fresh; `millrace import` brings rows and weights that fit",
+    ChangeClass.NEW: "a new store.path, or --fresh; `headrace import` brings rows and weights that fit",
 }
 ORDER = tuple(WHAT_TO_DO)
 MAX_VALUE = 60

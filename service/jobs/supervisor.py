@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from millrace.errors import MillraceError
-from millrace.lifecycle import ExitCode
-from service.cluster.chief import ChiefConnection, address_in
-from service.cluster.job_run import set_paused
-from service.cluster.restarts import RestartLimits
-from service.cluster.store import RUN
-from service.jobs import launcher_process
-from service.jobs.activation import Fence
-from service.jobs.background import BackgroundWork
-from service.jobs.decisions import (
+from headrace.errors import HeadraceError
+from headrace.lifecycle import ExitCode
+from headrace.service.cluster.chief import ChiefConnection, address_in
+from headrace.service.cluster.job_run import set_paused
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.store import RUN
+from headrace.service.jobs import launcher_process
+from headrace.service.jobs.activation import Fence
+from headrace.service.jobs.background import BackgroundWork
+from headrace.service.jobs.decisions import (
     Act,
     DrainLauncher,
     FailJob,
@@ -33,10 +33,10 @@ from service.jobs.decisions import (
     StartLauncher,
     decide,
 )
-from service.jobs.folder import JobFolder
-from service.jobs.host import Desired, Ending
-from service.jobs.registry import JobRecord, JobRegistry
-from service.records.database import Records, utc_now
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.jobs.host import Desired, Ending
+from headrace.service.jobs.registry import JobRecord, JobRegistry
+from headrace.service.records.database import Records, utc_now
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class Supervisor:
                 self._records.check_active()
                 self._log(name, watched, f"{type(act).__name__}: {act.reason}")
             self._carry_out(entry, watched, act)
-        except (MillraceError, OSError) as error:
+        except (HeadraceError, OSError) as error:
             self._log(name, watched, f"{error}")
         except Exception:  # a bug: the other jobs must go on
             log.exception("job %s", name)
@@ -216,7 +216,7 @@ class Supervisor:
         check, watched.check = watched.check, None
         try:
             check.result()
-        except MillraceError as error:
+        except HeadraceError as error:
             self._give_up(entry, error.exit_code, str(error))
             return
         except OSError as error:

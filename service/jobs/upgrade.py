@@ -8,13 +8,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError
-from service.jobs import builds
-from service.jobs.builds import BuildRefused, BuildReport, shown
-from service.jobs.errors import Cancelled, HostingError
-from service.jobs.host import AT_REST, Host, HostedJob, Phase
-from service.jobs.operation_queue import ReportProgress
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.service.jobs import builds
+from headrace.service.jobs.builds import BuildRefused, BuildReport, shown
+from headrace.service.jobs.errors import Cancelled, HostingError
+from headrace.service.jobs.host import AT_REST, Host, HostedJob, Phase
+from headrace.service.jobs.operation_queue import ReportProgress
 
 MOVE_S = 1800.0
 """Longest time until a job trains in the other build."""
@@ -62,7 +62,7 @@ def upgrade_all(host: Host, build: str, progress: ReportProgress, cancelled: thr
             done.append(upgrade(host, name, build, progress, cancelled))
         except Cancelled:
             raise
-        except MillraceError as error:
+        except HeadraceError as error:
             raise HostingError(f"{error}. {_others(names, len(done))}") from error
     return {"jobs": done}
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-IMAGE = "millrace:0.1.0"
+import headrace
+
+IMAGE = f"headrace:{headrace.__version__}"
 """The image of deploy/Dockerfile."""
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from millrace.errors import SpecError
-from service.cluster.inputs import absent_of_pipe, model_files, named_by_pipe
-from service.spec.job import LoadedJob
+from headrace.errors import SpecError
+from headrace.service.cluster.inputs import absent_of_pipe, model_files, named_by_pipe
+from headrace.service.spec.job import LoadedJob
 
 JOB_FILE = "job.toml"
 MAX_BYTES = 900 << 10

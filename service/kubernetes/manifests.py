@@ -6,14 +6,14 @@ from pathlib import Path
 
 import yaml
 
-from millrace.errors import SpecError
-from service.kubernetes import network
-from service.kubernetes.config import ManifestSettings
-from service.kubernetes.job_files import job_files, keys_of
-from service.kubernetes.pods import Part
-from service.kubernetes.requirements import check_renderable
-from service.kubernetes.workloads import JobManifests
-from service.spec.job import load_job
+from headrace.errors import SpecError
+from headrace.service.kubernetes import network
+from headrace.service.kubernetes.config import ManifestSettings
+from headrace.service.kubernetes.job_files import job_files, keys_of
+from headrace.service.kubernetes.pods import Part
+from headrace.service.kubernetes.requirements import check_renderable
+from headrace.service.kubernetes.workloads import JobManifests
+from headrace.service.spec.job import load_job
 
 
 def render_job(path: Path, overrides: Sequence[str], settings: ManifestSettings) -> dict[str, str]:

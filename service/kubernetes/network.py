@@ -1,9 +1,9 @@
 """How the pods of a job are found, who may reach them, and how many of them may be away at once."""
 
-from service.kubernetes.pods import EPHEMERAL_PORTS, Part
-from service.kubernetes.workloads import METRICS_PORT, REPLICA_PORT, JobManifests
+from headrace.service.kubernetes.pods import EPHEMERAL_PORTS, Part
+from headrace.service.kubernetes.workloads import METRICS_PORT, REPLICA_PORT, JobManifests
 
-CLIENT = "millrace/client"
+CLIENT = "headrace/client"
 """Label of pods that may send requests to replicas; its value is the name of the job."""
 
 

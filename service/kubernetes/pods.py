@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from service.kubernetes.config import ManifestSettings
-from service.spec.config import WorkerResources
+from headrace.service.kubernetes.config import ManifestSettings
+from headrace.service.spec.config import WorkerResources
 
 Part = dict[str, Any]
 
@@ -21,7 +21,7 @@ TOKEN_FILE = f"{IDENTITY_FOLDER}/join_token"
 EPHEMERAL_PORTS = 32768, 60999
 """Ports that workers listen at: a system takes them of this range, and the pods of a job fix it."""
 ENDED_FOR_GOOD = [1, 2, 70]
-"""Exit codes after which another try would end the same way; see millrace.lifecycle.ExitCode."""
+"""Exit codes after which another try would end the same way; see headrace.lifecycle.ExitCode."""
 _UNITS = {30: "Gi", 20: "Mi", 10: "Ki"}
 SMALL = WorkerResources(cores=0.1, memory=64 << 20)
 """Resources of a container that copies files."""
@@ -96,7 +96,7 @@ def scraped_at(port: int) -> Part:
 
 def worker_environment(settings: ManifestSettings) -> Part:
     """The environment of launcher and workers: the containers of a pod are one machine; secrets by reference."""
-    pod = {"name": "MILLRACE_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    pod = {"name": "HEADRACE_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
     return {"env": [pod], "envFrom": [{"secretRef": {"name": settings.environment_secret, "optional": True}}]}
 
 
@@ -153,7 +153,7 @@ def scratch(name: str, medium: str = "") -> Part:
 
 def scratch_mounts() -> list[Part]:
     """Folders that every process may write."""
-    return [mount("tmp", "/tmp"), mount("kernels", "/var/cache/millrace")]
+    return [mount("tmp", "/tmp"), mount("kernels", "/var/cache/headrace")]
 
 
 def scratch_volumes() -> list[Part]:

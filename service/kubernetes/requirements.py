@@ -4,16 +4,16 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from dataset.spec.config import FilesSource, KafkaSource
-from millrace.address import is_wildcard, parse_address
-from millrace.errors import SpecError
-from millrace.secrets import references_of
-from service.cluster.launchers import EXTERNAL
-from service.kubernetes.config import ManifestSettings
-from service.kubernetes.workloads import HEAD_PORTS
-from service.spec.config import WorkerResources
-from service.spec.job import LoadedJob
-from trainer.control.job_spec import has_divided_classes
+from headrace.address import is_wildcard, parse_address
+from headrace.dataset.spec.config import FilesSource, KafkaSource
+from headrace.errors import SpecError
+from headrace.secrets import references_of
+from headrace.service.cluster.launchers import EXTERNAL
+from headrace.service.kubernetes.config import ManifestSettings
+from headrace.service.kubernetes.workloads import HEAD_PORTS
+from headrace.service.spec.config import WorkerResources
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.job_spec import has_divided_classes
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Names of objects that leave room for what is appended to the job's."""
@@ -73,7 +73,7 @@ def _check_store(job: LoadedJob) -> None:
         raise SpecError(f'is {store.parts!r}: disks of pods go with them; set "object", and a mirror', "store.parts")
     if not path.is_absolute() or len(path.parts) < 3 or ".." in path.parts:
         raise SpecError(
-            f"is {store.path!r}: set an absolute path whose folder becomes a volume, such as /srv/millrace/store",
+            f"is {store.path!r}: set an absolute path whose folder becomes a volume, such as /srv/headrace/store",
             "store.path",
         )
 
@@ -84,7 +84,7 @@ def _check_feed(job: LoadedJob) -> None:
         mode = job.spec.model.settings["mode"]
         raise SpecError(
             f"is {mode!r}: items are divided over trainers, so the job has no live feed, and replicas in pods follow "
-            'that alone. Leave out --replicas and let `millrace replica` follow the job\'s exports, or set "full"',
+            'that alone. Leave out --replicas and let `headrace replica` follow the job\'s exports, or set "full"',
             "model.settings.mode",
         )
 
@@ -110,4 +110,4 @@ def _local_places(job: LoadedJob) -> Iterator[tuple[str, str]]:
         if export.path is None or not export.path.startswith("s3://"):
             yield f"exports.{name}.path", "is a folder of a pod, which goes with it; export to an object store"
     if job.spec.predict is not None:
-        yield "predict", "does not run in pods; run `millrace predict` from the object store"
+        yield "predict", "does not run in pods; run `headrace predict` from the object store"

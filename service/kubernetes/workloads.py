@@ -1,20 +1,20 @@
 """The objects that own the pods of a job: a Job each for head, other trainers and shards, a Deployment of replicas.
 
-The head has the launcher and rank 0, which keeps the log. Every other pod is an agent, `millrace worker`.
+The head has the launcher and rank 0, which keeps the log. Every other pod is an agent, `headrace worker`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from millrace.address import parse_address
-from service.cluster.external import END_S
-from service.cluster.supervision import EndingLimits
-from service.kubernetes import pods
-from service.kubernetes.config import ManifestSettings
-from service.kubernetes.job_files import JOB_FILE, keys_of
-from service.kubernetes.pods import Part
-from service.spec.config import WorkerResources
-from service.spec.job import LoadedJob
+from headrace.address import parse_address
+from headrace.service.cluster.external import END_S
+from headrace.service.cluster.supervision import EndingLimits
+from headrace.service.kubernetes import pods
+from headrace.service.kubernetes.config import ManifestSettings
+from headrace.service.kubernetes.job_files import JOB_FILE, keys_of
+from headrace.service.kubernetes.pods import Part
+from headrace.service.spec.config import WorkerResources
+from headrace.service.spec.job import LoadedJob
 
 LAUNCHER = WorkerResources(cores=1.0, memory=1 << 30)
 """Resources of the launcher, which serves the API of its job, too."""
@@ -65,7 +65,7 @@ class JobManifests:
 
     def labels(self, component: str = "") -> Part:
         """Labels of the job's objects, or of one component's pods."""
-        found = {"app.kubernetes.io/name": "millrace", "app.kubernetes.io/instance": self.name}
+        found = {"app.kubernetes.io/name": "headrace", "app.kubernetes.io/instance": self.name}
         return {**found, "app.kubernetes.io/component": component} if component else found
 
     def metadata(self, name: str) -> Part:
@@ -89,7 +89,7 @@ class JobManifests:
         at, identity = pods.volume_of_store(store), f"{store}/identity"
         mounts = [*pods.scratch_mounts(), pods.mount("store", at), pods.mount("job", pods.JOB_FOLDER, True)]
         run = [
-            "millrace",
+            "headrace",
             "run",
             f"{pods.JOB_FOLDER}/{JOB_FILE}",
             *(w for each in self.overrides for w in ("--set", each)),
@@ -142,14 +142,14 @@ class JobManifests:
         return self._job(f"{self.name}-{role}s", number, template, "worker")
 
     def _worker(self, name: str, role: str, token: str, needs: WorkerResources, mounts: list[Part]) -> Part:
-        join = ["millrace", "worker", f"--join={self.head}:{self.port}", f"--token-file={token}", f"--role={role}"]
+        join = ["headrace", "worker", f"--join={self.head}:{self.port}", f"--token-file={token}", f"--role={role}"]
         command = [*join, f"--health=0.0.0.0:{WORKER_PORT}"]
         made = pods.container(name, self.settings, command, needs, mounts)
         return {**made, **pods.worker_environment(self.settings), **pods.probes(WORKER_PORT)}
 
     def _replicas(self) -> Part:
         name = f"{self.name}-replica"
-        command = ["millrace", "replica", f"--join={self.head}:{self.port}", f"--feed-token-file={pods.TOKEN_FILE}"]
+        command = ["headrace", "replica", f"--join={self.head}:{self.port}", f"--feed-token-file={pods.TOKEN_FILE}"]
         command += [f"--listen=0.0.0.0:{REPLICA_PORT}", "--token-file=/srv/replica/token"]
         token = pods.mount("requests", "/srv/replica", True)
         mounts = [*pods.scratch_mounts(), pods.mount("identity", pods.IDENTITY_FOLDER, True), token]

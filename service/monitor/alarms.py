@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from enum import StrEnum
 
-from service.monitor.status import Status
+from headrace.service.monitor.status import Status
 
 _UNRENEWED = (
     "the output of these workers says why. After the end of a certificate no new connection with its worker succeeds: "
@@ -84,7 +84,7 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.ROLLBACK, "; ".join(backs)
     if outside := status.part("operations").part("guards").parts("outside"):
         slots = "; ".join(f"slot {name}: {each.text('why')}" for name, each in outside.items())
-        yield Alarm.GUARDS, f"slots are outside their bounds: {slots}; `millrace doctor` says more"
+        yield Alarm.GUARDS, f"slots are outside their bounds: {slots}; `headrace doctor` says more"
 
 
 def _rollback(stream: str, rollback: Status) -> str:

@@ -14,11 +14,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.printable import printable
-from service.monitor.alarms import alarms
-from service.monitor.lines import age, count, export_line, labelled, ratio, restarts_text, time_text
-from service.monitor.shows import PlainShow, Show
-from service.monitor.status import Status
+from headrace.printable import printable
+from headrace.service.monitor.alarms import alarms
+from headrace.service.monitor.lines import age, count, export_line, labelled, ratio, restarts_text, time_text
+from headrace.service.monitor.shows import PlainShow, Show
+from headrace.service.monitor.status import Status
 
 REFRESH_PER_S = 4
 LOG_LINES = 8

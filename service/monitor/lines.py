@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from service.monitor.alarms import alarms, held_text
-from service.monitor.status import Status
+from headrace.service.monitor.alarms import alarms, held_text
+from headrace.service.monitor.status import Status
 
 MAX_SLOTS = 20
 """Most slots of a table in a summary; the report has all."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from millrace.printable import print_printable
-from service.monitor.lines import labelled, status_changes
-from service.monitor.status import Status
+from headrace.printable import print_printable
+from headrace.service.monitor.lines import labelled, status_changes
+from headrace.service.monitor.status import Status
 
 LINE_EVERY_S = 2.0
 """Interval at which progress is printed as plain text."""

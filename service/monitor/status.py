@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.printable import printable
+from headrace.printable import printable
 
 Number = int | float
 

@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.durable import REAL, write_whole, writing
-from millrace.errors import MillraceError, SpecError
-from millrace.lifecycle import ExitCode, on_stop_signal
-from service.cluster.job_run import JobRun
-from service.cluster.runtime import LAUNCHER, OnLine
-from service.cluster.store import REPORT
-from service.cluster.supervision import RunOutcome
-from service.monitor.lines import count
-from service.predict.prediction import predict
-from service.predict.summary import summary_of_prediction
-from service.predict.worker_group import PredictionCancelled
-from service.spec.job import LoadedJob
-from trainer.control.prediction_output import PredictionOutput
-from trainer.control.predictions import SECTION, PredictionRequest, check_outputs, fingerprint_of
+from headrace.durable import REAL, write_whole, writing
+from headrace.errors import HeadraceError, SpecError
+from headrace.lifecycle import ExitCode, on_stop_signal
+from headrace.service.cluster.job_run import JobRun
+from headrace.service.cluster.runtime import LAUNCHER, OnLine
+from headrace.service.cluster.store import REPORT
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.monitor.lines import count
+from headrace.service.predict.prediction import predict
+from headrace.service.predict.summary import summary_of_prediction
+from headrace.service.predict.worker_group import PredictionCancelled
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.prediction_output import PredictionOutput
+from headrace.trainer.control.predictions import SECTION, PredictionRequest, check_outputs, fingerprint_of
 
 
 def request_of(job: LoadedJob) -> PredictionRequest | None:
@@ -78,7 +78,7 @@ class RunThenPredict:
                 return self._predict(request)
             except PredictionCancelled:
                 return RunOutcome(ExitCode.DRAINED, "stopped while it predicted; the next run continues")
-            except MillraceError as error:
+            except HeadraceError as error:
                 return RunOutcome(error.exit_code, f"the stream is drained, but its prediction failed: {error}")
             finally:
                 self._shown = {}

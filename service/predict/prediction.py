@@ -14,29 +14,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dataset.loader.dead_letters import BadFraction
-from dataset.pipe.command import check_pipe
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.durable import writing
-from millrace.errors import DeadlineExceeded, SpecError
-from millrace.file_lock import locked
-from millrace.secrets import check_shown
-from service.cluster.launchers import open_launcher
-from service.cluster.run_folder import run_folder
-from service.cluster.runtime import OnLine
-from service.cluster.store import in_use
-from service.cluster.store_defaults import with_store_defaults
-from service.cluster.worker_plan import PredictionFolders, plan_prediction
-from service.predict.versions import PredictionVersion, version_of
-from service.predict.worker_group import PredictionCancelled, WorkerDied, WorkerGroup
-from service.spec.job import Job, LoadedJob, with_defaults
-from service.spec.left_out import without_left_out
-from service.spec.references import check_references
-from trainer.config import NEWEST_DEFAULTS
-from trainer.control.commit_store import hash_of
-from trainer.control.prediction_output import (
+from headrace.config import validate
+from headrace.dataset.loader.dead_letters import BadFraction
+from headrace.dataset.pipe.command import check_pipe
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.durable import writing
+from headrace.errors import DeadlineExceeded, SpecError
+from headrace.file_lock import locked
+from headrace.secrets import check_shown
+from headrace.service.cluster.launchers import open_launcher
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.runtime import OnLine
+from headrace.service.cluster.store import in_use
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.cluster.worker_plan import PredictionFolders, plan_prediction
+from headrace.service.predict.versions import PredictionVersion, version_of
+from headrace.service.predict.worker_group import PredictionCancelled, WorkerDied, WorkerGroup
+from headrace.service.spec.job import Job, LoadedJob, with_defaults
+from headrace.service.spec.left_out import without_left_out
+from headrace.service.spec.references import check_references
+from headrace.trainer.config import NEWEST_DEFAULTS
+from headrace.trainer.control.commit_store import hash_of
+from headrace.trainer.control.prediction_output import (
     DEAD_LETTERS,
     METRICS,
     PartMark,
@@ -44,7 +44,7 @@ from trainer.control.prediction_output import (
     compute_metrics,
     part_name,
 )
-from trainer.control.predictions import (
+from headrace.trainer.control.predictions import (
     OutputTaken,
     PredictionPlan,
     PredictionRequest,
@@ -121,7 +121,7 @@ def predict(
         plan = before or _fix(request, job, fingerprint, version, output)  # 3
         if request.input.paths is not None:
             check_files(dict.fromkeys(segment.partition for segment in plan.segments))
-        secret = Path(held.enter_context(TemporaryDirectory(prefix="millrace-predict-", dir=private)))
+        secret = Path(held.enter_context(TemporaryDirectory(prefix="headrace-predict-", dir=private)))
         trains = not alone and in_use(job.store)
         _make_parts(job, request, output, version, plan, folder, secret, progress, check, on_line, trains=trains)  # 4
         return complete(job, request, output, plan, progress, check)  # 5, 6

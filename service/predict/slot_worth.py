@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dataset.spec.config import SlotEntry, SlotKind
-from dataset.spec.schema import Schema
+from headrace.dataset.spec.config import SlotEntry, SlotKind
+from headrace.dataset.spec.schema import Schema
 
 LOSSES = {"auc": 1, "gauc": 1, "logloss": -1, "rmse": -1}
 """Metrics that are compared, and the sign of a loss."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from service.monitor.lines import count
+from headrace.service.monitor.lines import count
 
 SHOWN = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "mse", "mae", "mean_label", "mean_prediction")
 

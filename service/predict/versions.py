@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.errors import SpecError
-from service.cluster.store import check_run
-from service.exports.export_list import open_streams
-from service.history.commit_lookup import continue_from, find_commit, lease, lineage
-from service.spec.job import LoadedJob
-from trainer.config import TrainerJob
-from trainer.control.commit_store import VERSION, Commit, CommitDamaged, Commits, hash_of
-from trainer.control.job_spec import fill_defaults
-from trainer.control.model_states import as_commit
-from trainer.control.predictions import LIVE, names_commit
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.service.cluster.store import check_run
+from headrace.service.exports.export_list import open_streams
+from headrace.service.history.commit_lookup import continue_from, find_commit, lease, lineage
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.control.commit_store import VERSION, Commit, CommitDamaged, Commits, hash_of
+from headrace.trainer.control.job_spec import fill_defaults
+from headrace.trainer.control.model_states import as_commit
+from headrace.trainer.control.predictions import LIVE, names_commit
 
 DENSE = "dense.safetensors"
 _numbers = itertools.count(1)
@@ -107,7 +107,7 @@ def _named(store: Path, text: str) -> str:
         return find_commit(store, text).name
     newest = continue_from(Commits(store).names(), lineage(store))
     if newest is None:
-        raise SpecError(f"{store} holds no commit yet; `millrace commit` has the running job make one", "version")
+        raise SpecError(f"{store} holds no commit yet; `headrace commit` has the running job make one", "version")
     return newest
 
 
@@ -119,7 +119,7 @@ def check_dense(commit: Commit) -> None:
     except OSError:
         sound = False
     if not sound:
-        raise CommitDamaged(f"{commit.name}: {DENSE} is not as it was written; `millrace commits verify` says more")
+        raise CommitDamaged(f"{commit.name}: {DENSE} is not as it was written; `headrace commits verify` says more")
 
 
 def check_fits(commit: Commit, job: LoadedJob) -> None:

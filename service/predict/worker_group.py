@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, SpecError, Unavailable
-from millrace.lifecycle import ExitCode
-from pserver.client.remote import RemoteShards
-from service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHandle, WorkerSpec
-from service.cluster.supervision import format_exit
-from service.cluster.worker_plan import PredictionWorkers
-from service.spec.job import LoadedJob
-from trainer.control.commit_store import read_commit
-from trainer.control.job_spec import history_tables
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError, SpecError, Unavailable
+from headrace.lifecycle import ExitCode
+from headrace.pserver.client.remote import RemoteShards
+from headrace.service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHandle, WorkerSpec
+from headrace.service.cluster.supervision import format_exit
+from headrace.service.cluster.worker_plan import PredictionWorkers
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.control.commit_store import read_commit
+from headrace.trainer.control.job_spec import history_tables
 
 START_S, RESTORE_S = 120.0, 3600.0
 """Longest time for the shards to start, and to read the rows."""
@@ -29,11 +29,11 @@ ERROR = "error: "
 """Begins the line in which a worker says, for people, why it ended."""
 
 
-class PredictionFailed(MillraceError):
+class PredictionFailed(HeadraceError):
     """A worker ended on an error that would come again."""
 
 
-class PredictionCancelled(MillraceError):
+class PredictionCancelled(HeadraceError):
     """The prediction was cancelled. Its finished parts stay, and a rerun continues from them."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class WorkerGroup:
         raise error_of(name, code, worker.last_lines())
 
 
-def error_of(worker: str, code: int, last_lines: Sequence[str]) -> MillraceError:
+def error_of(worker: str, code: int, last_lines: Sequence[str]) -> HeadraceError:
     """The error for the end of a worker, from its exit code and its last lines of output."""
     begins = max((place for place, line in enumerate(last_lines) if line.startswith(ERROR)), default=None)
     message = "\n".join(last_lines[begins:]).removeprefix(ERROR) if begins is not None else ""

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dataset.sources.byte_stream import open_bytes
-from dataset.sources.source_file import LocalFile
-from millrace.documents import InvalidDocument, parse_object
+from headrace.dataset.sources.byte_stream import open_bytes
+from headrace.dataset.sources.source_file import LocalFile
+from headrace.documents import InvalidDocument, parse_object
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is bad, as it is in a job with the default of `max_event_bytes`."""

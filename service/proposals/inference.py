@@ -3,12 +3,12 @@
 import os
 from pathlib import Path
 
-from millrace.errors import BadInput
-from service.proposals.event_sample import EventSample
-from service.proposals.field_facts import observe_events
-from service.proposals.field_roles import decide
-from service.proposals.job_text import JobProposal, write_job
-from service.proposals.slot_proposals import propose_slots
+from headrace.errors import BadInput
+from headrace.service.proposals.event_sample import EventSample
+from headrace.service.proposals.field_facts import observe_events
+from headrace.service.proposals.field_roles import decide
+from headrace.service.proposals.job_text import JobProposal, write_job
+from headrace.service.proposals.slot_proposals import propose_slots
 
 
 def infer_job(sample: EventSample, folder: Path) -> JobProposal:

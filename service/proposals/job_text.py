@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from service.proposals.event_sample import EventSample
-from service.proposals.field_facts import EventFacts
-from service.proposals.field_roles import EventRoles
-from service.proposals.slot_proposals import Proposals, SlotProposal
+from headrace.service.proposals.event_sample import EventSample
+from headrace.service.proposals.field_facts import EventFacts
+from headrace.service.proposals.field_roles import EventRoles
+from headrace.service.proposals.slot_proposals import Proposals, SlotProposal
 
 MANY_SLOTS = 32
 """With more sparse slots, whose rows are added up, smaller steps are better."""
@@ -46,7 +46,7 @@ def write_job(path: str, sample: EventSample, facts: EventFacts, roles: EventRol
 
 def _head(path: str, sample: EventSample, facts: EventFacts, missing: list[str]) -> Iterator[str]:
     first = "" if sample.reached_end else "the first "
-    yield f"# Proposed by millrace spec infer from {first}{facts.num_events:,} events of {json.dumps(path)}."
+    yield f"# Proposed by headrace spec infer from {first}{facts.num_events:,} events of {json.dumps(path)}."
     yield "# Guessed from names and values: read the comments, and change what is wrong."
     if sample.num_bad:
         yield f"# {sample.num_bad:,} lines are no JSON object; a job rejects them: {'; '.join(sample.bad_lines)}"

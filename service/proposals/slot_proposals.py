@@ -7,9 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataset.spec.feature_keys import MAX_NUMBER
-from service.proposals.field_facts import FieldFacts, ValueKind
-from service.proposals.field_roles import HIGH_CARDINALITY, EventRoles, FieldRole, Reading, is_single, is_skewed
+from headrace.dataset.spec.feature_keys import MAX_NUMBER
+from headrace.service.proposals.field_facts import FieldFacts, ValueKind
+from headrace.service.proposals.field_roles import (
+    HIGH_CARDINALITY,
+    EventRoles,
+    FieldRole,
+    Reading,
+    is_single,
+    is_skewed,
+)
 
 MAX_CROSSED = 100
 """Most distinct values of a field that is crossed with the exploded one."""

@@ -21,9 +21,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from millrace.errors import MillraceError, SpecError, Unavailable
-from service.records import postgres
-from service.records.schema import (
+from headrace.errors import HeadraceError, SpecError, Unavailable
+from headrace.service.records import postgres
+from headrace.service.records.schema import (
     LEASE,
     AuditRow,
     LeaseRow,
@@ -52,12 +52,12 @@ FIRST = frozenset({"audit", "jobs", "operations", "repeats", "tokens"})
 """The tables of the first version of the schema."""
 MAX_NAME = 64
 """Longest name of a job in the audit log; refused requests may name longer ones."""
-WRITES = "millrace_writes"
+WRITES = "headrace_writes"
 """Option of a connection: whether its transactions may write."""
 
 
-class RecordsUnusable(MillraceError):
-    """The database is of a later version of Millrace, is damaged, or belongs to another program."""
+class RecordsUnusable(HeadraceError):
+    """The database is of a later version of Headrace, is damaged, or belongs to another program."""
 
 
 class NotActive(Unavailable):
@@ -117,7 +117,7 @@ class Records:
             yield session
 
     def migrate(self) -> None:
-        """Migrate the tables to the schema of this version of Millrace.
+        """Migrate the tables to the schema of this version of Headrace.
 
         Waits for a migration by another process. Raises RecordsUnusable, Unavailable.
         """
@@ -131,7 +131,7 @@ class Records:
                 command.upgrade(config, "head")
             except CommandError as error:
                 raise RecordsUnusable(
-                    f"the records at {self._engine.url.render_as_string()} are not of this version of Millrace "
+                    f"the records at {self._engine.url.render_as_string()} are not of this version of Headrace "
                     f"({error}); start the version that made them, or a later one"
                 ) from error
 
@@ -177,7 +177,7 @@ class Records:
             session.execute(delete(AuditRow).where(AuditRow.at < now - KEEP_AUDIT))
 
     @contextmanager
-    def _translated(self, damaged: type[MillraceError] = Unavailable) -> Iterator[None]:
+    def _translated(self, damaged: type[HeadraceError] = Unavailable) -> Iterator[None]:
         """Translate SQLAlchemy's errors; `damaged` is the error for a file that is no database, or a damaged one."""
         try:
             yield
@@ -237,11 +237,11 @@ def _engine_of(url: str) -> Engine:
         if kind == "sqlite":
             return _sqlite_engine(parsed)
     except ArgumentError:
-        raise SpecError("no URL of a database; as in sqlite:////var/lib/millrace/records.db", "database") from None
+        raise SpecError("no URL of a database; as in sqlite:////var/lib/headrace/records.db", "database") from None
     except (NoSuchModuleError, ImportError) as error:
         raise SpecError(
             f"{_first_line(error)}; PostgreSQL is postgresql+psycopg://USER@HOST/NAME, with the extra `postgres`: "
-            "pip install 'millrace[postgres]'",
+            "pip install 'headrace[postgres]'",
             "database",
         ) from None
     raise SpecError(f"{kind} is not known; known are sqlite and postgresql", "database")

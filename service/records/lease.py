@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, CursorResult, Update, exists, func, or_, select, update
 
-from millrace.errors import MillraceError, SpecError
-from service.records.database import NotActive, Records
-from service.records.schema import LEASE, JobRow, LeaseRow
+from headrace.errors import HeadraceError, SpecError
+from headrace.service.records.database import NotActive, Records
+from headrace.service.records.schema import LEASE, JobRow, LeaseRow
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Lease:
         try:
             with self._records.session() as session:
                 session.execute(self._mine().values(expires_at=func.clock_timestamp()))
-        except MillraceError as error:
+        except HeadraceError as error:
             log.info("the lease expires by itself: %s", error)
 
     def _may_be_ours(self) -> ColumnElement[bool]:
@@ -136,7 +136,7 @@ class Lease:
         while not self.lost.is_set() and not self._closing.wait(RENEW_S):
             try:
                 self._renew()
-            except MillraceError as error:
+            except HeadraceError as error:
                 log.warning("the lease is not renewed: %s", error)
             except Exception:  # a bug must not end this thread: the service would never be active again
                 log.exception("the lease is not renewed")

@@ -9,8 +9,8 @@ from typing import Any, Final
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import InterfaceError, InternalError
 
-from millrace.errors import SpecError
-from service.records.schema import Base, json_of_row
+from headrace.errors import SpecError
+from headrace.service.records.schema import Base, json_of_row
 
 DIALECT: Final = "postgresql"
 CONNECT_S = 5
@@ -36,7 +36,7 @@ def engine_of(url: URL) -> Engine:
     if "password" in url.query:
         raise SpecError(
             'write the password before the "@", or better in the file that "?passfile=" names; as in '
-            "postgresql+psycopg://millrace@db.example/millrace?passfile=/etc/millrace/pgpass",
+            "postgresql+psycopg://headrace@db.example/headrace?passfile=/etc/headrace/pgpass",
             "database",
         )
     timeouts: dict[str, Any] = {"connect_timeout": CONNECT_S, "tcp_user_timeout": DEAD_PEER_MS}
@@ -48,7 +48,7 @@ def engine_of(url: URL) -> Engine:
         pool_size=MAX_CONNECTIONS // 2,
         max_overflow=MAX_CONNECTIONS - MAX_CONNECTIONS // 2,
         pool_timeout=LOCK_S,
-        connect_args={**timeouts, "application_name": "millrace"},
+        connect_args={**timeouts, "application_name": "headrace"},
     )
     event.listen(engine, "connect", _set_up)
     return engine

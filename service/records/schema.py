@@ -12,11 +12,11 @@ from sqlalchemy import JSON, DateTime, Float, Index, Integer, String, Text, Type
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from millrace import documents
-from millrace.errors import MillraceError
+from headrace import documents
+from headrace.errors import HeadraceError
 
 
-class RowDamaged(MillraceError):
+class RowDamaged(HeadraceError):
     """A row holds a value that the service never wrote."""
 
 

@@ -1,1 +1,1 @@
-"""`millrace serve`: jobs, access, API and live page put together."""
+"""`headrace serve`: jobs, access, API and live page put together."""

@@ -1,4 +1,4 @@
-"""`millrace serve`: composes the host of jobs, authorization, the API and its pages, and serves them until a signal.
+"""`headrace serve`: composes the host of jobs, authorization, the API and its pages, and serves them until a signal.
 
 The jobs go on when the service ends; the next start finds them again.
 """
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from millrace.http.listening import listen
-from millrace.lifecycle import stop_flag
-from millrace.logs import setup
-from millrace.priority import prioritized
+from headrace.http.listening import listen
+from headrace.lifecycle import stop_flag
+from headrace.logs import setup
+from headrace.priority import prioritized
 
 if TYPE_CHECKING:
-    from service.jobs.config import ServiceConfig
-    from service.jobs.host import Host
+    from headrace.service.jobs.config import ServiceConfig
+    from headrace.service.jobs.host import Host
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def serve(config: Config = Path("service.toml")) -> None:
 
 def serve_until_stopped(path: Path) -> None:
     """Serve as the file at `path` says until SIGINT or SIGTERM. Main thread only. Raises SpecError."""
-    from service.jobs.config import load_service
+    from headrace.service.jobs.config import load_service
 
     config = load_service(path)
     for script in config.allow.relative_scripts():
@@ -51,7 +51,7 @@ def serve_until_stopped(path: Path) -> None:
             "what runs; name it by an absolute path",
             script,
         )
-    from service.jobs.activation import EndedWaiting
+    from headrace.service.jobs.activation import EndedWaiting
 
     with stop_flag() as stopping, suppress(EndedWaiting), running_service(config, stopping) as service:
         gc.collect()
@@ -93,16 +93,16 @@ def running_service(config: "ServiceConfig", stopping: threading.Event | None = 
     listen. 3. Serve the API.
     """
     # Imported here: every command imports this module, and few need a server.
-    from service.api.app import ApiSettings, app
-    from service.api.problems import problem_of
-    from service.api.server import serving
-    from service.auth.exposure import exposure_of
-    from service.auth.guard import Guard
-    from service.auth.token_store import StoredTokens
-    from service.auth.tokens import Tokens
-    from service.jobs.local_host import host_jobs
-    from service.server.waiting import Waiting
-    from service.ui.mount import mount
+    from headrace.service.api.app import ApiSettings, app
+    from headrace.service.api.problems import problem_of
+    from headrace.service.api.server import serving
+    from headrace.service.auth.exposure import exposure_of
+    from headrace.service.auth.guard import Guard
+    from headrace.service.auth.token_store import StoredTokens
+    from headrace.service.auth.tokens import Tokens
+    from headrace.service.jobs.local_host import host_jobs
+    from headrace.service.server.waiting import Waiting
+    from headrace.service.ui.mount import mount
 
     with ExitStack() as held:
         waiting = Waiting(config, stopping or threading.Event())

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
-from millrace.errors import Unavailable
-from millrace.http import http_server
-from millrace.http.connections import PagesConnection
-from millrace.http.listening import listen
-from service.api.inactive import InactiveAnswers
-from service.api.middleware import RequestChecks
-from service.auth.exposure import exposure_of
-from service.jobs.config import ServiceConfig
-from service.records.lease import POLL_S, Lease
+from headrace.errors import Unavailable
+from headrace.http import http_server
+from headrace.http.connections import PagesConnection
+from headrace.http.listening import listen
+from headrace.service.api.inactive import InactiveAnswers
+from headrace.service.api.middleware import RequestChecks
+from headrace.service.auth.exposure import exposure_of
+from headrace.service.jobs.config import ServiceConfig
+from headrace.service.records.lease import POLL_S, Lease
 
 log = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pserver.config import TableSection
-from pserver.rows.row_format import HEAD
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.table_rows import MAX_ROWS, START_ROWS, index_slots, row_bytes_of
-from service.sizing.id_growth import backtest, factor_of_doubt
-from service.sizing.process_use import PIPE
-from service.sizing.stream_facts import SlotIds, StreamFacts
-from service.sizing.training_facts import TrainingFacts
-from service.spec.job import Job
-from trainer.control.job_spec import tables_on_shards
+from headrace.pserver.config import TableSection
+from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.table_rows import MAX_ROWS, START_ROWS, index_slots, row_bytes_of
+from headrace.service.sizing.id_growth import backtest, factor_of_doubt
+from headrace.service.sizing.process_use import PIPE
+from headrace.service.sizing.stream_facts import SlotIds, StreamFacts
+from headrace.service.sizing.training_facts import TrainingFacts
+from headrace.service.spec.job import Job
+from headrace.trainer.control.job_spec import tables_on_shards
 
 DAY_S = 86_400
 MAX_WORKERS = 64

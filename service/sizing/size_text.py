@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from service.sizing.id_growth import MOST_DOUBT, factor_of_doubt, sample_for
-from service.sizing.job_size import JobSize
-from service.sizing.training_facts import TrainingFacts
+from headrace.service.sizing.id_growth import MOST_DOUBT, factor_of_doubt, sample_for
+from headrace.service.sizing.job_size import JobSize
+from headrace.service.sizing.training_facts import TrainingFacts
 
 MAX_SAMPLE = 10_000_000
 """Most events that are measured."""

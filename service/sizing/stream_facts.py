@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.samples.batch import Samples
-from dataset.sources.opening import open_sources
-from dataset.spec.config import OnBadEvent
-from dataset.spec.schema import Schema, Slot
-from dataset.spec.source_set import SourceSet
-from dataset.stream.source import Partition, Segment, Source
-from millrace.deadline import Deadline
-from millrace.errors import BadInput, SpecError
-from pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, TableSection
-from pserver.protocol.histories import table_of
-from service.sizing.id_growth import IdCurve
-from service.sizing.process_use import use_of_children
-from service.spec.job import LoadedJob
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.sources.opening import open_sources
+from headrace.dataset.spec.config import OnBadEvent
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Partition, Segment, Source
+from headrace.deadline import Deadline
+from headrace.errors import BadInput, SpecError
+from headrace.pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, TableSection
+from headrace.pserver.protocol.histories import table_of
+from headrace.service.sizing.id_growth import IdCurve
+from headrace.service.sizing.process_use import use_of_children
+from headrace.service.spec.job import LoadedJob
 
 OPEN_S = 60.0
 """Longest time for an answer of a source."""
@@ -145,7 +145,7 @@ def read_stream_facts(job: LoadedJob, num_events: int) -> StreamFacts:
     """Read the first events of the job's stream. Raises SpecError, BadInput where there is none, and as a source."""
     spec = job.spec
     if spec.join is not None:
-        raise SpecError("millrace size does not measure joins yet; remove the section to size the job without", "join")
+        raise SpecError("headrace size does not measure joins yet; remove the section to size the job without", "join")
     schema = Schema.of(spec.slots)
     counters = _counters(schema, spec.tables)
     pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})

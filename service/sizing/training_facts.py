@@ -13,21 +13,21 @@ from typing import Any
 
 from safetensors import safe_open
 
-from millrace.errors import BadInput
-from millrace.periodic import periodically
-from service.cluster.child import Spawner
-from service.cluster.generation_plans import GenerationPlans
-from service.cluster.job_run import print_outcome, read_report
-from service.cluster.job_runner import JobRunner
-from service.cluster.local import ProcessLauncher
-from service.cluster.restarts import RestartLimits
-from service.cluster.run_folder import run_folder
-from service.cluster.store import REPORT, WORKERS, claimed
-from service.monitor.status import Status
-from service.sizing.process_use import ProcessUse, use_by_worker
-from service.spec.job import LoadedJob, job_of
-from service.spec.side_groups import with_own_groups
-from trainer.control.commit_store import Commits
+from headrace.errors import BadInput
+from headrace.periodic import periodically
+from headrace.service.cluster.child import Spawner
+from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.job_run import print_outcome, read_report
+from headrace.service.cluster.job_runner import JobRunner
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.store import REPORT, WORKERS, claimed
+from headrace.service.monitor.status import Status
+from headrace.service.sizing.process_use import ProcessUse, use_by_worker
+from headrace.service.spec.job import LoadedJob, job_of
+from headrace.service.spec.side_groups import with_own_groups
+from headrace.trainer.control.commit_store import Commits
 
 POLL_S = 0.1
 DENSE_FILE = "dense.safetensors"

@@ -5,9 +5,9 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from millrace.address import LOOPBACK, format_address, is_loopback, parse_address
-from millrace.config import Duration, PositiveDuration, Section, Size
-from millrace.interfaces import LOOPBACK_INTERFACE
+from headrace.address import LOOPBACK, format_address, is_loopback, parse_address
+from headrace.config import Duration, PositiveDuration, Section, Size
+from headrace.interfaces import LOOPBACK_INTERFACE
 
 NOBODY_JOINS = format_address(LOOPBACK, 0)
 """Default of `cluster.listen`: no other machine reaches it, and nobody knows the port before."""
@@ -59,14 +59,14 @@ class ClusterSection(Section):
     on a network that strangers reach they can be read and changed."""
     launcher: Literal["local", "external", "ray"] = "local"
     """"local": processes of this machine; "external": started by you, by torchrun or by an orchestrator, as
-    `millrace worker --join`; "ray": placed by a Ray cluster, of which this machine is a node."""
+    `headrace worker --join`; "ray": placed by a Ray cluster, of which this machine is a node."""
     node_timeout: PositiveDuration = 30.0
     """A worker of the external launcher, or of Ray, that is unreachable for so long counts as dead; so does the head
     for a worker, and a shard on another machine for a trainer."""
     ray_address: str | None = None
     """Address of the Ray cluster, HOST:PORT, as its head tells it. Launcher "ray" needs it."""
     resources: RoleResources = RoleResources()
-    """Resources of each process. Read by launcher "ray" and by `millrace render kubernetes`."""
+    """Resources of each process. Read by launcher "ray" and by `headrace render kubernetes`."""
 
     @model_validator(mode="after")
     def _reachable(self) -> "ClusterSection":

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.config import load_toml, validate
-from millrace.errors import SpecError
-from millrace.secrets import check_shown, secrets_of, with_secrets, with_secrets_of, without_secrets
-from service.spec.config import ClusterSection
-from service.spec.left_out import without_left_out
-from service.spec.references import check_places, check_references
-from trainer.config import NEWEST_DEFAULTS, TrainerJob
-from trainer.control.job_spec import fill_defaults
-from trainer.control.predictions import PredictionRequest, check_after
+from headrace import documents
+from headrace.config import load_toml, validate
+from headrace.errors import SpecError
+from headrace.secrets import check_shown, secrets_of, with_secrets, with_secrets_of, without_secrets
+from headrace.service.spec.config import ClusterSection
+from headrace.service.spec.left_out import without_left_out
+from headrace.service.spec.references import check_places, check_references
+from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
+from headrace.trainer.control.job_spec import fill_defaults
+from headrace.trainer.control.predictions import PredictionRequest, check_after
 
 
 class Job(TrainerJob):

@@ -6,10 +6,10 @@ It is resolved when the file is read: the job's spec, in its log and everywhere 
 from collections.abc import Mapping
 from typing import Any
 
-from dataset.spec.config import SlotEntry
-from millrace.config import validate
-from millrace.errors import SpecError
-from millrace.validation import nearest
+from headrace.config import validate
+from headrace.dataset.spec.config import SlotEntry
+from headrace.errors import SpecError
+from headrace.validation import nearest
 
 WITHOUT = "without"
 

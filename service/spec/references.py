@@ -6,17 +6,16 @@ The first error is raised as SpecError. Checks within one section belong to that
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from dataset.features.slot_rules import check_slot_features
-from dataset.pipe.event_time import check_event_time
-from dataset.spec.config import ColumnsPipe, EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
-from dataset.spec.schema import Schema, Slot
-from dataset.spec.source_set import check_sources
-from millrace.errors import SpecError
-from millrace.validation import nearest
-from pserver.config import DENSE_SLICES
-from trainer.config import TrainerJob
-from trainer.control.export_destinations import ExportLocation, address_of, destination_of
-from trainer.control.job_spec import (
+from headrace.dataset.features.slot_rules import check_slot_features
+from headrace.dataset.pipe.event_time import check_event_time
+from headrace.dataset.spec.config import ColumnsPipe, EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.spec.source_set import check_sources
+from headrace.errors import SpecError
+from headrace.pserver.config import DENSE_SLICES
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.control.export_destinations import ExportLocation, address_of, destination_of
+from headrace.trainer.control.job_spec import (
     check_class_rules,
     check_dense_rules,
     check_histories,
@@ -26,7 +25,8 @@ from trainer.control.job_spec import (
     check_slot_rules,
     shape_of,
 )
-from trainer.guard_config import RollbackSection
+from headrace.trainer.guard_config import RollbackSection
+from headrace.validation import nearest
 
 RESERVED_COLUMNS = ("event", "error")
 """Columns of the answers in the arrow protocol that are not slots."""

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dataset.spec.config import KafkaSource
-from trainer.config import TrainerJob
+from headrace.dataset.spec.config import KafkaSource
+from headrace.trainer.config import TrainerJob
 
 
 def group_overrides(job: TrainerJob, suffix: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs the settings of a sweep, each as `millrace run` in a store of its own, over one reading of the stream.
+"""Runs the settings of a sweep, each as `headrace run` in a store of its own, over one reading of the stream.
 
 The first run reads source and pipe, and keeps the samples in files (`passes.keep_in`). The others read those: the same
 events in the same passes.
@@ -14,19 +14,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.config import KafkaSource
-from dataset.spec.source_set import ends
-from millrace import documents
-from millrace.durable import REAL, write_whole, writing
-from millrace.errors import MillraceError, SpecError
-from millrace.lifecycle import on_stop_signal
-from millrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
-from service.cluster.run_folder import run_folder, write_private
-from service.cluster.store import REPORT
-from service.history.paired_test import JobComparison, compare_jobs
-from service.spec.job import LoadedJob, load_job
-from service.spec.side_groups import group_overrides
-from service.sweeps.sweep_settings import SweepSetting
+from headrace import documents
+from headrace.dataset.spec.config import KafkaSource
+from headrace.dataset.spec.source_set import ends
+from headrace.durable import REAL, write_whole, writing
+from headrace.errors import HeadraceError, SpecError
+from headrace.lifecycle import on_stop_signal
+from headrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
+from headrace.service.cluster.run_folder import run_folder, write_private
+from headrace.service.cluster.store import REPORT
+from headrace.service.history.paired_test import JobComparison, compare_jobs
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.service.spec.side_groups import group_overrides
+from headrace.service.sweeps.sweep_settings import SweepSetting
 
 SAMPLES, RESULTS, OUTPUT, MARK, PRIVATE = "samples", "sweep.json", "output.txt", "SWEEP", "private"
 """In the sweep's folder: the kept samples, the results, the end of the name of a run's output; a file which says that
@@ -36,7 +36,7 @@ SUFFIX = "-sweep"
 FIGURES = ("auc", "gauc", "logloss")
 
 
-class SweepFailed(MillraceError):
+class SweepFailed(HeadraceError):
     """A run of a sweep did not reach its end."""
 
 
@@ -101,7 +101,7 @@ class Sweep:
         """The command of a run. Its settings may be secrets, and other users see arguments: they are in a file."""
         overrides = self._private / f"{number:02}.json"
         write_private(overrides, [*self._overrides(number), *self._groups[number]])
-        return [sys.executable, "-m", "service", "run", str(self._job), "--fresh", "--set", f"@{overrides}"]
+        return [sys.executable, "-m", "headrace.service", "run", str(self._job), "--fresh", "--set", f"@{overrides}"]
 
     def _loaded(self, number: int) -> LoadedJob:
         """The job with a setting. Raises SpecError, which names the setting."""

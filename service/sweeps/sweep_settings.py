@@ -8,12 +8,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema
-from millrace.config import parse_value
-from millrace.errors import SpecError
-from millrace.secrets import secrets_of, without_secrets
-from service.spec.left_out import WITHOUT
+from headrace.config import parse_value
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.secrets import secrets_of, without_secrets
+from headrace.service.spec.left_out import WITHOUT
 
 MAX_SETTINGS = 64
 """Most settings of a sweep; more are refused."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from service.history.paired_test import PairedResult
-from service.sweeps.sweep_runs import SweepResult
+from headrace.service.history.paired_test import PairedResult
+from headrace.service.sweeps.sweep_runs import SweepResult
 
 EXPLAINED = (
     "AUC, GAUC and logloss: of all samples of the run, predicted before they were learnt. Differences: means over the "
-    "passes that the setting and the first one closed, with the p-value of a paired test (as `millrace compare`); of "
+    "passes that the setting and the first one closed, with the p-value of a paired test (as `headrace compare`); of "
     "twenty settings without any effect, one has p below 0.05. A test needs six passes at least. samples/s: the first "
     "run also ran source and pipe."
 )

@@ -11,23 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, NotYet
-from millrace.rpc.job_client import RETRY_S, NotRunning
-from pserver.config import MIN_TABLE_BYTES, TableSection
-from pserver.server.embedded import EmbeddedShards
-from service.cluster.store import check_run, stopped
-from service.cluster.store_defaults import with_store_defaults
-from service.history.commit_lookup import continue_from, lease, lineage, reader, scratch
-from service.predict.versions import check_fits
-from service.spec.job import LoadedJob
-from trainer.config import TrainerJob
-from trainer.control.commit_store import Commit, Commits
-from trainer.control.job_log import log_records
-from trainer.control.job_spec import history_tables, with_overrides
-from trainer.control.stored_tables import SMALL_ROWS, Shrinks, describe_key, log_operation, overrides_of
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, NotYet
+from headrace.pserver.config import MIN_TABLE_BYTES, TableSection
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.rpc.job_client import RETRY_S, NotRunning
+from headrace.service.cluster.store import check_run, stopped
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.history.commit_lookup import continue_from, lease, lineage, reader, scratch
+from headrace.service.predict.versions import check_fits
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.control.commit_store import Commit, Commits
+from headrace.trainer.control.job_log import log_records
+from headrace.trainer.control.job_spec import history_tables, with_overrides
+from headrace.trainer.control.stored_tables import SMALL_ROWS, Shrinks, describe_key, log_operation, overrides_of
 
 TABLE_BYTES = 8 * MIN_TABLE_BYTES
 """Memory for the rows of a table while a commit is read; the other rows stay on the disk."""
@@ -37,7 +37,7 @@ class NothingCommitted(NotRunning):
     """The job does not run and has no commit to read."""
 
     def __init__(self, store: Path) -> None:
-        MillraceError.__init__(self, f"no run is active in {store}, and it has no commit; `millrace run` makes one")
+        HeadraceError.__init__(self, f"no run is active in {store}, and it has no commit; `headrace run` makes one")
 
 
 def newest(job: LoadedJob) -> Commit:
@@ -126,6 +126,6 @@ def log_shrink(job: LoadedJob, table: str, rule: Mapping[str, Any], deadline: De
     with stopped(job.store, job.spec.name), open_table(job, table, deadline) as rows:
         found = rows.dry_run({"table": table, **rule}, deadline)
         log_operation(
-            job.store, rows.shrink_record({"table": table, **rule}, int(found["rows"]), deadline), "millrace shrink"
+            job.store, rows.shrink_record({"table": table, **rule}, int(found["rows"]), deadline), "headrace shrink"
         )
         return found

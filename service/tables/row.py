@@ -10,24 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dataset.features.feature_kernels import crossed_reference, hashed_reference
-from dataset.loader.kept_files import drop_kept
-from dataset.spec.schema import Schema
-from millrace import documents
-from millrace.deadline import Deadline
-from millrace.durable import REAL, check_no_link, write_whole, writing
-from millrace.errors import SpecError
-from millrace.keys import sign_of_text
-from millrace.rpc.job_client import JobClient
-from millrace.validation import nearest
-from service.cluster.store import LETTERS, in_use
-from service.exports import key_search
-from service.history.commit_request import make_commit
-from service.monitor.lines import count
-from service.spec.job import Job, LoadedJob
-from service.tables import committed_tables
-from trainer.control.commit_store import Commits
-from trainer.control.job_log import store_locked
+from headrace import documents
+from headrace.dataset.features.feature_kernels import crossed_reference, hashed_reference
+from headrace.dataset.loader.kept_files import drop_kept
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.durable import REAL, check_no_link, write_whole, writing
+from headrace.errors import SpecError
+from headrace.keys import sign_of_text
+from headrace.rpc.job_client import JobClient
+from headrace.service.cluster.store import LETTERS, in_use
+from headrace.service.exports import key_search
+from headrace.service.history.commit_request import make_commit
+from headrace.service.monitor.lines import count
+from headrace.service.spec.job import Job, LoadedJob
+from headrace.service.tables import committed_tables
+from headrace.trainer.control.commit_store import Commits
+from headrace.trainer.control.job_log import store_locked
+from headrace.validation import nearest
 
 
 def sign_of(spec: Job, slot: str, value: str) -> int:
@@ -161,7 +161,7 @@ def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterato
 
     Yields a line after each step; no line contains the value. 1. The row is deleted at a close. 2. A commit is made, so
     that no restart replays the passes before it and writes their dead letters again. 3. The dead letters are deleted.
-    4. So are the files of `passes.keep_in` on this machine. Raises MillraceError.
+    4. So are the files of `passes.keep_in` on this machine. Raises HeadraceError.
     """
     sign = sign_of(job.spec, slot, value)
     version = JobClient(job.store).carry_out({"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.rpc.job_client import JobClient
-from millrace.validation import nearest
-from pserver.config import TableSection
-from service.cluster.job_run import read_report
-from service.cluster.store import REPORT, in_use
-from service.cluster.store_defaults import with_store_defaults
-from service.monitor.lines import count
-from service.monitor.status import Status
-from service.spec.job import Job, LoadedJob
-from service.tables import committed_tables
-from trainer.control.commit_store import Commit
-from trainer.control.job_spec import has_rule, history_tables, join_tables
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.pserver.config import TableSection
+from headrace.rpc.job_client import JobClient
+from headrace.service.cluster.job_run import read_report
+from headrace.service.cluster.store import REPORT, in_use
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.monitor.lines import count
+from headrace.service.monitor.status import Status
+from headrace.service.spec.job import Job, LoadedJob
+from headrace.service.tables import committed_tables
+from headrace.trainer.control.commit_store import Commit
+from headrace.trainer.control.job_spec import has_rule, history_tables, join_tables
+from headrace.validation import nearest
 
 COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
 """Figures of a table that a status reports; null for a job that does not run, except bytes."""
@@ -140,7 +140,7 @@ class ShrinkReport:
 
 
 def shrink(job: LoadedJob, tables: Sequence[str], rule: Rule, deadline: Deadline) -> Iterator[ShrinkReport]:
-    """Shrink the tables one after another. `rule` may hold "allow". Raises MillraceError at the first refusal."""
+    """Shrink the tables one after another. `rule` may hold "allow". Raises HeadraceError at the first refusal."""
     for table in tables:
         version = None
         if in_use(job.store):

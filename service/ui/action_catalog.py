@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from millrace import documents
-from service.tables.table_operations import format_dry_run
-from service.ui.format import format_count
-from trainer.control.job_spec import hot_keys
+from headrace import documents
+from headrace.service.tables.table_operations import format_dry_run
+from headrace.service.ui.format import format_count
+from headrace.trainer.control.job_spec import hot_keys
 
 Job = Mapping[str, Any]
 RUNS = frozenset({"starting", "training", "replaying", "paused", "draining", "restarting"})

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 from nicegui import ui
 
-from service.ui.action_catalog import (
+from headrace.service.ui.action_catalog import (
     REWIND,
     ActionContext,
     Field,
@@ -21,8 +21,8 @@ from service.ui.action_catalog import (
     permitted_actions,
     request_of,
 )
-from service.ui.api_client import ApiCaller, RequestRefused, Visitor, list_all
-from service.ui.format import format_percentage
+from headrace.service.ui.api_client import ApiCaller, RequestRefused, Visitor, list_all
+from headrace.service.ui.format import format_percentage
 
 ASK_S = 0.7
 """Time between two queries of an operation's state."""

@@ -13,12 +13,12 @@ from uuid import uuid4
 import httpx
 from fastapi import FastAPI
 
-from service.api.authorization import ACT, ROLE
-from service.api.idempotency import HEADER as REPEAT_KEY
-from service.api.schemas import MAX_LIMIT
-from service.auth.guard import Guard, Refusal
-from service.auth.roles import Caller, Role
-from service.ui.page_access import Visit
+from headrace.service.api.authorization import ACT, ROLE
+from headrace.service.api.idempotency import HEADER as REPEAT_KEY
+from headrace.service.api.schemas import MAX_LIMIT
+from headrace.service.auth.guard import Guard, Refusal
+from headrace.service.auth.roles import Caller, Role
+from headrace.service.ui.page_access import Visit
 
 ASK_S = 30.0
 """How long an answer may take."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.ui.series import Point, thinned
+from headrace.service.ui.series import Point, thinned
 
 SOFT, FAINT = "#8a94a3", "rgba(138,148,163,0.22)"
 COLORS = ("#3f7ae0", "#e0832f", "#2c9c69", "#a35bd0", "#c9504a", "#2fa3b5", "#b39322", "#7c8796")

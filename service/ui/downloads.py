@@ -8,8 +8,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from service.auth.guard import Refusal
-from service.ui.page_access import ROOT, BrowserAuth
+from headrace.service.auth.guard import Refusal
+from headrace.service.ui.page_access import ROOT, BrowserAuth
 
 
 class Download:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from service.monitor.lines import age, count, ratio
+from headrace.service.monitor.lines import age, count, ratio
 
 NONE = "–"
 TONES = {

@@ -8,9 +8,9 @@ import httpx
 from fastapi import FastAPI, Request
 from nicegui import background_tasks, ui
 
-from service.ui.api_client import RequestRefused, Visitor
-from service.ui.page_access import ROOT, VISIT, Visit
-from service.ui.sign_in import STYLE
+from headrace.service.ui.api_client import RequestRefused, Visitor
+from headrace.service.ui.page_access import ROOT, VISIT, Visit
+from headrace.service.ui.sign_in import STYLE
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def add_header(visitor: Visitor) -> None:
     ui.add_css(STYLE)
     caller = visitor.caller
     with ui.element("header").classes("top"):
-        ui.link("Millrace", "/").classes("brand")
+        ui.link("Headrace", "/").classes("brand")
         ui.link("Jobs", "/")
         role = caller.role.word if caller.role is not None else "none"
         ui.label(f"{caller.name} ({role})").classes("who")

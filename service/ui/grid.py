@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
-from service.ui.format import NONE
+from headrace.service.ui.format import NONE
 
 PAGE_ROWS = 25
 

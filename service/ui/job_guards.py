@@ -6,11 +6,11 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.history.version_ages import band_text
-from service.ui.api_client import ApiCaller, RequestRefused
-from service.ui.format import NONE, format_bytes, format_count, format_metric, format_percentage, format_time
-from service.ui.frame import panel
-from service.ui.grid import Column, Grid, GridCell, Row
+from headrace.service.history.version_ages import band_text
+from headrace.service.ui.api_client import ApiCaller, RequestRefused
+from headrace.service.ui.format import NONE, format_bytes, format_count, format_metric, format_percentage, format_time
+from headrace.service.ui.frame import panel
+from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
 SLOT_COLUMNS = (
     Column("Slot"),
@@ -23,7 +23,7 @@ AGE_COLUMNS = (
     *(Column(title, number=True) for title in ("Age", "Passes", "Fresh", "Of that age", "Difference", "p")),
 )
 NO_COMMIT = "There is no commit yet; slots are read from one."
-NOT_MEASURED = "Not measured yet: `millrace freshness` does so, on the job's machine."
+NOT_MEASURED = "Not measured yet: `headrace freshness` does so, on the job's machine."
 NO_GUARDS = "No figures of passes: the job file has no section [guards]."
 
 
@@ -70,7 +70,7 @@ class GuardsPart:
             self._measured = ui.label(NOT_MEASURED).classes("hint")
             self._ages = Grid(AGE_COLUMNS, "")
             ui.label(f"as JSON: GET /v1{self._path}/freshness").classes("hint")
-        with panel("Slots", "at the newest commit, the greatest shift first, as `millrace doctor` prints them"):
+        with panel("Slots", "at the newest commit, the greatest shift first, as `headrace doctor` prints them"):
             self._said = ui.label(NO_COMMIT).classes("hint")
             self._slots = Grid(SLOT_COLUMNS, "")
             ui.label(f"as JSON: GET /v1{self._path}/doctor").classes("hint")

@@ -6,13 +6,13 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.api_client import ApiCaller, list_all
-from service.ui.charts import COLORS, ChartMark, marks_chart
-from service.ui.format import format_bytes, format_count, format_time
-from service.ui.frame import panel
-from service.ui.grid import Column, Grid, GridCell, Row
-from service.ui.job_stream import redraw
-from service.ui.series import millis
+from headrace.service.ui.api_client import ApiCaller, list_all
+from headrace.service.ui.charts import COLORS, ChartMark, marks_chart
+from headrace.service.ui.format import format_bytes, format_count, format_time
+from headrace.service.ui.frame import panel
+from headrace.service.ui.grid import Column, Grid, GridCell, Row
+from headrace.service.ui.job_stream import redraw
+from headrace.service.ui.series import millis
 
 LOG_LINES = 100
 COMMIT_COLUMNS = (

@@ -6,13 +6,13 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.api_client import ApiCaller, RequestRefused
-from service.ui.charts import COLORS, ChartLine, lines_chart
-from service.ui.format import format_count, format_metric
-from service.ui.frame import panel
-from service.ui.grid import Column, Grid, GridCell, Row
-from service.ui.job_stream import redraw
-from service.ui.series import append_closes, has_event_time, metric_line, tasks_of, within_range
+from headrace.service.ui.api_client import ApiCaller, RequestRefused
+from headrace.service.ui.charts import COLORS, ChartLine, lines_chart
+from headrace.service.ui.format import format_count, format_metric
+from headrace.service.ui.frame import panel
+from headrace.service.ui.grid import Column, Grid, GridCell, Row
+from headrace.service.ui.job_stream import redraw
+from headrace.service.ui.series import append_closes, has_event_time, metric_line, tasks_of, within_range
 
 SPANS = {"window": "window", "life": "whole life"}
 NO_SLICE = "There are no metrics by slice: metrics.slices names the slots to slice by."

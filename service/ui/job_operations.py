@@ -5,12 +5,12 @@ from typing import Any
 
 from nicegui import ui
 
-from service.ui.action_catalog import outcome_lines
-from service.ui.actions import OVER, progress_text
-from service.ui.api_client import ApiCaller, RequestRefused
-from service.ui.format import format_time, state_colour
-from service.ui.frame import panel
-from service.ui.grid import Column, Grid, GridCell, Row
+from headrace.service.ui.action_catalog import outcome_lines
+from headrace.service.ui.actions import OVER, progress_text
+from headrace.service.ui.api_client import ApiCaller, RequestRefused
+from headrace.service.ui.format import format_time, state_colour
+from headrace.service.ui.frame import panel
+from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
 LAST = 50
 COLUMNS = (

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.monitor.lines import labelled
-from service.ui.api_client import ApiCaller, list_all
-from service.ui.format import format_bytes, format_count, format_time
-from service.ui.frame import panel
-from service.ui.grid import Column, Grid, GridCell, Row
+from headrace.service.monitor.lines import labelled
+from headrace.service.ui.api_client import ApiCaller, list_all
+from headrace.service.ui.format import format_bytes, format_count, format_time
+from headrace.service.ui.frame import panel
+from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
 TAIL = 200
 """Lines that are shown."""

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.actions import Actions
-from service.ui.api_client import Visitor, list_all
-from service.ui.format import (
+from headrace.service.ui.actions import Actions
+from headrace.service.ui.api_client import Visitor, list_all
+from headrace.service.ui.format import (
     GRAVE,
     first_task,
     format_count,
@@ -18,15 +18,15 @@ from service.ui.format import (
     outcome_words,
     state_colour,
 )
-from service.ui.frame import Chip, ErrorLine, Figure, PageTimer, panel
-from service.ui.job_guards import GuardsPart
-from service.ui.job_history import HistoryTab
-from service.ui.job_learning import LearningPart
-from service.ui.job_operations import OperationsPart
-from service.ui.job_output import LettersPart, OutputPart
-from service.ui.job_stream import StreamPart
-from service.ui.job_tables import TablesPart
-from service.ui.recorder import Recorder
+from headrace.service.ui.frame import Chip, ErrorLine, Figure, PageTimer, panel
+from headrace.service.ui.job_guards import GuardsPart
+from headrace.service.ui.job_history import HistoryTab
+from headrace.service.ui.job_learning import LearningPart
+from headrace.service.ui.job_operations import OperationsPart
+from headrace.service.ui.job_output import LettersPart, OutputPart
+from headrace.service.ui.job_stream import StreamPart
+from headrace.service.ui.job_tables import TablesPart
+from headrace.service.ui.recorder import Recorder
 
 JOBS_EVERY = 10
 """Ticks between two updates of the list of other jobs."""

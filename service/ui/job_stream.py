@@ -5,10 +5,10 @@ from typing import Any
 
 from nicegui import ui
 
-from service.ui.charts import COLORS, ChartLine, bars_chart, lines_chart
-from service.ui.frame import panel
-from service.ui.recorder import FigureRecord, Recorder
-from service.ui.series import Point
+from headrace.service.ui.charts import COLORS, ChartLine, bars_chart, lines_chart
+from headrace.service.ui.frame import panel
+from headrace.service.ui.recorder import FigureRecord, Recorder
+from headrace.service.ui.series import Point
 
 
 def rate_lines(moments: Sequence[FigureRecord]) -> list[ChartLine]:

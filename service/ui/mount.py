@@ -19,16 +19,16 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.ui.downloads import Download
-from service.ui.page_access import ROOT, VISIT, BrowserAuth, PageGate, Visit
-from service.ui.recorder import Recorder
-from service.ui.sessions import Sessions
-from service.ui.sign_in import SigningIn
+from headrace.service.ui.downloads import Download
+from headrace.service.ui.page_access import ROOT, VISIT, BrowserAuth, PageGate, Visit
+from headrace.service.ui.recorder import Recorder
+from headrace.service.ui.sessions import Sessions
+from headrace.service.ui.sign_in import SigningIn
 
 if TYPE_CHECKING:
     from nicegui import Client
 
-MISSING = "The live page is not installed: pip install 'millrace[ui]' adds it. The API is at /v1/openapi.json.\n"
+MISSING = "The live page is not installed: pip install 'headrace[ui]' adds it. The API is at /v1/openapi.json.\n"
 RECONNECT_S = 15.0
 """How long a page that lost its connection is kept."""
 
@@ -110,21 +110,21 @@ class Pages:
     async def _loaded(self) -> ASGIApp:
         async with self._lock:
             if self._app is None:
-                await run_in_threadpool(importlib.import_module, "service.ui.pages")
+                await run_in_threadpool(importlib.import_module, "headrace.service.ui.pages")
                 self._app = await self._begun()
             return self._app
 
     async def _begun(self) -> ASGIApp:
         from nicegui import core, ui
 
-        from service.ui.pages import add_pages
+        from headrace.service.ui.pages import add_pages
 
         logging.getLogger("httpx").setLevel(logging.WARNING)  # pages send many requests, all within this process
         add_pages(self._api, self._recorder)
         shell = FastAPI()  # an application for NiceGUI to attach to: ours has started already
         ui.run_with(
             shell,
-            title="Millrace",
+            title="Headrace",
             dark=None,
             binding_refresh_interval=None,
             reconnect_timeout=RECONNECT_S,

@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from service.ui.api_client import ApiCaller, RequestRefused, list_all
-from service.ui.format import (
+from headrace.service.ui.api_client import ApiCaller, RequestRefused, list_all
+from headrace.service.ui.format import (
     first_task,
     format_count,
     format_duration,
@@ -16,8 +16,8 @@ from service.ui.format import (
     outcome_words,
     state_colour,
 )
-from service.ui.frame import ErrorLine, PageTimer, panel
-from service.ui.grid import Column, Grid, GridCell, Row
+from headrace.service.ui.frame import ErrorLine, PageTimer, panel
+from headrace.service.ui.grid import Column, Grid, GridCell, Row
 
 AT_ONCE = 12
 """Jobs whose figures are updated in one tick."""
@@ -33,7 +33,7 @@ COLUMNS = (
     Column("Alarms", long=True),
 )
 NO_JOB = (
-    "There is no job yet. `millrace submit job.toml --url ADDRESS` or `POST /v1/jobs` creates one; "
+    "There is no job yet. `headrace submit job.toml --url ADDRESS` or `POST /v1/jobs` creates one; "
     "deploy/examples/clicks is a job to begin with."
 )
 

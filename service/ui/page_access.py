@@ -15,17 +15,17 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.auth.guard import SAFE_METHODS, Guard, Refusal, address_of, check_site
-from service.auth.limits import share_key
-from service.auth.roles import Caller
-from service.ui.sessions import COOKIE, Sessions
+from headrace.service.auth.guard import SAFE_METHODS, Guard, Refusal, address_of, check_site
+from headrace.service.auth.limits import share_key
+from headrace.service.auth.roles import Caller
+from headrace.service.ui.sessions import COOKIE, Sessions
 
 ROOT = "/ui"
 """Path of the pages."""
 STATIC = "/_nicegui/"
 """Path of NiceGUI's scripts and styles, which contain no data."""
 SOCKET = "/_nicegui_ws/"
-VISIT = "millrace.visit"
+VISIT = "headrace.visit"
 """Key of the Visit in the ASGI scope of a page."""
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "

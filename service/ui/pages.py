@@ -3,16 +3,16 @@
 from fastapi import FastAPI, Request
 from nicegui import ui
 
-from service.ui.frame import add_header, visitor_of
-from service.ui.job_page import JobPage
-from service.ui.overview import JobsOverview
-from service.ui.recorder import Recorder
+from headrace.service.ui.frame import add_header, visitor_of
+from headrace.service.ui.job_page import JobPage
+from headrace.service.ui.overview import JobsOverview
+from headrace.service.ui.recorder import Recorder
 
 
 def add_pages(api: FastAPI, recorder: Recorder) -> None:
     """Add the pages, which call `api`, and show the records of `recorder`."""
 
-    @ui.page("/", title="Jobs · Millrace")
+    @ui.page("/", title="Jobs · Headrace")
     def _jobs(request: Request) -> None:
         visitor = visitor_of(api, request)
         add_header(visitor)
@@ -20,7 +20,7 @@ def add_pages(api: FastAPI, recorder: Recorder) -> None:
 
     @ui.page("/jobs/{name}")
     def _job(request: Request, name: str) -> None:
-        ui.page_title(f"{name} · Millrace")
+        ui.page_title(f"{name} · Headrace")
         visitor = visitor_of(api, request)
         add_header(visitor)
         JobPage(visitor, name, recorder)

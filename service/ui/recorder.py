@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from millrace.errors import MillraceError
-from service.api.job_cache import JobCache
-from service.jobs.host import AT_REST
-from service.monitor.status import Number, Status
-from service.ui.series import halved
+from headrace.errors import HeadraceError
+from headrace.service.api.job_cache import JobCache
+from headrace.service.jobs.host import AT_REST
+from headrace.service.monitor.status import Number, Status
+from headrace.service.ui.series import halved
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Recorder:
         while True:
             try:
                 await run_in_threadpool(self.look)
-            except MillraceError as error:
+            except HeadraceError as error:
                 log.warning("the figures of jobs cannot be recorded: %s", error)
             await asyncio.sleep(EVERY_S)
 
@@ -69,7 +69,7 @@ class Recorder:
                 continue
             try:
                 status = self._statuses.of(job.name)
-            except MillraceError:  # it was deleted, or does not answer
+            except HeadraceError:  # it was deleted, or does not answer
                 continue
             self._moments[job.name] = halved([*self.moments(job.name), moment_of(status, self._now_s())], MAX_KEPT)
 

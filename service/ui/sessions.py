@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-COOKIE = "millrace_session"
+COOKIE = "headrace_session"
 MAX_SESSIONS = 1_000
 """Most sessions; beyond it the least recently used one ends."""
 MAX_EACH = 20

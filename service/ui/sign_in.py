@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from service.auth.guard import Refusal, address_of, check_site
-from service.ui.page_access import PAGE_HEADERS, ROOT, BrowserAuth
-from service.ui.sessions import COOKIE, Sessions
+from headrace.service.auth.guard import Refusal, address_of, check_site
+from headrace.service.ui.page_access import PAGE_HEADERS, ROOT, BrowserAuth
+from headrace.service.ui.sessions import COOKIE, Sessions
 
 STYLE = (Path(__file__).parent / "style.css").read_text()
 """The style sheet of all pages, light or dark as the reader's system is."""
@@ -20,11 +20,11 @@ MAX_TOKEN = 512
 MAX_FIELDS = 8
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Millrace: sign in</title>
+<html lang="en"><head><meta charset="utf-8"><title>Headrace: sign in</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,"><style>{style}</style></head>
 <body class="plain"><form class="sign-in" method="post" action="{root}/login">
-<h1>Millrace</h1>
+<h1>Headrace</h1>
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="off" autofocus required>
 <input type="hidden" name="to" value="{to}">
@@ -32,7 +32,7 @@ PAGE = """<!doctype html>
 <button type="submit">Sign in</button>
 </form></body></html>
 """
-ASKED = "This service needs a token. On its machine, `millrace token create NAME --role viewer` creates one."
+ASKED = "This service needs a token. On its machine, `headrace token create NAME --role viewer` creates one."
 
 
 class SigningIn:

@@ -228,7 +228,7 @@ def main() -> None:
     results: dict[str, dict] = {}
     for part in given.only:
         if part in NEED_YARDSTICKS and not (YARDSTICKS / "w1.py").exists():
-            console.print(f"{part}: left out, no yardsticks in {YARDSTICKS}; name their folder in MILLRACE_BENCH")
+            console.print(f"{part}: left out, no yardsticks in {YARDSTICKS}; name their folder in HEADRACE_BENCH")
             continue
         console.print(f"{part} ...")
         results |= (PARTS | LONG_PARTS)[part](given.rounds, given.rows)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from millrace.keys import NUM_BUCKETS
-from pserver.admission import Admission
-from pserver.config import TableSection
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.admission import Admission
+from headrace.pserver.config import TableSection
 from tests.bench import filled
 
 STEP_KEYS, STEPS = 20_000, 100

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from pserver.protocol.table_operations import ShrinkRows
-from pserver.server.embedded import EmbeddedShards
+from headrace.pserver.protocol.table_operations import ShrinkRows
+from headrace.pserver.server.embedded import EmbeddedShards
 from tests.bench import filled
 from tests.bench.w1 import ROOT
 

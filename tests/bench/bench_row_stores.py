@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.store.rocks_store import RocksRowStore
 
 WORDS = 24
 """Of a row of dim 16, optimizer by row, and statistics: 19 floats and 5 words."""

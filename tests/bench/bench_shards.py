@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.deadline import Deadline
-from millrace.keys import keys_of
-from pserver.client.remote import RemoteShards
-from pserver.config import Adagrad, ShardProcess, TableSection
-from pserver.protocol.shards import Gradients, Keys, Shards, StepScale
-from pserver.rows import kernels as row_kernels
-from pserver.rows import optimizers
-from pserver.rows.table_rows import frozen
-from pserver.server.embedded import EmbeddedShards
+from headrace.deadline import Deadline
+from headrace.keys import keys_of
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.config import Adagrad, ShardProcess, TableSection
+from headrace.pserver.protocol.shards import Gradients, Keys, Shards, StepScale
+from headrace.pserver.rows import kernels as row_kernels
+from headrace.pserver.rows import optimizers
+from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.server.embedded import EmbeddedShards
 from tests.fakes.rendezvous import RendezvousHere
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def _start_shards(num_shards: int, folder: Path, stack: ExitStack, *, port: bool
             (folder / f"{shard}.data").touch()  # where the folder of its socket would be
         path = folder / f"{shard}.json"
         path.write_text(config.model_dump_json())
-        command = [sys.executable, "-m", "pserver", "--config", str(path)]
+        command = [sys.executable, "-m", "headrace.pserver", "--config", str(path)]
         child = stack.enter_context(
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT

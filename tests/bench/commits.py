@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.train.assembly import Trainer, open_trainer
 from tests.bench.synthetic import MadeReader, in_turn
 from tests.bench.training import SECRET, shards
 from tests.bench.w1 import NUM_FIELDS, ROOT, ArrayReader, job
-from trainer.config import WorkerConfig
-from trainer.train.assembly import Trainer, open_trainer
 
 PAUSE_ASKED_MS, PAUSE_ASKED_MS_PER_1000 = 10.0, 0.3
 DIRTY_ROWS = 200_000

@@ -23,19 +23,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.samples.batch import Samples
-from dataset.spec.schema import Schema
-from dataset.stream.source import Segment
-from millrace.config import load_toml, validate
+from headrace.config import load_toml, validate
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Segment
+from headrace.trainer.config import TrainerJob, WorkerConfig
+from headrace.trainer.rank0.parts import source_of
+from headrace.trainer.train.assembly import open_trainer
 from tests.bench.w1 import ROOT
-from trainer.config import TrainerJob, WorkerConfig
-from trainer.rank0.parts import source_of
-from trainer.train.assembly import open_trainer
 
 EXAMPLES = ROOT / "deploy" / "examples"
-DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("HEADRACE_DATA", ROOT.parent / "shared" / "data"))
 RESULTS = ROOT / "tests" / "bench" / "results" / "defaults.json"
 TOLERANCE = 0.004
 """Of AUC: how far a default may be from the best setting of a stream."""

@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.exporter_process import ExporterProcess
+from headrace.trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest, ParentExport
 from tests.bench import filled
 from tests.bench.commits import at_closes, trainer_with
 from tests.bench.w1 import BLOCK, ROOT, ArrayReader, job
-from trainer.checkpoint.commits import Commit
-from trainer.config import ExportSection
-from trainer.exports.exporter_process import ExporterProcess
-from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest, ParentExport
 
 CHANGED = 10_000
 """Rows that changed of a delta."""

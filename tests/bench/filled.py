@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from millrace.deadline import Deadline
-from millrace.keys import keys_of
-from pserver.config import Adagrad, TableSection
-from pserver.protocol.shards import Gradients, Keys, StepScale
-from pserver.server.embedded import EmbeddedShards
-from pserver.tables.table import ShardTable
-from trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
+from headrace.deadline import Deadline
+from headrace.keys import keys_of
+from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.pserver.tables.table import ShardTable
+from headrace.trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
 
 TABLE, JOB, TIMELINE, SEED = "default", "bench", "t1", 1
 STEP_KEYS = 200_000

@@ -1,7 +1,7 @@
 """How soon an event can be asked about: from its time to the first look that finds a version which learnt it served.
 
-All on this machine, each a process of its own as its users start it: Kafka; `millrace serve` with the clicks example,
-one trainer and one shard, reading a topic of PARTITIONS; `millrace replica --feed`; a producer of 2,000 events a
+All on this machine, each a process of its own as its users start it: Kafka; `headrace serve` with the clicks example,
+one trainer and one shard, reading a topic of PARTITIONS; `headrace replica --feed`; a producer of 2,000 events a
 second, SHOWN samples each, whose time is the wall clock's when they are sent. Commits go on every 30 s.
 
 Measured from outside: who benches asks the replica every LOOK_S which version it serves, and reads in the job's log
@@ -24,15 +24,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.sources.simulated import SimulatedStream
-from dataset.spec.config import SimulatedSource
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
+from headrace.dataset.sources.simulated import SimulatedStream
+from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.pass_plan import PassPlan
 from tests.bench.hosted import EXAMPLE, START_S, STOP_S, Asked, process, service, until
 from tests.integration.hosted_service import HostedService
 from tests.kafka.cluster import Cluster, why_not
-from trainer.journal.log import read
-from trainer.journal.pass_plan import PassPlan
 
 PARTITIONS, SHOWN, MADE = 2, 2, 20_000
 MAX_AT_ONCE = 100
@@ -175,7 +175,7 @@ def _measured(folder: Path, hosted: HostedService, seconds: float) -> dict:
     url = str(hosted.http.base_url).rstrip("/")
     command = ["--feed", f"{url}/v1/jobs/clicks", "--listen", "127.0.0.1:0", "--address-file", str(address)]
     run = Asked(url.partition("//")[2])
-    with process(folder, "replica", "service", "replica", *command):
+    with process(folder, "replica", "headrace.service", "replica", *command):
         replica = Asked(until(lambda: address.read_text() or None, "the replica", folder))
         until(lambda: version(replica), "its first version", folder)
         time.sleep(WARM_S)
@@ -183,7 +183,7 @@ def _measured(folder: Path, hosted: HostedService, seconds: float) -> dict:
         seen = watch(replica, seconds + 5.0)  # the last events become servable
         after = run.get("/metrics"), replica.get("/metrics")
     told = {}
-    for name, at in (("millrace_learning_delay_seconds", 0), ("millrace_replica_freshness_seconds", 1)):
+    for name, at in (("headrace_learning_delay_seconds", 0), ("headrace_replica_freshness_seconds", 1)):
         pair = buckets(before[at], name), buckets(after[at], name)
         told[name] = {f"p{q:g}_s": round(quantile(*pair, q / 100), 3) for q in (50, 99)}
     return {"begin_s": begin_s, "seen": seen, "versions": len(seen) - 1} | told

@@ -27,9 +27,9 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
-from pserver.protocol import frames
-from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
-from pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.protocol import frames
+from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
+from headrace.pserver.protocol.shards import Gradients, Keys
 
 KEYS, WIDTH, TABLE = 28_000, 17, "rows"
 """Unique keys of a batch of W1, and the weights of a row."""

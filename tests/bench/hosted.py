@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests.integration.hosted_service import HostedService
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dataset.stream.source import Segment
-from service.history.log_pages import LogPages
-from service.history.log_text import log_lines
-from trainer.journal.log import read
-from trainer.journal.log_file import file_name, line_of
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import Claim, Content, PassClose
+from headrace.dataset.stream.source import Segment
+from headrace.service.history.log_pages import LogPages
+from headrace.service.history.log_text import log_lines
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.log_file import file_name, line_of
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import Claim, Content, PassClose
 
 NUM_RECORDS, NEW_RECORDS, PAGE, ROUNDS, NUM_PARTITIONS = 20_000, 10, 50, 7, 4
 EVENTS = 2000

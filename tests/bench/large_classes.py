@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks
-from trainer.dense.strategy import dense_strategy
-from trainer.dense_config import DenseAdagrad, DenseSection
-from trainer.models.contract import Inputs, Shape, Targets
-from trainer.models.next_item import NextItem
-from trainer.models.settings import NextItemSettings
+from headrace.trainer.collectives.ranks import Ranks, SingleRank, TorchRanks
+from headrace.trainer.dense.strategy import dense_strategy
+from headrace.trainer.dense_config import DenseAdagrad, DenseSection
+from headrace.trainer.models.contract import Inputs, Shape, Targets
+from headrace.trainer.models.next_item import NextItem
+from headrace.trainer.models.settings import NextItemSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, SAMPLES, CPU = 128, 256, torch.device("cpu")

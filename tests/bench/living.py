@@ -22,20 +22,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.sources.simulated import START_S, SimulatedStream
-from dataset.sources.simulated_world import EVENTS_A_DAY
-from dataset.spec.config import SimulatedSource
-from dataset.stream.source import Segment
-from millrace.config import load_toml, validate
-from millrace.deadline import Deadline
-from service.exports.model_import import ImportRequest, import_into
-from service.spec.job import Job, LoadedJob
+from headrace.config import load_toml, validate
+from headrace.dataset.sources.simulated import START_S, SimulatedStream
+from headrace.dataset.sources.simulated_world import EVENTS_A_DAY
+from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.service.exports.model_import import ImportRequest, import_into
+from headrace.service.spec.job import Job, LoadedJob
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.train.assembly import open_trainer
 from tests.bench.w1 import ROOT
-from trainer.config import WorkerConfig
-from trainer.train.assembly import open_trainer
 
 EXAMPLES = ROOT / "deploy" / "examples"
-DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("HEADRACE_DATA", ROOT.parent / "shared" / "data"))
 RESULTS = ROOT / "tests" / "bench" / "results" / "living.json"
 DTYPES = ("float32", "float16", "int8")
 DAY_EVENTS, DAYS = 5_000, 10

@@ -1,6 +1,6 @@
 """What a service's readers cost training, and how soon they are answered while it goes on.
 
-`millrace serve` with one job: the clicks example, embedded, its stream arriving faster than it can be learnt, so that
+`headrace serve` with one job: the clicks example, embedded, its stream arriving faster than it can be learnt, so that
 it trains as fast as the machine lets it. All clients are one process of their own, and their CPU is not to count: it
 has the policy SCHED_IDLE, so that it runs where nobody else wants a core, and waits where somebody does.
 
@@ -11,7 +11,7 @@ closes. Beside it CPU seconds a second of the service, of the launcher and of al
 
 Latency: 100 requests a second, at random times that do not wait for answers, of ROUTES in turn; a late answer counts
 from when it was due. Who asks must not wait for a core here, or its own waiting would be measured: it goes first where
-that is allowed (millrace.priority), and is of the service's session; the other clients are of their own.
+that is allowed (headrace.priority), and is of the service's session; the other clients are of their own.
 
 `python -m tests.bench.load [--pairs 4] [--passes 0]` prints the figures as JSON. `--pairs 0 --passes 1500` prints the
 latency alone, beside a job that has closed 1,500 passes.
@@ -35,9 +35,9 @@ from typing import IO
 
 import numpy as np
 
-from millrace.deadline import Deadline
-from millrace.priority import prioritized
-from service.jobs.folder import JobFolder
+from headrace.deadline import Deadline
+from headrace.priority import prioritized
+from headrace.service.jobs.folder import JobFolder
 from tests.bench.hosted import EXAMPLE, ROOT, START_S, service
 from tests.bench.serving import Asker, cpu_s, least_busy
 from tests.integration.hosted_service import HostedService

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.models.linear import Kernel, forward_product, input_gradient, table_message, weight_gradient
-from trainer.train.kernel_choice import measured_table
+from headrace.trainer.models.linear import Kernel, forward_product, input_gradient, table_message, weight_gradient
+from headrace.trainer.train.kernel_choice import measured_table
 
 SIZES = ((416, 64), (64, 64), (416, 128), (416, 400), (400, 400))
 SAMPLES, CALLS = 4096, 5

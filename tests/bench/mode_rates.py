@@ -1,6 +1,6 @@
 """The gain in speed of each mode of consistency: `python -m tests.bench.mode_rates`, as Markdown.
 
-W1 as text through `cat`, by `--trainers` over 2 shards as `millrace run` starts them, in each mode in turn. A rate is
+W1 as text through `cat`, by `--trainers` over 2 shards as `headrace run` starts them, in each mode in turn. A rate is
 over all passes but the first, closes included; a ratio compares two runs of one round with each other. Cores that are
 busy are those of the whole machine meanwhile, so keep it quiet. Where the time of rank 0 went is said on stderr.
 """
@@ -65,7 +65,7 @@ def speed(texts: Path, hidden: int, trainers: int, pass_events: int, settings: M
         spec["commit"] = {"every": "1h"}
         given = [word for key, value in spec.items() for word in ("--set", f"{key}={toml(value)}")]
         (folder / "job.toml").write_text("")
-        command = [sys.executable, "-m", "service", "run", str(folder / "job.toml"), *given]
+        command = [sys.executable, "-m", "headrace.service", "run", str(folder / "job.toml"), *given]
         with (folder / "output").open("w") as output:
             process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
             closes = closes_of(folder / "store" / "log", process)

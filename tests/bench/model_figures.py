@@ -22,14 +22,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from millrace.config import load_toml
-from millrace.deadline import Deadline
+from headrace.config import load_toml
+from headrace.deadline import Deadline
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.train.assembly import open_trainer
 from tests.bench.w1 import ROOT
-from trainer.config import WorkerConfig
-from trainer.train.assembly import open_trainer
 
 EXAMPLES = ROOT / "deploy" / "examples"
-DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("HEADRACE_DATA", ROOT.parent / "shared" / "data"))
 RESULTS = ROOT / "tests" / "bench" / "results" / "model_figures.json"
 PAGE = ROOT / "docs" / "model-figures.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"

@@ -49,7 +49,7 @@ def auc(example: str, trainers: int, settings: Sequence[str]) -> float:
     with tempfile.TemporaryDirectory() as store:
         given = [f'{key}=["{events}"]', f"store.path={store}", f"cluster={{trainers={trainers}, shards={shards}}}"]
         more = [word for setting in (*given, "train.matmul=mkl", *settings) for word in ("--set", setting)]
-        command = [sys.executable, "-m", "service", "run", str(EXAMPLES / example / "job.toml"), *more]
+        command = [sys.executable, "-m", "headrace.service", "run", str(EXAMPLES / example / "job.toml"), *more]
         ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         if ended.returncode:
             raise RuntimeError(f"{example}, {settings}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pserver.config import Wire
+from headrace.pserver.config import Wire
 from tests.bench.living import EXAMPLES
 from tests.bench.modes import FILES
 from tests.bench.w1 import ROOT
@@ -27,9 +27,9 @@ def halves_of(events: Path, folder: Path) -> list[Path]:
     return parts
 
 
-def millrace(*words: object) -> str:
+def headrace(*words: object) -> str:
     """The output of a command."""
-    command = [sys.executable, "-m", "service", *map(str, words)]
+    command = [sys.executable, "-m", "headrace.service", *map(str, words)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if ended.returncode:
         raise RuntimeError(f"{command}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
@@ -44,10 +44,10 @@ def line(example: str) -> str:
         learnt, held_out = halves_of(events, Path(folder))
         given = [f'{key}=["{learnt}"]', f"store.path={folder}/store", "train.matmul=mkl"]
         settings = [word for setting in given for word in ("--set", setting)]
-        millrace("run", job, *settings)
+        headrace("run", job, *settings)
         found = []
         for wire in Wire:
-            said = json.loads(millrace("evaluate", job, *settings, "--input", held_out, "--wire", wire, "--json"))
+            said = json.loads(headrace("evaluate", job, *settings, "--input", held_out, "--wire", wire, "--json"))
             (task,) = said["metrics"]["tasks"].values()
             found.append(f"{task['auc']:.5f}")
     return f"| {example} | {' | '.join(found)} |"

@@ -17,14 +17,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from dataset.formats.generator_answers import answer_schema
-from dataset.formats.generator_columns import GeneratorSlot, JobSlots
-from dataset.formats.multislot_parser import MultiSlotParser
-from dataset.generator import DataGenerator
-from dataset.spec.schema import Schema
-from millrace.config import validate
+from headrace.config import validate
+from headrace.dataset.formats.generator_answers import answer_schema
+from headrace.dataset.formats.generator_columns import GeneratorSlot, JobSlots
+from headrace.dataset.formats.multislot_parser import MultiSlotParser
+from headrace.dataset.generator import DataGenerator
+from headrace.dataset.spec.schema import Schema
+from headrace.trainer.config import TrainerJob, WorkerConfig
 from tests.bench.w1 import ROOT, job, make
-from trainer.config import TrainerJob, WorkerConfig
 
 EXAMPLES = ROOT / "deploy" / "examples"
 NAMES = ["click", *(f"s{n}" for n in range(19))]
@@ -36,7 +36,9 @@ def run_job(spec: dict, folder: Path) -> dict:
     config = WorkerConfig(job=spec, rank=0, world=1, cores=2, **where)
     path = folder / "worker.json"
     path.write_text(config.model_dump_json())
-    subprocess.run([sys.executable, "-m", "trainer", "--config", str(path)], check=True, capture_output=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "-m", "headrace.trainer", "--config", str(path)], check=True, capture_output=True, cwd=ROOT
+    )
     return json.loads((folder / "report.json").read_text())
 
 
@@ -91,7 +93,7 @@ class ByEventInLists(DataGenerator):
 
 
 class Prepared(DataGenerator):
-    """Mappings that are there already, so that nothing but Millrace's own part is timed."""
+    """Mappings that are there already, so that nothing but Headrace's own part is timed."""
 
     prepared: ClassVar[dict[bytes, dict[str, int]]] = {}
 

@@ -19,15 +19,15 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.models.contract import SequenceInput
+from headrace.trainer.models.deep_crossing import ResidualUnit
+from headrace.trainer.models.layers import Mlp
+from headrace.trainer.models.sasrec import SequenceEncoder
+from headrace.trainer.models.settings import SasrecSettings
+from headrace.trainer.train.freed_memory import keep_freed_memory
+from headrace.trainer.train.saved_activations import saved_activations
 from tests.bench.w1 import ROOT
-from trainer.dense_config import DenseSection
-from trainer.models.contract import SequenceInput
-from trainer.models.deep_crossing import ResidualUnit
-from trainer.models.layers import Mlp
-from trainer.models.sasrec import SequenceEncoder
-from trainer.models.settings import SasrecSettings
-from trainer.train.freed_memory import keep_freed_memory
-from trainer.train.saved_activations import saved_activations
 
 WIDTH, B, L = 429, 4096, 100
 CASES = {

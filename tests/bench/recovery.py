@@ -23,17 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from millrace.config import validate
-from service.cluster.child import Starter, WorkerProcess
-from service.cluster.forkserver import ForkingStarter
-from service.cluster.generation_plans import GenerationPlans
-from service.cluster.job_run import preloaded
-from service.cluster.job_runner import JobRunner
-from service.cluster.local import ProcessLauncher
-from service.cluster.restarts import RestartLimits
-from service.cluster.run_folder import run_folder
-from service.cluster.store import WORKERS, claimed
-from service.spec.job import Job, LoadedJob
+from headrace.config import validate
+from headrace.service.cluster.child import Starter, WorkerProcess
+from headrace.service.cluster.forkserver import ForkingStarter
+from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.job_run import preloaded
+from headrace.service.cluster.job_runner import JobRunner
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.store import WORKERS, claimed
+from headrace.service.spec.job import Job, LoadedJob
 from tests.bench.w1 import NUM_DENSE, NUM_FIELDS, ROOT, job
 
 PASS, PASSES_KILLED_AT = 8192, (20, 30)

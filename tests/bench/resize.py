@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.rpc.job_client import JobClient
+from headrace.deadline import Deadline
+from headrace.rpc.job_client import JobClient
 from tests.bench.recovery import POWER, Watched, job_on, linked, prepared, run, samples_in
 from tests.bench.w1 import ROOT
 

@@ -23,14 +23,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from dataset.spec.config import DenseSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.keys import keys_of
-from pserver.config import TableSection
-from trainer.config import ExportSection, TaskSection
-from trainer.exports.model_document import describe
-from trainer.replica.updates import ReplicaRows, ReplicaUpdate, TableUpdate
+from headrace.dataset.spec.config import DenseSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.keys import keys_of
+from headrace.pserver.config import TableSection
+from headrace.trainer.config import ExportSection, TaskSection
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.replica.updates import ReplicaRows, ReplicaUpdate, TableUpdate
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOTS, NUMBERS, DIM, HIDDEN = 26, 13, 16, (64, 32)
@@ -123,8 +123,8 @@ class Recorded:
 
 def serve(folder: Path, core: int) -> None:
     """The server's process: as trainer.replica.replica, with a recorded feed."""
-    from trainer.replica import replica  # before it, this process asks for no core
-    from trainer.replica.config import ReplicaConfig
+    from headrace.trainer.replica import replica  # before it, this process asks for no core
+    from headrace.trainer.replica.config import ReplicaConfig
 
     os.sched_setaffinity(0, {core})
     replica.source_of = lambda config, scratch: Recorded(folder)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Ragged, Samples
-from dataset.stream.source import Segment
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.stream.source import Segment
 from tests.bench.w1 import BLOCK, NUM_DENSE, NUM_FIELDS
 
 Signs = Callable[[int, int], np.ndarray]

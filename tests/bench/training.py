@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 
-from millrace.config import parse_value
+from headrace.config import parse_value
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.train.assembly import open_trainer
 from tests.bench.w1 import BLOCK, ArrayReader, job
 from tests.fakes.rendezvous import RendezvousHere
-from trainer.config import WorkerConfig
-from trainer.train.assembly import open_trainer
 
 SECRET = "bench"
 
@@ -39,7 +39,7 @@ def shards(num_shards: int, spec: dict, folder: Path) -> Iterator[list[str]]:
         }
         told["launcher"] = rendezvous.contact(names[number]).model_dump(mode="json")
         config.write_text(json.dumps(told))
-        command = [sys.executable, "-m", "pserver", "--config", str(config)]
+        command = [sys.executable, "-m", "headrace.pserver", "--config", str(config)]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
     try:
         yield [rendezvous.address(name) for name in names]

@@ -1,6 +1,6 @@
 """The workload W1 as samples, and the yardstick beside which it is timed.
 
-Both come from the folder named by MILLRACE_BENCH, by default ../shared/bench beside the checkout: `w1.py` makes the
+Both come from the folder named by HEADRACE_BENCH, by default ../shared/bench beside the checkout: `w1.py` makes the
 data, `torch_baseline.py` is plain PyTorch on it.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Ragged, Samples
-from dataset.stream.source import Segment
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.stream.source import Segment
 
 ROOT = Path(__file__).resolve().parents[2]
-YARDSTICKS = Path(os.environ.get("MILLRACE_BENCH", ROOT.parent / "shared" / "bench"))
+YARDSTICKS = Path(os.environ.get("HEADRACE_BENCH", ROOT.parent / "shared" / "bench"))
 NUM_FIELDS, NUM_DENSE = 26, 13
 BLOCK = 4096
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from millrace.errors import MillraceError
-from millrace.identity import certificates
-from millrace.identity.peers import PeerName, PeerRole
-from pserver.feed import feed_server
-from pserver.server.embedded import EmbeddedShards
-from pserver.server.shard_server import ShardServer
+from headrace.errors import HeadraceError
+from headrace.identity import certificates
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.pserver.feed import feed_server
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.trainer.replica.feed_address import FeedAddress
+from headrace.trainer.replica.feed_updates import FeedUpdates
+from headrace.trainer.train.model_feed import FeedContent, ModelFeed
 from tests.contract import shards_world as w
-from trainer.replica.feed_address import FeedAddress
-from trainer.replica.feed_updates import FeedUpdates
-from trainer.train.model_feed import FeedContent, ModelFeed
 
 JOB, SIGNS = "shards", range(60)
 MODEL = {"tables": {"default": {}, "other": {}}}
@@ -178,7 +178,7 @@ class Held:
         """What it is told where nobody can tell."""
         try:
             self.feed.next(w.Deadline.after(5))
-        except MillraceError as error:
+        except HeadraceError as error:
             return error
         raise AssertionError("no error")
 

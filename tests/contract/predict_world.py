@@ -12,27 +12,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.deadline import Deadline
-from pserver.client.remote import RemoteShards
-from pserver.config import ShardProcess
-from pserver.server.shard_server import ShardServer
-from service.predict.prediction import complete
-from service.spec.job import LoadedJob, load_job
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.config import ShardProcess
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.service.predict.prediction import complete
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.checkpoint.commits import read_commit
+from headrace.trainer.exports.reader import open_export
+from headrace.trainer.features.default_rows import PREFIX, widths_of
+from headrace.trainer.importing.export_source import ExportSource
+from headrace.trainer.importing.first_commit import make_first_commit
+from headrace.trainer.importing.selection import ImportSelection, TensorSelection
+from headrace.trainer.predict.config import PredictionRequest, PredictWorker
+from headrace.trainer.predict.output_files import PredictionOutput
+from headrace.trainer.predict.prediction_plan import PredictionPlan, fingerprint_of, segments_of
+from headrace.trainer.predict.worker import run
+from headrace.trainer.train.model_building import build_model
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC, write_job
-from trainer.checkpoint.commits import read_commit
-from trainer.exports.reader import open_export
-from trainer.features.default_rows import PREFIX, widths_of
-from trainer.importing.export_source import ExportSource
-from trainer.importing.first_commit import make_first_commit
-from trainer.importing.selection import ImportSelection, TensorSelection
-from trainer.predict.config import PredictionRequest, PredictWorker
-from trainer.predict.output_files import PredictionOutput
-from trainer.predict.prediction_plan import PredictionPlan, fingerprint_of, segments_of
-from trainer.predict.worker import run
-from trainer.train.model_building import build_model
 
 SECRET = "secret"
 ARROW = SPEC.replace('command = ["cat"]', 'command = ["python", "generator.py"]\nprotocol = "arrow"\nbatch_events = 32')
@@ -40,7 +40,7 @@ ARROW = SPEC.replace('command = ["cat"]', 'command = ["python", "generator.py"]\
 GENERATOR = """
 import sys
 
-from dataset.generator import DataGenerator
+from headrace.dataset.generator import DataGenerator
 
 
 class Lines(DataGenerator):

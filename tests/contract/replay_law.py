@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.reader import Export, chain_of, open_export, state_at
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.exports.value_encoding import encode
 from tests.contract import shards_world as w
 from tests.contract.replay_world import GROUPS, KEYS, TABLES
-from trainer.exports.exporter import export
-from trainer.exports.reader import Export, chain_of, open_export, state_at
-from trainer.exports.request import ExportAnswer, ExportRequest
-from trainer.exports.value_encoding import encode
 
 SLOT_OF = {group: slot for slot, group in GROUPS.items()}
 

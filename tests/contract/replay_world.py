@@ -17,29 +17,28 @@ from unittest.mock import patch
 import numpy as np
 from safetensors.numpy import save_file
 
-from dataset.spec.config import SparseSlot
-from dataset.spec.schema import Schema
-from millrace.errors import NotYet, Unwritable
-from millrace.failpoints import Failpoint
-from millrace.keys import key_of_reference
-from pserver.config import Adagrad, Bounds, CountEntry, Initial, SlotLife, TableSection
-from pserver.errors import StoreFailed
-from pserver.lifecycle import deletions
-from pserver.protocol.shards import Gradients, Keys, StepScale
-from pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
-from pserver.rows.row_cache import CacheBound
-from pserver.server.embedded import EmbeddedShards
-from pserver.server.shard_server import ShardServer
-from pserver.store.rocks_store import RocksRowStore
-from pserver.tables.sweeping import Sweeper
-from tests.contract import shards_world as w
-from trainer.checkpoint.commits import Commit, Commits, hash_of, name_of, read_commit, write_manifest
-from trainer.config import ExportSection
-from trainer.exports.coordinator import ExportCoordinator
-from trainer.exports.export_settings import ExportSettings
-from trainer.exports.exporter import export
-from trainer.exports.request import ExportAnswer, ExportRequest
-from trainer.journal.records import (
+from headrace.dataset.spec.config import SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import NotYet, Unwritable
+from headrace.failpoints import Failpoint
+from headrace.keys import key_of_reference
+from headrace.pserver.config import Adagrad, Bounds, CountEntry, Initial, SlotLife, TableSection
+from headrace.pserver.errors import StoreFailed
+from headrace.pserver.lifecycle import deletions
+from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
+from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from headrace.pserver.rows.row_cache import CacheBound
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.tables.sweeping import Sweeper
+from headrace.trainer.checkpoint.commits import Commit, Commits, hash_of, name_of, read_commit, write_manifest
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.coordinator import ExportCoordinator
+from headrace.trainer.exports.export_settings import ExportSettings
+from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
     ExportedOperation,
@@ -48,7 +47,8 @@ from trainer.journal.records import (
     SetOperation,
     ShrinkOperation,
 )
-from trainer.rank0.operations import ClosingPass, cut_of
+from headrace.trainer.rank0.operations import ClosingPass, cut_of
+from tests.contract import shards_world as w
 
 GROUPS = {"a": 0, "b": 1, "c": 2, "d": 3}
 SLOTS = {"plain": ("a", "b"), "choosy": ("c", "d")}
@@ -211,7 +211,7 @@ class Exporter:
     def _made(self, request: ExportRequest) -> ExportAnswer:
         scratch = self._world.store / "live" / f"export-{request.stream}"
         if self.fate in ("fails", "killed") or self._world.dies_at == "exporting":
-            with patch("trainer.exports.exporter.failpoint", self._stop), suppress(KeyboardInterrupt):
+            with patch("headrace.trainer.exports.exporter.failpoint", self._stop), suppress(KeyboardInterrupt):
                 return export(request, scratch)  # and where it is killed, begun anew
         answer = export(request, scratch)
         self._world.made(request, answer)
@@ -347,8 +347,8 @@ class World:
             (deletions, "PIECE_ROWS", 4),
         ):
             self._patches.enter_context(patch.object(target, name, value))
-        self._patches.enter_context(patch("pserver.server.shard.Sweeper", HandSweeper))
-        self._patches.enter_context(patch("pserver.commit.change_files.MAX_INCREMENTS", max_increments))
+        self._patches.enter_context(patch("headrace.pserver.server.shard.Sweeper", HandSweeper))
+        self._patches.enter_context(patch("headrace.pserver.commit.change_files.MAX_INCREMENTS", max_increments))
 
     # -- a chief's life
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from millrace.deadline import Deadline
-from millrace.identity.authority import Authority, open_authority
-from millrace.identity.credentials import Credentials
-from millrace.identity.peers import PeerName, PeerRole
-from pserver.client.remote import RemoteShards
-from pserver.config import Adagrad, Initial, ShardProcess, TableSection, Wire
-from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
-from pserver.server.embedded import EmbeddedShards
-from pserver.server.shard_server import ShardServer
+from headrace.deadline import Deadline
+from headrace.identity.authority import Authority, open_authority
+from headrace.identity.credentials import Credentials
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.config import Adagrad, Initial, ShardProcess, TableSection, Wire
+from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, Shards, StepScale
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.pserver.server.shard_server import ShardServer
 
 SECRET, SEED = "a secret", 7
 TABLES = {

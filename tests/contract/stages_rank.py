@@ -13,17 +13,17 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from millrace.launcher_contact import LauncherContact
-from millrace.rpc.rendezvous import RendezvousClient
-from trainer.collectives.rank_store import meet_trainers
-from trainer.collectives.ranks import SingleRank, TorchRanks
-from trainer.config import ModelSection
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense.pipeline import PipelineDense
-from trainer.dense_config import DenseAdam, DenseSection, PipelineSection
-from trainer.models.contract import Inputs, Shape, SlotShape
-from trainer.models.registry import load_model
-from trainer.train.pipeline_step import stage_plan
+from headrace.launcher_contact import LauncherContact
+from headrace.rpc.rendezvous import RendezvousClient
+from headrace.trainer.collectives.rank_store import meet_trainers
+from headrace.trainer.collectives.ranks import SingleRank, TorchRanks
+from headrace.trainer.config import ModelSection
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense.pipeline import PipelineDense
+from headrace.trainer.dense_config import DenseAdam, DenseSection, PipelineSection
+from headrace.trainer.models.contract import Inputs, Shape, SlotShape
+from headrace.trainer.models.registry import load_model
+from headrace.trainer.train.pipeline_step import stage_plan
 
 SETTINGS = {
     "one": PipelineSection(micro_batches=1, schedule="gpipe"),

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from millrace.launcher_contact import LauncherContact
-from millrace.rpc.rendezvous import RendezvousClient
-from trainer.collectives.rank_store import meet_trainers
-from trainer.collectives.ranks import SingleRank, TorchRanks
-from trainer.dense.flat_parameters import digest_of
-from trainer.dense.strategy import dense_strategy
-from trainer.dense_config import DenseSection, DenseSgd
+from headrace.launcher_contact import LauncherContact
+from headrace.rpc.rendezvous import RendezvousClient
+from headrace.trainer.collectives.rank_store import meet_trainers
+from headrace.trainer.collectives.ranks import SingleRank, TorchRanks
+from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense.strategy import dense_strategy
+from headrace.trainer.dense_config import DenseSection, DenseSgd
 
 WORLDS = (1, 2, 3, 4)
 BUCKETS = {"448B": 448, "2KiB": 2048, "one": 4 << 20}

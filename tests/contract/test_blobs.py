@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 
-from millrace.blob.blob_errors import BlobUnavailable, SourceDamaged
-from millrace.blob.blob_store import CHUNK_BYTES, UNFINISHED, checked_file, head_of, open_blobs, whole
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.errors import Unwritable
+from headrace.blob.blob_errors import BlobUnavailable, SourceDamaged
+from headrace.blob.blob_store import CHUNK_BYTES, UNFINISHED, checked_file, head_of, open_blobs, whole
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.errors import Unwritable
 from tests.s3_server import s3  # noqa: F401
 
 SOON = 30.0

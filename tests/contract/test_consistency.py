@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import SpecError
-from pserver.config import MergeSection, Sgd, TableSection
-from pserver.consistency.modes import POLICIES, policy_of
-from pserver.consistency.policy import StepFigures
-from pserver.errors import InvalidShardCall
-from pserver.protocol.shards import Gradients, StepScale
+from headrace.errors import SpecError
+from headrace.pserver.config import MergeSection, Sgd, TableSection
+from headrace.pserver.consistency.modes import POLICIES, policy_of
+from headrace.pserver.consistency.policy import StepFigures
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.shards import Gradients, StepScale
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 

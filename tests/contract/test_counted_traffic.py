@@ -2,7 +2,7 @@
 
 import pytest
 
-from pserver.protocol.shards import ShardFigures, StepScale
+from headrace.pserver.protocol.shards import ShardFigures, StepScale
 from tests.contract import shards_world as w
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.config import Sgd, TableSection
-from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import HistoryQuestions
-from pserver.protocol.table_operations import ForgetRow
-from pserver.rows.counter_kernels import (
+from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.histories import HistoryQuestions
+from headrace.pserver.protocol.table_operations import ForgetRow
+from headrace.pserver.rows.counter_kernels import (
     MAX_BACK_S,
     MAX_COUNT,
     NO_TIME,
@@ -21,7 +21,7 @@ from pserver.rows.counter_kernels import (
     unpacked,
     width_of,
 )
-from pserver.rows.digest import add
+from headrace.pserver.rows.digest import add
 from tests.contract import shards_world as w
 
 WINDOWS_S, GROUP = (60, 0, 3600), 4

@@ -18,18 +18,18 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.address import parse_address
-from millrace.deadline import Deadline
-from millrace.lifecycle import ExitCode
-from millrace.rpc import data_sockets
-from millrace.rpc.data_sockets import DataAddress, DataConnection, DataListener, KeyPair
-from pserver.client.remote import RemoteShards
-from pserver.errors import InvalidShardCall, ShardUnavailable, StaleGeneration, StepTimedOut
-from pserver.protocol import frames
-from pserver.protocol.frames import DataCall, DataRequest, TableNumbers
-from pserver.protocol.shards import StepScale
-from pserver.server.shard_server import ShardServer
-from pserver.server.step_calls import StepCalls
+from headrace.address import parse_address
+from headrace.deadline import Deadline
+from headrace.lifecycle import ExitCode
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.errors import InvalidShardCall, ShardUnavailable, StaleGeneration, StepTimedOut
+from headrace.pserver.protocol import frames
+from headrace.pserver.protocol.frames import DataCall, DataRequest, TableNumbers
+from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.pserver.server.step_calls import StepCalls
+from headrace.rpc import data_sockets
+from headrace.rpc.data_sockets import DataAddress, DataConnection, DataListener, KeyPair
 from tests.contract import shards_world as w
 from tests.fakes.rendezvous import RendezvousHere
 from tests.s3_server import Proxy
@@ -46,7 +46,7 @@ def connect(address, **changes):
 
 
 class Process:
-    """`python -m pserver`, whose data plane is at a socket, or at a port where a file is in the way."""
+    """`python -m headrace.pserver`, whose data plane is at a socket, or at a port where a file is in the way."""
 
     def __init__(self, folder: Path, way: str, num_ranks: int = 1) -> None:
         self.rendezvous = RendezvousHere(folder, "shard-0")
@@ -60,7 +60,7 @@ class Process:
 
     def start(self) -> None:
         self.rendezvous.forget()
-        command = [sys.executable, "-m", "pserver", "--config", str(self._folder / "config.json")]
+        command = [sys.executable, "-m", "headrace.pserver", "--config", str(self._folder / "config.json")]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.address = self.rendezvous.address("shard-0", self._alive)
 
@@ -336,8 +336,8 @@ def test_both_ends_of_a_socket_get_as_large_a_buffer_as_the_kernel_allows(tmp_pa
 # --- endings of a server
 
 FAILING = """
-from pserver import __main__ as shard
-from pserver.server.data_server import DataServer
+from headrace.pserver import __main__ as shard
+from headrace.pserver.server.data_server import DataServer
 
 
 def fail(self):
@@ -374,7 +374,7 @@ def test_an_announcement_that_waits_for_memory_keeps_no_shard_from_closing(tmp_p
         waiting.set()
         go_on.wait(60)
 
-    monkeypatch.setattr("pserver.server.data_server.CLOSE_S", 0.05)
+    monkeypatch.setattr("headrace.pserver.server.data_server.CLOSE_S", 0.05)
     monkeypatch.setattr(StepCalls, "announce", wait)
     tables = {"default": w.TABLES["default"].model_copy(update={"memory": 1 << 24})}
     socket = tmp_path / "s.socket" if way == "socket" else None
@@ -447,7 +447,7 @@ def test_without_a_key_nothing_reaches_a_port(tmp_path, mechanism):
     with serving(tmp_path, "port") as (_, at), zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger, socket.reconnect_ivl = 0, -1
         if mechanism == "password":
-            socket.plain_username, socket.plain_password = b"millrace", b"x"
+            socket.plain_username, socket.plain_password = b"headrace", b"x"
         with closing(socket.get_monitor_socket()) as events:
             socket.connect(f"tcp://{at.address}")
             seen = set()

@@ -8,9 +8,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import TypeDecorator, create_engine, inspect, select, text
 
-from service.jobs.registry import JobRegistry
-from service.records.database import KEEP_AUDIT, KEEP_OPERATIONS, KEEP_REPEATS, RecordsUnusable, opened
-from service.records.schema import AuditRow, Base, JobRow, OperationRow, RepeatRow
+from headrace.service.jobs.registry import JobRegistry
+from headrace.service.records.database import KEEP_AUDIT, KEEP_OPERATIONS, KEEP_REPEATS, RecordsUnusable, opened
+from headrace.service.records.schema import AuditRow, Base, JobRow, OperationRow, RepeatRow
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 

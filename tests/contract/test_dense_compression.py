@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense.dgc import largest, largest_reference, num_sent
+from headrace.trainer.dense.hierarchy import all_reduce_of
+from headrace.trainer.dense.powersgd import matrices_of, orthonormal
+from headrace.trainer.dense_config import DenseAdam, DenseSection, DenseSgd, DgcSection
 from tests.fakes.thread_ranks import on_ranks
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense.dgc import largest, largest_reference, num_sent
-from trainer.dense.hierarchy import all_reduce_of
-from trainer.dense.powersgd import matrices_of, orthonormal
-from trainer.dense_config import DenseAdam, DenseSection, DenseSgd, DgcSection
 
 STEPS = 4
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 4])

@@ -35,13 +35,13 @@ SCRIPT = """
 import json, sys
 import numpy as np, torch
 from torch import nn
-from millrace.launcher_contact import LauncherContact
-from millrace.rpc.rendezvous import RendezvousClient
-from trainer.collectives.rank_store import meet_trainers
-from trainer.collectives.ranks import TorchRanks
-from trainer.dense.flat_parameters import digest_of
-from trainer.dense.strategy import dense_strategy
-from trainer.dense_config import DenseSection
+from headrace.launcher_contact import LauncherContact
+from headrace.rpc.rendezvous import RendezvousClient
+from headrace.trainer.collectives.rank_store import meet_trainers
+from headrace.trainer.collectives.ranks import TorchRanks
+from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense.strategy import dense_strategy
+from headrace.trainer.dense_config import DenseSection
 
 rank, world, contact, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
 device = torch.device(sys.argv[5])
@@ -49,7 +49,7 @@ torch.set_num_threads(1)
 store = meet_trainers(RendezvousClient(LauncherContact(**contact)), rank, world, {}, "lo", 60.0)
 ranks = TorchRanks(rank, world, store, "lo", device, 60.0) if store else None
 if ranks is None:
-    from trainer.collectives.ranks import SingleRank
+    from headrace.trainer.collectives.ranks import SingleRank
     ranks = SingleRank()
 
 def batch(rank, step):

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.errors import BadInput, SpecError
-from pserver.config import SLICE_FLOATS
-from pserver.protocol.shards import Shards, StepScale
+from headrace.errors import BadInput, SpecError
+from headrace.pserver.config import SLICE_FLOATS
+from headrace.pserver.protocol.shards import Shards, StepScale
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.shard_slices import Awaiting
+from headrace.trainer.dense.strategy import STRATEGIES, dense_strategy
+from headrace.trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
+from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.shard_slices import Awaiting
-from trainer.dense.strategy import STRATEGIES, dense_strategy
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
-from trainer.spec.shard_tables import tables_on_shards
 
 OF_SUMS = {
     "dgc": {"compression": "dgc", "dgc": {"sparsity": 0.8, "warmup_steps": 3}},

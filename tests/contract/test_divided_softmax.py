@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from headrace.trainer.classes import divided_softmax
+from headrace.trainer.classes.class_draws import ClassDraws, draw, draw_reference, probabilities
+from headrace.trainer.classes.class_rows import ClassRows, initial_rows, slice_of
+from headrace.trainer.classes.divided_softmax import DividedSoftmax
+from headrace.trainer.classes.margins import Margins
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.strategy import dense_strategy
+from headrace.trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
 from tests.fakes.thread_ranks import on_ranks
-from trainer.classes import divided_softmax
-from trainer.classes.class_draws import ClassDraws, draw, draw_reference, probabilities
-from trainer.classes.class_rows import ClassRows, initial_rows, slice_of
-from trainer.classes.divided_softmax import DividedSoftmax
-from trainer.classes.margins import Margins
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.strategy import dense_strategy
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSection, DenseSgd
 
 TOLERANCE = 1e-5
 CPU = torch.device("cpu")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pserver.config import CountEntry, TableSection
-from pserver.errors import StepTimedOut
-from pserver.protocol.shards import StepScale
+from headrace.pserver.config import CountEntry, TableSection
+from headrace.pserver.errors import StepTimedOut
+from headrace.pserver.protocol.shards import StepScale
 from tests.contract import shards_world as w
 
 STEPS = 5

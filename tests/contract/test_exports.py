@@ -6,15 +6,15 @@ import uuid
 import numpy as np
 import pytest
 
-from millrace.deadline import Deadline
-from pserver.config import TableSection
+from headrace.deadline import Deadline
+from headrace.pserver.config import TableSection
+from headrace.trainer.exports import parquet_files as tables_module
+from headrace.trainer.exports.destination import open_destination
+from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.reader import chain_of, open_export, state_at
+from headrace.trainer.exports.request import ParentExport
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import s3  # noqa: F401
-from trainer.exports import parquet_files as tables_module
-from trainer.exports.destination import open_destination
-from trainer.exports.exporter import export
-from trainer.exports.reader import chain_of, open_export, state_at
-from trainer.exports.request import ParentExport
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_an_older_increment_names_more_than_a_delta_takes(job, address, made):
 
 def test_many_files_are_one_table(job, address, made, monkeypatch, tmp_path):
     monkeypatch.setattr(tables_module, "MAX_FILE_ROWS", 100)
-    monkeypatch.setattr("pserver.store.row_files.SCAN_BLOCKS", 2)
+    monkeypatch.setattr("headrace.pserver.store.row_files.SCAN_BLOCKS", 2)
     job.set(1, A)
     found = opened(made(job.request(job.commit(1), "base", address)), tmp_path)
     assert len([path for path in found.files if path.startswith("rows-")]) >= 4
@@ -311,7 +311,7 @@ def test_a_delta_without_recorded_changes_is_final(job, address, scratch, made, 
 
 
 @pytest.mark.parametrize("path", ["current.json", "t1/0000000001-base/manifest.json"])
-def test_files_of_a_newer_millrace_are_left_alone(job, address, scratch, made, outlet, path):
+def test_files_of_a_newer_headrace_are_left_alone(job, address, scratch, made, outlet, path):
     requests, _ = chain(job, address, made, 1)
     edit(outlet, path, format=99)
     job.set(2, A)

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataset.spec.config import HistorySection, SlotKind, SparseSlot
-from dataset.spec.schema import Schema, Slot
-from pserver.config import Sgd, TableSection
-from pserver.rows.history_kernels import packed, width_of
+from headrace.dataset.spec.config import HistorySection, SlotKind, SparseSlot
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.rows.history_kernels import packed, width_of
+from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.memory_files import has_memory, memories_of, replay
+from headrace.trainer.exports.reader import chain_of, open_export
+from headrace.trainer.exports.request import ExportedHistory
 from tests.fakes import commits_of_rows
 from tests.fakes.commits_of_rows import GROUPS, Job, parent_of
-from trainer.exports.exporter import export
-from trainer.exports.memory_files import has_memory, memories_of, replay
-from trainer.exports.reader import chain_of, open_export
-from trainer.exports.request import ExportedHistory
 
 LAST = 3
 SECTION = TableSection(dim=width_of(LAST), first_order=False, optimizer=Sgd(kind="sgd"))

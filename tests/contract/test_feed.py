@@ -10,20 +10,20 @@ import grpc
 import numpy as np
 import pytest
 
-from millrace.errors import Refused, Unavailable
-from millrace.identity.authority import open_authority
-from millrace.identity.peers import PeerName, PeerRole
-from millrace.rpc import channels, refusals
-from pserver.feed import feed_messages
-from pserver.feed.feed_client import FeedStream, FeedTooSlow
-from pserver.proto import feed_pb2, shard_pb2
-from pserver.protocol import messages
-from pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from headrace.errors import Refused, Unavailable
+from headrace.identity.authority import open_authority
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.pserver.feed import feed_messages
+from headrace.pserver.feed.feed_client import FeedStream, FeedTooSlow
+from headrace.pserver.proto import feed_pb2, shard_pb2
+from headrace.pserver.protocol import messages
+from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from headrace.rpc import channels, refusals
+from headrace.trainer.replica.feed_updates import FeedUpdates
 from tests.contract import feed_world as f
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.contract.test_shards_living import TABLES as LIVING
-from trainer.replica.feed_updates import FeedUpdates
 
 KINDS = [0, 1, 2, w.OverTls(0), w.OverTls(2)]
 IDS = ["embedded", "1-shard", "2-shards", "embedded-over-tls", "2-shards-over-tls"]
@@ -202,7 +202,7 @@ def test_a_base_that_is_read_while_passes_go_on_is_a_version(kind):
 @pytest.mark.parametrize("kind", [1, w.OverTls(1)], ids=["plain", "over-tls"])
 def test_a_subscriber_that_does_not_read_is_disconnected_and_counted(monkeypatch, caplog, kind):
     """The transport takes some 20 versions before the feed sees that nobody reads; the number is its choice."""
-    monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 20)
+    monkeypatch.setattr("headrace.pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 20)
     big = {"default": w.keys(*range(100, 8000)), "other": w.keys(*f.SIGNS, group=2)}
     before = refusals.PROCESS.counts().get("too_slow", 0)
     with f.job(kind, w.TABLES) as job:
@@ -272,8 +272,8 @@ NOT_HEARD = 40
 
 
 def test_a_disconnected_subscriber_reconnects_and_gets_the_changes(monkeypatch):
-    monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 10)
-    monkeypatch.setattr("trainer.replica.feed_updates.MAX_AHEAD", 2)
+    monkeypatch.setattr("headrace.pserver.feed.publisher.MAX_WAITING_BYTES", 1 << 10)
+    monkeypatch.setattr("headrace.trainer.replica.feed_updates.MAX_AHEAD", 2)
     big = {"default": w.keys(*range(20_000)), "other": w.keys(*f.SIGNS, group=2)}
     with f.job(1, w.TABLES) as job, f.follower(job) as held:
         job.live([big])
@@ -328,7 +328,7 @@ def test_the_last_version_of_a_job_that_ends_is_heard(kind):
 
 
 def test_who_leaves_gives_its_place_back(monkeypatch):
-    monkeypatch.setattr("pserver.feed.publisher.MAX_SUBSCRIBERS", 1)
+    monkeypatch.setattr("headrace.pserver.feed.publisher.MAX_SUBSCRIBERS", 1)
     with f.job(1, w.TABLES) as job:
         for _ in range(3):
             job.live(some_batches())
@@ -354,14 +354,14 @@ def test_where_another_process_listens_now_the_feed_is_looked_for_again():
 
 
 def test_another_format_and_too_many_are_told_so(monkeypatch):
-    monkeypatch.setattr("pserver.feed.publisher.MAX_SUBSCRIBERS", 1)
+    monkeypatch.setattr("headrace.pserver.feed.publisher.MAX_SUBSCRIBERS", 1)
     with f.job(0, w.TABLES) as job:
         job.live(some_batches())
         with f.follower(job) as held:
             held.until(1)
             with f.follower(job) as another:
                 assert "1 subscribers follow already" in str(another.troubled())
-        monkeypatch.setattr("pserver.feed.feed_messages.FORMAT", 2)
+        monkeypatch.setattr("headrace.pserver.feed.feed_messages.FORMAT", 2)
         with f.follower(job) as newer:
-            monkeypatch.setattr("pserver.feed.feed_server.feed_messages", type("Old", (), {"FORMAT": 1}))
+            monkeypatch.setattr("headrace.pserver.feed.feed_server.feed_messages", type("Old", (), {"FORMAT": 1}))
             assert isinstance(newer.troubled(), Refused)

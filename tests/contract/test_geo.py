@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.config import Bounds, CountEntry, Sgd, TableSection
-from pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
-from pserver.rows.row_settings import RowSettings
+from headrace.pserver.config import Bounds, CountEntry, Sgd, TableSection
+from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.trainer.status.step_clock import StepClock
+from headrace.trainer.train.exchanges import Exchanges
+from headrace.trainer.train.geo_exchanges import CopiedTable, GeoExchanges, RowCopy
 from tests.contract import shards_world as w
-from trainer.status.step_clock import StepClock
-from trainer.train.exchanges import Exchanges
-from trainer.train.geo_exchanges import CopiedTable, GeoExchanges, RowCopy
 
 WIDTH = 2
 PLAIN = {"dim": WIDTH, "first_order": False, "init_range": 0.0, "optimizer": Sgd(kind="sgd", lr=0.5)}

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.config import Sgd, TableSection
-from pserver.errors import InvalidShardCall
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol import history_messages
-from pserver.protocol.histories import HistoryAnswers, HistoryQuestions
-from pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
-from pserver.rows.digest import add
-from pserver.rows.history_kernels import answer_reference, packed, unpacked, width_of
+from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol import history_messages
+from headrace.pserver.protocol.histories import HistoryAnswers, HistoryQuestions
+from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
+from headrace.pserver.rows.digest import add
+from headrace.pserver.rows.history_kernels import answer_reference, packed, unpacked, width_of
 from tests.contract import shards_world as w
 
 LAST, GROUP = 3, 4

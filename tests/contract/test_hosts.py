@@ -5,19 +5,19 @@ import tomllib
 
 import pytest
 
-from millrace.errors import MillraceError, SpecError
-from service.auth.config import AllowSection
-from service.jobs.config import LimitsSection, ServiceConfig
-from service.jobs.errors import JobExists, LimitReached, NotHosted, StillRunning, UnknownJob
-from service.jobs.folder import JobFolder
-from service.jobs.foreground_host import foreground_host
-from service.jobs.host import Action, Desired, NewJob, Phase
-from service.jobs.local_host import host_jobs
-from service.jobs.memory_host import MemoryHost
-from service.jobs.operation_queue import OperationQueue
-from service.jobs.output_files import OutputWriter
-from service.records.database import NotActive, opened
-from service.spec.job import job_of
+from headrace.errors import HeadraceError, SpecError
+from headrace.service.auth.config import AllowSection
+from headrace.service.jobs.config import LimitsSection, ServiceConfig
+from headrace.service.jobs.errors import JobExists, LimitReached, NotHosted, StillRunning, UnknownJob
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.jobs.foreground_host import foreground_host
+from headrace.service.jobs.host import Action, Desired, NewJob, Phase
+from headrace.service.jobs.local_host import host_jobs
+from headrace.service.jobs.memory_host import MemoryHost
+from headrace.service.jobs.operation_queue import OperationQueue
+from headrace.service.jobs.output_files import OutputWriter
+from headrace.service.records.database import NotActive, opened
+from headrace.service.spec.job import job_of
 from tests.integration.stream_job import SPEC
 
 RAW = tomllib.loads(SPEC)
@@ -174,7 +174,7 @@ def test_of_many_that_make_the_same_job_one_does(local):
     def make():
         try:
             made.append(local.create(new(), "ann"))
-        except MillraceError as error:
+        except HeadraceError as error:
             errors.append(error)
 
     threads = [threading.Thread(target=make) for _ in range(4)]
@@ -204,7 +204,7 @@ def test_a_deleted_jobs_store_goes_or_is_kept(local, tmp_path, keep):
     inside, outside = local.create(new("in"), "ann"), local.create(new("out", store={"path": str(store)}), "ann")
     for where in (inside.store, outside.store):
         where.mkdir()
-        (where / "millrace.json").write_text('{"kind": "store", "format": 1}')
+        (where / "headrace.json").write_text('{"kind": "store", "format": 1}')
         (where / "run.json").write_text('{"job": "%s"}' % ("in" if where == inside.store else "out"))
         (where / "mine").touch()
     for name in ("in", "out"):

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.config import Sgd, TableSection
-from pserver.errors import InvalidShardCall
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol import join_messages
-from pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
-from pserver.protocol.joins import JOIN_TABLE, JoinEvents
-from pserver.rows.digest import add
-from pserver.rows.join_kernels import join_reference, join_width_of
+from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol import join_messages
+from headrace.pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
+from headrace.pserver.protocol.joins import JOIN_TABLE, JoinEvents
+from headrace.pserver.rows.digest import add
+from headrace.pserver.rows.join_kernels import join_reference, join_width_of
 from tests.contract import shards_world as w
 
 WINDOW_S, BYTES = 10.0, 9

@@ -8,27 +8,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Samples
-from dataset.spec.schema import Schema
-from millrace.identity import certificates
-from millrace.keys import key_of_reference
-from pserver.config import Wire
-from pserver.protocol.histories import counters_table_of, table_of
-from pserver.protocol.shards import Keys
-from pserver.protocol.table_operations import ForgetRow
-from pserver.protocol.wire import wires_of
-from pserver.server.embedded import EmbeddedShards
-from service.spec.job import load_job
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.identity import certificates
+from headrace.keys import key_of_reference
+from headrace.pserver.config import Wire
+from headrace.pserver.protocol.histories import counters_table_of, table_of
+from headrace.pserver.protocol.shards import Keys
+from headrace.pserver.protocol.table_operations import ForgetRow
+from headrace.pserver.protocol.wire import wires_of
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.service.spec.job import load_job
+from headrace.trainer.features.history_reader import HistoryReader
+from headrace.trainer.features.kept_state import filled_as_of
+from headrace.trainer.replica.feed_address import FeedAddress
+from headrace.trainer.replica.feed_updates import FeedUpdates
+from headrace.trainer.spec.history_tables import history_tables, remembered_of
+from headrace.trainer.train.model_feed import FeedContent, ModelFeed
 from tests.contract import shards_world as w
 from tests.fakes.ragged import ragged
 from tests.integration.stream_job import LIVING
-from trainer.features.history_reader import HistoryReader
-from trainer.features.kept_state import filled_as_of
-from trainer.replica.feed_address import FeedAddress
-from trainer.replica.feed_updates import FeedUpdates
-from trainer.spec.history_tables import history_tables, remembered_of
-from trainer.train.model_feed import FeedContent, ModelFeed
 
 FILLED = """
 [[slots]]

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError, Unwritable
-from millrace.identity.join_token import JoinToken
-from service.cli.worker_command import RANKS
-from service.cluster.child import Spawner
-from service.cluster.external import JoinPoint
-from service.cluster.launchers import EXTERNAL, LAUNCHERS, RAY, LauncherSettings, open_launcher
-from service.cluster.local import ProcessLauncher
-from service.cluster.runtime import TAIL_LINES, CannotStart, WorkerRole
-from service.cluster.worker_plan import LOCAL
+from headrace.deadline import Deadline
+from headrace.errors import SpecError, Unwritable
+from headrace.identity.join_token import JoinToken
+from headrace.service.cli.worker_command import RANKS
+from headrace.service.cluster.child import Spawner
+from headrace.service.cluster.external import JoinPoint
+from headrace.service.cluster.launchers import EXTERNAL, LAUNCHERS, RAY, LauncherSettings, open_launcher
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.runtime import TAIL_LINES, CannotStart, WorkerRole
+from headrace.service.cluster.worker_plan import LOCAL
 from tests import ray_cluster
 from tests.fakes.launch import PRELOAD, fake_worker
 
 ROOT = Path(__file__).parents[2]
-RAY_CLUSTER = "MILLRACE_TEST_RAY"
+RAY_CLUSTER = "HEADRACE_TEST_RAY"
 """Variable with the address of the tests' Ray cluster."""
 ORPHANING = [["note_pid"], ["spawn"], ["say", "up"], ["sleep"]]
 
@@ -52,7 +52,16 @@ class Agents:
 
     def _watch(self, launcher):
         token_file = str(self.point.token_file)
-        command = [sys.executable, "-m", "service", "worker", "--join", launcher.address, "--token-file", token_file]
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.service",
+            "worker",
+            "--join",
+            launcher.address,
+            "--token-file",
+            token_file,
+        ]
         command += ["--wait", "3s"]
         environment = {name: value for name, value in os.environ.items() if name not in RANKS}
         while not self.closing.wait(0.05):

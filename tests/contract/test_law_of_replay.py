@@ -10,11 +10,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests.contract.replay_law import Law
 from tests.contract.replay_world import NUM_SIGNS, SLOTS, STREAMS, Death, Pass, World
 
-EXAMPLES = int(os.environ.get("MILLRACE_REPLAY_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("HEADRACE_REPLAY_EXAMPLES", "40"))
 """Histories in make test; `make soak` draws SOAK times as many, and longer ones."""
 SOAK = 40
 SHRINK_S = 100.0

@@ -6,16 +6,16 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import select, text
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError, Unavailable
-from service.jobs.activation import EndedWaiting, Fence, active
-from service.jobs.config import ServiceConfig
-from service.jobs.registry import JobRegistry
-from service.records import lease as leases
-from service.records import postgres as bounds
-from service.records.database import NotActive, opened, utc_now
-from service.records.lease import LEASE_S, Lease
-from service.records.schema import LEASE, AuditRow, JobRow, LeaseRow
+from headrace.deadline import Deadline
+from headrace.errors import SpecError, Unavailable
+from headrace.service.jobs.activation import EndedWaiting, Fence, active
+from headrace.service.jobs.config import ServiceConfig
+from headrace.service.jobs.registry import JobRegistry
+from headrace.service.records import lease as leases
+from headrace.service.records import postgres as bounds
+from headrace.service.records.database import NotActive, opened, utc_now
+from headrace.service.records.lease import LEASE_S, Lease
+from headrace.service.records.schema import LEASE, AuditRow, JobRow, LeaseRow
 from tests.postgres.cluster import PASSWORD
 
 EXPIRED = text("UPDATE lease SET expires_at = to_timestamp(0)")
@@ -202,7 +202,7 @@ def test_a_renewal_that_fails_is_tried_again(place, tmp_path, monkeypatch, postg
         before_s = mine.lease._until_s
         with postgres.connection() as connection:
             connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'millrace'"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'headrace'"
             )
         deadline = Deadline.after(20)
         while mine.lease._until_s <= before_s:
@@ -214,7 +214,7 @@ def test_a_renewal_that_fails_is_tried_again(place, tmp_path, monkeypatch, postg
 @pytest.mark.parametrize("where", ["?password=", "password"])
 def test_the_password_is_in_no_error(postgres, where):
     url = postgres.url("none", "wrong-" + PASSWORD)
-    url = url if where == "password" else f"postgresql+psycopg://millrace@/none?password={PASSWORD}"
+    url = url if where == "password" else f"postgresql+psycopg://headrace@/none?password={PASSWORD}"
     with pytest.raises((SpecError, Unavailable)) as refused:
         opened(url)
     shown = f"{refused.value}{refused.value.__cause__}"

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.averaging_schedule import AveragingSchedule, next_interval
+from headrace.trainer.dense.local_sgd import SCHEDULE
+from headrace.trainer.dense_config import MAX_ADAPTIVE, DenseAdagrad, DenseAdam, DenseSgd
 from tests.contract.test_dense_strategy import STEPS, assert_close, batch, job, model, train, trained, weights
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.averaging_schedule import AveragingSchedule, next_interval
-from trainer.dense.local_sgd import SCHEDULE
-from trainer.dense_config import MAX_ADAPTIVE, DenseAdagrad, DenseAdam, DenseSgd
 
 SGD, MOMENTUM = DenseSgd(kind="sgd", lr=0.1), DenseSgd(kind="sgd", lr=0.1, momentum=0.5)
 NAME = "local_sgd"

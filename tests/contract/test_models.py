@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
+from headrace.trainer.config import ModelSection
+from headrace.trainer.dense.shard_slices import in_order
+from headrace.trainer.dense_config import DenseSection, RecomputeSection
+from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.train.saved_activations import saved_activations
 from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
-from trainer.config import ModelSection
-from trainer.dense.shard_slices import in_order
-from trainer.dense_config import DenseSection, RecomputeSection
-from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
-from trainer.models.outputs import check_outputs
-from trainer.models.registry import MODELS, load_model
-from trainer.train.saved_activations import saved_activations
 
 B, L = 12, 5
 USERS_MODEL = '''
 import torch
 from torch import nn
 
-from millrace.config import Section
+from headrace.config import Section
 
 
 class Tower(nn.Module):

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataset.stream.errors import BadEvent
-from millrace.errors import SpecError
-from service.spec.job import load_job
+from headrace.dataset.stream.errors import BadEvent
+from headrace.errors import SpecError
+from headrace.service.spec.job import load_job
+from headrace.trainer.predict.output_files import PredictionOutput
+from headrace.trainer.predict.worker import run
 from tests.contract.predict_world import ARROW, SPEC, content, make_world, rows_of
 from tests.integration.stream_job import write_job
-from trainer.predict.output_files import PredictionOutput
-from trainer.predict.worker import run
 
 pytestmark = pytest.mark.timeout(120)
 

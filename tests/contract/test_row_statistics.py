@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.config import CountEntry, Sgd, TableSection
-from pserver.errors import InvalidShardCall
-from pserver.protocol.histories import HistoryQuestions
-from pserver.protocol.shards import Gradients, StepScale
-from pserver.protocol.table_operations import ForgetRow, ShrinkRows
-from pserver.rows.statistic_kernels import accumulate, accumulate_reference
+from headrace.pserver.config import CountEntry, Sgd, TableSection
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.histories import HistoryQuestions
+from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows
+from headrace.pserver.rows.statistic_kernels import accumulate, accumulate_reference
 from tests.contract import shards_world as w
 
 GROUP, ASKED, DECAY = 1, {"statistics-x": "default"}, 0.5

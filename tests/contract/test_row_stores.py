@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.retry import Backoff
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.store import rocks_store
-from pserver.store.memory_store import MemoryRowStore
-from pserver.store.rocks_store import RocksRowStore
-from pserver.store.row_store import keys_in_order, sort_order_of
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.store import rocks_store
+from headrace.pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.store.row_store import keys_in_order, sort_order_of
+from headrace.retry import Backoff
 from tests.small_disk import small_disk
 
 WORDS = 5

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.sharded import HASHED_FLOATS
+from headrace.trainer.dense_config import DenseAdagrad, DenseAdam, DenseSgd, group_size
 from tests.contract.test_dense_strategy import STEPS, assert_close, job, model, train, trained, weights
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.sharded import HASHED_FLOATS
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseSgd, group_size
 
 OPTIMIZERS = pytest.mark.parametrize(
     "optimizer",

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from pserver.config import Sgd, TableSection, Wire
-from pserver.errors import InvalidShardCall
-from pserver.protocol.shards import Gradients, StepScale
-from pserver.protocol.wire import TableWire, rounded
-from pserver.rows.digest import add
-from pserver.server.shard_server import ShardServer
+from headrace.pserver.config import Sgd, TableSection, Wire
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.protocol.wire import TableWire, rounded
+from headrace.pserver.rows.digest import add
+from headrace.pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
 
 KINDS = [0, 1, 2, 3, w.OverTls(2)]

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.commit.change_files import read_changes
-from pserver.config import Adagrad, CountEntry, TableSection
-from pserver.errors import InvalidShardCall, StoreDamaged
-from pserver.protocol.shards import Gradients, Keys
-from pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, ShrinkRows
-from pserver.rows.table_rows import frozen
-from pserver.store.memory_store import MemoryRowStore
-from pserver.store.rocks_store import RocksRowStore
-from pserver.tables.sweeping import Sweeper
-from pserver.tables.table import ShardTable
+from headrace.pserver.commit.change_files import read_changes
+from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.errors import InvalidShardCall, StoreDamaged
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, ShrinkRows
+from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.tables.sweeping import Sweeper
+from headrace.pserver.tables.table import ShardTable
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 

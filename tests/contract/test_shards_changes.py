@@ -5,16 +5,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from pserver.commit.change_files import read_changes
-from pserver.config import CountEntry, TableSection
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.protocol.shards import ShardCommitPart
-from pserver.protocol.table_operations import ForgetRow
-from pserver.store.rocks_store import RocksRowStore
-from service.history.verification import damage_of
+from headrace.pserver.commit.change_files import read_changes
+from headrace.pserver.config import CountEntry, TableSection
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.protocol.table_operations import ForgetRow
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.service.history.verification import damage_of
+from headrace.trainer.checkpoint.commits import Commit
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS
-from trainer.checkpoint.commits import Commit
 
 MEMORY = pytest.mark.parametrize("memory", [None, 8 << 20], ids=["all in memory", "bounded"])
 SIGNS = range(60)

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from pserver.commit import shard_commits
-from pserver.commit.change_files import read_changes
-from pserver.config import Adam, Ftrl, Sgd, TableSection
-from pserver.errors import InvalidShardCall, StoreDamaged, StoreFailed
-from pserver.protocol.shards import StepScale
-from pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.commit import shard_commits
+from headrace.pserver.commit.change_files import read_changes
+from headrace.pserver.config import Adam, Ftrl, Sgd, TableSection
+from headrace.pserver.errors import InvalidShardCall, StoreDamaged, StoreFailed
+from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.store.rocks_store import RocksRowStore
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS, batch, some_batches
 from tests.small_disk import small_disk

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from pserver.config import Adagrad, CountEntry, TableSection
-from pserver.protocol.shards import ABSENT_BITS, Gradients, StepScale, absent
-from pserver.protocol.table_operations import ForgetRow
+from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, StepScale, absent
+from headrace.pserver.protocol.table_operations import ForgetRow
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS, some_batches
 from tests.contract.test_shards_living import live, tables_of

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pserver.config import Adagrad, CountEntry, SlotLife, TableSection
-from pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
+from headrace.pserver.config import Adagrad, CountEntry, SlotLife, TableSection
+from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, ShrinkRows
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS, some_batches
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pserver.protocol.shards import StepScale
+from headrace.pserver.protocol.shards import StepScale
 from tests.contract import shards_world as w
 
 

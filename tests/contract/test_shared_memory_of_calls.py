@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.rpc import data_sockets
-from millrace.rpc.shared_memory import MemoryOffer, SharedMemory
-from pserver.client.remote import RemoteShards
-from pserver.errors import InvalidShardCall, StepTimedOut
-from pserver.protocol.shards import StepScale
-from pserver.server.shard_server import ShardServer
+from headrace.deadline import Deadline
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.errors import InvalidShardCall, StepTimedOut
+from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.rpc import data_sockets
+from headrace.rpc.shared_memory import MemoryOffer, SharedMemory
 from tests.contract import shards_world as w
 
 SIGNS = range(3000)
@@ -86,7 +86,7 @@ def test_arrays_of_steps_are_not_in_messages(serve, monkeypatch):
 def test_arrays_without_room_are_in_messages(serve, monkeypatch):
     with closing(connect(serve())) as shards:
         beside = trained(shards)
-    monkeypatch.setattr("millrace.rpc.shared_memory.HALF_BYTES", 1 << 14)
+    monkeypatch.setattr("headrace.rpc.shared_memory.HALF_BYTES", 1 << 14)
     with closing(connect(serve())) as shards:
         assert trained(shards) == beside
         assert memory_of(shards) is not None

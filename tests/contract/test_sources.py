@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataset.sources.composite import CompositeSource
-from dataset.sources.opening import open_source
-from dataset.spec.config import FilesSource, KafkaLibrary, KafkaSource, SimulatedSource, SourceSection
-from dataset.spec.source_set import SourceSet
-from dataset.stream.errors import SourceGap
-from dataset.stream.scripted_source import MemorySource, ScriptedGap
-from dataset.stream.source import Events, Partition, Segment, Source
-from millrace.deadline import Deadline
+from headrace.dataset.sources.composite import CompositeSource
+from headrace.dataset.sources.opening import open_source
+from headrace.dataset.spec.config import FilesSource, KafkaLibrary, KafkaSource, SimulatedSource, SourceSection
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.scripted_source import MemorySource, ScriptedGap
+from headrace.dataset.stream.source import Events, Partition, Segment, Source
+from headrace.deadline import Deadline
 
 LONG, SHORT = 2_500, 7
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.config import CountEntry, Sgd, TableSection
-from pserver.protocol.shards import Gradients
+from headrace.pserver.config import CountEntry, Sgd, TableSection
+from headrace.pserver.protocol.shards import Gradients
+from headrace.trainer.status.step_clock import StepClock
+from headrace.trainer.train.exchanges import Exchanges
 from tests.contract import shards_world as w
-from trainer.status.step_clock import StepClock
-from trainer.train.exchanges import Exchanges
 
 WIDTH = 2
 TABLES = {

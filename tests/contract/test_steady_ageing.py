@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from dataset.spec.config import SparseSlot
-from dataset.spec.schema import Schema
-from pserver.config import TableSection
-from pserver.protocol.table_operations import SetTables, ShrinkRows
+from headrace.dataset.spec.config import SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.table_operations import SetTables, ShrinkRows
+from headrace.trainer.journal.records import ShrinkOperation
+from headrace.trainer.rank0 import shrinks
+from headrace.trainer.rank0.operations import ClosingPass
+from headrace.trainer.rank0.shrinks import Shrinks
 from tests.contract import shards_world as w
 from tests.contract.test_shards import IDS, KINDS
-from trainer.journal.records import ShrinkOperation
-from trainer.rank0 import shrinks
-from trainer.rank0.operations import ClosingPass
-from trainer.rank0.shrinks import Shrinks
 
 ALIVE, NEW, DAYS, PASSES = 200, 60, 5, 3
 """Values seen each day, those of them that are new, and passes in which a day's are seen."""

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from headrace.trainer.dense.sync_batch_norm import LayersDiffer, SyncBatchNorms
 from tests.fakes.thread_ranks import on_ranks
-from trainer.dense.sync_batch_norm import LayersDiffer, SyncBatchNorms
 
 TOLERANCE = 1e-6
 

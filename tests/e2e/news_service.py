@@ -16,12 +16,12 @@ from typing import Any
 
 import httpx
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
 from tests.integration.hosted_service import HostedService
 from tests.integration.running_job import runs
 from tests.kafka.cluster import free_ports
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "news"
 JOB = "news"
@@ -36,7 +36,7 @@ bootstrap_servers = ["{servers}"]
 [limits]
 stop = "30s"
 """
-MARK = "MILLRACE_E2E"
+MARK = "HEADRACE_E2E"
 """In the environment of every process that the service starts, and those start."""
 WITHIN_S = 300.0
 """Of what takes seconds where nobody else needs the machine."""
@@ -128,7 +128,7 @@ class NewsService:
         self.operator, self.viewer = self._new("olga", "operator"), self._new("vera", "viewer")
 
     def _first_token(self) -> str:
-        command = [sys.executable, "-m", "service", "token", "create", "ada", "--role", "admin"]
+        command = [sys.executable, "-m", "headrace.service", "token", "create", "ada", "--role", "admin"]
         config = ["--config", str(self.folder / "service.toml")]
         return subprocess.run(
             [*command, *config], capture_output=True, text=True, check=True, timeout=60

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.trainer.predict.output_files import PredictionOutput
 from tests.e2e.news_service import JOB, WITHIN_S, NewsService, Watching, spec
 from tests.e2e.news_stream import NUM_PARTITIONS, Producer
 from tests.integration.test_replica import Replica
-from trainer.predict.output_files import PredictionOutput
 
 RATE = 100
 """Events a second."""

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {
     "reference/job-file.html": ("max_bad_fraction", "delete_after_days"),
     "reference/service-file.html": ("bootstrap_servers",),
-    "reference/cli.html": ("millrace commits pin", "--fresh"),
+    "reference/cli.html": ("headrace commits pin", "--fresh"),
     "reference/rest.html": ("/v1/jobs/{job}/tables/{table}/shrink", "Idempotency-Key"),
     "reference/python.html": ("generate_columns", "first_order_BF", "MultiSlot"),
 }

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.demo.demo import clear_root
+from headrace.service.demo.demo import clear_root
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
-DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("HEADRACE_DATA", ROOT.parent / "shared" / "data"))
 NEWS, CRITEO = DATA / "ebnerd" / "impressions.jsonl.gz", DATA / "criteo" / "criteo_80k.txt.gz"
 IMPRESSION = {
     **{"ts": 1684393203, "impression": 7, "user_id": 3, "context_article": 5, "last_click": 4, "device_type": 1},
@@ -27,13 +27,13 @@ IMPRESSION = {
 }
 LINE = "\t".join(["1", "1", "", "0", "-3", *["100"] * 9, "ff", "", *["0000000a"] * 24])
 
-news_data = pytest.mark.skipif(not NEWS.exists(), reason=f"needs {NEWS}; name its folder in MILLRACE_DATA")
-criteo_data = pytest.mark.skipif(not CRITEO.exists(), reason=f"needs {CRITEO}; name its folder in MILLRACE_DATA")
+news_data = pytest.mark.skipif(not NEWS.exists(), reason=f"needs {NEWS}; name its folder in HEADRACE_DATA")
+criteo_data = pytest.mark.skipif(not CRITEO.exists(), reason=f"needs {CRITEO}; name its folder in HEADRACE_DATA")
 
 
-def millrace(*words, cwd=None, limit_s=100):
+def headrace(*words, cwd=None, limit_s=100):
     """The command line, which must end well; returns what it printed."""
-    command = [sys.executable, "-m", "service", *map(str, words)]
+    command = [sys.executable, "-m", "headrace.service", *map(str, words)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, cwd=cwd, env=env, check=False)
     assert ended.returncode == 0, f"exit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
@@ -43,7 +43,7 @@ def millrace(*words, cwd=None, limit_s=100):
 def report_of(spec, store, *overrides, limit_s=100):
     """The report of a run of `spec`, its store at `store`."""
     words = [word for override in overrides for word in ("--set", override)]
-    millrace("run", spec, "--set", f"store.path={json.dumps(str(store))}", *words, limit_s=limit_s)
+    headrace("run", spec, "--set", f"store.path={json.dumps(str(store))}", *words, limit_s=limit_s)
     return json.loads((store / "report.json").read_text())
 
 
@@ -78,7 +78,7 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_spec_of_every_example_is_right(spec):
-    assert "is valid" in millrace("spec", "check", EXAMPLES / spec)
+    assert "is valid" in headrace("spec", "check", EXAMPLES / spec)
 
 
 def test_every_example_has_a_readme_of_a_screen():
@@ -99,7 +99,7 @@ def news(monkeypatch):
     """The generator of the news example, as the spec of this name starts it."""
 
     def made(spec="job.toml"):
-        monkeypatch.setenv("MILLRACE_SPEC", str(EXAMPLES / "news" / spec))
+        monkeypatch.setenv("HEADRACE_SPEC", str(EXAMPLES / "news" / spec))
         return generator("news").Impressions()
 
     return made
@@ -151,7 +151,7 @@ def test_a_line_of_another_number_of_fields_is_an_error_that_counts_them():
 
 @pytest.mark.long
 def test_the_demo_ends_by_itself_and_learning_wins(tmp_path):
-    printed = millrace("demo", "--events", 16_000, "--set", "sources.clicks.rate=0", cwd=tmp_path)
+    printed = headrace("demo", "--events", 16_000, "--set", "sources.clicks.rate=0", cwd=tmp_path)
     jobs = tmp_path / "runs" / "demo" / "jobs"
     report, twin = (json.loads((jobs / name / "store" / "report.json").read_text()) for name in ("demo", "demo-frozen"))
     assert (report["events"], report["samples"], report["rejected"]) == (16_000, 80_000, {})
@@ -166,7 +166,7 @@ def test_the_demo_ends_by_itself_and_learning_wins(tmp_path):
 
 @pytest.mark.long
 def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path):
-    command = [sys.executable, "-m", "service", "demo"]
+    command = [sys.executable, "-m", "headrace.service", "demo"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path, env=env) as demo:
         assert b"http://127.0.0.1:" in demo.stdout.readline()
@@ -188,7 +188,7 @@ def content(path):
 
 DOCUMENTED_GENERATOR = """
 import json
-from dataset.generator import DataGenerator
+from headrace.dataset.generator import DataGenerator
 
 class Impressions(DataGenerator):
     def generate_columns(self, events):
@@ -218,7 +218,7 @@ def test_the_spec_of_the_documentation_runs(tmp_path):
             event = {"ts": 1_700_000_000 + 60 * n, "impression": n, "user": n % 50, "last": n % 7, "device": n % 3}
             shown = [n % 20, n % 20 + 1, n % 20 + 2]
             file.write(json.dumps(event | {"shown": shown, "clicked": shown[n % 3]}) + "\n")
-    millrace("run", tmp_path / "job.toml")
+    headrace("run", tmp_path / "job.toml")
     report = json.loads((tmp_path / "runs" / "news" / "report.json").read_text())
     assert (report["events"], report["samples"], report["rejected"]) == (600, 1800, {})
     life = report["metrics"]["life"]["ctr"]

@@ -10,19 +10,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dataset.features.served_events import ServedFeatures
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.samples.batch import Samples
-from dataset.sources.opening import open_source
-from dataset.spec.schema import Schema
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from service.spec.job import load_job
-from tests.e2e.test_examples import EXAMPLES, millrace
-from trainer.replica.dense_graph import DenseGraph
-from trainer.replica.inference_messages import InvalidInference, RequestReader
-from trainer.replica.serving_model import ServingModel
+from headrace.dataset.features.served_events import ServedFeatures
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.sources.opening import open_source
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.service.spec.job import load_job
+from headrace.trainer.replica.dense_graph import DenseGraph
+from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader
+from headrace.trainer.replica.serving_model import ServingModel
+from tests.e2e.test_examples import EXAMPLES, headrace
 
 SPEC = """
 name = "shown"
@@ -95,7 +95,7 @@ def job(tmp_path_factory):
     lines[7] = '{"ts": 1, "shown": [{"id": -1}]}'
     (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "job.toml").write_text(SPEC)
-    millrace("run", folder / "job.toml", "--set", "pipe.max_bad_fraction=1.0")
+    headrace("run", folder / "job.toml", "--set", "pipe.max_bad_fraction=1.0")
     return load_job(folder / "job.toml")
 
 
@@ -145,7 +145,7 @@ def test_all_make_the_same_features_of_the_same_events(job, tmp_path):
 
 @pytest.mark.long
 def test_a_prediction_job_and_the_served_export_say_the_same(job, tmp_path):
-    millrace("predict", job.folder / "job.toml", "--input", job.folder / "events.jsonl", "--output", tmp_path / "out")
+    headrace("predict", job.folder / "job.toml", "--input", job.folder / "events.jsonl", "--output", tmp_path / "out")
     rows = pq.read_table(tmp_path / "out").sort_by([("offset", "ascending"), ("sample", "ascending")]).to_pylist()
     folder = job.store / "exports" / "serving" / "shown"
     lines = (job.folder / "events.jsonl").read_text().splitlines()

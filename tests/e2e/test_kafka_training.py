@@ -6,7 +6,7 @@ import shutil
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 pytestmark = pytest.mark.kafka
 
@@ -61,7 +61,7 @@ class Stream:
         seen = self.folder / "seen"
         shutil.rmtree(seen, ignore_errors=True)
         seen.mkdir()
-        ended = millrace(
+        ended = headrace(
             self.job,
             f'sources.lines.topics=["{self.topic}"]',
             f"sources.lines.options.bootstrap_servers={self.kafka.servers}",

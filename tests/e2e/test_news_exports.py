@@ -1,6 +1,6 @@
 """The news job, its tables alive, exported by the hour of event time: its deltas replay to a base, bit for bit.
 
-What is read of the exports is Parquet and JSON alone: no code of Millrace's.
+What is read of the exports is Parquet and JSON alone: no code of Headrace's.
 """
 
 import json

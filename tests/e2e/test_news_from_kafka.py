@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.stream_job import millrace
+from tests.integration.stream_job import headrace
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("MILLRACE_DATA", ROOT.parent / "shared" / "data")) / "ebnerd" / "impressions.jsonl.gz"
+DATA = Path(os.environ.get("HEADRACE_DATA", ROOT.parent / "shared" / "data")) / "ebnerd" / "impressions.jsonl.gz"
 NUM_PARTITIONS = 4
 NUM_EVENTS = 50_080
 NUM_SAMPLES = 583_054
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.data,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not DATA.exists(), reason=f"needs {DATA}; name its folder in MILLRACE_DATA"),
+    pytest.mark.skipif(not DATA.exists(), reason=f"needs {DATA}; name its folder in HEADRACE_DATA"),
 ]
 
 
@@ -69,7 +69,7 @@ options = {{ bootstrap_servers = "{kafka.servers}" }}
 
 def run(job, trainers, shards):
     store = f"store-{trainers}-{shards}"
-    ended = millrace(job, f"cluster.trainers={trainers}", f"cluster.shards={shards}", store=store, timeout_s=300)
+    ended = headrace(job, f"cluster.trainers={trainers}", f"cluster.shards={shards}", store=store, timeout_s=300)
     assert ended.code == 0, ended.output
     report = ended.report
     assert (report["events"], report["samples"]) == (NUM_EVENTS, NUM_SAMPLES)

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests.e2e.news_service import EXAMPLE, WITHIN_S, spec
 from tests.e2e.news_stream import made_up, real
 from tests.e2e.news_world import AT, TOLERANCE, World, compare
@@ -331,7 +331,15 @@ def nothing_is_left(world):
 def a_rerun_is_identical(world):
     """What was logged from the pinned commit on comes out alike when it is trained again."""
     (world.news.data / "job.toml").write_text((EXAMPLE / "job.toml").read_text())
-    command = [sys.executable, "-m", "service", "rerun", str(world.news.data / "job.toml"), "--from", world.pinned]
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.service",
+        "rerun",
+        str(world.news.data / "job.toml"),
+        "--from",
+        world.pinned,
+    ]
     ended = subprocess.run(
         [*command, "--set", f"store.path={world.news.store}"], capture_output=True, text=True, timeout=WITHIN_S
     )

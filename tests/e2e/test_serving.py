@@ -1,4 +1,4 @@
-"""What the examples export is served without Millrace, with the golden predictions of their trainers."""
+"""What the examples export is served without Headrace, with the golden predictions of their trainers."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 """A long run squeezed: the simulated stream at full speed, commits every 5 s, a kill every minute on average.
 
-MILLRACE_SOAK_S is how long it runs, 1800 s unless set; the same passes are trained again undisturbed afterwards.
+HEADRACE_SOAK_S is how long it runs, 1800 s unless set; the same passes are trained again undisturbed afterwards.
 Numbers are printed: run it with -s to see them.
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.running_job import RunningJob
 
-SECONDS = float(os.environ.get("MILLRACE_SOAK_S", "1800"))
+SECONDS = float(os.environ.get("HEADRACE_SOAK_S", "1800"))
 KILL_EVERY_S, LOOK_S, SETTLED_S, SEED = 60.0, 1.0, 8.0, 1
 """Mean pause between kills; between looks at memory; after a kill until memory is looked at again."""
 JOB = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
@@ -77,7 +77,7 @@ def nursery(launcher: int) -> int | None:
     """The process that forks the workers."""
     for path in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in path.read_text().split():
-            if b"millrace.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"headrace.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
     return None
 

@@ -1,4 +1,4 @@
-"""`millrace sweep` as a user runs it: several settings over the samples of the first run."""
+"""`headrace sweep` as a user runs it: several settings over the samples of the first run."""
 
 import json
 import subprocess
@@ -15,7 +15,9 @@ from tests.integration.trainer_here import run
 def test_the_settings_of_a_sweep_give_what_each_gives_alone(tmp_path):
     job = write_epoch_job(tmp_path)
     words = ["sweep", str(job), "--set", "train.batch_size=32,16", "--set", "train.threads=1", "--jobs", "2", "--json"]
-    ran = subprocess.run([sys.executable, "-m", "service", *words], capture_output=True, text=True, timeout=200)
+    ran = subprocess.run(
+        [sys.executable, "-m", "headrace.service", *words], capture_output=True, text=True, timeout=200
+    )
     assert ran.returncode == 0, ran.stderr
     first, second = json.loads(ran.stdout)
     assert json.loads((tmp_path / "runs" / "sweep" / "sweep.json").read_text()) == [first, second]

@@ -43,7 +43,7 @@ def followed(page, folder, *apart):
     `apart`: the command that the shell runs under.
     """
     (folder / ".venv").symlink_to(sys.prefix)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MILLRACE"))}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HEADRACE"))}
     said = folder / "output"
     with said.open("w") as out:
         shell = subprocess.Popen(
@@ -105,12 +105,12 @@ def test_the_page_about_clusters_gives_the_same_digest_on_ray(tmp_path):
 def test_the_job_of_the_readme_trains_and_predicts_with_a_file_in_place_of_the_topic(tmp_path):
     job, generator = (text for language, _, text in blocks(README) if language in ("toml", "python"))
     events = "".join(f'{{"user": "u-{n % 7}", "item": "i-{n % 5}", "clicked": {n % 2}}}\n' for n in range(300))
-    (predict,) = re.findall(r"^(\S+/millrace predict .*?) +#", README, re.M)
+    (predict,) = re.findall(r"^(\S+/headrace predict .*?) +#", README, re.M)
     page = f"""```toml title="job.toml"\n{job}```
 ```python title="generator.py"\n{generator}```
 ```json title="events.jsonl"\n{events}```
 ```sh
-.venv/bin/millrace run job.toml --set 'sources.clicks={{kind="files",paths=["events.jsonl"]}}'
+.venv/bin/headrace run job.toml --set 'sources.clicks={{kind="files",paths=["events.jsonl"]}}'
 {predict}
 ```"""
     output = followed(page, tmp_path)

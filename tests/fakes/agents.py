@@ -1,4 +1,4 @@
-"""Agents of the external launcher (`millrace worker`) in processes of their own, as a person starts them."""
+"""Agents of the external launcher (`headrace worker`) in processes of their own, as a person starts them."""
 
 import os
 import signal
@@ -7,17 +7,26 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from service.cli.worker_command import RANKS
+from headrace.service.cli.worker_command import RANKS
 
 ROOT = Path(__file__).parents[2]
 
 
 class AgentProcess:
-    """One `millrace worker`. Its output goes to a file."""
+    """One `headrace worker`. Its output goes to a file."""
 
     def __init__(self, address: str, token_file: Path, output: Path, *options: str, **environment: str) -> None:
         self.output = output
-        command = [sys.executable, "-m", "service", "worker", "--join", address, "--token-file", str(token_file)]
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.service",
+            "worker",
+            "--join",
+            address,
+            "--token-file",
+            str(token_file),
+        ]
         given = {name: value for name, value in os.environ.items() if name not in RANKS}
         with output.open("w") as file:
             self.process = subprocess.Popen(

@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from service.api.app import ApiSettings, app
-from service.api.problems import problem_of
-from service.auth.config import AccessSection, AllowSection
-from service.auth.guard import Guard
-from service.auth.roles import Role
-from service.auth.tokens import MemoryTokenRows, Tokens
-from service.jobs.config import LimitsSection
-from service.jobs.host import NewJob
-from service.jobs.memory_host import MemoryHost
-from service.jobs.operation_queue import OperationQueue
-from service.records.database import opened
+from headrace.service.api.app import ApiSettings, app
+from headrace.service.api.problems import problem_of
+from headrace.service.auth.config import AccessSection, AllowSection
+from headrace.service.auth.guard import Guard
+from headrace.service.auth.roles import Role
+from headrace.service.auth.tokens import MemoryTokenRows, Tokens
+from headrace.service.jobs.config import LimitsSection
+from headrace.service.jobs.host import NewJob
+from headrace.service.jobs.memory_host import MemoryHost
+from headrace.service.jobs.operation_queue import OperationQueue
+from headrace.service.records.database import opened
 from tests.fakes.past import Past
 from tests.integration.stream_job import SPEC
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from millrace.keys import NUM_BUCKETS, key_of_reference
-from pserver.commit.change_files import ChangedKeys, ChangeFiles
-from pserver.config import TableSection
-from pserver.lifecycle.aging import TableAging
-from pserver.protocol.shards import ShardCommitPart
-from pserver.rows.optimizers import optimizer_of
-from pserver.rows.row_format import HEAD
-from pserver.store.rocks_store import RocksRowStore
-from trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
-from trainer.config import ExportSection
-from trainer.exports.request import ExportRequest, ParentExport
+from headrace.keys import NUM_BUCKETS, key_of_reference
+from headrace.pserver.commit.change_files import ChangedKeys, ChangeFiles
+from headrace.pserver.config import TableSection
+from headrace.pserver.lifecycle.aging import TableAging
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.rows.optimizers import optimizer_of
+from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.trainer.checkpoint.commits import Commit, hash_of, name_of, read_commit, write_manifest
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.request import ExportRequest, ParentExport
 
 GROUPS = {"a": 0, "b": 1, "c": 7}
 TABLE = "default"

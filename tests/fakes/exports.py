@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
-from millrace.keys import key_of_reference
-from pserver.store.row_store import sort_order_of
+from headrace.keys import key_of_reference
+from headrace.pserver.store.row_store import sort_order_of
 
 GROUPS = {"a": 0, "b": 1, "history": 2}
 """Slot groups as in tests.integration.stream_job."""
@@ -62,7 +62,7 @@ def write_export(
         "made_at": "2024-05-01T00:00:00+00:00", "positions": {"part-0.txt": 10 * version},
         "event_time": [0.0, 3600.0 * version], "day": 0, "tables": {table: facts}, "thresholds": {}, "metrics": {},
         "gates": {}, "onnx": {"ok": False, "why": "by hand"}, "golden": {"ok": False, "why": ""},
-        "files": files, "why": "", "millrace": "0",
+        "files": files, "why": "", "headrace": "0",
     } | manifest  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(whole, indent=1))
     (out / "_DONE").touch()

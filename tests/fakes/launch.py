@@ -8,18 +8,18 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from service.cluster.child import Spawner, Starter
-from service.cluster.forkserver import ForkingStarter
-from service.cluster.job_runner import JobRunner
-from service.cluster.local import ProcessLauncher
-from service.cluster.restarts import RestartLimits
-from service.cluster.runtime import Launcher, WorkerRole, WorkerSpec
-from service.cluster.supervision import EndingLimits
-from service.cluster.worker_plan import PYTHON, JobPlan
+from headrace.service.cluster.child import Spawner, Starter
+from headrace.service.cluster.forkserver import ForkingStarter
+from headrace.service.cluster.job_runner import JobRunner
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.restarts import RestartLimits
+from headrace.service.cluster.runtime import Launcher, WorkerRole, WorkerSpec
+from headrace.service.cluster.supervision import EndingLimits
+from headrace.service.cluster.worker_plan import PYTHON, JobPlan
 
 WORKER = (*PYTHON, "tests.fakes.worker")
 """Found by PYTHONPATH."""
-PRELOAD = ["millrace.rpc.role"]
+PRELOAD = ["headrace.rpc.role"]
 
 
 def starting(forked: bool) -> AbstractContextManager[Starter]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainer.models.contract import Shape
+from headrace.trainer.models.contract import Shape
 
 NEEDS_SEQUENCE = ("din", "sasrec")
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from pserver.protocol.shards import ShardCommitPart
-from pserver.store.rocks_store import RocksRowStore
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.trainer.checkpoint.commits import FORMAT, Commits, hash_of, name_of, write_manifest
+from headrace.trainer.journal.log import Log
+from headrace.trainer.journal.partitions import KnownPartition
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import PartitionsOperation
 from tests.fakes.records import close
-from trainer.checkpoint.commits import FORMAT, Commits, hash_of, name_of, write_manifest
-from trainer.journal.log import Log
-from trainer.journal.partitions import KnownPartition
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import PartitionsOperation
 
 SPEC = {"name": "news", "seed": 3}
 NUM_WORDS = 3
@@ -28,7 +28,7 @@ class Past:
     def __init__(self, store: Path) -> None:
         self.store, self.generation, self.timeline, self.base = store, 0, "t1", None
         store.mkdir(parents=True)
-        (store / "millrace.json").write_text(json.dumps({"kind": "store", "format": 1}))
+        (store / "headrace.json").write_text(json.dumps({"kind": "store", "format": 1}))
         (store / "run.json").write_text(json.dumps({"job": "news"}))
         self.positions: dict[str, int] = {}
         self.log: Log | None = None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.rows.initial_values import DRAWS, initial_vector_reference, spread_of
-from pserver.rows.kernels import clip_rows_reference
-from pserver.rows.optimizers import extends, ftrl_start, optimizer_of, parts_of
-from pserver.rows.slot_classes import classes_of
+from headrace.pserver.rows.initial_values import DRAWS, initial_vector_reference, spread_of
+from headrace.pserver.rows.kernels import clip_rows_reference
+from headrace.pserver.rows.optimizers import extends, ftrl_start, optimizer_of, parts_of
+from headrace.pserver.rows.slot_classes import classes_of
 
 F = np.float32
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataset.samples.batch import Ragged
+from headrace.dataset.samples.batch import Ragged
 
 
 def ragged(rows: Sequence[Sequence[int]], weights: Sequence[float] | None = None) -> Ragged:

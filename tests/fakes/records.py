@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import (
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import (
     Content,
     ExportedOperation,
     ExportOperation,

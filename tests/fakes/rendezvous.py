@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.identity.authority import Authority
-from millrace.launcher_contact import LauncherContact
-from millrace.rpc.rendezvous import RendezvousServer
-from service.cluster.meeting import Meeting
-from service.cluster.runtime import WorkerRole, WorkerSpec
+from headrace.deadline import Deadline
+from headrace.identity.authority import Authority
+from headrace.launcher_contact import LauncherContact
+from headrace.rpc.rendezvous import RendezvousServer
+from headrace.service.cluster.meeting import Meeting
+from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 
 SECRET = "of the launcher"
 

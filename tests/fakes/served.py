@@ -9,16 +9,16 @@ import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper
 
-from dataset.spec.config import DenseSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.keys import sign_of_text
-from pserver.config import TableSection
+from headrace.dataset.spec.config import DenseSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.keys import sign_of_text
+from headrace.pserver.config import TableSection
+from headrace.trainer.config import ExportSection, TaskSection
+from headrace.trainer.exports import golden as goldens
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.exports.onnx_model import with_weights
+from headrace.trainer.replica.updates import ReplicaRows, ReplicaUpdate, TableUpdate
 from tests.fakes.exports import _note, key, write_export
-from trainer.config import ExportSection, TaskSection
-from trainer.exports import golden as goldens
-from trainer.exports.model_document import describe
-from trainer.exports.onnx_model import with_weights
-from trainer.replica.updates import ReplicaRows, ReplicaUpdate, TableUpdate
 
 SCHEMA = Schema.of(
     [

@@ -1,6 +1,6 @@
 """A disk that fails when told to."""
 
-from millrace.durable import RealDisk
+from headrace.durable import RealDisk
 
 
 class TroubledDisk(RealDisk):

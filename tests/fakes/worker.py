@@ -12,9 +12,9 @@ import threading
 import time
 from pathlib import Path
 
-from millrace.launcher_contact import LauncherContact
-from millrace.lifecycle import end_with_parent
-from millrace.rpc.rendezvous import RendezvousClient
+from headrace.launcher_contact import LauncherContact
+from headrace.lifecycle import end_with_parent
+from headrace.rpc.rendezvous import RendezvousClient
 
 config = json.loads(Path(sys.argv[2]).read_text())
 end_with_parent()
@@ -45,7 +45,7 @@ for verb, *arguments in config["do"]:
         case "address":
             RendezvousClient(contact()).announce("127.0.0.1:1")
         case "serve":
-            from millrace.rpc.role import serve_role
+            from headrace.rpc.role import serve_role
 
             told = {**status(), **(arguments[0] if arguments else {})}
             server = serve_role(lambda told=told: told, draining.set, config["secret"], Path(config["socket"]))

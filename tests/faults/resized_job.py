@@ -17,18 +17,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole
-from millrace.errors import MillraceError
-from millrace.rpc.job_client import JobClient
-from service.cluster.generation_plans import GenerationPlans
-from service.cluster.job_run import preloaded
-from service.cluster.job_runner import JobRunner
-from service.cluster.launchers import LauncherSettings, open_launcher
-from service.cluster.run_folder import run_folder
-from service.cluster.store import WORKERS, claimed
-from service.faults.injection import AT_ONCE
-from service.spec.job import LoadedJob, load_job
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole
+from headrace.errors import HeadraceError
+from headrace.rpc.job_client import JobClient
+from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.job_run import preloaded
+from headrace.service.cluster.job_runner import JobRunner
+from headrace.service.cluster.launchers import LauncherSettings, open_launcher
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.cluster.store import WORKERS, claimed
+from headrace.service.faults.injection import AT_ONCE
+from headrace.service.spec.job import LoadedJob, load_job
 from tests.integration.stream_job import SPEC, write_job
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
@@ -112,7 +112,7 @@ class Resizer:
                 with JobClient(self._job.store).rank0() as client:
                     if client.operate(request, Deadline.after(5))["version"] is not None:
                         return True
-            except MillraceError as error:
+            except HeadraceError as error:
                 if "its new workers failed" in str(error):
                     self.failures.append(str(error))
                     return False

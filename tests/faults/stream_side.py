@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Source
-from millrace.deadline import Deadline
-from trainer.config import PassesSection
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Source
+from headrace.deadline import Deadline
+from headrace.trainer.config import PassesSection
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
 
 
 class StreamSide:

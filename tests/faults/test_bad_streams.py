@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from millrace.lifecycle import ExitCode
-from tests.integration.stream_job import SPEC, millrace, write_job
+from headrace.lifecycle import ExitCode
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 NUM_LINES = 400
 ONE_PASS = "passes.max_events=2000"
@@ -43,7 +43,7 @@ def spoil(job, *lines):
 
 
 def test_a_command_that_does_not_exist_is_bad_configuration(job):
-    ended = millrace(job, 'pipe.command=["no-such-program"]')
+    ended = headrace(job, 'pipe.command=["no-such-program"]')
     assert ended.code == ExitCode.BAD_CONFIG
     assert "pipe.command: 'no-such-program': no such program on PATH" in ended.output
     assert "Traceback" not in ended.output
@@ -53,7 +53,7 @@ def test_a_command_that_does_not_exist_is_bad_configuration(job):
 @pytest.mark.slow
 def test_a_command_that_fails_is_tried_again_then_the_job_stops_naming_segment_and_last_words(job):
     command = pipe(job, "sys.stdin.read(); sys.exit('the disk is full')")
-    ended = millrace(job, command, "pipe.tries=2")
+    ended = headrace(job, command, "pipe.tries=2")
     assert ended.code == 1
     for words in ("try 1: it ended with exit code 1", "part-0.txt [0, 400), try 2 of 2", "the disk is full"):
         assert words in ended.output
@@ -64,7 +64,7 @@ def test_a_command_that_fails_is_tried_again_then_the_job_stops_naming_segment_a
 
 @pytest.mark.long
 def test_a_command_that_hangs_is_killed_at_its_deadline_and_the_job_says_so(job):
-    ended = millrace(job, pipe(job, "time.sleep(600)"), "pipe.tries=1", "pipe.deadline=500ms", timeout_s=40)
+    ended = headrace(job, pipe(job, "time.sleep(600)"), "pipe.tries=1", "pipe.deadline=500ms", timeout_s=40)
     assert ended.code == 1
     assert "part-0.txt [0, 400), try 1 of 1" in ended.output
     assert "and was killed" in ended.output
@@ -80,7 +80,7 @@ with pa.ipc.open_stream(sys.stdin.buffer) as requests:
 with pa.ipc.new_stream(sys.stdout.buffer, pa.schema([("event", pa.int32()), ("error", pa.utf8())])):
     pass
 """
-    ended = millrace(job, pipe(job, answers_none), "pipe.tries=1", "pipe.protocol=arrow", "pipe.batch_events=100")
+    ended = headrace(job, pipe(job, answers_none), "pipe.tries=1", "pipe.protocol=arrow", "pipe.batch_events=100")
     assert ended.code == 1
     assert "answer" in ended.output and "[0, 400), try 1 of 1" in ended.output
     assert "Traceback" not in ended.output
@@ -97,7 +97,7 @@ HALF = b"2 0.5 0.5 1 3 1"
 def test_bad_events_are_counted_and_kept_as_dead_letters_and_the_others_trained(job):
     spoil(job, GARBAGE, NO_LABEL)
     half = f"sys.stdout.write(sys.stdin.read() + {HALF.decode()!r})"
-    ended = millrace(job, pipe(job, half), "passes.max_events=201")
+    ended = headrace(job, pipe(job, half), "passes.max_events=201")
     assert ended.code == 0, ended.output
     assert ended.report["events"] == NUM_LINES + 2
     assert ended.report["samples"] == ended.report["metrics"]["life"]["ctr"]["count"] == NUM_LINES
@@ -121,7 +121,7 @@ def test_bad_events_are_counted_and_kept_as_dead_letters_and_the_others_trained(
 @pytest.mark.slow
 def test_skipped_events_are_counted_and_not_kept(job):
     spoil(job, GARBAGE)
-    ended = millrace(job, "pipe.on_bad_event=skip")
+    ended = headrace(job, "pipe.on_bad_event=skip")
     assert ended.code == 0, ended.output
     assert ended.report["rejected"] == {"unparsable": 1}
     assert ended.report["samples"] == NUM_LINES
@@ -131,7 +131,7 @@ def test_skipped_events_are_counted_and_not_kept(job):
 @pytest.mark.slow
 def test_a_job_told_to_fail_stops_at_the_first_bad_event(job):
     spoil(job, GARBAGE)
-    ended = millrace(job, "pipe.on_bad_event=fail")
+    ended = headrace(job, "pipe.on_bad_event=fail")
     assert ended.code == 1
     assert "part-0.txt at 0, output line 1: unparsable" in ended.output
     assert 'pipe.on_bad_event = "fail" stops here' in ended.output
@@ -141,7 +141,7 @@ def test_a_job_told_to_fail_stops_at_the_first_bad_event(job):
 def test_too_many_bad_events_stop_the_job_with_the_commonest_reasons_and_all_dead_letters(tmp_path):
     job = write_job(tmp_path, num_parts=1, num_lines=1000)
     spoil(job, *[NO_LABEL] * 20, *[GARBAGE] * 5, HALF)
-    ended = millrace(job, ONE_PASS, "cluster={trainers=2, shards=1}")
+    ended = headrace(job, ONE_PASS, "cluster={trainers=2, shards=1}")
     assert ended.code == 1
     assert "26 of the last 1026 events were rejected, above pipe.max_bad_fraction = 0.01" in ended.output
     assert "label missing (20), unparsable (5), wrong count (1)" in ended.output
@@ -183,7 +183,7 @@ def odd(job):
 
 @pytest.mark.long
 def test_a_loss_that_is_no_number_stops_the_job_naming_pass_and_step(odd):
-    ended = millrace(odd)
+    ended = headrace(odd)
     assert ended.code == 1
     assert "pass 1, step 0: a loss or gradient on 1 rank(s) is not finite" in ended.output
     assert "lower the learning rates" in ended.output and 'train.on_nonfinite = "skip_batch"' in ended.output
@@ -193,7 +193,7 @@ def test_a_loss_that_is_no_number_stops_the_job_naming_pass_and_step(odd):
 
 @pytest.mark.slow
 def test_batches_without_a_finite_loss_are_skipped_where_the_spec_says_so(odd):
-    ended = millrace(odd, "train.on_nonfinite=skip_batch")
+    ended = headrace(odd, "train.on_nonfinite=skip_batch")
     assert ended.code == 0, ended.output
     assert "pass 1, step 4: a loss or gradient on 1 rank(s) is not finite; the step is skipped" in ended.output
     assert ended.report["skipped_steps"] == 2
@@ -202,7 +202,7 @@ def test_batches_without_a_finite_loss_are_skipped_where_the_spec_says_so(odd):
 
 @pytest.mark.slow
 def test_a_model_that_does_not_exist_is_bad_configuration(odd):
-    ended = millrace(odd, 'model.class="odd_model:Od"')
+    ended = headrace(odd, 'model.class="odd_model:Od"')
     assert ended.code == ExitCode.BAD_CONFIG
     assert "model.class:" in ended.output and "did you mean 'Odd'?" in ended.output
     assert "Traceback" not in ended.output

@@ -6,15 +6,15 @@ import subprocess
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import MANIFEST, Commits, problems_of
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
 from tests.faults.test_kills import report, said_by
-from tests.integration.stream_job import millrace, write_job
-from trainer.checkpoint.commits import MANIFEST, Commits, problems_of
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
+from tests.integration.stream_job import headrace, write_job
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = ("commit={every='600s', every_passes=4, keep=3}", "passes.max_events=16", "train.threads=1")
@@ -46,7 +46,7 @@ def again(finished, tmp_path):
         copy = tmp_path / store
         subprocess.run(["cp", "-a", finished / store, copy], check=True)  # hard links stay such
         harm(copy)
-        ended = millrace(finished / "job.toml", *SETTINGS, *settings, store=str(copy))
+        ended = headrace(finished / "job.toml", *SETTINGS, *settings, store=str(copy))
         return copy, ended
 
     return runs

@@ -5,14 +5,14 @@ from itertools import islice
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import AtFailpoint, AtInstant, JobFeatures, deaths
-from service.faults.injection import Deaths, run
-from service.faults.rounds import FALLBACK
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import AtFailpoint, AtInstant, JobFeatures, deaths
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.faults.rounds import FALLBACK
+from headrace.trainer.dense_config import HierarchySection
 from tests.faults.test_kills import assert_nothing_left, job_at, report, said_by
 from tests.integration.stream_job import write_job
 from tests.integration.test_model_zoo_jobs import write_next
-from trainer.dense_config import HierarchySection
 
 NUM_DEATHS, SEED = 10, 17
 STRATEGIES = {

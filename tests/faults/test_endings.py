@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests.integration.running_job import RunningJob, assert_gone, assert_gone_pids, assert_unanswered
 from tests.integration.stream_job import write_job
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
 from tests.integration.epoch_job import write_epoch_job
-from tests.integration.stream_job import millrace
+from tests.integration.stream_job import headrace
 
 HISTORY, LATER, PASS = 300, 100, 60
 DEATHS = [AtFailpoint(CHIEF, Failpoint.PLAN_LOGGED, 8)]
@@ -38,5 +38,5 @@ def test_epochs_that_are_killed_and_run_again_have_the_same_bits(tmp_path):
     assert sorted(closes) == list(range(1, 2 * HISTORY // PASS + -(-LATER // PASS) + 1)), "no pass is cut anew"
     days = [closes[number]["day"] for number in sorted(closes)]
     assert days == sorted(days) and days[4] == days[9] == 1 and days[-1] == 2, "days stand still in the second epoch"
-    again = millrace(job, "cluster={trainers=2, shards=1}", command="rerun", options=["--from", "0"])
+    again = headrace(job, "cluster={trainers=2, shards=1}", command="rerun", options=["--from", "0"])
     assert again.code == 0, f"a run of the same log without deaths has the same bits\n{again.output}"

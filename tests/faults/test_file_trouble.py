@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.sources.files import FileStream
-from dataset.spec.config import FilesSource, PipeSection, SourceSection
-from dataset.spec.schema import Schema
-from dataset.stream.errors import SourceGap
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.sources.files import FileStream
+from headrace.dataset.spec.config import FilesSource, PipeSection, SourceSection
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.errors import SourceGap
+from headrace.trainer.rank0.planner import StreamEnded
 from tests.faults.stream_side import StreamSide
-from trainer.rank0.planner import StreamEnded
 
 FOLLOWED = FilesSource(kind="files", paths=("*.txt",), poll=0.0, follow=True)
 BOUNDED = FilesSource(kind="files", paths=("*.txt",))
@@ -134,7 +134,7 @@ def test_a_bounded_stream_ends_where_it_did_whatever_was_written_meanwhile(path)
     assert job.trains() == LINES.splitlines()
     path.unlink()
     job.positions = {"a.txt": 9}
-    job.fails(None, r"a\.txt is gone, and its positions 9 to 10 are not read yet.*`millrace skip`")
+    job.fails(None, r"a\.txt is gone, and its positions 9 to 10 are not read yet.*`headrace skip`")
 
 
 def test_a_bounded_stream_that_ended_is_looked_at_again_by_the_next_run_and_only_what_is_new_is_read(path, caplog):
@@ -210,6 +210,6 @@ def test_a_file_that_a_logged_plan_needs_and_that_is_gone_is_named_with_the_pass
     path.unlink()
     source = FileStream(FOLLOWED, path.parent)
     reader = SegmentReader(source, PipeSection(command=("cat",)), Schema.of(()), SourceSection(), None, path.parent)
-    with pytest.raises(SourceGap, match=r"pass 1 .*positions 0 to 10 of a\.txt.*it was deleted.*`millrace skip`"):
+    with pytest.raises(SourceGap, match=r"pass 1 .*positions 0 to 10 of a\.txt.*it was deleted.*`headrace skip`"):
         list(reader.read(1, plan.segments[0], PassTally()))
     reader.close()

@@ -7,27 +7,27 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint
-from millrace.retry import Backoff
-from pserver.commit import shard_commits as shard_commit
-from pserver.server.embedded import EmbeddedShards
-from pserver.store import rocks_store
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint
+from headrace.pserver.commit import shard_commits as shard_commit
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.pserver.store import rocks_store
+from headrace.retry import Backoff
+from headrace.trainer.checkpoint import commits as commits_module
+from headrace.trainer.checkpoint import committer as chief_commit
+from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
+from headrace.trainer.checkpoint.commits import Commits, problems_of
+from headrace.trainer.checkpoint.committer import Committer
+from headrace.trainer.config import CommitSection
+from headrace.trainer.journal import log as log_module
+from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.replay_log import ReplayLog
+from headrace.trainer.train.saved_state import SavedState
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.fakes.records import close
 from tests.small_disk import PAGE, small_disk
-from trainer.checkpoint import commits as commits_module
-from trainer.checkpoint import committer as chief_commit
-from trainer.checkpoint.commit_protocols import ManifestFacts
-from trainer.checkpoint.commits import Commits, problems_of
-from trainer.checkpoint.committer import Committer
-from trainer.config import CommitSection
-from trainer.journal import log as log_module
-from trainer.journal.log import Log, LogFull, RecordKind, read
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0.replay_log import ReplayLog
-from trainer.train.saved_state import SavedState
 
 EVERY_S = 0.001
 

@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dataset.loader.dead_letters import DeadLetters
-from dataset.samples.rejection import Reason, Rejection
-from dataset.spec.config import DeadLettersSection
-from millrace.errors import SpecError, Unwritable
-from millrace.rpc.channels import write_address
-from service.api.exposition import exposition
-from service.api.job_figures import figures_of
-from service.cluster.run_folder import run_folder, write_private
-from service.cluster.store import claimed
-from service.monitor.display import render
-from service.monitor.status import Status
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.spec.config import DeadLettersSection
+from headrace.errors import SpecError, Unwritable
+from headrace.rpc.channels import write_address
+from headrace.service.api.exposition import exposition
+from headrace.service.api.job_figures import figures_of
+from headrace.service.cluster.run_folder import run_folder, write_private
+from headrace.service.cluster.store import claimed
+from headrace.service.monitor.display import render
+from headrace.service.monitor.status import Status
+from headrace.trainer.checkpoint.commits import Commits, problems_of
+from headrace.trainer.metrics import halves as halves_module
+from headrace.trainer.metrics.halves import StreamHalves
+from headrace.trainer.metrics.samples import row_type
+from headrace.trainer.status.progress import TrainerProgress
+from headrace.trainer.train.report import write_report
 from tests.integration.followed_job import FollowedJob, closes, status_of, until
 from tests.integration.running_job import assert_gone
 from tests.small_disk import small_disk
-from trainer.checkpoint.commits import Commits, problems_of
-from trainer.metrics import halves as halves_module
-from trainer.metrics.halves import StreamHalves
-from trainer.metrics.samples import row_type
-from trainer.status.progress import TrainerProgress
-from trainer.train.report import write_report
 
 NUM_PASSES = 12
 END_S = 90
@@ -105,7 +105,7 @@ def test_commits_fail_on_a_full_disk_while_training_goes_on_and_succeed_once_the
 def assert_told_everywhere(status):
     text = f"commits fail, version 1 is the last one: {status['commit']['failing']}"
     assert figures_of(Status(status)).alarms == {"commits": text}
-    assert 'millrace_commit_failing{job="small"} 1.0' in exposition([("small", Status(status))]).decode()
+    assert 'headrace_commit_failing{job="small"} 1.0' in exposition([("small", Status(status))]).decode()
     console = Console(record=True, width=1000, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(render(Status(status), ()))
     console.file.close()

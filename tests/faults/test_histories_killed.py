@@ -8,20 +8,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint
-from millrace.keys import key_of_reference
-from pserver.protocol.shards import Keys
-from pserver.rows.history_kernels import unpacked
-from pserver.server.embedded import EmbeddedShards
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint
+from headrace.keys import key_of_reference
+from headrace.pserver.protocol.shards import Keys
+from headrace.pserver.rows.history_kernels import unpacked
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.integration.stream_job import SPEC, write_job
 from tests.integration.test_resizing import resized, worlds
-from trainer.checkpoint.commits import Commits
-from trainer.spec.shard_tables import tables_on_shards
 
 HISTORIES = """
 [[slots]]

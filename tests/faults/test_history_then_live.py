@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 
-from dataset.pipe.time_window import AFTER, BEFORE
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.dataset.pipe.time_window import AFTER, BEFORE
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import SPEC
 from tests.s3_server import ENVIRONMENT, s3  # noqa: F401
@@ -32,7 +32,7 @@ import json
 
 import numpy as np
 
-from dataset.generator import DataGenerator
+from headrace.dataset.generator import DataGenerator
 
 
 class Clicks(DataGenerator):

@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint
-from pserver.protocol.joins import JOIN_TABLE
-from pserver.rows.join_kernels import join_reference
-from pserver.server.embedded import EmbeddedShards
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
-from tests.e2e.test_examples import millrace
-from trainer.checkpoint.commits import Commits
-from trainer.journal.log import read
-from trainer.journal.records import PassClose
-from trainer.rank0.parts import describe_key
-from trainer.spec.shard_tables import tables_on_shards
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint
+from headrace.pserver.protocol.joins import JOIN_TABLE
+from headrace.pserver.rows.join_kernels import join_reference
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.records import PassClose
+from headrace.trainer.rank0.parts import describe_key
+from headrace.trainer.spec.shard_tables import tables_on_shards
+from tests.e2e.test_examples import headrace
 
 WINDOW_S, PASS, YEAR_2099 = 60, 80, 4_070_908_800
 NUM_SIGNS = 30
@@ -269,7 +269,7 @@ def test_any_number_of_trainers_learns_the_samples_of_an_offline_join(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_change_nothing(tmp_path):
-    """`millrace faults` compares each close of killed runs with a calm one. A calm run of the same settings has learnt
+    """`headrace faults` compares each close of killed runs with a calm one. A calm run of the same settings has learnt
     the samples of the offline join, and one trainer its bits."""
     joined, late = write_jobs(tmp_path, 3000, size=40)
     size, workers = "passes.max_events=40", "cluster={trainers=2,shards=2}"
@@ -285,7 +285,7 @@ def test_a_hundred_kills_change_nothing(tmp_path):
     sets, kills, seed = [word for setting in (size, "train.threads=1", workers) for word in ("--set", setting)], 0, 0
     while kills < 100:
         seed += 1
-        told = millrace("faults", tmp_path / "job.toml", "--rounds", 4, "--seed", seed, *sets, limit_s=900)
+        told = headrace("faults", tmp_path / "job.toml", "--rounds", 4, "--seed", seed, *sets, limit_s=900)
         (numbers,) = re.findall(r"(\d+) kills, (\d+) recovered, (\d+) identical \(seed", told)
         assert len(set(numbers)) == 1, told
         kills += int(numbers[0])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dataset.sources import kafka_source
-from dataset.sources.kafka_source import KafkaStream
-from dataset.spec.config import KafkaLibrary, KafkaSource
-from dataset.stream.errors import SourceUnavailable
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
+from headrace.dataset.sources import kafka_source
+from headrace.dataset.sources.kafka_source import KafkaStream
+from headrace.dataset.spec.config import KafkaLibrary, KafkaSource
+from headrace.dataset.stream.errors import SourceUnavailable
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
 from tests.kafka.cluster import free_ports
 
 pytestmark = pytest.mark.kafka
@@ -76,7 +76,7 @@ def test_a_broker_killed_in_mid_read_is_waited_for_and_no_event_is_lost_or_repea
     source.close()
     assert positions == list(range(NUM_EVENTS))
     assert values == [b"%d" % n for n in range(NUM_EVENTS)]
-    said = [record.message for record in caplog.records if record.name == "dataset.sources.kafka_client"]
+    said = [record.message for record in caplog.records if record.name == "headrace.dataset.sources.kafka_client"]
     assert [text.split(":")[0].split(" after")[0] for text in said] == ["Kafka does not answer", "Kafka answers again"]
 
 
@@ -109,7 +109,7 @@ def test_a_wait_for_an_answer_is_announced_whether_tries_fail_slowly_or_at_once(
         else:
             source._ask_ends(source._partitions, Deadline.after(5))
     source.close()
-    said = [record.message for record in caplog.records if record.name == "dataset.sources.kafka_client"]
+    said = [record.message for record in caplog.records if record.name == "headrace.dataset.sources.kafka_client"]
     assert [text.split(":")[0] for text in said] == ["Kafka does not answer"]
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from millrace.lifecycle import ExitCode
+from headrace.lifecycle import ExitCode
 from tests.integration.running_job import RunningJob, assert_gone
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 from tests.kafka.cluster import free_ports
 
 pytestmark = pytest.mark.kafka
@@ -23,7 +23,7 @@ def broker(servers):
 
 
 def test_a_topic_that_does_not_exist_is_named_at_the_deadline(kafka, job):
-    ended = millrace(job, broker(kafka.servers), "sources.lines.connect_deadline=1s", NEVER, timeout_s=40)
+    ended = headrace(job, broker(kafka.servers), "sources.lines.connect_deadline=1s", NEVER, timeout_s=40)
     assert ended.code == ExitCode.RETRY
     assert f"error: topic 'no-such-topic' does not exist at {kafka.servers}" in ended.output
     assert "Traceback" not in ended.output
@@ -32,7 +32,7 @@ def test_a_topic_that_does_not_exist_is_named_at_the_deadline(kafka, job):
 
 def test_a_broker_that_is_down_at_the_start_is_named_at_the_deadline(job):
     (port,) = free_ports(1)
-    ended = millrace(job, broker(f"127.0.0.1:{port}"), "sources.lines.connect_deadline=1s", NEVER, timeout_s=40)
+    ended = headrace(job, broker(f"127.0.0.1:{port}"), "sources.lines.connect_deadline=1s", NEVER, timeout_s=40)
     assert ended.code == ExitCode.RETRY
     assert f"error: no broker of 127.0.0.1:{port} answered within 1.0 s" in ended.output
     assert "is it running and reachable from here?" in ended.output
@@ -89,7 +89,7 @@ def test_a_broker_killed_in_mid_pass_changes_no_bit_of_what_is_learnt(own_kafka,
     own_kafka.produce(topic, 0, lines[:1_500])
     own_kafka.produce(topic, 1, lines[1_500:])
     settings = (broker(own_kafka.servers), f'sources.lines.topics=["{topic}"]', "sources.lines.end=latest")
-    undisturbed = millrace(job, *settings, store="undisturbed").report
+    undisturbed = headrace(job, *settings, store="undisturbed").report
     gate.unlink()
     running = RunningJob(job, tmp_path, *settings)
     try:

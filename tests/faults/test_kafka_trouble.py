@@ -8,14 +8,14 @@ import pytest
 from kafka import TopicPartition
 from kafka.admin import NewTopic
 
-from dataset.sources import kafka_source
-from dataset.sources.kafka_source import KafkaStream
-from dataset.spec.config import KafkaLibrary, KafkaSource
-from dataset.stream.errors import SourceGap
-from millrace.deadline import Deadline
+from headrace.dataset.sources import kafka_source
+from headrace.dataset.sources.kafka_source import KafkaStream
+from headrace.dataset.spec.config import KafkaLibrary, KafkaSource
+from headrace.dataset.stream.errors import SourceGap
+from headrace.deadline import Deadline
+from headrace.trainer.journal.records import GapOperation
+from headrace.trainer.rank0.planner import StreamEnded
 from tests.faults.stream_side import StreamSide
-from trainer.journal.records import GapOperation
-from trainer.rank0.planner import StreamEnded
 
 pytestmark = pytest.mark.kafka
 

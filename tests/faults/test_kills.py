@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint
-from pserver.server.embedded import EmbeddedShards
-from service.faults.deaths import CHIEF, AtFailpoint, AtInstant, JobFeatures, failpoint_places
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.service.faults.deaths import CHIEF, AtFailpoint, AtInstant, JobFeatures, failpoint_places
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import MANIFEST, Commits, problems_of
+from headrace.trainer.rank0.parts import describe_key
+from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.integration.stream_job import write_job
-from trainer.checkpoint.commits import MANIFEST, Commits, problems_of
-from trainer.rank0.parts import describe_key
-from trainer.spec.shard_tables import tables_on_shards
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "halves", "digest", "passes")
 KEEP = 2

@@ -2,11 +2,11 @@
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, EXPORTER, AtFailpoint, AtInstant
-from service.faults.export_comparison import differing, export_violations, exported_of
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, EXPORTER, AtFailpoint, AtInstant
+from headrace.service.faults.export_comparison import differing, export_violations, exported_of
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import write_living_job
 

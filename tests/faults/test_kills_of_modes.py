@@ -1,9 +1,9 @@
-"""`millrace faults` in every mode, and with rows in half the bytes: ten deaths, drawn by a seed."""
+"""`headrace faults` in every mode, and with rows in half the bytes: ten deaths, drawn by a seed."""
 
 import pytest
 
-from service.faults.rounds import FaultRuns
-from service.monitor.shows import PlainShow
+from headrace.service.faults.rounds import FaultRuns
+from headrace.service.monitor.shows import PlainShow
 from tests.integration.stream_job import write_job
 
 NUM_DEATHS, MAX_ROUNDS = 10, 10

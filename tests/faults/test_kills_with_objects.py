@@ -10,21 +10,21 @@ from random import Random
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.failpoints import Failpoint
-from millrace.rpc.job_client import JobClient
-from service.cluster.store import CACHE, LIVE
-from service.faults.deaths import CHIEF, EVERYBODY, AtFailpoint, AtInstant, JobFeatures, deaths
-from service.faults.injection import Deaths, run
-from service.faults.rounds import FALLBACK
-from service.spec.job import load_job
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.failpoints import Failpoint
+from headrace.rpc.job_client import JobClient
+from headrace.service.cluster.store import CACHE, LIVE
+from headrace.service.faults.deaths import CHIEF, EVERYBODY, AtFailpoint, AtInstant, JobFeatures, deaths
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.faults.rounds import FALLBACK
+from headrace.service.spec.job import load_job
+from headrace.trainer.fence.fence_sequence import key_of
+from headrace.trainer.journal.log_file import listed, newest_generation, read_files
+from headrace.trainer.journal.records import Claim, PassClose
 from tests.faults.test_kills import report, said_by
 from tests.integration.stream_job import write_job
 from tests.s3_server import proxy, s3  # noqa: F401
-from trainer.fence.fence_sequence import key_of
-from trainer.journal.log_file import listed, newest_generation, read_files
-from trainer.journal.records import Claim, PassClose
 
 FEATURES = JobFeatures(mirrored=True, uploaded=True)
 OF_DISK = ("log", "commits", "holds", "dead_letters")
@@ -95,7 +95,7 @@ def objects(uri, *more):
 
 
 OUTAGE_S = 15.0
-"""Longer than all tries of one call (millrace.blob.blob_retry)."""
+"""Longer than all tries of one call (headrace.blob.blob_retry)."""
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def outage_after_a_close(link, store):
             if any(isinstance(each, PassClose) for each in records):
                 link.refuse(1_000_000)
                 ended.wait(OUTAGE_S - 2.0)
-                with suppress(MillraceError):  # there is no worker
+                with suppress(HeadraceError):  # there is no worker
                     troubles.append(JobClient(store).status(Deadline.after(1.0))["trouble"])
                 ended.wait(2.0)
                 link.heal()

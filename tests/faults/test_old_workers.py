@@ -5,8 +5,8 @@ They are stopped, their launcher is told that they died, and they go on once the
 
 import pytest
 
-from service.faults.deaths import EVERYBODY, AtInstant
-from service.faults.injection import Deaths, run
+from headrace.service.faults.deaths import EVERYBODY, AtInstant
+from headrace.service.faults.injection import Deaths, run
 from tests.faults.test_kills import assert_nothing_left, job_at, report, said_by
 from tests.integration.stream_job import write_job
 

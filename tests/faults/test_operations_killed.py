@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
 from tests.integration.timed_job import write_timed_job
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
 
 COMPARED = ("events", "samples", "rejected", "positions", "metrics", "digest", "passes")
 DAILY = ["tables.default.delete_after_days=1", "tables.default.delete_below=0.12", "tables.default.decay=0.7"]

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from dataset.pipe.command import PACKAGES
-from millrace.deadline import Deadline
+from headrace.dataset.pipe.command import PACKAGES
+from headrace.deadline import Deadline
 
 HOST = """
 import sys
 from pathlib import Path
-from dataset.spec.config import MetaSlot, PipeSection, SourceSection
-from dataset.loader.batch_loader import PassTally
-from dataset.stream.scripted_source import MemorySource
-from dataset.loader.segment_reader import SegmentReader
-from dataset.spec.schema import Schema
-from dataset.stream.source import Segment
+from headrace.dataset.spec.config import MetaSlot, PipeSection, SourceSection
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.stream.scripted_source import MemorySource
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Segment
 schema = Schema.of([MetaSlot(name="label", kind="meta")])
 pipe = PipeSection(command=("python", "stuck.py"), protocol=sys.argv[1])
 reader = SegmentReader(MemorySource([[b"x"]]), pipe, schema, SourceSection(), None, Path.cwd())

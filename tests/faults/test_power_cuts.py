@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.durable import RealDisk, write_whole
+from headrace.deadline import Deadline
+from headrace.durable import RealDisk, write_whole
+from headrace.trainer.journal import log as log_module
+from headrace.trainer.journal.log import Log, LogDamaged, RecordKind, newest_generation, read
 from tests.fakes.records import close, of_pass
-from trainer.journal import log as log_module
-from trainer.journal.log import Log, LogDamaged, RecordKind, newest_generation, read
 
 MAX_LOOSE = 8
 """More unsynced names at once would make too many images; nothing that is tested here has so many."""

@@ -2,11 +2,11 @@
 
 import pytest
 
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
 from tests.faults.resized_job import job_at, report, run, written
 from tests.faults.test_kills import ASYNC, GEO, HALF_ASYNC, shows
 from tests.faults.test_resizes_killed import DEATHS, DeathsInTurn
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
 
 NUM_LINES = 700
 SHORT_PASSES = "passes.max_events=32"

@@ -9,13 +9,13 @@ from itertools import cycle, islice, pairwise
 
 import pytest
 
-from millrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
-from service.faults.deaths import CHIEF
+from headrace.failpoints import LAST_WORDS, ArmedFailpoint, Failpoint
+from headrace.service.faults.deaths import CHIEF
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import RecordKind, read
 from tests.faults.resized_job import NUM_LINES, RandomDeaths, job_at, report, run, sizes_until, written
 from tests.s3_server import s3  # noqa: F401
-from trainer.checkpoint.commits import Commits
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import RecordKind, read
 
 
 @dataclass(frozen=True)

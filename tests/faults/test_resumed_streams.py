@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from millrace.lifecycle import ExitCode
+from headrace.lifecycle import ExitCode
 from tests.faults.test_kafka_trouble import add_partition, drop_before, recreate
 from tests.integration.running_job import RunningJob, assert_gone
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 FOLLOW = SPEC.replace('paths = ["part-*.txt"]', 'paths = ["part-*.txt"]\nfollow = true\npoll = "100ms"')
 KAFKA = SPEC.replace('kind = "files"\npaths = ["part-*.txt"]', 'kind = "kafka"\ntopics = ["later"]')
@@ -38,7 +38,7 @@ def goes_on(job, folder, num_events, *settings):
 
 def refused(job, words, *settings):
     """The job starts, says why it cannot go on, and ends."""
-    ended = millrace(job, *settings)
+    ended = headrace(job, *settings)
     assert ended.code == ExitCode.FAILED, ended.output
     assert words in ended.output
     assert "Traceback" not in ended.output

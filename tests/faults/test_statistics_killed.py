@@ -3,8 +3,8 @@
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
 from tests.faults.test_histories_killed import counted_by_hand, ended, job_at
 from tests.integration.stream_job import SPEC, write_job
 

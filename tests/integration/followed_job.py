@@ -3,12 +3,12 @@
 import time
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.rpc.job_client import JobClient
+from headrace.deadline import Deadline
+from headrace.rpc.job_client import JobClient
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 PASS_EVENTS = 100
 FOLLOW = 'paths = ["part-*.txt"]\nfollow = true\npoll = "10ms"'
@@ -34,7 +34,7 @@ class FollowedJob:
 
     def undisturbed(self) -> dict:
         """The closes of a run over all lines that nothing happens to."""
-        ran = millrace(self.spec, store="undisturbed")
+        ran = headrace(self.spec, store="undisturbed")
         assert ran.code == 0, ran.output
         return closes(self.folder / "undisturbed")
 

@@ -1,4 +1,4 @@
-"""`millrace serve` in a process of its own, asked over HTTP; nothing of it or its jobs is left at the end."""
+"""`headrace serve` in a process of its own, asked over HTTP; nothing of it or its jobs is left at the end."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from service.jobs.folder import JobFolder
+from headrace.service.jobs.folder import JobFolder
+from headrace.trainer.journal.log import RecordKind, read
 from tests.integration.stream_job import SPEC
-from trainer.journal.log import RecordKind, read
 
 CONFIG = """
 root = "root"
@@ -50,7 +50,7 @@ class HostedService:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = [sys.executable, "-m", "service", "serve", "--config", str(self.folder / "service.toml")]
+        command = [sys.executable, "-m", "headrace.service", "serve", "--config", str(self.folder / "service.toml")]
         with (self.folder / "serve.err").open("a") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         line = self.process.stdout.readline()

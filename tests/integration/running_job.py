@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.rpc.unix_sockets import SCHEME, target_of
+from headrace.deadline import Deadline
+from headrace.rpc.unix_sockets import SCHEME, target_of
 
 
 class RunningJob:
-    """`millrace run` in a process of its own, with its store in `folder`/store. End it with `kill`.
+    """`headrace run` in a process of its own, with its store in `folder`/store. End it with `kill`.
 
     Whatever is waited for is named, with all that the job said, when it has not come by a deadline.
     """
@@ -31,7 +31,7 @@ class RunningJob:
         more = [part for setting in (*settings, f"store.path={self.store}") for part in ("--set", setting)]
         self.said: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "run", str(job), *more, *options],
+            [sys.executable, "-m", "headrace.service", "run", str(job), *more, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

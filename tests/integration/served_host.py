@@ -10,15 +10,15 @@ from typing import Any
 
 import httpx
 
-from service.api.app import ApiSettings, app
-from service.api.problems import problem_of
-from service.api.server import bound, serving
-from service.auth.guard import Guard
-from service.auth.roles import Role
-from service.auth.token_store import StoredTokens
-from service.auth.tokens import Tokens
-from service.jobs.config import ServiceConfig, load_service
-from service.jobs.local_host import LocalHost, host_jobs
+from headrace.service.api.app import ApiSettings, app
+from headrace.service.api.problems import problem_of
+from headrace.service.api.server import bound, serving
+from headrace.service.auth.guard import Guard
+from headrace.service.auth.roles import Role
+from headrace.service.auth.token_store import StoredTokens
+from headrace.service.auth.tokens import Tokens
+from headrace.service.jobs.config import ServiceConfig, load_service
+from headrace.service.jobs.local_host import LocalHost, host_jobs
 
 SPEC = {
     "name": "news",

@@ -168,7 +168,7 @@ class Run:
     report: dict | None
 
 
-def millrace(
+def headrace(
     job: Path,
     *settings: str,
     store: str = "store",
@@ -176,10 +176,10 @@ def millrace(
     timeout_s: float = 110,
     options: Sequence[str] = (),
 ) -> Run:
-    """`millrace run` with `--set` for each setting, in a store of its own."""
+    """`headrace run` with `--set` for each setting, in a store of its own."""
     more = [part for setting in (*settings, f"store.path={store}") for part in ("--set", setting)]
     process = subprocess.run(
-        [sys.executable, "-m", "service", command, str(job), *more, *options],
+        [sys.executable, "-m", "headrace.service", command, str(job), *more, *options],
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from service.auth.roles import Role
+from headrace.service.auth.roles import Role
 from tests.integration.served_host import SPEC, served_host
 
 SECRET_FILE = "what no answer may hold"

@@ -8,15 +8,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.proto import rendezvous_pb2, role_pb2
-from millrace.rpc import channels
-from millrace.rpc.job_client import JobClient
-from pserver.proto import feed_pb2, shard_pb2
+from headrace.deadline import Deadline
+from headrace.proto import rendezvous_pb2, role_pb2
+from headrace.pserver.proto import feed_pb2, shard_pb2
+from headrace.rpc import channels
+from headrace.rpc.job_client import JobClient
 from tests.integration.running_job import RunningJob
 from tests.integration.test_run_processes import ENDLESS, SPEC, TWO_BY_TWO, lines
 
-NO_BUSINESS = {"AWS_SECRET_ACCESS_KEY": "hunter2-aws", "MILLRACE_TOKEN": "hunter2-token"}
+NO_BUSINESS = {"AWS_SECRET_ACCESS_KEY": "hunter2-aws", "HEADRACE_TOKEN": "hunter2-token"}
 COMMAND = "pipe.command=['./echo.sh']"
 ANSWER_S = 10
 
@@ -137,7 +137,7 @@ def test_files_with_the_secret_and_sockets_are_their_owners_alone(job):
 def test_a_pipe_command_sees_nothing_of_the_services_environment(job):
     environment = (job.store.parent / "environment.txt").read_text()
     names = set(re.findall(r"^(\w+)=", environment, re.M))
-    assert "MILLRACE_SLOTS" in names
+    assert "HEADRACE_SLOTS" in names
     assert not [name for name in names if name in NO_BUSINESS or name.startswith("AWS_")]
     secrets = {each["secret"] for each in told(job).values()} | set(NO_BUSINESS.values())
     assert not [secret for secret in secrets if secret in environment]

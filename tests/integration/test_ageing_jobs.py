@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.integration.stream_job import FIRST_S, millrace
+from tests.integration.stream_job import FIRST_S, headrace
 
 SPEC = """
 name = "turnover"
@@ -54,7 +54,7 @@ def write(folder, days):
 @pytest.mark.long
 @pytest.mark.parametrize("shards", [0, 2])
 def test_five_days_of_a_stream_with_30_percent_turnover_end_with_the_rows_that_the_rule_says(tmp_path, shards):
-    ran = millrace(write(tmp_path, range(5)), f"cluster.shards={shards}")
+    ran = headrace(write(tmp_path, range(5)), f"cluster.shards={shards}")
     assert ran.code == 0 and "\nheld" not in ran.output, ran.output
     wanted = len({item for day in (3, 4) for item in range(day * NEW, day * NEW + ALIVE)})
     table = ran.report["tables"]["default"]
@@ -66,14 +66,14 @@ def test_five_days_of_a_stream_with_30_percent_turnover_end_with_the_rows_that_t
 @pytest.mark.long
 def test_a_shrink_after_days_without_events_stands_in_the_summary_the_report_and_the_log(tmp_path):
     job = write(tmp_path, [0, 1, 5])
-    ran = millrace(job)
+    ran = headrace(job)
     why = "the day jumped from 1 to 5, and 3 days between had no samples"
     held = ran.report["held_shrinks"]["default"]
     assert (held["rows"], held["why"]) == (ran.report["tables"]["default"]["rows"] - 150, why), (
         "counted as day 5 begins"
     )
-    assert f"held      table default, {held['fraction']:.1%} of its rows, since {why}: `millrace shrink" in ran.output
-    log = millrace(job, command="log")
+    assert f"held      table default, {held['fraction']:.1%} of its rows, since {why}: `headrace shrink" in ran.output
+    log = headrace(job, command="log")
     assert f"hold: a shrink of table default waits, {held['going']} of {held['rows']} rows: {why}" in log.output
     assert 0.5 < sum(ran.report["time_s"].values()) / ran.report["wall_s"] <= 1.1, json.dumps(ran.report["time_s"])
     assert "\ntime      " in ran.output and "freshness" not in ran.output

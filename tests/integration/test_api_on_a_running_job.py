@@ -7,16 +7,16 @@ import time
 import httpx
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, Unavailable
-from millrace.rpc.job_client import NotRunning
-from service.api.app import ApiSettings, app
-from service.api.problems import problem_of
-from service.api.server import bound, serving
-from service.auth.config import AccessSection
-from service.auth.guard import Guard, NoTokens
-from service.jobs.foreground_host import foreground_host
-from service.spec.job import load_job
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, Unavailable
+from headrace.rpc.job_client import NotRunning
+from headrace.service.api.app import ApiSettings, app
+from headrace.service.api.problems import problem_of
+from headrace.service.api.server import bound, serving
+from headrace.service.auth.config import AccessSection
+from headrace.service.auth.guard import Guard, NoTokens
+from headrace.service.jobs.foreground_host import foreground_host
+from headrace.service.spec.job import load_job
 from tests.integration.followed_job import FollowedJob, status_of
 
 SETTINGS = ("commit.every_passes=1000", 'commit.every="1000s"', "passes.wait=100ms", "pipe.max_bad_fraction=0.9")

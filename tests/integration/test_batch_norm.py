@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
 from tests.integration.stream_job import SPEC, write_job
-from trainer.checkpoint.commits import Commits
 
 MODEL = """
 import torch

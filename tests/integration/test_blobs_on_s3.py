@@ -11,13 +11,13 @@ import boto3
 import httpx
 import pytest
 
-from millrace.blob import blob_retry
-from millrace.blob import s3 as s3_module
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.blob.blob_store import CHUNK_BYTES, open_blobs, whole
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.retry import Backoff
+from headrace.blob import blob_retry
+from headrace.blob import s3 as s3_module
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.blob.blob_store import CHUNK_BYTES, open_blobs, whole
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.retry import Backoff
 from tests.s3_server import ENVIRONMENT, Proxy, proxy, s3  # noqa: F401
 from tests.unit.test_access_exposure import write_pair
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from service.auth import allowed_paths
-from service.jobs import background, local_host
+from headrace.service.auth import allowed_paths
+from headrace.service.jobs import background, local_host
 from tests.integration.served_host import SPEC, served_host
 
 
@@ -28,7 +28,7 @@ STORES = {
     "a path too long": ("DATA" + "/x" * 3000, "a path has at most 4095"),
     "a NUL": ("DATA/a\0b", "holds a NUL character"),
     "nothing": ("", "is empty"),
-    "a folder of other things": ("DATA", "is not empty and no store of Millrace"),
+    "a folder of other things": ("DATA", "is not empty and no store of Headrace"),
 }
 
 
@@ -64,7 +64,7 @@ def damage(service, how, data, folder):
         case "the record has no store":
             as_recorded_before(service, {"store": {}})
         case "the store is another job's":
-            (data / "store" / "millrace.json").write_text("{}")
+            (data / "store" / "headrace.json").write_text("{}")
             (data / "store" / "run.json").write_text('{"job": "another"}')
         case "the folder is a file":
             shutil.rmtree(folder)

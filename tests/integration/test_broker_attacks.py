@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from kafka import TopicPartition
 
-from dataset.sources.kafka_options import consumer_options, librdkafka_options
-from dataset.stream.errors import SourceUnavailable
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from service.spec.job import job_of
+from headrace.config import validate
+from headrace.dataset.sources.kafka_options import consumer_options, librdkafka_options
+from headrace.dataset.stream.errors import SourceUnavailable
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.service.spec.job import job_of
+from headrace.trainer.predict import prediction_plan
+from headrace.trainer.predict.config import PredictionRequest
 from tests.fakes.sasl_broker import sasl_broker
 from tests.unit.test_secrecy import PASSWORD, spec
-from trainer.predict import prediction_plan
-from trainer.predict.config import PredictionRequest
 
 SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
 
@@ -32,7 +32,7 @@ def opened(tmp_path, job_servers, **options):
     """Open the input of a request for a job of these brokers."""
     job = job_of(spec(bootstrap_servers=job_servers), tmp_path).spec
     asked = {"input": {"kafka": {"topic": "t", "options": options}}, "output": "x"}
-    with pytest.raises(MillraceError) as caught:
+    with pytest.raises(HeadraceError) as caught:
         prediction_plan.open_input(validate(PredictionRequest, asked).input, job, tmp_path)
     assert PASSWORD not in str(caught.value)
     return caught.value
@@ -70,7 +70,7 @@ def test_a_broker_of_the_requests_is_not(tmp_path, more):
 
 
 def test_librdkafka_shows_a_password_to_the_broker_and_to_no_log(logged):
-    librdkafka_reader = pytest.importorskip("dataset.sources.librdkafka_reader")
+    librdkafka_reader = pytest.importorskip("headrace.dataset.sources.librdkafka_reader")
     with sasl_broker() as broker:
         own = SASL | {"sasl_plain_username": "me", "sasl_plain_password": PASSWORD, "bootstrap_servers": broker.servers}
         reader = librdkafka_reader.LibrdkafkaReader(librdkafka_options(consumer_options(own, Path()), "group"))

@@ -10,12 +10,12 @@ import signal
 import pytest
 import torch
 
-from service.cluster.launchers import EXTERNAL
+from headrace.service.cluster.launchers import EXTERNAL
 from tests.fakes.agents import AgentProcess
 from tests.fakes.devices import machine_of_its_own, needs_gpu
 from tests.faults.test_dense_kills import assert_deaths_change_nothing, ten_deaths
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240), needs_gpu]
 
@@ -38,7 +38,7 @@ def job(tmp_path):
 
 
 def learnt(job, name, *settings):
-    ended = millrace(job, *settings, store=name, timeout_s=200)
+    ended = headrace(job, *settings, store=name, timeout_s=200)
     assert ended.code == 0, ended.output
     return ended.report
 
@@ -68,7 +68,7 @@ def test_a_gpu_learns_what_a_cpu_learns(job, way):
 
 def test_more_trainers_than_gpus_are_refused(job):
     trainers = torch.cuda.device_count() + 1
-    ended = millrace(job, CUDA, f"cluster={{trainers={trainers}, shards=1}}")
+    ended = headrace(job, CUDA, f"cluster={{trainers={trainers}, shards=1}}")
     assert ended.code == 2, ended.output
     assert "this machine has more trainers than GPUs" in ended.output
 

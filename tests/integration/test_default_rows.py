@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.exports.materialize import materialize
+from headrace.trainer.exports.reader import open_export
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import LIVING, millrace, write_living_job
-from trainer.checkpoint.commits import Commits
-from trainer.exports.materialize import materialize
-from trainer.exports.reader import open_export
+from tests.integration.stream_job import LIVING, headrace, write_living_job
 
 SERVE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"
 OFTEN = ("passes.max_events=60", "commit.every_passes=4", "exports.serving={base='1000h', delta='24h'}")
@@ -39,7 +39,7 @@ def undisturbed(job):
 
 
 def finished(job, store, *settings):
-    run = millrace(job, *OFTEN, *settings, store=store)
+    run = headrace(job, *OFTEN, *settings, store=store)
     assert run.code == 0, run.output
     return {name: run.report[name] for name in SAME}
 
@@ -83,7 +83,7 @@ def test_what_it_exports_is_served_as_one_folder_too_and_begins_another_job(job,
     materialize(open_export(str(newest), job.parent / "scratch"), whole)
     assert "32 golden samples" in asked(SERVE, whole)
     store = ("--set", f"store.path={job.parent / 'warm'}")
-    said = asked("-m", "service", "import", job, whole, "--dense", "default_row.*", *store)
+    said = asked("-m", "headrace.service", "import", job, whole, "--dense", "default_row.*", *store)
     assert NAME in said
     wanted = load_file(whole / "dense.safetensors")[NAME]
     assert np.array_equal(learnt_row(job.parent / "warm"), wanted) and wanted.all()

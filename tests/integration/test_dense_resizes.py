@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.integration.stream_job import millrace
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from tests.integration.stream_job import headrace
 from tests.integration.test_resizing import SETTINGS, job, resized, worlds
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
 
 __all__ = ["job"]  # a fixture
 
@@ -32,7 +32,7 @@ def test_what_is_learnt_after_a_resize_is_the_same_when_trained_again(job, strat
     assert [world for world, _ in worlds(running.store)] == [2, 3]
     history = JobHistory.of(read(running.store / "log"))
     before = max(number for number, plan in history.plans.items() if len(plan.content.segments) == 2)
-    again = millrace(
+    again = headrace(
         job, *SETTINGS, *settings, store=str(running.store), command="rerun", options=("--from", str(before))
     )
     assert again.code == 0, again.output

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import headrace, write_job
 
 TWO = ("train.threads=1", "cluster={trainers=2,shards=1}", "dense.bucket_bytes=256B")
 
@@ -13,7 +13,7 @@ def job(tmp_path_factory):
 
 
 def run(job, store, *settings):
-    ended = millrace(job, *TWO, *settings, store=store)
+    ended = headrace(job, *TWO, *settings, store=store)
     assert ended.code == 0, ended.output
     return ended.report
 

@@ -15,13 +15,13 @@ import pytest
 import typer
 import yaml
 
-from millrace.config import load_toml
-from service.auth.roles import Role
-from service.auth.token_store import StoredTokens
-from service.auth.tokens import Tokens
-from service.cli import main
-from service.jobs.config import load_service
-from service.records.database import opened
+from headrace.config import load_toml
+from headrace.service.auth.roles import Role
+from headrace.service.auth.token_store import StoredTokens
+from headrace.service.auth.tokens import Tokens
+from headrace.service.cli import main
+from headrace.service.jobs.config import load_service
+from headrace.service.records.database import opened
 from tests.integration.hosted_service import HostedService
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 @pytest.fixture
 def moved(tmp_path):
     """Paths of the containers, in any text, as they are here."""
-    places = {"/var/lib/millrace": "root", "/run/millrace": "run", "/srv/data": "data"}
+    places = {"/var/lib/headrace": "root", "/run/headrace": "run", "/srv/data": "data"}
     for name in ("run/tls", "run/following", "run/scraping", "run/watching", "data"):
         (tmp_path / name).mkdir(parents=True)
 
@@ -54,11 +54,11 @@ def service(tmp_path, moved):
 
 
 def set_up(folder):
-    """Run setup.sh, with the `millrace` of this interpreter; what is below /run/millrace then."""
+    """Run setup.sh, with the `headrace` of this interpreter; what is below /run/headrace then."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
-    (programs / "millrace").write_text(f'#!/bin/sh\ncd "{ROOT}" && exec "{sys.executable}" -m service "$@"\n')
-    (programs / "millrace").chmod(0o755)
+    (programs / "headrace").write_text(f'#!/bin/sh\ncd "{ROOT}" && exec "{sys.executable}" -m headrace.service "$@"\n')
+    (programs / "headrace").chmod(0o755)
     known = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     known |= {"CONFIG": str(folder / "service.toml"), "RUN": str(folder / "run")}
     subprocess.run(["sh", str(DEPLOY / "compose/setup.sh")], env=known, check=True, stdout=subprocess.PIPE, timeout=240)
@@ -66,8 +66,8 @@ def set_up(folder):
 
 
 def submitted(moved):
-    """The spec and base that the README's `millrace submit` sends."""
-    (line,) = re.findall(r"^\S+/millrace submit (.*)$", (DEPLOY / "README.md").read_text(), re.M)
+    """The spec and base that the README's `headrace submit` sends."""
+    (line,) = re.findall(r"^\S+/headrace submit (.*)$", (DEPLOY / "README.md").read_text(), re.M)
     job, *options = shlex.split(moved(line))
     said = list(zip(options[::2], options[1::2], strict=True))
     spec = load_toml(ROOT / job, [value for option, value in said if option == "--set"])
@@ -95,11 +95,11 @@ def test_what_compose_runs_works_together(tmp_path, moved, service):
     url = str(service.http.base_url).replace("127.0.0.1", "localhost")
     assert url.startswith("https://")
     assert service.http.get("/v1/jobs").status_code == 401
-    viewer = {"Authorization": f"Bearer {(run / 'scraping/millrace.token').read_text().strip()}"}
-    assert "# TYPE millrace_state gauge" in service.http.get("/metrics", headers=viewer).text
+    viewer = {"Authorization": f"Bearer {(run / 'scraping/headrace.token').read_text().strip()}"}
+    assert "# TYPE headrace_state gauge" in service.http.get("/metrics", headers=viewer).text
 
     # 3. Its health check, as written.
-    words = SERVICES["millrace"]["healthcheck"]["test"][1]
+    words = SERVICES["headrace"]["healthcheck"]["test"][1]
     words = moved(words).replace("https://localhost:8080", url).replace("python -c", f"{sys.executable} -c")
     subprocess.run(["sh", "-c", words], check=True, timeout=240)
 
@@ -108,16 +108,16 @@ def test_what_compose_runs_works_together(tmp_path, moved, service):
     assert made_job["name"] == "clicks"
     operator = {"Authorization": f"Bearer {(run / 'following/feed.token').read_text().strip()}"}
     (feed,) = re.findall(r"--feed=https://localhost:8080(\S+)", " ".join(SERVICES["replica"]["command"]))
-    told = service.http.get(feed.replace("${MILLRACE_JOB:-clicks}", "clicks") + "/feed", headers=operator)
+    told = service.http.get(feed.replace("${HEADRACE_JOB:-clicks}", "clicks") + "/feed", headers=operator)
     assert told.status_code == 409, told.text  # let in, and the job does not run
     assert service.end() == 0
 
 
-@pytest.mark.parametrize("name", ["millrace", "replica"])
+@pytest.mark.parametrize("name", ["headrace", "replica"])
 def test_the_command_line_takes_the_commands(name):
     group = typer.main.get_command(main.cli)
     command, *words = SERVICES[name]["command"]
-    with group.make_context("millrace", [command, *words]) as context:
+    with group.make_context("headrace", [command, *words]) as context:
         _, chosen, rest = group.resolve_command(context, [command, *words])
         with chosen.make_context(command, rest, parent=context) as parsed:
             assert json.dumps(parsed.params, default=str)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.deadline import Deadline
+from headrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.trainer.exports import exporter_process as process_module
+from headrace.trainer.exports.exporter_process import ExporterProcess
+from headrace.trainer.exports.reader import chain_of, open_export, state_at
+from headrace.trainer.exports.request import ExporterConfig
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
-from trainer.exports import exporter_process as process_module
-from trainer.exports.exporter_process import ExporterProcess
-from trainer.exports.reader import chain_of, open_export, state_at
-from trainer.exports.request import ExporterConfig
 
 POINTS = (Failpoint.EXPORT_BEGUN, Failpoint.EXPORT_ROWS, Failpoint.EXPORT_MANIFEST, Failpoint.EXPORT_DONE)
 ROWS = {("a", n): [n, n, n, n] for n in range(100)} | {("b", n): [1, 2, 3, n] for n in range(100)}
@@ -180,7 +180,7 @@ def test_what_a_killed_one_left_open_goes_with_the_next_start(job, base, start):
 
 
 def test_it_ends_with_its_input_and_has_no_torch(job, base):
-    command = [sys.executable, "-m", "trainer.exports"]
+    command = [sys.executable, "-m", "headrace.trainer.exports"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     config = ExporterConfig(store=job.store).model_dump_json()
     process.stdin.write(f"{config}\n{base.model_dump_json()}\nno request\n".encode())
@@ -194,5 +194,7 @@ def test_it_ends_with_its_input_and_has_no_torch(job, base):
 
 
 def test_a_wrong_first_line_is_said():
-    done = subprocess.run([sys.executable, "-m", "trainer.exports"], input=b"{}\n", capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace.trainer.exports"], input=b"{}\n", capture_output=True, timeout=60
+    )
     assert done.returncode == 2 and b"store" in done.stderr

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.log import read
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import millrace
+from tests.integration.stream_job import headrace
 from tests.integration.timed_job import BEGIN_S, SLOWLY, manifests, replayed, rows_of, write_timed_job
-from trainer.checkpoint.commits import Commits
-from trainer.journal.log import read
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes a few times; seconds on two cores of their own
 
@@ -41,7 +41,7 @@ def test_deltas_by_the_hour_replay_to_a_base_bit_for_bit(tmp_path, shards):
     """Three and a third hours, over a midnight at which rows go."""
     job = write_timed_job(tmp_path, HOURLY)
     going = ("tables.default.delete_below=0.15", "tables.default.max_shrink_fraction=1.0")
-    ended = millrace(job, f"cluster.shards={shards}", *going, SLOWLY)
+    ended = headrace(job, f"cluster.shards={shards}", *going, SLOWLY)
     assert ended.code == 0, ended.output
     main, whole = (exported(tmp_path / "store", stream) for stream in ("main", "whole"))
     told = manifests(main)
@@ -64,9 +64,9 @@ def test_deltas_by_the_hour_replay_to_a_base_bit_for_bit(tmp_path, shards):
 @pytest.mark.long
 def test_a_rerun_exports_nothing(tmp_path):
     job = write_timed_job(tmp_path, ONCE, num_lines=600, step_s=20.0)
-    assert millrace(job).code == 0
+    assert headrace(job).code == 0
     before = manifests(exported(tmp_path / "store", "main"))
-    again = millrace(job, command="rerun", options=["--from", "0"])
+    again = headrace(job, command="rerun", options=["--from", "0"])
     assert again.code == 0, again.output
     assert manifests(exported(tmp_path / "store", "main")) == before
 
@@ -119,11 +119,11 @@ def test_a_chief_killed_around_an_export_leaves_the_same_exports(tmp_path):
 @pytest.mark.slow
 def test_a_rewind_begins_with_a_base_below_its_own_timeline(tmp_path):
     job = write_timed_job(tmp_path, ONCE, num_lines=1500)
-    assert millrace(job, "commit.every_passes=2", "commit.keep=100").code == 0
+    assert headrace(job, "commit.every_passes=2", "commit.keep=100").code == 0
     commits = Commits(tmp_path / "store").names()
-    ended = millrace(job, command="rewind", options=["--to", commits[-2]])
+    ended = headrace(job, command="rewind", options=["--to", commits[-2]])
     assert ended.code == 0, ended.output
-    ended = millrace(job)
+    ended = headrace(job)
     assert ended.code == 0, ended.output
     told = manifests(exported(tmp_path / "store", "main"))
     first = next(each for each in told if each["timeline"] == "t2")
@@ -133,8 +133,8 @@ def test_a_rewind_begins_with_a_base_below_its_own_timeline(tmp_path):
 @pytest.mark.slow
 def test_a_store_that_begins_anew_leaves_exports_elsewhere_alone(tmp_path):
     job = write_timed_job(tmp_path, f'[exports.main]\npath = "{tmp_path / "elsewhere"}"\n', num_lines=200)
-    assert millrace(job).code == 0
-    assert millrace(job, options=["--fresh"]).code == 0
+    assert headrace(job).code == 0
+    assert headrace(job, options=["--fresh"]).code == 0
     assert [told["timeline"] for told in manifests(tmp_path / "elsewhere" / "small")] == ["t1", "t2"]
 
 
@@ -148,7 +148,7 @@ def test_a_running_job_exports_when_it_is_asked_and_people_look_and_point(tmp_pa
     running = RunningJob(CLICKS, tmp_path, setting, "passes.wait='200ms'")
 
     def say(*words, wrong=0):
-        command = [sys.executable, "-m", "service", *words]
+        command = [sys.executable, "-m", "headrace.service", *words]
         more = [part for each in (setting, f"store.path={running.store}") for part in ("--set", each)]
         said = subprocess.run([*command, *more], capture_output=True, text=True, timeout=100, check=False)
         assert said.returncode == wrong, said.stdout + said.stderr

@@ -8,17 +8,17 @@ import uuid
 
 import pytest
 
-from millrace.blob import blob_retry
-from millrace.blob import s3 as s3_module
-from millrace.deadline import Deadline
-from millrace.retry import Backoff
+from headrace.blob import blob_retry
+from headrace.blob import s3 as s3_module
+from headrace.deadline import Deadline
+from headrace.retry import Backoff
+from headrace.trainer.exports import user_command
+from headrace.trainer.exports.destination import open_destination
+from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.reader import chain_of, open_export, state_at
 from tests.fakes.commits_of_rows import TABLE, Job, parent_of
 from tests.s3_server import proxy, s3  # noqa: F401
 from tests.small_disk import small_disk
-from trainer.exports import user_command
-from trainer.exports.destination import open_destination
-from trainer.exports.exporter import export
-from trainer.exports.reader import chain_of, open_export, state_at
 
 CAP_DAC_OVERRIDE = 1
 ROWS = {("a", n): [n, n, n, n] for n in range(3000)}

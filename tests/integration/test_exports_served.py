@@ -1,4 +1,4 @@
-"""What a job exports while it runs is served by the example that knows nothing of Millrace."""
+"""What a job exports while it runs is served by the example that knows nothing of Headrace."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ROOT / "deploy" / "examples" / "serving" / "serve.py"
@@ -38,7 +38,7 @@ SEQUENCE = SPEC.replace('pooling = "mean"', 'pooling = "none"\nmax_len = 2\nkeep
 def test_every_stream_of_a_job_is_served_by_the_example(tmp_path, spec, shards):
     path = write_job(tmp_path, spec=spec.replace("[store]", EXPORTS + "\n[store]"))
     settings = (f"cluster.shards={shards}", "cluster.trainers=2") if shards else ()
-    ended = millrace(path, *settings)
+    ended = headrace(path, *settings)
     assert ended.code == 0, ended.output
     for stream in ("serving", "half", "small"):
         folder = tmp_path / "store" / "exports" / stream / "small"

@@ -1,4 +1,4 @@
-"""Jobs whose workers somebody else starts: `millrace worker`, by hand and by torchrun."""
+"""Jobs whose workers somebody else starts: `headrace worker`, by hand and by torchrun."""
 
 import os
 import re
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.identity.join_token import JoinToken
-from service.cluster.launchers import EXTERNAL
+from headrace.deadline import Deadline
+from headrace.identity.join_token import JoinToken
+from headrace.service.cluster.launchers import EXTERNAL
 from tests.fakes.agents import AgentProcess, children_of
 from tests.integration.running_job import RunningJob
 from tests.integration.test_run_processes import SPEC, lines
@@ -40,7 +40,7 @@ class World:
 
     def run_external(self, *settings: str) -> RunningJob:
         job = self.run(*OF_OTHERS, *settings)
-        waits = job.until_said("waits for 4 of 4 workers: trainer-0, trainer-1, shard-0, shard-1; `millrace worker")
+        waits = job.until_said("waits for 4 of 4 workers: trainer-0, trainer-1, shard-0, shard-1; `headrace worker")
         self.address = re.search(r"--join (\S+)", waits)[1]
         return job
 
@@ -126,7 +126,7 @@ def test_workers_that_join_over_ipv6_give_the_same_digest(world, digest):
 def test_workers_started_by_torchrun_give_the_same_digest(world, digest):
     job = world.run_external()
     command = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node=4", "--no-python"]
-    worker = [sys.executable, "-m", "service", "worker", "--join", world.address, "--token-file", world.token]
+    worker = [sys.executable, "-m", "headrace.service", "worker", "--join", world.address, "--token-file", world.token]
     with (world.folder / "torchrun").open("w") as out:
         torchrun = subprocess.Popen(list(map(str, [*command, *worker])), stdout=out, stderr=out)
     try:

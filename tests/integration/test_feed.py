@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from pserver.config import TableSection
-from pserver.server.shard import Shard
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.pserver.config import TableSection
+from headrace.pserver.server.shard import Shard
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
+from headrace.trainer.replica.feed_address import in_store
+from headrace.trainer.replica.feed_updates import FeedUpdates
 from tests.integration.followed_job import FollowedJob
-from trainer.checkpoint.commits import Commits
-from trainer.exports.onnx_model import OnnxModel, with_weights
-from trainer.replica.feed_address import in_store
-from trainer.replica.feed_updates import FeedUpdates
 
 RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
 

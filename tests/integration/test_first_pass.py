@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
+from headrace.trainer.train import assembly
+from headrace.trainer.train.report import digest_of
 from tests.integration.stream_job import write_job
 from tests.integration.trainer_here import config_of, run, torch_as_before
-from trainer.train import assembly
-from trainer.train.report import digest_of
 
 SETTINGS = ("passes.max_events=50", "train.batch_size=8", "train.threads=1")
 

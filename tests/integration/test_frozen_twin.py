@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.exports.model_import import ImportRequest, import_into
-from service.inspect.model_state import CommitState
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.exports.model_import import ImportRequest, import_into
+from headrace.service.inspect.model_state import CommitState
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
 from tests.fakes.exports import write_export
-from tests.integration.stream_job import LIVING, millrace, write_living_job
+from tests.integration.stream_job import LIVING, headrace, write_living_job
 from tests.integration.trainer_here import killed, run
-from trainer.checkpoint.commits import Commits
 
 PASS_EVENTS, NUM_LINES, NUM_LEARNT = 60, 480, 240
 SPEC = (LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition("[model]")[2]).replace(
@@ -69,7 +69,7 @@ TWIN = (FROZEN, 'sources.lines.paths=["late-0.txt"]')
 
 @pytest.fixture(scope="module")
 def imported(stream):
-    """A store that begins with an export of what was learnt, as `millrace import` makes it, for the stream's rest."""
+    """A store that begins with an export of what was learnt, as `headrace import` makes it, for the stream's rest."""
     folder, commits = stream.parent, Commits(stream.parent / "learnt")
     state = CommitState(commits.read(commits.names()[-1]), folder / "look")
     with state.rows("default") as chunks:
@@ -98,7 +98,7 @@ def test_a_twin_begun_with_an_export_says_what_the_job_itself_would(stream, twin
 
 @pytest.mark.slow
 def test_ranks_and_shards_leave_its_model_as_it_is(stream, imported, twin):
-    two = millrace(stream, *TWIN, "cluster.trainers=2", "cluster.shards=2", store="imported")
+    two = headrace(stream, *TWIN, "cluster.trainers=2", "cluster.shards=2", store="imported")
     assert two.code == 0, two.output
     assert two.report["digest"] == twin.digest and two.report["events"] == twin.events
     ours, theirs = (metrics["life"]["ctr"] for metrics in (twin.metrics, two.report["metrics"]))

@@ -1,13 +1,13 @@
-"""`millrace freshness` and `millrace doctor` on a job that has run: old commits against the job, and its slots."""
+"""`headrace freshness` and `headrace doctor` on a job that has run: old commits against the job, and its slots."""
 
 import json
 
 import pytest
 
-from service.inspect.slot_report import SlotOrder, format_report, report_of
-from service.spec.job import load_job
+from headrace.service.inspect.slot_report import SlotOrder, format_report, report_of
+from headrace.service.spec.job import load_job
 from tests.fakes.asked_api import api
-from tests.integration.stream_job import LIVING, millrace, write_living_job
+from tests.integration.stream_job import LIVING, headrace, write_living_job
 
 PLAIN = LIVING.partition("[exports.serving]")[0] + "[model]" + LIVING.partition("[model]")[2]
 SPEC = PLAIN.replace("max_events = 400", "max_events = 60") + "\n[guards]\nmin_samples = 20\n"
@@ -17,10 +17,10 @@ SPEC = PLAIN.replace("max_events = 400", "max_events = 60") + "\n[guards]\nmin_s
 @pytest.mark.timeout(300)
 def test_an_old_version_is_measured_on_what_came_after_it_and_slots_are_told(tmp_path):
     job = write_living_job(tmp_path, num_parts=1, num_lines=480, spec=SPEC)
-    done = millrace(job, "commit.every_passes=1", "commit.keep=100")
+    done = headrace(job, "commit.every_passes=1", "commit.keep=100")
     assert done.code == 0, done.output
 
-    told = millrace(job, command="freshness", options=("--versions", "1", "--horizon", "30d", "--json"))
+    told = headrace(job, command="freshness", options=("--versions", "1", "--horizon", "30d", "--json"))
     assert told.code == 0, told.output
     found = json.loads(told.output[told.output.index("{\n") : told.output.rindex("}") + 1])
     assert found["versions"] == [1]
@@ -29,7 +29,7 @@ def test_an_old_version_is_measured_on_what_came_after_it_and_slots_are_told(tmp
     assert any(each["difference"] for each in auc), "the job has learnt, and the frozen version has not"
     assert not list((tmp_path / "store" / "reruns").glob("read*")), "nothing is left of the frozen run"
 
-    again = millrace(job, command="freshness", options=("--last", "--json"))
+    again = headrace(job, command="freshness", options=("--last", "--json"))
     assert json.loads(again.output[again.output.index("{\n") :]) == found and found["passes"] == 8
 
     report = report_of(load_job(job), SlotOrder.SHIFT, {"a": 0.1})

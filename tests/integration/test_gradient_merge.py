@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import headrace, write_job
 
 
 @pytest.fixture(scope="module")
@@ -11,7 +11,7 @@ def job(tmp_path_factory):
 
 
 def run(job, store, *settings):
-    ended = millrace(job, "train.threads=1", *settings, store=store)
+    ended = headrace(job, "train.threads=1", *settings, store=store)
     assert ended.code == 0, ended.output
     return ended.report
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from service.jobs.folder import JobFolder
+from headrace.service.jobs.folder import JobFolder
 from tests.integration.hosted_service import HostedService, closes, kill, launcher, report, spec_of
 from tests.integration.stream_job import write_job
 

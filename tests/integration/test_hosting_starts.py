@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from service.auth.config import AllowSection
-from service.jobs.config import LimitsSection, ServiceConfig
-from service.jobs.folder import JobFolder
-from service.jobs.host import Action, NewJob, Phase
-from service.jobs.local_host import host_jobs
+from headrace.service.auth.config import AllowSection
+from headrace.service.jobs.config import LimitsSection, ServiceConfig
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.jobs.host import Action, NewJob, Phase
+from headrace.service.jobs.local_host import host_jobs
 from tests.integration.hosted_service import spec_of
 
 WITHIN_S = 60
@@ -35,7 +35,7 @@ def test_a_store_that_cannot_be_used_is_told_of_and_not_tried_again(tmp_path):
         (store / "mine").touch()
         host.act("one", Action.RESUME, "ann")
         job = until(host, Phase.FAILED)
-        assert job.outcome.code == 2 and "is not empty and no store of Millrace" in job.outcome.reason
+        assert job.outcome.code == 2 and "is not empty and no store of Headrace" in job.outcome.reason
         assert host.status("one").text("state") == "failed"
     assert [path.name for path in store.iterdir()] == ["mine"]
 

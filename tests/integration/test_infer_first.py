@@ -2,8 +2,8 @@
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from tests.integration.stream_job import SPEC, millrace, write_job
+from headrace.failpoints import Failpoint
+from tests.integration.stream_job import SPEC, headrace, write_job
 from tests.integration.trainer_here import closes, killed, run
 
 INFER = "metrics.infer_first=true"
@@ -62,8 +62,8 @@ def test_the_rest_of_a_pass_that_does_not_fit_in_memory_is_learnt_and_not_measur
 
 @pytest.mark.slow
 def test_ranks_measure_the_same_where_the_model_is_the_same(job):
-    one = millrace(job, INFER, "train.learn_until=100", store="one")
-    two = millrace(job, INFER, "train.learn_until=100", "cluster.trainers=2", "cluster.shards=2", store="two")
+    one = headrace(job, INFER, "train.learn_until=100", store="one")
+    two = headrace(job, INFER, "train.learn_until=100", "cluster.trainers=2", "cluster.shards=2", store="two")
     assert one.code == two.code == 0, one.output + two.output
     ours, theirs = (each.report["metrics"]["infer_first"]["life"]["ctr"] for each in (one, two))
     assert ours["count"] == theirs["count"]

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 pytestmark = pytest.mark.long
 
@@ -21,7 +21,7 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     job = write_job(tmp_path_factory.mktemp("figures"))
-    ended = millrace(job, "cluster.trainers=2", "cluster.shards=2")
+    ended = headrace(job, "cluster.trainers=2", "cluster.shards=2")
     assert ended.code == 0, ended.output
     return ended.report
 
@@ -55,7 +55,7 @@ def test_a_trainer_with_a_slow_pipe_is_named(tmp_path):
         lines = part.read_text().splitlines()
         slow = [f"{line.rpartition(' ')[0]} 77" for line in lines[len(lines) // 2 :]]
         part.write_text("".join(f"{line}\n" for line in [*lines[: len(lines) // 2], *slow]))
-    ended = millrace(job, "cluster.trainers=2", "cluster.shards=2")
+    ended = headrace(job, "cluster.trainers=2", "cluster.shards=2")
     assert ended.code == 0, ended.output
     found, waits = ended.report["straggler"], ended.report["waits"]
     assert (found["rank"], found["part"]) == (1, "pipe"), found

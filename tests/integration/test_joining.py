@@ -8,25 +8,25 @@ from datetime import UTC, datetime
 
 import pytest
 
-from millrace.address import parse_address
-from millrace.deadline import Deadline
-from millrace.errors import Refused, Unavailable
-from millrace.identity import certificates
-from millrace.identity.authority import open_authority
-from millrace.identity.join_token import FILE, JoinToken, StaleToken, open_token, rotate_token
-from millrace.identity.peers import PeerName, PeerRole
-from millrace.identity.renewal import RenewedIdentity
-from millrace.launcher_contact import LauncherContact
-from millrace.rpc import channels
-from millrace.rpc.joining import AgentFacts, JobEnd, JoinClient, Order, WorkerReport
-from millrace.rpc.refusals import Refusals
-from millrace.rpc.rendezvous import RendezvousClient
-from millrace.rpc.rendezvous_errors import NoRoomNow
-from service.cluster import external
-from service.cluster.external import ExternalLauncher, JoinPoint
-from service.cluster.places import Places
-from service.cluster.runtime import WorkerRole, WorkerSpec
-from trainer.dense_config import HierarchySection
+from headrace.address import parse_address
+from headrace.deadline import Deadline
+from headrace.errors import Refused, Unavailable
+from headrace.identity import certificates
+from headrace.identity.authority import open_authority
+from headrace.identity.join_token import FILE, JoinToken, StaleToken, open_token, rotate_token
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.identity.renewal import RenewedIdentity
+from headrace.launcher_contact import LauncherContact
+from headrace.rpc import channels
+from headrace.rpc.joining import AgentFacts, JobEnd, JoinClient, Order, WorkerReport
+from headrace.rpc.refusals import Refusals
+from headrace.rpc.rendezvous import RendezvousClient
+from headrace.rpc.rendezvous_errors import NoRoomNow
+from headrace.service.cluster import external
+from headrace.service.cluster.external import ExternalLauncher, JoinPoint
+from headrace.service.cluster.places import Places
+from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
+from headrace.trainer.dense_config import HierarchySection
 
 
 class Head:

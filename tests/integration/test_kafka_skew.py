@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dataset.sources.kafka_source import KafkaStream
-from dataset.spec.config import KafkaSource
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
+from headrace.dataset.sources.kafka_source import KafkaStream
+from headrace.dataset.spec.config import KafkaSource
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.planner import StreamEnded
 from tests.faults.stream_side import StreamSide
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0.planner import StreamEnded
 
 pytestmark = pytest.mark.kafka
 

@@ -10,12 +10,12 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from dataset.sources.kafka_source import KafkaStream
-from dataset.spec.config import KafkaLibrary, KafkaSource
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from headrace.dataset.sources.kafka_source import KafkaStream
+from headrace.dataset.spec.config import KafkaLibrary, KafkaSource
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
 
 pytestmark = pytest.mark.kafka
 
@@ -133,7 +133,7 @@ def test_segments_in_any_order_give_the_same_events(kafka, opened, transactional
 
 
 def test_many_partitions_share_a_small_buffer(kafka, opened, monkeypatch):
-    librdkafka_reader = pytest.importorskip("dataset.sources.librdkafka_reader")
+    librdkafka_reader = pytest.importorskip("headrace.dataset.sources.librdkafka_reader")
     monkeypatch.setattr(librdkafka_reader, "MAX_BUFFER_BYTES", 20_000)
     topic = kafka.create_topic(5)
     values = [b"%04d" % n + b"x" * 40 for n in range(1_000)]

@@ -13,23 +13,23 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.config import validate
-from millrace.deadline import Deadline
-from service.predict.prediction import predict
-from service.spec.job import load_job
-from service.tables.row import explain, format_explanation
+from headrace.config import validate
+from headrace.deadline import Deadline
+from headrace.service.predict.prediction import predict
+from headrace.service.spec.job import load_job
+from headrace.service.tables.row import explain, format_explanation
+from headrace.trainer.exports.materialize import materialize
+from headrace.trainer.exports.reader import chain_of, open_export
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.replica.export_updates import ExportUpdates
+from headrace.trainer.replica.inference_handler import InferenceHandler
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState
 from tests.contract.predict_world import content, rows_of
 from tests.faults.test_histories_killed import WITH_HISTORIES
 from tests.integration.followed_job import FollowedJob, by_count
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import headrace, write_job
 from tests.integration.test_replica import Replica
-from trainer.exports.materialize import materialize
-from trainer.exports.reader import chain_of, open_export
-from trainer.predict.config import PredictionRequest
-from trainer.replica.export_updates import ExportUpdates
-from trainer.replica.inference_handler import InferenceHandler
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState
 
 SERVE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
@@ -43,7 +43,7 @@ def ended(tmp_path_factory):
     """A job that has trained all of its lines, with a stream of deltas, and one with a base at the end."""
     path = write_job(tmp_path_factory.mktemp("ended"), num_lines=200, spec=WITH_HISTORIES)
     streams = "exports={steps={delta='10ms', clock='wall', on_late='wait'}, whole={clock='wall'}}"
-    run = millrace(path, streams, "passes.max_events=120")
+    run = headrace(path, streams, "passes.max_events=120")
     assert run.code == 0, run.output
     return load_job(path, [streams])
 
@@ -256,7 +256,7 @@ def test_raw_events_are_served_with_histories_and_counters_at_their_times(tmp_pa
     ]
     (tmp_path / "part-0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (tmp_path / "job.toml").write_text(COLUMNS_JOB)
-    run = millrace(tmp_path / "job.toml")
+    run = headrace(tmp_path / "job.toml")
     assert run.code == 0, run.output
     job = load_job(tmp_path / "job.toml")
     predicted(job, tmp_path / "out", input={"paths": ["part-0.jsonl"]}, columns=[], outputs=["ctr"])

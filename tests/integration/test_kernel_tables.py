@@ -4,14 +4,14 @@ import shutil
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from tests.integration.stream_job import millrace, write_job
+from headrace.failpoints import Failpoint
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from headrace.trainer.train import assembly, kernel_choice
+from tests.integration.stream_job import headrace, write_job
 from tests.integration.trainer_here import closes, killed, run
 from tests.unit.test_linear import ONEDNN, needs_onednn
-from trainer.checkpoint.commits import Commits
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.train import assembly, kernel_choice
 
 pytestmark = needs_onednn
 ALL_ONEDNN, ALL_MKL = 'train.matmul="onednn"', 'train.matmul="mkl"'
@@ -59,9 +59,9 @@ def test_each_pass_is_replayed_under_the_table_of_its_time(job, tmp_path, monkey
 
 @pytest.mark.long
 def test_a_rerun_follows_the_table_in_the_log(job):
-    ended = millrace(job, ALL_ONEDNN)
+    ended = headrace(job, ALL_ONEDNN)
     assert ended.code == 0, ended.output
-    rerun = millrace(job, command="rerun", options=["--from", "0"])
+    rerun = headrace(job, command="rerun", options=["--from", "0"])
     assert rerun.code == 0 and "3 of 3 passes are identical" in rerun.output, rerun.output
-    shown = millrace(job, command="log")
+    shown = headrace(job, command="log")
     assert "matmul: onednn: 2x1 onednn/onednn/onednn, 2x8 onednn/onednn/onednn" in shown.output, shown.output

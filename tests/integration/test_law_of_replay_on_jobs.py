@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from millrace.failpoints import Failpoint
-from service.faults.deaths import CHIEF, AtFailpoint, AtInstant
-from service.faults.injection import Deaths, run
-from service.spec.job import load_job
+from headrace.failpoints import Failpoint
+from headrace.service.faults.deaths import CHIEF, AtFailpoint, AtInstant
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.spec.job import load_job
 from tests.integration.timed_job import manifests, rows_of, write_timed_job
 
 HOURLY = """

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.exports.reader import open_export
+from headrace.trainer.exports.reader import open_export
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,7 +30,7 @@ def job(request, tmp_path_factory):
     """A job that made a base and deltas in one stream, bases in the other."""
     folder = tmp_path_factory.mktemp("exports")
     path = write_job(folder, spec=SPEC + STREAMS.format(dtype=request.param))
-    run = millrace(path, "passes.max_events=150")
+    run = headrace(path, "passes.max_events=150")
     assert run.code == 0, run.output
     return path
 
@@ -41,7 +41,7 @@ def exports_of(job, stream):
 
 
 def said(*arguments):
-    command = [sys.executable, "-m", "service", *map(str, arguments)]
+    command = [sys.executable, "-m", "headrace.service", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, check=False)
 
 
@@ -89,6 +89,6 @@ def test_a_job_starts_warm_from_an_export_of_another(job):
     done = said("import", job, last, *settings)
     assert done.returncode == 0, done.stderr
     assert "dense: loaded " in done.stdout and "initialised" not in done.stdout and "ignored" not in done.stdout
-    run = millrace(job, store="warm")
+    run = headrace(job, store="warm")
     assert run.code == 0, run.output
     assert run.report["samples"] > 0

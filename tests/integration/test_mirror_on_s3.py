@@ -10,19 +10,19 @@ import uuid
 
 import pytest
 
-from millrace.blob import blob_retry
-from millrace.blob import s3 as s3_module
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.blob.blob_store import whole
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.file_lock import locked
-from millrace.retry import Backoff
+from headrace.blob import blob_retry
+from headrace.blob import s3 as s3_module
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.blob.blob_store import whole
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.file_lock import locked
+from headrace.retry import Backoff
+from headrace.trainer.checkpoint.mirror import Mirror, MirrorEmpty, read_catalog
+from headrace.trainer.checkpoint.mirror_fetch import fetch, repair
+from headrace.trainer.checkpoint.mirror_uploader import LOCK, MirrorUploader
 from tests.mirrored_store import files_below, make_commit
 from tests.s3_server import proxy, s3  # noqa: F401
-from trainer.checkpoint.mirror import Mirror, MirrorEmpty, read_catalog
-from trainer.checkpoint.mirror_fetch import fetch, repair
-from trainer.checkpoint.mirror_uploader import LOCK, MirrorUploader
 
 MIB = 1 << 20
 SOON = 30.0
@@ -161,12 +161,12 @@ def test_an_uploader_killed_in_the_middle_leaves_no_manifest_without_files(tmp_p
     second = commit(tmp_path, 2)
     program = f"""
 from pathlib import Path
-from millrace.deadline import Deadline
-from millrace.failpoints import ArmedFailpoint, Failpoint, arm
-from trainer.checkpoint.commits import read_commit
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.blob.blob_store import whole
-from trainer.checkpoint.mirror import Mirror
+from headrace.deadline import Deadline
+from headrace.failpoints import ArmedFailpoint, Failpoint, arm
+from headrace.trainer.checkpoint.commits import read_commit
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.blob.blob_store import whole
+from headrace.trainer.checkpoint.mirror import Mirror
 arm((ArmedFailpoint(point=Failpoint.UPLOADED),))
 Mirror.open({uri!r}, Deadline.after(30)).upload(read_commit(Path({str(second.folder)!r})), [], Deadline.after(30))
 """
@@ -235,7 +235,7 @@ class Chief:
     def check(self):
         self.asked.set()
         if self.superseded:
-            raise MillraceError("a newer generation has taken over")
+            raise HeadraceError("a newer generation has taken over")
 
 
 @pytest.fixture

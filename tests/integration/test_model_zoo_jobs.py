@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from millrace.failpoints import Failpoint
-from tests.integration.stream_job import millrace
+from headrace.failpoints import Failpoint
+from headrace.trainer.exports.onnx_model import OnnxModel
+from tests.integration.stream_job import headrace
 from tests.integration.trainer_here import closes, killed, run
-from trainer.exports.onnx_model import OnnxModel
 
 SPEC = """
 name = "zoo"
@@ -90,7 +90,7 @@ def write_stream(folder, model, num_lines=24_000):
 @pytest.mark.long
 def test_din_learns_in_a_job_what_deepfm_cannot_and_its_export_is_served(tmp_path):
     job = write_stream(tmp_path, DIN)
-    ended = millrace(job, "train.threads=1")
+    ended = headrace(job, "train.threads=1")
     assert ended.code == 0, ended.output
     (manifest,) = (tmp_path / "store").glob("exports/**/manifest.json")
     told = json.loads(manifest.read_text())
@@ -155,7 +155,7 @@ def test_divided_items_come_back_after_a_kill_and_their_export_tells_the_best_on
 def test_items_divided_over_trainers_learn_what_the_whole_softmax_learns(tmp_path):
     job, reports = write_next(tmp_path, num_lines=2000), {}
     for mode in ("full", "divided"):
-        ran = millrace(
+        ran = headrace(
             job,
             "cluster={trainers=3,shards=2}",
             "passes.max_events=500",

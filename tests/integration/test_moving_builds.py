@@ -12,25 +12,23 @@ from pathlib import Path
 
 import pytest
 
-import millrace
-from millrace.deadline import Deadline
+import headrace
+from headrace.deadline import Deadline
 from tests.integration.hosted_service import CONFIG, HostedService, closes, launcher, report, spec_of
 from tests.integration.stream_job import write_job
 
-ROOT = Path(millrace.__file__).parents[1]
-PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
+ROOT = Path(headrace.__file__).parents[1]
 SAME = ("digest", "events", "samples", "passes", "positions", "metrics")
-NEXT = "0.2.0-next"
+NEXT = "0.3.0-next"
 NEWER = ("FORMAT = 3", "FORMAT = 4"), ("FORMAT_OF_FILES = 2", "FORMAT_OF_FILES = 4")
 """What the next version writes into its commits."""
 
 
 def environment(folder):
     """A second environment: a copy of this one's packages with another version number and a newer format of commits."""
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, folder / "code" / name)  # with times and compiled kernels
-    rewrite(folder / "code" / "millrace" / "__init__.py", (f'"{millrace.__version__}"', f'"{NEXT}"'))
-    rewrite(folder / "code" / "trainer" / "checkpoint" / "commits.py", *NEWER)
+    shutil.copytree(ROOT / "headrace", folder / "code" / "headrace")  # with times and compiled kernels
+    rewrite(folder / "code" / "headrace" / "__init__.py", (f'"{headrace.__version__}"', f'"{NEXT}"'))
+    rewrite(folder / "code" / "headrace" / "trainer" / "checkpoint" / "commits.py", *NEWER)
     venv.EnvBuilder(symlinks=True).create(folder / "env")
     (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     (site / "build.pth").write_text(f"{folder / 'code'}\n{sysconfig.get_paths()['purelib']}\n")
@@ -70,7 +68,7 @@ def done(service, path, build):
 
 def moved_back(service, *words):
     """The command that moves jobs to the service's own environment."""
-    command = [sys.executable, "-m", "service", "upgrade", *words, "--url", str(service.http.base_url)]
+    command = [sys.executable, "-m", "headrace.service", "upgrade", *words, "--url", str(service.http.base_url)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -86,7 +84,7 @@ def formats(store):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_jobs_that_move_while_they_run_learn_the_same_and_read_each_event_once(service, tmp_path):
-    data, jobs, own = tmp_path / "data", tmp_path / "root" / "jobs", millrace.__version__
+    data, jobs, own = tmp_path / "data", tmp_path / "root" / "jobs", headrace.__version__
     train = {"threads": 1, "batch_size": 8, "matmul": "mkl"}
     often = {"every": "600s", "every_passes": 3}
     spec = spec_of(pipe={"command": ["sh", "pipe.sh"]}, passes={"max_events": 100}, train=train, commit=often)
@@ -100,7 +98,7 @@ def test_jobs_that_move_while_they_run_learn_the_same_and_read_each_event_once(s
     for name in ("moves", "follows"):
         create(name)
         before = service.until(f"/jobs/{name}", lambda job: (job["version"] or 0) >= 2)
-    assert (before["build"], before["millrace_version"]) == ("", own)
+    assert (before["build"], before["headrace_version"]) == ("", own)
     refused = done(service, "/jobs/moves/upgrade", "bare")
     assert refused["state"] == "failed" and "no environment that a job can move to" in refused["problem"]["detail"]
     assert launcher(jobs / "moves")[1] and service.ask("GET", "/jobs/moves")["build"] == ""
@@ -108,7 +106,7 @@ def test_jobs_that_move_while_they_run_learn_the_same_and_read_each_event_once(s
     moved = done(service, "/jobs/moves/upgrade", "next")
     assert moved["result"] == {"job": "moves", "build": "next", "version": NEXT, "was": own}, moved
     job = service.ask("GET", "/jobs/moves")
-    assert (job["build"], job["millrace_version"]) == ("next", NEXT)
+    assert (job["build"], job["headrace_version"]) == ("next", NEXT)
     _, pid = launcher(jobs / "moves")
     assert str(tmp_path / "next" / "env") in Path(f"/proc/{pid}/cmdline").read_text()
     assert sys.executable not in Path(f"/proc/{pid}/cmdline").read_text()
@@ -126,7 +124,7 @@ def test_jobs_that_move_while_they_run_learn_the_same_and_read_each_event_once(s
         deadline.check(service.said())
         time.sleep(0.1)
     refused = done(service, "/jobs/moves/upgrade", "")
-    assert refused["state"] == "failed" and "this Millrace reads format 3" in refused["problem"]["detail"]
+    assert refused["state"] == "failed" and "this Headrace reads format 3" in refused["problem"]["detail"]
     assert "run the newer one" in refused["problem"]["detail"] and launcher(jobs / "moves")[1] == pid
 
     (data / "slowly").unlink()

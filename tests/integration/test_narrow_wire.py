@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 pytestmark = pytest.mark.long
 
@@ -27,19 +27,19 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def embedded(job):
-    ended = millrace(job, NARROW, store="embedded")
+    ended = headrace(job, NARROW, store="embedded")
     assert ended.code == 0, ended.output
     return ended.report
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_job_ends_with_the_same_bits_on_any_number_of_shards(job, embedded, shards):
-    found = millrace(job, NARROW, f"cluster.shards={shards}", store=f"on-{shards}")
+    found = headrace(job, NARROW, f"cluster.shards={shards}", store=f"on-{shards}")
     assert found.report["digest"] == embedded["digest"], found.output
 
 
 def test_the_bits_are_others_than_those_of_float32_and_the_model_is_as_good(job, embedded):
-    plain = millrace(job, store="plain").report
+    plain = headrace(job, store="plain").report
     assert plain["digest"] != embedded["digest"]
     wide, narrow = (report["metrics"]["life"]["ctr"]["auc"] for report in (plain, embedded))
     assert narrow == pytest.approx(wide, abs=0.01)
@@ -61,7 +61,7 @@ def test_the_bytes_between_trainers_and_shards_fall(job):
     total = {}
     for wire in ("float32", "bfloat16"):
         settings = ("cluster.trainers=2", "cluster.shards=2", "tables.default.dim=64", f"cluster.wire={wire}")
-        links = millrace(job, *settings, store=f"bytes-{wire}").report["links"]
+        links = headrace(job, *settings, store=f"bytes-{wire}").report["links"]
         total[wire] = [
             sum(
                 links[f"trainer-{rank}"][f"shard-{shard}"][f"shared_{way}_bytes"] for rank in (0, 1) for shard in (0, 1)
@@ -86,7 +86,7 @@ def test_every_mode_trains_with_rows_that_travel_in_half_the_bits(tmp_path, mode
     found = []
     for shards in (0, 2):
         dense = 'dense.strategy="shards"'
-        ended = millrace(write_job(tmp_path), NARROW, dense, f"cluster.shards={shards}", *mode, store=f"on-{shards}")
+        ended = headrace(write_job(tmp_path), NARROW, dense, f"cluster.shards={shards}", *mode, store=f"on-{shards}")
         assert ended.code == 0, ended.output
         found.append(ended.report)
     assert found[0]["digest"] == found[1]["digest"] and found[0]["metrics"]["life"]["ctr"]["auc"] > 0.5
@@ -97,14 +97,14 @@ def test_another_wire_between_two_runs_is_logged_and_no_fork(job, tmp_path):
     both = write_job(tmp_path, spec=LEARNT)
     last = tmp_path / "part-2.txt"
     last.rename(tmp_path / "later")
-    first = millrace(both, "cluster.shards=1")
+    first = headrace(both, "cluster.shards=1")
     assert first.code == 0, first.output
     (tmp_path / "later").rename(last)
-    second = millrace(both, NARROW, "cluster.shards=1")
+    second = headrace(both, NARROW, "cluster.shards=1")
     assert second.code == 0 and "orked" not in second.output, second.output
-    logged = millrace(both, command="log", options=("--json",)).output
+    logged = headrace(both, command="log", options=("--json",)).output
     assert "bfloat16" in logged
-    again = millrace(both, NARROW, command="rerun", options=("--from", "2"))  # with its rows in the trainer
+    again = headrace(both, NARROW, command="rerun", options=("--from", "2"))  # with its rows in the trainer
     assert again.code == 0 and "1 of 1 passes are identical" in again.output, again.output
 
 
@@ -116,7 +116,7 @@ def test_predictions_with_a_wire_do_not_depend_on_the_number_of_processes(job, e
             folder = job.parent / f"predicted-{wire}-{shards}"
             words = ("--input", str(job.parent / "part-0.txt"), "--output", str(folder), "--wire", wire)
             more = ("--trainers", str(trainers), "--shards", str(shards))
-            ended = millrace(job, store="embedded", command="predict", options=(*words, *more))
+            ended = headrace(job, store="embedded", command="predict", options=(*words, *more))
             assert ended.code == 0, ended.output
             (part,) = folder.glob("part-*.parquet")
             outputs[wire, shards] = pq.read_table(part).column("prediction.ctr").to_pylist()

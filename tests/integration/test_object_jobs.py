@@ -4,20 +4,20 @@ import shutil
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from service.cluster.fetched_commits import HeadReplaced, check_fresh
-from service.cluster.generation_plans import GenerationPlans
-from service.cluster.store import CACHE
-from service.faults.injection import Deaths, run
-from service.history.commit_list import prune
-from service.history.verification import damage_in
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.service.cluster.fetched_commits import HeadReplaced, check_fresh
+from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.store import CACHE
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.history.commit_list import prune
+from headrace.service.history.verification import damage_in
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.object_store import ObjectStore
+from headrace.trainer.fence.fence_records import FenceClaim, LogMode
 from tests.faults.test_kills import report, said_by
 from tests.faults.test_kills_with_objects import job_at, objects
 from tests.integration.stream_job import write_job
-from trainer.checkpoint.commits import Commits
-from trainer.checkpoint.object_store import ObjectStore
-from trainer.fence.fence_records import FenceClaim, LogMode
 
 pytestmark = pytest.mark.long
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
@@ -53,7 +53,7 @@ def test_no_process_reads_a_folder_of_another_one_and_digests_stay(tmp_path):
     moved = job_at(tmp_path, "own", 1, 1, *objects(mirror))
     assert finished(moved)["digest"] == expected["digest"], "one trainer and one shard on an empty disk"
     assert damage_in(job.store, Commits(job.store).names()[-1]) == {}
-    with pytest.raises(MillraceError, match="is in the object store, where the running job removes it"):
+    with pytest.raises(HeadraceError, match="is in the object store, where the running job removes it"):
         prune(job.store, 1)
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from millrace.deadline import Deadline
-from service.cluster.store_defaults import with_store_defaults
-from service.spec.job import load_job
-from tests.integration.stream_job import millrace
+from headrace.deadline import Deadline
+from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.train.assembly import open_trainer
+from headrace.trainer.train.fingerprint import MAKER, fingerprint
+from headrace.trainer.train.report import digest_of
+from tests.integration.stream_job import headrace
 from tests.integration.trainer_here import closes, torch_as_before
 from tests.unit.test_defaults import newer
-from trainer.checkpoint.commits import Commits
-from trainer.config import WorkerConfig
-from trainer.train.assembly import open_trainer
-from trainer.train.fingerprint import MAKER, fingerprint
-from trainer.train.report import digest_of
 
 __all__ = ["newer"]
 
@@ -75,13 +75,13 @@ def test_an_old_store_goes_on_under_the_defaults_it_began_with(job, newer):
 @pytest.mark.long
 def test_an_old_store_is_run_and_rerun_by_the_command_line(job):
     warn = () if same_arithmetic() else ('commit.on_replay_mismatch="warn"',)
-    run = millrace(job, *warn)
+    run = headrace(job, *warn)
     assert run.code == 0, run.output
     end = json.loads((job.parent / "end.json").read_text())
     assert {key: run.report[key] for key in end if key != "digest"} == {k: v for k, v in end.items() if k != "digest"}
-    again = millrace(job, *warn)
+    again = headrace(job, *warn)
     assert again.code == 0 and "older defaults" not in again.output
     if same_arithmetic():
         assert run.report["digest"] == again.report["digest"] == end["digest"]
-        rerun = millrace(job, command="rerun", options=["--from", "5"])
+        rerun = headrace(job, command="rerun", options=["--from", "5"])
         assert rerun.code == 0 and "5 of 5 passes are identical" in rerun.output, rerun.output

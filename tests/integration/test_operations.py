@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, Unavailable
-from millrace.rpc.job_client import JobClient, NotRunning
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, Unavailable
+from headrace.rpc.job_client import JobClient, NotRunning
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.records import ActingOperation
 from tests.integration.followed_job import FollowedJob, closes
-from tests.integration.stream_job import millrace
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.journal.records import ActingOperation
+from tests.integration.stream_job import headrace
 
 RULE = ("tables.default.delete_after_days=1", "tables.default.max_shrink_fraction=0.9")
 RARELY = ("commit.every_passes=1000", 'commit.every="1000s"')
@@ -55,8 +55,17 @@ def until(job, true_of, what):
 
 
 def say(followed, store, command, *words, code=0):
-    """`millrace COMMAND JOB WORDS`; what it prints."""
-    line = [sys.executable, "-m", "service", command, str(followed.spec), *words, "--set", f"store.path={store}"]
+    """`headrace COMMAND JOB WORDS`; what it prints."""
+    line = [
+        sys.executable,
+        "-m",
+        "headrace.service",
+        command,
+        str(followed.spec),
+        *words,
+        "--set",
+        f"store.path={store}",
+    ]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL)
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
@@ -118,7 +127,7 @@ def test_what_waits_when_a_job_is_asked_to_stop_acts_in_the_next_run_and_at_a_st
     code, output = job.end()
     assert code == 0, output
     assert acted(job.store).get(None, acted(job.store).get(3)) == ["forget"]
-    again = millrace(followed.spec, "sources.lines.follow=false", store=str(job.store))  # the stream ends now
+    again = headrace(followed.spec, "sources.lines.follow=false", store=str(job.store))  # the stream ends now
     assert again.code == 0, again.output
     (version,) = acted(job.store)
     assert version == max(closes(job.store)) and again.report["passes"] == version
@@ -172,7 +181,7 @@ def test_too_many_rows_wait_for_an_operator_until_he_lets_them_go(followed, star
 
 @pytest.mark.long
 def test_a_job_that_does_not_run_says_so(followed):
-    ran = millrace(followed.spec, store="ended")
+    ran = headrace(followed.spec, store="ended")
     assert ran.code == 0, ran.output
     said = say(followed, followed.folder / "ended", "set", "tables.default.decay=0.5", code=1)
     assert "no run is active" in said

@@ -5,19 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.failpoints import Failpoint
-from service.cluster.store_defaults import spec_with_rows, with_store_defaults
-from service.faults.deaths import CHIEF, AtFailpoint
-from service.faults.injection import Deaths, run
-from service.jobs.spec_difference import CarriedRows, carried_over
-from service.spec.job import load_job
-from tests.integration.stream_job import millrace
-from trainer.checkpoint.commits import Commits
-from trainer.config import TrainerJob
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.failpoints import Failpoint
+from headrace.service.cluster.store_defaults import spec_with_rows, with_store_defaults
+from headrace.service.faults.deaths import CHIEF, AtFailpoint
+from headrace.service.faults.injection import Deaths, run
+from headrace.service.jobs.spec_difference import CarriedRows, carried_over
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from tests.integration.stream_job import headrace
 
 PIPE = """
 import json, sys
@@ -155,7 +155,7 @@ def test_slots_come_move_and_go_in_a_stream_and_a_rerun_from_before_the_change_i
     assert groups_in_force(job.store) == {"a": 0, "b": 1, "c": 2, "f": 3, "g": 4}
     assert history.closed > before.version
     assert rows_by_group(job.store) == {"default": {0: 20, 1: 20, 2: 20, 4: 20}, "more": {3: 20}}
-    again = millrace(tmp_path / "job.toml", command="rerun", options=("--from", before.name))
+    again = headrace(tmp_path / "job.toml", command="rerun", options=("--from", before.name))
     assert again.code == 0, again.output
     assert "identical" in again.output
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from headrace.trainer.checkpoint.commits import Commits, order_of
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.log_file import line_of, listed
+from headrace.trainer.journal.records import PassClose
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import millrace, write_job
-from trainer.checkpoint.commits import Commits, order_of
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.journal.log_file import line_of, listed
-from trainer.journal.records import PassClose
+from tests.integration.stream_job import headrace, write_job
 
 OFTEN = ("commit.every_passes=1", "commit.keep=100", "passes.max_events=100")
 
@@ -28,16 +28,16 @@ class Ran:
     store: Path
 
     def say(self, command, *words, code=0):
-        """`millrace COMMAND JOB WORDS`; what it prints, its standard error at the end."""
-        line = [sys.executable, "-m", "service", *command.split(), str(self.job), *map(str, words)]
+        """`headrace COMMAND JOB WORDS`; what it prints, its standard error at the end."""
+        line = [sys.executable, "-m", "headrace.service", *command.split(), str(self.job), *map(str, words)]
         line += ["--set", f"store.path={self.store}"]
         ended = subprocess.run(line, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL)
         assert ended.returncode == code, ended.stdout + ended.stderr
         return ended.stdout + ended.stderr
 
     def run(self, *settings):
-        """`millrace run`; the report."""
-        ended = millrace(self.job, *settings, store=str(self.store))
+        """`headrace run`; the report."""
+        ended = headrace(self.job, *settings, store=str(self.store))
         assert ended.code == 0, ended.output
         return ended.report
 
@@ -147,7 +147,7 @@ def test_a_bad_range_is_gone_past_and_every_other_event_is_trained(tmp_path):
         "import sys\nt = sys.stdin.read()\n'BAD' in t and sys.exit('bad')\nprint(t, end='')"
     )
     settings = ('pipe.command=["python", "pipe.py"]', "pipe.tries=1", "passes.max_events=100")
-    stopped = millrace(ran.job, *settings)
+    stopped = headrace(ran.job, *settings)
     assert stopped.code == 1
     assert "part-0.txt" in stopped.output
     said = ran.say("skip", "part-0.txt", 120, 121, "--reason", "half a line")

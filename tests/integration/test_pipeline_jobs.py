@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import headrace, write_job
 
 DEEP = ("train.threads=1", "model.settings.hidden=[12,10,8,8]", "passes.max_events=80", "tables.default.dim=4")
 PIPELINE = "dense={strategy='pipeline', pipeline={micro_batches=3}, clip_norm=0.5}"
@@ -15,7 +15,7 @@ def run(job, store, *settings, trainers=1, parts=1):
     """To the end of the first parts of the stream."""
     paths = ",".join(f'"part-{part}.txt"' for part in range(parts))
     cluster = f"cluster={{trainers={trainers},shards=1}}"
-    ended = millrace(job, *DEEP, *settings, cluster, f"sources.lines.paths=[{paths}]", store=store)
+    ended = headrace(job, *DEEP, *settings, cluster, f"sources.lines.paths=[{paths}]", store=store)
     assert ended.code == 0, ended.output
     return ended.report
 

@@ -15,22 +15,22 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from service.cli.main import cli
-from service.predict.prediction import job_of, predict
-from service.predict.worker_group import PredictionCancelled
-from service.spec.job import load_job
+from headrace.config import validate
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.cli.main import cli
+from headrace.service.predict.prediction import job_of, predict
+from headrace.service.predict.worker_group import PredictionCancelled
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.exports.golden import PREDICTION
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.predict.output_files import PredictionOutput
+from headrace.trainer.predict.prediction_plan import OutputTaken
 from tests.contract.predict_world import content, rows_of
 from tests.fakes.agents import children_of
 from tests.integration.running_job import RunningJob, runs
-from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.checkpoint.commits import Commits
-from trainer.exports.golden import PREDICTION
-from trainer.predict.config import PredictionRequest
-from trainer.predict.output_files import PredictionOutput
-from trainer.predict.prediction_plan import OutputTaken
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]  # the fixture runs whole jobs
 EXPORTED = SPEC + "\n[exports.main]\ngolden = 64\n"
@@ -41,7 +41,7 @@ def ended(tmp_path_factory):
     """A job that has trained all of its lines, with an export at its end, and those lines once more as a holdout."""
     folder = tmp_path_factory.mktemp("ended")
     path = write_job(folder, spec=EXPORTED)
-    run = millrace(path)
+    run = headrace(path)
     assert run.code == 0, run.output
     return load_job(path)
 
@@ -177,7 +177,15 @@ def test_input_that_is_not_there_is_told_by_the_commands_option(ended, tmp_path)
 @pytest.mark.slow
 def test_a_killed_one_goes_on_where_it_was_and_writes_the_same_bytes(ended, tmp_path):
     job, segments = ended.folder / "job.toml", ["--segment-events", "20", "--set", "pipe.command=['sh', '-c', 'cat']"]
-    command = [sys.executable, "-m", "service", "predict", str(job), "--input", str(ended.folder / "part-*.txt")]
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.service",
+        "predict",
+        str(job),
+        "--input",
+        str(ended.folder / "part-*.txt"),
+    ]
     told = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     output, deadline = tmp_path / "killed", Deadline.after(100)
     process = subprocess.Popen([*command, "--output", str(output), *segments], **told, start_new_session=True)
@@ -205,7 +213,16 @@ def test_a_killed_one_goes_on_where_it_was_and_writes_the_same_bytes(ended, tmp_
 
 @pytest.mark.slow
 def test_a_holdout_is_evaluated_and_nothing_is_left(ended, live):
-    command = [sys.executable, "-m", "service", "evaluate", str(ended.folder / "job.toml"), "--json", "--version", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.service",
+        "evaluate",
+        str(ended.folder / "job.toml"),
+        "--json",
+        "--version",
+        "4",
+    ]
     more = ["--input", str(ended.folder / "part-*.txt")]
     done = subprocess.run(
         [*command, *more], capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, check=False
@@ -231,7 +248,7 @@ def test_beside_training_a_pinned_version_is_read_and_training_ends_alike(tmp_pa
         assert code == 0, said
     finally:
         job.kill()
-    again = millrace(tmp_path / "job.toml", store="again")
+    again = headrace(tmp_path / "job.toml", store="again")
     assert job.report["digest"] == again.report["digest"]
 
 
@@ -247,7 +264,7 @@ def test_the_news_examples_predictions_are_the_golden_ones_of_its_export(tmp_pat
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "impressions.jsonl.gz").symlink_to(DATA)
     settings = ["exports.main={golden=256}"]
-    run = millrace(tmp_path / "job.toml", *settings, timeout_s=280)
+    run = headrace(tmp_path / "job.toml", *settings, timeout_s=280)
     assert run.code == 0, run.output
     job = load_job(tmp_path / "job.toml", [*settings, "store.path=store"])
     asked = {"input": {"paths": ["data/impressions.jsonl.gz"]}, "segment_events": 20_000}

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from service.auth.roles import Role
-from service.cluster.store import MARKER
+from headrace.service.auth.roles import Role
+from headrace.service.cluster.store import MARKER
 from tests.fakes.exports import write_export
 from tests.integration.served_host import SPEC, served_host
 
@@ -178,7 +178,7 @@ def test_no_output_lies_in_a_jobs_folder_or_a_store(service, what):
 
 def test_a_link_that_is_made_after_the_request_was_accepted_leads_nowhere(service):
     """The operation is checked once more when it begins: here, it waits behind others meanwhile."""
-    from service.jobs.prediction_rules import PredictionRules
+    from headrace.service.jobs.prediction_rules import PredictionRules
 
     asked = {"input": {"paths": ["late/*.json"]}, "output": "late-out"}
     checks = []

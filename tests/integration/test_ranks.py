@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.lifecycle import ExitCode
+from headrace.lifecycle import ExitCode
+from headrace.trainer.collectives.ranks import SingleRank, gather_messages
 from tests.fakes.rendezvous import RendezvousHere
-from trainer.collectives.ranks import SingleRank, gather_messages
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
 import numpy as np, torch
-from millrace.launcher_contact import LauncherContact
-from millrace.rpc.rendezvous import RendezvousClient
-from trainer.collectives.rank_store import meet_trainers
-from trainer.collectives.ranks import TorchRanks, gather_messages
+from headrace.launcher_contact import LauncherContact
+from headrace.rpc.rendezvous import RendezvousClient
+from headrace.trainer.collectives.rank_store import meet_trainers
+from headrace.trainer.collectives.ranks import TorchRanks, gather_messages
 
 rank, world, folder, contact = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4])
 store = meet_trainers(RendezvousClient(LauncherContact(**contact)), rank, world, {}, "lo", 60.0)
@@ -101,11 +101,11 @@ LEFT = """
 import json, sys
 from contextlib import closing
 import numpy as np, torch
-from millrace.launcher_contact import LauncherContact
-from millrace.lifecycle import exit_code_of
-from millrace.rpc.rendezvous import RendezvousClient
-from trainer.collectives.rank_store import meet_trainers
-from trainer.collectives.ranks import TorchRanks
+from headrace.launcher_contact import LauncherContact
+from headrace.lifecycle import exit_code_of
+from headrace.rpc.rendezvous import RendezvousClient
+from headrace.trainer.collectives.rank_store import meet_trainers
+from headrace.trainer.collectives.ranks import TorchRanks
 
 rank, contact = int(sys.argv[1]), LauncherContact(**json.loads(sys.argv[2]))
 

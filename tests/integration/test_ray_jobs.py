@@ -123,10 +123,10 @@ def test_a_service_runs_a_submitted_job_on_the_ray_clusters_that_it_allows(world
         data = tmp_path / "data"
         (data / "lines.txt").write_text(lines(0, NUM_LINES))
         (data / "job.toml").write_text(SPEC)
-        submit = [sys.executable, "-m", "service", "submit", str(data / "job.toml"), "--base", str(data)]
+        submit = [sys.executable, "-m", "headrace.service", "submit", str(data / "job.toml"), "--base", str(data)]
         for setting in (*ONE_BY_ONE, "cluster.launcher=ray"):
             submit += ["--set", setting]
-        at = {**os.environ, "MILLRACE_URL": str(service.http.base_url)}
+        at = {**os.environ, "HEADRACE_URL": str(service.http.base_url)}
         other = subprocess.run(
             [*submit, "--set", "cluster.ray_address=10.0.0.1:6379"], env=at, capture_output=True, text=True
         )
@@ -157,7 +157,9 @@ def test_deaths_by_a_seed_change_no_bit(world, digest, tmp_path, num_deaths):
     for death in range(1, num_deaths + 1):
         train_on(job)
         placed = actors(world.cluster)
-        (connection,) = [p for p in children_of(job.process.pid) if "service.cluster.ray_driver" in command_of(p)]
+        (connection,) = [
+            p for p in children_of(job.process.pid) if "headrace.service.cluster.ray_driver" in command_of(p)
+        ]
         match kind := draw.choice(("worker", "actor", "connection")):
             case "worker":
                 kill(children_of(draw.choice(placed))[0])

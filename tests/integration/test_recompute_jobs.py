@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration import trainer_here
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 from tests.integration.test_batch_norm import MODEL
 
 ALL = "dense.recompute={blocks='all', segments=2}"
@@ -42,7 +42,7 @@ def test_two_trainers_learn_the_same_bits_with_batch_norm_and_overlap(tmp_path):
     )
     reports = []
     for name, more in (("kept", ()), ("again", ("dense.recompute={blocks=['net']}",))):
-        ended = millrace(job, *given, "cluster={trainers=2, shards=1}", *more, store=name)
+        ended = headrace(job, *given, "cluster={trainers=2, shards=1}", *more, store=name)
         assert ended.code == 0, ended.output
         reports.append(ended.report)
     kept, again = reports

@@ -6,13 +6,13 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Refused, SpecError
-from service.auth.roles import Role
-from service.cli.main import cli
-from service.client.rest_client import NotFound
-from service.cluster.store import OUTPUT
-from service.jobs.output_files import OutputWriter
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Refused, SpecError
+from headrace.service.auth.roles import Role
+from headrace.service.cli.main import cli
+from headrace.service.client.rest_client import NotFound
+from headrace.service.cluster.store import OUTPUT
+from headrace.service.jobs.output_files import OutputWriter
 from tests.integration.served_host import served_host
 from tests.integration.test_run_processes import SPEC as RUNNING
 from tests.integration.test_run_processes import lines
@@ -49,15 +49,15 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture
-def millrace(service, monkeypatch):
+def headrace(service, monkeypatch):
     """Runs a command as a role; its standard output. Raises what it fails with."""
 
     def run(*words, role=Role.ADMIN, **environment):
-        variables = {"MILLRACE_URL": service.url, "MILLRACE_TOKEN": service.texts[role], **environment}
+        variables = {"HEADRACE_URL": service.url, "HEADRACE_TOKEN": service.texts[role], **environment}
         for name, value in variables.items():
             monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
         done = CliRunner().invoke(cli, [str(word) for word in words])
-        if isinstance(done.exception, MillraceError):
+        if isinstance(done.exception, HeadraceError):
             raise done.exception
         assert done.exit_code == 0, (done.output, done.exception)
         return done.stdout
@@ -65,104 +65,104 @@ def millrace(service, monkeypatch):
     return run
 
 
-def test_a_job_is_submitted_looked_at_acted_on_and_deleted(millrace, service):
+def test_a_job_is_submitted_looked_at_acted_on_and_deleted(headrace, service):
     job = service.folder / "news.toml"
-    assert millrace("submit", job, "--hold", "--set", "seed=7") == "news\n"
-    assert millrace("ls") == "news  stopped\n"
-    assert json.loads(millrace("ls", "--json"))[0]["created_by"] == "admin"
+    assert headrace("submit", job, "--hold", "--set", "seed=7") == "news\n"
+    assert headrace("ls") == "news  stopped\n"
+    assert json.loads(headrace("ls", "--json"))[0]["created_by"] == "admin"
     assert service.host.job("news").spec["seed"] == 7
-    assert millrace("status", "news", role=Role.VIEWER).startswith("news: stopped")
-    assert json.loads(millrace("status", "news", "--json"))["phase"] == "stopped"
-    assert millrace("tables", "news").startswith("default: ")
-    assert millrace("logs", "news") == ""
-    assert millrace("doctor", "news", role=Role.VIEWER).startswith("no commit yet")
-    assert millrace("freshness", "news", "--last", role=Role.VIEWER).startswith("not measured yet")
+    assert headrace("status", "news", role=Role.VIEWER).startswith("news: stopped")
+    assert json.loads(headrace("status", "news", "--json"))["phase"] == "stopped"
+    assert headrace("tables", "news").startswith("default: ")
+    assert headrace("logs", "news") == ""
+    assert headrace("doctor", "news", role=Role.VIEWER).startswith("no commit yet")
+    assert headrace("freshness", "news", "--last", role=Role.VIEWER).startswith("not measured yet")
     with pytest.raises(SpecError, match="measures on the job's machine alone; add --last"):
-        millrace("freshness", "news")
+        headrace("freshness", "news")
     with pytest.raises(SpecError, match="--worth: needs a job file on this machine"):
-        millrace("doctor", "news", "--worth", job)
+        headrace("doctor", "news", "--worth", job)
     output = OutputWriter(service.host.job("news").store / OUTPUT, 1 << 20)
     for number in range(500):
         output.write("trainer-0", f"line {number}")
     output.close()
-    assert len(millrace("logs", "news", "--last", 3).splitlines()) == 3
-    assert len(millrace("logs", "news", "--all").splitlines()) == 500
-    assert millrace("logs", "news", "--worker", "shard-0", "--all") == ""
-    assert millrace("watch", "news").endswith("news: stopped\n")
-    assert millrace("stop", "news", role=Role.OPERATOR) == "news: stopped\n"
-    assert millrace("delete", "news", "--yes") == "news is deleted\n"
-    assert millrace("ls") == "no jobs\n"
+    assert len(headrace("logs", "news", "--last", 3).splitlines()) == 3
+    assert len(headrace("logs", "news", "--all").splitlines()) == 500
+    assert headrace("logs", "news", "--worker", "shard-0", "--all") == ""
+    assert headrace("watch", "news").endswith("news: stopped\n")
+    assert headrace("stop", "news", role=Role.OPERATOR) == "news: stopped\n"
+    assert headrace("delete", "news", "--yes") == "news is deleted\n"
+    assert headrace("ls") == "no jobs\n"
 
 
-def test_what_the_service_refuses_is_told_in_its_words(millrace, service):
+def test_what_the_service_refuses_is_told_in_its_words(headrace, service):
     job = service.folder / "news.toml"
     with pytest.raises(SpecError, match="pipe.command: .* allowed: cat"):
-        millrace("submit", job, "--set", 'pipe.command=["sh"]')
+        headrace("submit", job, "--set", 'pipe.command=["sh"]')
     with pytest.raises(NotFound, match="nothing"):
-        millrace("status", "nothing")
+        headrace("status", "nothing")
     with pytest.raises(Refused, match="role admin"):
-        millrace("submit", job, role=Role.OPERATOR)
-    with pytest.raises(Refused, match="MILLRACE_TOKEN"):
-        millrace("ls", MILLRACE_TOKEN=None)
+        headrace("submit", job, role=Role.OPERATOR)
+    with pytest.raises(Refused, match="HEADRACE_TOKEN"):
+        headrace("ls", HEADRACE_TOKEN=None)
     with pytest.raises(SpecError, match="--url"):
-        millrace("ls", MILLRACE_URL=None)
+        headrace("ls", HEADRACE_URL=None)
 
 
-def test_what_asks_a_chief_of_a_job_that_does_not_run_is_told_so(millrace, service):
-    millrace("submit", service.folder / "news.toml", "--hold", "--name", "still")
+def test_what_asks_a_chief_of_a_job_that_does_not_run_is_told_so(headrace, service):
+    headrace("submit", service.folder / "news.toml", "--hold", "--name", "still")
     try:
         for words in (("commit", "still"), ("set", "still", "tables.default.optimizer.lr=0.1")):
-            with pytest.raises(MillraceError, match="run"):
-                millrace(*words)
+            with pytest.raises(HeadraceError, match="run"):
+                headrace(*words)
         with pytest.raises(SpecError, match="the job has: none"):
-            millrace("export", "still")
+            headrace("export", "still")
     finally:
-        millrace("delete", "still", "--yes")
+        headrace("delete", "still", "--yes")
 
 
-def test_a_job_file_is_one_of_this_machine_whatever_the_environment_says(millrace, service):
-    with pytest.raises(MillraceError, match=r"store"):
-        millrace("commit", service.folder / "news.toml")
+def test_a_job_file_is_one_of_this_machine_whatever_the_environment_says(headrace, service):
+    with pytest.raises(HeadraceError, match=r"store"):
+        headrace("commit", service.folder / "news.toml")
     with pytest.raises(SpecError, match="job file on this machine"):
-        millrace("commit", service.folder / "news.toml", "--url", service.url, MILLRACE_URL=None)
+        headrace("commit", service.folder / "news.toml", "--url", service.url, HEADRACE_URL=None)
     with pytest.raises(SpecError, match="news: no such file"):
-        millrace("commit", "news", MILLRACE_URL=None)
+        headrace("commit", "news", HEADRACE_URL=None)
 
 
-def test_a_token_is_in_no_error_and_no_output(millrace, service):
+def test_a_token_is_in_no_error_and_no_output(headrace, service):
     secret = service.texts[Role.ADMIN].rpartition("_")[2]
-    assert secret not in millrace("ls", "--json")
-    with pytest.raises(MillraceError) as caught:
-        millrace("status", "nothing")
+    assert secret not in headrace("ls", "--json")
+    with pytest.raises(HeadraceError) as caught:
+        headrace("status", "nothing")
     assert secret not in str(caught.value) and secret not in repr(caught.value.__context__)
 
 
 @pytest.mark.slow
-def test_a_running_job_is_watched_paused_set_committed_exported_and_drained(millrace, service):
+def test_a_running_job_is_watched_paused_set_committed_exported_and_drained(headrace, service):
     data = service.folder / "data"
     (data / "lines.txt").write_text(lines(0, 3000))
     (service.folder / "live.toml").write_text(RUNNING + "[exports.main]\nat_end = false\n")
     follow = ("sources.lines.follow=true", 'sources.lines.poll="50ms"', 'passes.wait="100ms"')
     sets = [word for setting in follow for word in ("--set", setting)]
-    assert millrace("submit", service.folder / "live.toml", "--name", "live", "--base", data, *sets) == "live\n"
+    assert headrace("submit", service.folder / "live.toml", "--name", "live", "--base", data, *sets) == "live\n"
     try:
-        until(lambda: json.loads(millrace("status", "live", "--json"))["events"] == 3000)
-        assert "events 3,000" in millrace("status", "live")
-        assert "rows of dim 4" in millrace("tables", "live")
-        assert "acts from version" in millrace("set", "live", "tables.default.optimizer.lr=0.01", role=Role.OPERATOR)
-        assert re.match(r"t1-\d+-g1\n", millrace("commit", "live", role=Role.OPERATOR))
-        assert "complete" in millrace("export", "live", role=Role.OPERATOR)
-        millrace("pause", "live", role=Role.OPERATOR)
-        until(lambda: json.loads(millrace("status", "live", "--json"))["phase"] == "paused")
-        millrace("resume", "live", role=Role.OPERATOR)
-        assert "trainer-0: " in millrace("logs", "live", "--worker", "trainer-0")
-        millrace("drain", "live", role=Role.OPERATOR)
-        assert millrace("watch", "live").endswith("live: ended\n")
+        until(lambda: json.loads(headrace("status", "live", "--json"))["events"] == 3000)
+        assert "events 3,000" in headrace("status", "live")
+        assert "rows of dim 4" in headrace("tables", "live")
+        assert "acts from version" in headrace("set", "live", "tables.default.optimizer.lr=0.01", role=Role.OPERATOR)
+        assert re.match(r"t1-\d+-g1\n", headrace("commit", "live", role=Role.OPERATOR))
+        assert "complete" in headrace("export", "live", role=Role.OPERATOR)
+        headrace("pause", "live", role=Role.OPERATOR)
+        until(lambda: json.loads(headrace("status", "live", "--json"))["phase"] == "paused")
+        headrace("resume", "live", role=Role.OPERATOR)
+        assert "trainer-0: " in headrace("logs", "live", "--worker", "trainer-0")
+        headrace("drain", "live", role=Role.OPERATOR)
+        assert headrace("watch", "live").endswith("live: ended\n")
     finally:
-        if json.loads(millrace("status", "live", "--json"))["phase"] != "ended":
-            millrace("stop", "live")
-            millrace("watch", "live")
-        millrace("delete", "live", "--yes")
+        if json.loads(headrace("status", "live", "--json"))["phase"] != "ended":
+            headrace("stop", "live")
+            headrace("watch", "live")
+        headrace("delete", "live", "--yes")
 
 
 def until(true):

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests.integration.followed_job import FollowedJob
 
 EXPORTS = 'exports={serving={delta="1ms", clock="wall"}}'
@@ -21,7 +21,7 @@ WITHIN_S = 60.0
 
 
 class Replica:
-    """`millrace replica` in a process of its own."""
+    """`headrace replica` in a process of its own."""
 
     model, within_s = "small", WITHIN_S
 

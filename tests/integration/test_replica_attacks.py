@@ -30,7 +30,7 @@ class Replica:
         self.log = folder / "log"
         (folder / "token").write_text(TOKEN)
         address = folder / "address"
-        command = [sys.executable, "-m", "service", "replica", "--exports", str(self.job.folder)]
+        command = [sys.executable, "-m", "headrace.service", "replica", "--exports", str(self.job.folder)]
         command += ["--listen", "127.0.0.1:0", "--address-file", str(address), "--token-file", str(folder / "token")]
         with self.log.open("wb") as log:
             few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))  # noqa: E731

@@ -5,19 +5,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import NotYet, Refused, SpecError, Unavailable
-from millrace.identity import certificates
-from millrace.identity.authority import open_authority
-from millrace.identity.join_token import FILE, JoinToken, StaleToken, check_token, open_token, rotate_token
-from millrace.identity.peers import PeerName, PeerRole, PeerRule
-from millrace.rpc import channels
-from millrace.rpc.feed_joining import MAX_CALLS, serve_feed_address
-from millrace.rpc.refusals import RefusalReason, Refusals
-from millrace.rpc.rpc_server import RpcServer
-from millrace.rpc.tls_listener import TlsEndpoint
+from headrace.deadline import Deadline
+from headrace.errors import NotYet, Refused, SpecError, Unavailable
+from headrace.identity import certificates
+from headrace.identity.authority import open_authority
+from headrace.identity.join_token import FILE, JoinToken, StaleToken, check_token, open_token, rotate_token
+from headrace.identity.peers import PeerName, PeerRole, PeerRule
+from headrace.rpc import channels
+from headrace.rpc.feed_joining import MAX_CALLS, serve_feed_address
+from headrace.rpc.refusals import RefusalReason, Refusals
+from headrace.rpc.rpc_server import RpcServer
+from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.trainer.replica.feed_address import FeedAddress, at_launcher, certified
 from tests.unit.test_feed_finding import MESSAGE, WHERE
-from trainer.replica.feed_address import FeedAddress, at_launcher, certified
 
 SOON_S = 5.0
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.rpc.job_client import JobClient
+from headrace.deadline import Deadline
+from headrace.rpc.job_client import JobClient
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import RecordKind, read
+from headrace.trainer.journal.records import Claim
 from tests.integration.running_job import RunningJob, assert_gone
-from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.checkpoint.commits import Commits
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import RecordKind, read
-from trainer.journal.records import Claim
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 SETTINGS = ("passes.max_events=50", "train.threads=1", "train.batch_size=8", 'train.matmul="mkl"')
 SAME = ("digest", "events", "samples", "passes", "positions", "metrics")
@@ -30,7 +30,16 @@ def job(tmp_path_factory):
 
 def resize(running: RunningJob, job: Path, *numbers: str) -> str:
     """Resize the running job by the command; what it prints."""
-    words = [sys.executable, "-m", "service", "resize", str(job), "--set", f"store.path={running.store}", *numbers]
+    words = [
+        sys.executable,
+        "-m",
+        "headrace.service",
+        "resize",
+        str(job),
+        "--set",
+        f"store.path={running.store}",
+        *numbers,
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr + "".join(running.said)
     return done.stdout
@@ -71,7 +80,7 @@ def equal(report, other):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_job_whose_shards_are_resized_four_times_ends_with_the_same_digest(job):
-    undisturbed = millrace(job, *SETTINGS, store="undisturbed")
+    undisturbed = headrace(job, *SETTINGS, store="undisturbed")
     assert undisturbed.code == 0, undisturbed.output
     steps = [("--shards", str(number)) for number in (2, 3, 1, 2)]
     running = resized(job, "shards", ("cluster.shards=0", "commit.keep=1000"), steps)
@@ -99,14 +108,14 @@ def test_the_numbers_of_a_resize_hold_after_a_stop_until_the_file_changes_them(j
         running.kill()
         slowly.unlink()
     store = str(running.store)
-    assert millrace(job, *SETTINGS, "passes.max_events=400", store=store).code == 0
+    assert headrace(job, *SETTINGS, "passes.max_events=400", store=store).code == 0
     assert worlds(running.store)[-1] == (1, 2)
     assert Commits(running.store).whole()[-1].state["operations"]["overrides"] == {
         "cluster.shards": 2, "cluster.trainers": 1,
     }  # fmt: skip
-    assert millrace(job, *SETTINGS, "cluster.shards=1", store=store).code == 0
+    assert headrace(job, *SETTINGS, "cluster.shards=1", store=store).code == 0
     assert worlds(running.store)[-1] == (1, 1)
-    assert millrace(job, *SETTINGS, store=store).code == 0
+    assert headrace(job, *SETTINGS, store=store).code == 0
     assert worlds(running.store)[-1] == (1, 0), "the file's own number again, and not the old resize"
 
 
@@ -122,7 +131,7 @@ def test_what_each_number_of_trainers_learnt_is_the_same_when_trained_again(job)
     assert sum(close.content.events for close in history.closes.values()) == running.report["events"] == 3 * 2400 - 21
     begins = ["0", *(str(max(n for n, width in widths.items() if width == before)) for before in (1, 3))]
     for begin, refused in zip(begins, (True, True, False), strict=True):
-        again = millrace(
+        again = headrace(
             job, *SETTINGS, store=str(running.store), command="rerun", options=("--from", begin), timeout_s=200
         )
         assert (again.code != 0) == refused, again.output
@@ -131,7 +140,7 @@ def test_what_each_number_of_trainers_learnt_is_the_same_when_trained_again(job)
 
 @pytest.mark.long
 def test_a_job_that_does_not_run_is_not_resized(job):
-    millrace(job, *SETTINGS, "passes.max_events=2400", store="over")
-    words = [sys.executable, "-m", "service", "resize", str(job), "--set", "store.path=over", "--shards", "2"]
+    headrace(job, *SETTINGS, "passes.max_events=2400", store="over")
+    words = [sys.executable, "-m", "headrace.service", "resize", str(job), "--set", "store.path=over", "--shards", "2"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "no run is active" in done.stderr

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import RecordKind, read
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.checkpoint.commits import Commits
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import RecordKind, read
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 OFTEN = ("passes.max_events=100", "commit.every_passes=4")
 SAME = ("digest", "events", "samples", "passes", "positions", "metrics")
@@ -30,7 +30,7 @@ def undisturbed(job):
 
 
 def finished(job, store, *settings):
-    run = millrace(job, *OFTEN, *settings, store=store)
+    run = headrace(job, *OFTEN, *settings, store=store)
     assert run.code == 0, run.output
     return run.report
 
@@ -122,7 +122,7 @@ def test_a_changed_spec_acts_after_what_was_logged_under_the_old_one(job, undist
 def test_what_rows_do_not_survive_is_refused_and_nothing_is_touched(job, undisturbed):
     store = job.parent / "undisturbed"
     before = sorted(path.name for path in (store / "log").iterdir())
-    refused = millrace(job, *OFTEN, "tables.default.dim=8", store="undisturbed")
+    refused = headrace(job, *OFTEN, "tables.default.dim=8", store="undisturbed")
     assert refused.code == 2 and "tables.default.dim: cannot change" in refused.output, refused.output
     assert sorted(path.name for path in (store / "log").iterdir()) == before
 

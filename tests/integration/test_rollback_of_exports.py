@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.records import RollbackOperation
 from tests.integration.stream_job import SPEC
 from tests.integration.trainer_here import run
-from trainer.journal.log import read
-from trainer.journal.records import RollbackOperation
 
 PASS_EVENTS, BEGIN_S, PASS_S = 200, 1_700_006_400, 3600
 JOB = (

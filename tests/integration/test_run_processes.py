@@ -1,11 +1,11 @@
-"""`millrace run` with the real workers: it trains, it stops at a request, and it leaves no process behind."""
+"""`headrace run` with the real workers: it trains, it stops at a request, and it leaves no process behind."""
 
 import os
 import signal
 
 import pytest
 
-from millrace.lifecycle import ExitCode
+from headrace.lifecycle import ExitCode
 from tests.integration.running_job import RunningJob, assert_gone, assert_gone_pids
 
 SPEC = """

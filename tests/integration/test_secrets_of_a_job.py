@@ -5,12 +5,12 @@ import stat
 
 import pytest
 
-from millrace.lifecycle import ExitCode
+from headrace.lifecycle import ExitCode
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.log import RecordKind, read
 from tests.integration.hosted_service import CONFIG, HostedService, spec_of
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import SPEC, millrace, write_job
-from trainer.checkpoint.commits import Commits
-from trainer.journal.log import RecordKind, read
+from tests.integration.stream_job import SPEC, headrace, write_job
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(300)]
 PASSWORD = "hunter2-of-the-broker"
@@ -74,10 +74,10 @@ def test_a_password_is_in_no_file_of_the_store_and_its_change_is_no_change_of_th
         assert not [spec for spec in specs_logged(store) if "file" in str(spec["spec"]["sources"])]
         assert holding(store, PASSWORD, "rotated-hunter2") == []
 
-        again = millrace(made, command="rerun", options=["--from", Commits(store).names()[0]])
+        again = headrace(made, command="rerun", options=["--from", Commits(store).names()[0]])
         assert again.code == 0 and ": identical" in again.output, again.output
         made.write_text(spec_file(kafka, topic, '{ env = "NOT_SET_HERE" }'))
-        refused = millrace(made)
+        refused = headrace(made)
         assert refused.code == ExitCode.BAD_CONFIG, refused.output
         assert (
             "sasl_plain_password: the environment variable NOT_SET_HERE, which it names, is not set" in refused.output

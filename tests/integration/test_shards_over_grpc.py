@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded
-from millrace.retry import Backoff
-from pserver.client.remote import RemoteShards
-from pserver.config import TableSection
-from pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
-from pserver.protocol.shards import StepScale
-from pserver.server.shard_server import ShardServer
-from pserver.server.step_calls import StepCalls
-from pserver.store.rocks_store import RocksRowStore
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.config import TableSection
+from headrace.pserver.errors import InvalidShardCall, MessageTooLarge, ShardUnavailable, StaleGeneration, StepTimedOut
+from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.pserver.server.step_calls import StepCalls
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.retry import Backoff
 from tests.contract import shards_world as w
 from tests.fakes.rendezvous import RendezvousHere
 
@@ -154,7 +154,7 @@ def test_a_batch_that_was_never_announced_is_refused(server):
 
 
 def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
-    monkeypatch.setattr("pserver.server.step_calls.MAX_BATCHES_AHEAD", 3)
+    monkeypatch.setattr("headrace.pserver.server.step_calls.MAX_BATCHES_AHEAD", 3)
     shards = connect(server.address)
     shards.open_pass(1, w.soon())
     batches = [shards.prepare({"default": w.keys(n)}, learn=True) for n in range(4)]
@@ -170,7 +170,7 @@ def test_more_batches_ahead_than_a_shard_keeps_are_refused(server, monkeypatch):
 
 
 def test_a_shard_that_is_gone_is_named_within_the_deadline(monkeypatch):
-    monkeypatch.setattr("pserver.client.connection.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
+    monkeypatch.setattr("headrace.pserver.client.connection.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
     server = ShardServer(w.process(0, 1, 1, w.TABLES))
     shards = connect(server.address)
     server.close()
@@ -252,7 +252,7 @@ def test_a_settle_whose_wait_for_a_write_times_out_may_be_repeated(tmp_path, mon
 
 
 class Process:
-    """`python -m pserver`, with a pipe as its standard input."""
+    """`python -m headrace.pserver`, with a pipe as its standard input."""
 
     def __init__(self, folder: Path, **changes) -> None:
         self.rendezvous = RendezvousHere(folder, "shard-0")
@@ -261,7 +261,7 @@ class Process:
         config = w.process(0, 1, 1, w.TABLES, **where).model_dump(mode="json") | changes
         (folder / "config.json").write_text(json.dumps(config))
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "pserver", "--config", str(folder / "config.json")],
+            [sys.executable, "-m", "headrace.pserver", "--config", str(folder / "config.json")],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -310,7 +310,7 @@ def test_a_process_serves_and_ends_with_0_on_sigterm(start):
 @pytest.mark.parametrize("point", [*DYING, None])
 def test_a_commit_survives_a_shard_killed_at_any_point_of_the_next(start, tmp_path, monkeypatch, point):
     """The failpoint is passed once in the first commit, which is complete, and kills the process in the second."""
-    monkeypatch.setattr("pserver.client.connection.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
+    monkeypatch.setattr("headrace.pserver.client.connection.BACKOFF", Backoff((0.001, 0.002, 0.004, 0.008, 0.016)))
     faults = [] if point is None else [{"point": point, "hit": 1 + DYING[point]}]
     process = start(live=str(tmp_path / "live-1"), faults=faults)
     shards = connect(process.address())

@@ -1,17 +1,17 @@
-"""`millrace size` on a whole job: what it tells of the events that it measured is what a run of them has."""
+"""`headrace size` on a whole job: what it tells of the events that it measured is what a run of them has."""
 
 import json
 
 import pytest
 
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import headrace, write_job
 
 
 @pytest.mark.long
 def test_a_job_is_measured_in_a_store_that_is_gone_afterwards(tmp_path):
     job = write_job(tmp_path)
     options = ["--events", "1179", "--days", "1", "--sample", "5000", "--json"]
-    run = millrace(job, command="size", options=options)
+    run = headrace(job, command="size", options=options)
     assert run.code == 0, run.output
     found, _ = json.JSONDecoder().raw_decode(run.output)  # what it says meanwhile comes after it
     (table,), measured = found["tables"], found["measured"]

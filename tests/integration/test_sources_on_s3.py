@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 
-from dataset.sources import bucket_files
-from dataset.sources.opening import open_source
-from dataset.spec.config import FilesSource
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from dataset.stream.source import Segment
-from millrace.blob import blob_retry
-from millrace.blob import s3 as s3_module
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.retry import Backoff
+from headrace.blob import blob_retry
+from headrace.blob import s3 as s3_module
+from headrace.dataset.sources import bucket_files
+from headrace.dataset.sources.opening import open_source
+from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.retry import Backoff
 from tests.s3_server import proxy, s3  # noqa: F401
 
 

@@ -5,18 +5,18 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from millrace.errors import MillraceError
-from service.cli.main import cli
-from tests.integration.stream_job import millrace
+from headrace.errors import HeadraceError
+from headrace.service.cli.main import cli
+from headrace.trainer.journal.log import RecordKind, read
+from tests.integration.stream_job import headrace
 from tests.integration.test_ageing_jobs import ALIVE, NEW, write
-from trainer.journal.log import RecordKind, read
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """A job that has ended: three days, of which two are left."""
     job = write(tmp_path_factory.mktemp("ended"), range(3))
-    ran = millrace(job)
+    ran = headrace(job)
     assert ran.code == 0, ran.output
     return job
 
@@ -24,7 +24,7 @@ def ended(tmp_path_factory):
 def say(command, job, *words):
     """What a command prints, or the words in which it refuses."""
     ran = CliRunner().invoke(cli, [command, str(job), *words])
-    assert ran.exception is None or isinstance(ran.exception, MillraceError), repr(ran.exception)
+    assert ran.exception is None or isinstance(ran.exception, HeadraceError), repr(ran.exception)
     return ran.output + str(ran.exception or "")
 
 
@@ -61,7 +61,7 @@ def test_what_would_go_is_counted_and_a_shrink_acts_in_the_next_run(ended):
     said = say("shrink", ended, "--delete-after-days", "0", "--allow")
     assert f"a shrink of table default is logged for the next run; {going} of {before} rows" in said
     assert read(log)[-1].kind is RecordKind.OPERATION and rows_in(ended) == before
-    ran = millrace(ended)
+    ran = headrace(ended)
     assert ran.code == 0 and ran.report["tables"]["default"]["rows"] == rows_of_days(2), ran.output
     assert rows_in(ended) == rows_of_days(2)
 
@@ -73,4 +73,4 @@ def rows_in(job):
 def test_a_job_that_never_ran_has_nothing_to_read(tmp_path):
     job = write(tmp_path, range(1))
     for command, *words in (("tables",), ("explain", "item", "1"), ("shrink", "--dry-run")):
-        assert "holds no run; `millrace run` begins one" in say(command, job, *words)
+        assert "holds no run; `headrace run` begins one" in say(command, job, *words)

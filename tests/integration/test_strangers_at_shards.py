@@ -16,16 +16,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.proto import role_pb2
-from millrace.rpc import channels, rpc_server, unix_sockets
-from millrace.rpc.role import RoleClient, serve_role
-from pserver.client.remote import RemoteShards
-from pserver.feed.feed_server import FeedServer
-from pserver.proto import feed_pb2, shard_pb2
-from pserver.protocol.shards import StepScale
-from pserver.server.shard_server import ShardServer
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.proto import role_pb2
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.feed.feed_server import FeedServer
+from headrace.pserver.proto import feed_pb2, shard_pb2
+from headrace.pserver.protocol.shards import StepScale
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.rpc import channels, rpc_server, unix_sockets
+from headrace.rpc.role import RoleClient, serve_role
 from tests.contract import shards_world as w
 from tests.fakes.rendezvous import RendezvousHere
 
@@ -177,7 +177,7 @@ def test_a_message_that_is_refused_is_not_read(tmp_path, rendezvous):
     where = {"socket": tmp_path / "shard-0.socket", "launcher": rendezvous.contact("shard-0")}
     config = w.process(0, 1, 1, w.TABLES, **where)
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "pserver", "--config", str(tmp_path / "config.json")]
+    command = [sys.executable, "-m", "headrace.pserver", "--config", str(tmp_path / "config.json")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
         try:
             alive = lambda: None if child.poll() is None else pytest.fail("it ended")  # noqa: E731
@@ -212,7 +212,7 @@ def test_a_socket_is_its_owners_alone(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_cannot_connect_even_where_the_folder_is_open(tmp_path):
     """In /tmp, which everybody may enter."""
-    folder = Path("/tmp") / f"millrace-test-{os.getpid()}"
+    folder = Path("/tmp") / f"headrace-test-{os.getpid()}"
     folder.mkdir(mode=0o755)
     path = folder / "shard-0.socket"
     script = f"import socket, os; os.setuid({NOBODY}); socket.socket(socket.AF_UNIX).connect({str(path)!r})"

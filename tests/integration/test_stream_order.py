@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config import load_toml
-from millrace.failpoints import Failpoint
-from tests.integration.stream_job import FIRST_S, LIVING, SPEC, millrace, write_job, write_living_job
+from headrace.config import load_toml
+from headrace.failpoints import Failpoint
+from headrace.trainer.config import Rerun
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from headrace.trainer.train.assembly import open_trainer
+from tests.integration.stream_job import FIRST_S, LIVING, SPEC, headrace, write_job, write_living_job
 from tests.integration.trainer_here import closes, config_of, killed, run, torch_as_before
-from trainer.config import Rerun
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.train.assembly import open_trainer
 
 SETTINGS = ("passes.max_events=70", "train.threads=1")
 BEFORE_EXPORTS, _, REST = LIVING.partition("[exports.serving]")
@@ -63,7 +63,7 @@ def test_a_job_killed_between_files_ends_with_the_same_digest(jobs, whole, tmp_p
 @pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_so_do_several_trainers_each_with_an_equal_part_of_every_pass(jobs, trainers):
     settings = (*SETTINGS, f"cluster.trainers={trainers}", "cluster.shards=1")
-    runs = [millrace(job, *settings, store=f"store-{trainers}") for job in jobs]
+    runs = [headrace(job, *settings, store=f"store-{trainers}") for job in jobs]
     assert [each.code for each in runs] == [0, 0], runs[1].output
     assert runs[0].report["digest"] == runs[1].report["digest"]
     plans = [p.content for p in JobHistory.of(read(jobs[1].parent / f"store-{trainers}" / "log")).plans.values()]
@@ -140,8 +140,8 @@ def test_a_job_that_began_with_equal_shares_goes_on_so_and_restarts_to_the_bit(t
 @pytest.mark.long
 def test_a_finished_job_trains_what_is_new_and_ends(tmp_path):
     job = write_job(tmp_path, num_parts=2, num_lines=60, spec=SPEC)
-    first = millrace(job, *SETTINGS)
-    again = millrace(job, *SETTINGS)
+    first = headrace(job, *SETTINGS)
+    again = headrace(job, *SETTINGS)
     assert (first.code, again.code) == (0, 0) and "the stream is drained" in again.output
     assert again.report["events"] == first.report["events"] == 113 and again.report["digest"] == first.report["digest"]
     lines = (tmp_path / "part-0.txt").read_text().splitlines(keepends=True)
@@ -149,12 +149,12 @@ def test_a_finished_job_trains_what_is_new_and_ends(tmp_path):
     with (tmp_path / "part-1.txt").open("a") as file:
         file.write("".join(lines[:5]))
     (tmp_path / "part-0.txt").unlink()
-    more = millrace(job, *SETTINGS)
+    more = headrace(job, *SETTINGS)
     assert more.code == 0 and more.report["events"] == 148, more.output
     assert more.report["positions"] == {"part-0.txt": 60, "part-1.txt": 58, "part-2.txt": 30}
     assert "part-0.txt is no longer there; it was read up to position 60" in more.output
     assert "35 events are new since the stream was read completely, in part-1.txt, part-2.txt" in more.output
     for path in tmp_path.glob("part-*.txt"):
         path.unlink()
-    gone = millrace(job, *SETTINGS)
+    gone = headrace(job, *SETTINGS)
     assert gone.code == 0 and gone.report["digest"] == more.report["digest"], gone.output

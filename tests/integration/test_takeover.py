@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millrace.deadline import Deadline
-from service.jobs.folder import JobFolder
+from headrace.deadline import Deadline
+from headrace.service.jobs.folder import JobFolder
 from tests.integration.hosted_service import CONFIG, HostedService, closes, kill, launcher, report, spec_of
 from tests.integration.stream_job import write_job
 from tests.postgres.cluster import PASSWORD
@@ -41,7 +41,14 @@ class Pair(HostedService):
 
     def begin(self):
         """Start it, whether it serves or waits."""
-        command = [sys.executable, "-m", "service", "serve", "--config", str(self.folder / f"{self.name}.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.service",
+            "serve",
+            "--config",
+            str(self.folder / f"{self.name}.toml"),
+        ]
         with (self.folder / "serve.err").open("a") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
 
@@ -56,7 +63,7 @@ class Pair(HostedService):
         assert f"http://127.0.0.1:{active.port} is active" in refused.json()["detail"]
         assert self.http.post("/v1/jobs", json={}).status_code == 503
         assert self.http.get("/v1/health").json()["status"] == "ok"
-        assert "millrace_service_active 0.0" in self.http.get("/metrics").text
+        assert "headrace_service_active 0.0" in self.http.get("/metrics").text
 
     def active(self):
         """Whether it answers as the active service."""
@@ -71,7 +78,7 @@ class Pair(HostedService):
         while not self.active():
             assert time.monotonic() < begun_s + WITHIN_S, self.said()
             time.sleep(0.05)
-        assert "millrace_service_active 1.0" in self.http.get("/metrics").text
+        assert "headrace_service_active 1.0" in self.http.get("/metrics").text
         return time.monotonic() - begun_s
 
 

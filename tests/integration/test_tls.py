@@ -10,20 +10,20 @@ from datetime import UTC, datetime, timedelta
 import grpc
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import Refused, SpecError, Unavailable
-from millrace.identity import certificates
-from millrace.identity.authority import open_authority
-from millrace.identity.credentials import Credentials
-from millrace.identity.join_token import JoinToken
-from millrace.identity.peers import PeerName, PeerRole, PeerRule
-from millrace.rpc import channels, role, tls_listener
-from millrace.rpc.authority_contact import find_head
-from millrace.rpc.channels import TlsPeer
-from millrace.rpc.refusals import RefusalReason, Refusals
-from millrace.rpc.role import RoleClient
-from millrace.rpc.rpc_server import RpcServer
-from millrace.rpc.tls_listener import TlsEndpoint
+from headrace.deadline import Deadline
+from headrace.errors import Refused, SpecError, Unavailable
+from headrace.identity import certificates
+from headrace.identity.authority import open_authority
+from headrace.identity.credentials import Credentials
+from headrace.identity.join_token import JoinToken
+from headrace.identity.peers import PeerName, PeerRole, PeerRule
+from headrace.rpc import channels, role, tls_listener
+from headrace.rpc.authority_contact import find_head
+from headrace.rpc.channels import TlsPeer
+from headrace.rpc.refusals import RefusalReason, Refusals
+from headrace.rpc.role import RoleClient
+from headrace.rpc.rpc_server import RpcServer
+from headrace.rpc.tls_listener import TlsEndpoint
 
 HEADS = PeerRule("news", 3, {PeerRole.HEAD: range(1)})
 HERE = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""`millrace run --trace`: the timeline of a real job with two trainers and two shards."""
+"""`headrace run --trace`: the timeline of a real job with two trainers and two shards."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 from tests.integration.running_job import RunningJob
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import headrace, write_job
 
 pytestmark = pytest.mark.long
 
@@ -47,7 +47,7 @@ class Trace:
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
     job = write_job(tmp_path_factory.mktemp("traced"))
-    ended = millrace(job, *TWO_BY_TWO, options=("--trace", "steps=200"))
+    ended = headrace(job, *TWO_BY_TWO, options=("--trace", "steps=200"))
     assert ended.code == 0, ended.output
     return ended, Trace(job.parent / "store" / "trace.json"), job
 
@@ -113,7 +113,7 @@ def test_a_shard_applies_a_push_after_the_trainers_began_to_send_it(traced):
 
 
 def test_a_timeline_changes_no_digest(traced, tmp_path):
-    plain = millrace(write_job(tmp_path), *TWO_BY_TWO)
+    plain = headrace(write_job(tmp_path), *TWO_BY_TWO)
     assert plain.report["digest"] == traced[0].report["digest"]
     assert not list((tmp_path / "store").glob("trace*"))
 
@@ -143,7 +143,9 @@ def test_a_killed_worker_leaves_no_part_and_the_next_generation_is_traced(tmp_pa
 def test_a_wrong_window_is_refused_before_the_store_is_made(tmp_path):
     job = write_job(tmp_path)
     ended = subprocess.run(
-        [sys.executable, "-m", "service", "run", str(job), "--trace", "steps=none"], capture_output=True, text=True
+        [sys.executable, "-m", "headrace.service", "run", str(job), "--trace", "steps=none"],
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 2 and "--trace steps=none: steps: Input should be a valid integer" in ended.stderr
     assert not (tmp_path / "store").exists()

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.integration.stream_job import millrace, write_job
+from tests.integration.stream_job import headrace, write_job
 
 NUM_LINES = 400 + 393 + 386
 
@@ -17,7 +17,7 @@ def job(tmp_path_factory):
 
 
 def run(job, trainers, shards, store, *settings):
-    ended = millrace(job, f"cluster.trainers={trainers}", f"cluster.shards={shards}", *settings, store=store)
+    ended = headrace(job, f"cluster.trainers={trainers}", f"cluster.shards={shards}", *settings, store=store)
     assert ended.code == 0, ended.output
     assert ended.report["events"] == ended.report["samples"] == NUM_LINES
     assert ended.report["rejected"] == {}
@@ -80,7 +80,7 @@ def test_a_job_changes_the_place_of_its_dense_parameters_and_goes_on(job, tmp_pa
     seen = []
     for number, place in enumerate(('dense.strategy="all_reduce"', SLICED, 'dense.strategy="all_reduce"')):
         shutil.copy(job.parent / f"part-{number}.txt", tmp_path)
-        ended = millrace(moving, place, "cluster.shards=2")
+        ended = headrace(moving, place, "cluster.shards=2")
         assert ended.code == 0, ended.output
         seen.append(ended.report["metrics"]["life"]["ctr"])
     counts = [each["count"] for each in seen]
@@ -130,7 +130,7 @@ def test_bytes_of_copies_fall_with_the_number_of_batches_between_exchanges(tmp_p
     sent = {}
     for k_steps in (1, 2, 4):
         mode = ('train.mode="geo"', f"train.k_steps={k_steps}", "cluster.shards=2")
-        links = millrace(job, *SGD, *wide, *mode, store=f"geo-{k_steps}").report["links"]["trainer-0"].values()
+        links = headrace(job, *SGD, *wide, *mode, store=f"geo-{k_steps}").report["links"]["trainer-0"].values()
         sent[k_steps] = sum(link[f"shared_{way}_bytes"] for link in links for way in ("sent", "received"))
     for k_steps in (2, 4):
         assert sent[k_steps] * k_steps == pytest.approx(sent[1], rel=0.1)
@@ -183,18 +183,18 @@ def test_the_report_has_what_was_learnt(embedded):
 
 @pytest.mark.slow
 def test_a_frozen_twin_does_not_learn(job):
-    twin = millrace(job, "train.learn_until=400", store="frozen")
+    twin = headrace(job, "train.learn_until=400", store="frozen")
     assert twin.code == 0, twin.output
     assert twin.report["samples"] == NUM_LINES
-    short = millrace(job, "train.learn_until=0", store="never")
+    short = headrace(job, "train.learn_until=0", store="never")
     assert short.report["metrics"]["life"]["ctr"]["auc"] == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.long
 def test_a_run_that_ended_is_resumed_and_finds_nothing_left_to_do(job, embedded):
-    again = millrace(job, store="embedded")
+    again = headrace(job, store="embedded")
     assert again.code == 0, again.output
     same = ("digest", "events", "samples", "passes", "positions", "metrics", "halves")
     assert {name: again.report[name] for name in same} == {name: embedded[name] for name in same}
-    anew = millrace(job, store="embedded", options=["--fresh"])
+    anew = headrace(job, store="embedded", options=["--fresh"])
     assert anew.code == 0 and anew.report["digest"] == embedded["digest"]

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt-get install chromium"),
     pytest.mark.skipif(
-        find_spec("nicegui") is None, reason="the extra ui is not installed: pip install 'millrace[ui]'"
+        find_spec("nicegui") is None, reason="the extra ui is not installed: pip install 'headrace[ui]'"
     ),
     pytest.mark.skipif(find_spec("playwright") is None, reason="playwright is not installed: pip install playwright"),
 ]
@@ -40,7 +40,7 @@ pytestmark = [
 
 def token(service, role):
     config = str(service.folder / "service.toml")
-    command = [sys.executable, "-m", "service", "token", "create", role, "--role", role, "--config", config]
+    command = [sys.executable, "-m", "headrace.service", "token", "create", role, "--role", role, "--config", config]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from service.inspect.model_state import CommitState
+from headrace.service.inspect.model_state import CommitState
+from headrace.trainer.checkpoint.commits import Commits
 from tests.fakes.exports import write_export
-from tests.integration.stream_job import millrace, write_job
-from trainer.checkpoint.commits import Commits
+from tests.integration.stream_job import headrace, write_job
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]  # the fixture runs whole jobs
 
@@ -36,7 +36,7 @@ def learnt(tmp_path_factory):
     """A job, how it came out cold, and an export of its end."""
     tmp_path = tmp_path_factory.mktemp("warm")
     job = write_job(tmp_path)
-    cold = millrace(job, store="cold")
+    cold = headrace(job, store="cold")
     assert cold.code == 0, cold.output
     rows, dense = state_of(newest(tmp_path / "cold"), tmp_path)
     return job, cold, write_export(tmp_path / "exports", "base", 3, rows, dense=dense)
@@ -44,7 +44,7 @@ def learnt(tmp_path_factory):
 
 def imported(job, source, *settings, store):
     more = [part for setting in (*settings, f"store.path={store}") for part in ("--set", setting)]
-    command = [sys.executable, "-m", "service", "import", str(job), str(source), *more]
+    command = [sys.executable, "-m", "headrace.service", "import", str(job), str(source), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -57,7 +57,7 @@ def warm(learnt):
     runs = {}
     for name, settings in (("embedded", []), ("shards", ["cluster.shards=2"])):
         said = imported(job, export, *settings, store=name)
-        runs[name] = (said, millrace(job, *settings, store=name))
+        runs[name] = (said, headrace(job, *settings, store=name))
     return runs
 
 
@@ -90,7 +90,7 @@ def test_shards_do_not_change_what_comes_of_it(warm, learnt, tmp_path):
 
 def test_a_rerun_from_the_import_comes_out_alike(warm, learnt):
     job, *_ = learnt
-    rerun = millrace(job, store="embedded", command="rerun", options=("--from", "1"))
+    rerun = headrace(job, store="embedded", command="rerun", options=("--from", "1"))
     assert rerun.code == 0, rerun.output
 
 
@@ -98,7 +98,7 @@ def test_the_tools_see_the_import_and_what_came_of_it(warm, learnt):
     job, *_ = learnt
     settings = ["--set", "store.path=embedded", "--job", str(job)]
     last = newest(job.parent / "embedded").name
-    command = [sys.executable, "-m", "service", "diff", "1", last, *settings, "--json"]
+    command = [sys.executable, "-m", "headrace.service", "diff", "1", last, *settings, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done.stderr
     table = json.loads(done.stdout)["tables"]["default"]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from millrace.config import load_toml
-from millrace.deadline import Deadline
-from millrace.failpoints import ArmedFailpoint, Failpoint
-from trainer.config import WorkerConfig
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.train.assembly import open_trainer
-from trainer.train.report import digest_of
+from headrace.config import load_toml
+from headrace.deadline import Deadline
+from headrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from headrace.trainer.train.assembly import open_trainer
+from headrace.trainer.train.report import digest_of
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def killed(job: Path, store: Path, *settings: str, generation: int, point: Failp
     config = config_of(job, store, *settings, generation=generation, faults=(ArmedFailpoint(point=point, hit=hit),))
     path = store / "config.json"
     path.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "trainer", "--config", str(path)]
+    command = [sys.executable, "-m", "headrace.trainer", "--config", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 

@@ -1,7 +1,7 @@
 """A real Kafka for tests: one process that is broker and controller, on free ports of the loopback interface.
 
 `Cluster` is started once a session. Fault tests start one of their own, which they may kill and start again.
-Without java or mvn there is none: `why_not` says so, and with MILLRACE_REQUIRE_KAFKA=1 that is an error.
+Without java or mvn there is none: `why_not` says so, and with HEADRACE_REQUIRE_KAFKA=1 that is an error.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 from kafka.errors import RetriableError
 
-from millrace.deadline import Deadline
-from millrace.file_lock import locked
+from headrace.deadline import Deadline
+from headrace.file_lock import locked
 
 HERE = Path(__file__).parent
 LIBS = HERE / "libs"
@@ -41,7 +41,7 @@ def why_not() -> str:
 
 def required() -> bool:
     """Whether tests must fail, not skip, without Kafka."""
-    return os.environ.get("MILLRACE_REQUIRE_KAFKA") == "1"
+    return os.environ.get("HEADRACE_REQUIRE_KAFKA") == "1"
 
 
 def fetch_jars() -> None:

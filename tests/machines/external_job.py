@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from subprocess import Popen
 from typing import Any
 
-from millrace.address import format_address
-from millrace.deadline import Deadline
-from service.cluster.launchers import EXTERNAL
+from headrace.address import format_address
+from headrace.deadline import Deadline
+from headrace.service.cluster.launchers import EXTERNAL
 from tests import s3_server
 from tests.machines.network import Machine
 
@@ -19,7 +19,7 @@ PORT = 7070
 NODE_TIMEOUT_S = 3.0
 USUAL_TIMEOUT_S = 30.0
 """The default of a job, for measurements: on slow links with few cores a machine may be silent for long."""
-MILLRACE = ("-m", "service")
+HEADRACE = ("-m", "headrace.service")
 SERVE = "import sys; from tests.s3_server import serve; serve(sys.argv[1])"
 MAKE_BUCKET = (
     "import sys; from tests.s3_server import S3Server; S3Server(int(sys.argv[2]), sys.argv[1]).make_bucket('bucket')"
@@ -159,16 +159,16 @@ class ExternalJob:
 
     def run(self) -> Output:
         """Start the launcher."""
-        return self.start(self.head, *MILLRACE, "run", "job.toml", *setting(self.settings))
+        return self.start(self.head, *HEADRACE, "run", "job.toml", *setting(self.settings))
 
     def token(self, *options: str) -> str:
         """The join token, as the operator sees it."""
-        words = (*MILLRACE, "join-token", "job.toml", *options, *setting(self.settings))
+        words = (*HEADRACE, "join-token", "job.toml", *options, *setting(self.settings))
         return self.head.call(sys.executable, *words).strip()
 
     def agent(self, machine: Machine, *options: str, token: str) -> Output:
-        """Start `millrace worker` on a machine."""
-        return self.start(machine, *MILLRACE, *self.words(machine, token), *options)
+        """Start `headrace worker` on a machine."""
+        return self.start(machine, *HEADRACE, *self.words(machine, token), *options)
 
     def words(self, machine: Machine, token: str) -> tuple[str, ...]:
         """The command for a worker on a machine, which gets the token in a file."""

@@ -12,13 +12,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.retry import Backoff
-from trainer.replica import update_loop
-from trainer.replica.feed_address import Find, at_launcher, at_url
-from trainer.replica.feed_updates import FeedUpdates
-from trainer.replica.updates import ReplicaUpdate
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.retry import Backoff
+from headrace.trainer.replica import update_loop
+from headrace.trainer.replica.feed_address import Find, at_launcher, at_url
+from headrace.trainer.replica.feed_updates import FeedUpdates
+from headrace.trainer.replica.updates import ReplicaUpdate
 
 
 def digest_of(rows: dict[int, bytes], tensors: dict[str, bytes]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from subprocess import Popen
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests.machines.network import Machine
 
 

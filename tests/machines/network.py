@@ -20,11 +20,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
-REQUIRED = "MILLRACE_REQUIRE_MACHINES"
+REQUIRED = "HEADRACE_REQUIRE_MACHINES"
 KILL_S = 10.0
 """Longest time for the processes of a machine to end, and for its link to come up."""
 HEADER_BYTES = 66
-_NAME = re.compile(r"millrace-(\d+)-(\d+)-\w+")
+_NAME = re.compile(r"headrace-(\d+)-(\d+)-\w+")
 _SETUP = """
 set -e
 mount --make-rprivate /
@@ -299,7 +299,7 @@ def remove_left_over() -> None:
     """Remove namespaces and folders of test runs that were killed."""
     left = [name for name in _spaces() if (found := _NAME.fullmatch(name)) and not _runs(int(found[1]), int(found[2]))]
     _remove_spaces(left)
-    for folder in Path("/tmp").glob("millrace-*-*-*-*"):
+    for folder in Path("/tmp").glob("headrace-*-*-*-*"):
         if (found := _NAME.match(folder.name)) and not _runs(int(found[1]), int(found[2])):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -319,7 +319,7 @@ def _spaces() -> list[str]:
 def _run_name(what: str, number: int = 0) -> str:
     """A name that tells the process that made it: by its number, and by its start, as numbers are used again."""
     pid = os.getpid()
-    return f"millrace-{pid}-{_started(pid)}-{number}{what}"
+    return f"headrace-{pid}-{_started(pid)}-{number}{what}"
 
 
 def _runs(pid: int, started: int) -> bool:

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import MillraceError
+from headrace.errors import HeadraceError
+from headrace.trainer.journal.log_file import read_files
+from headrace.trainer.journal.records import Claim, PassClose
 from tests.machines.external_job import ExternalJob, Output
 from tests.machines.network import Machine
-from trainer.journal.log_file import read_files
-from trainer.journal.records import Claim, PassClose
 
 POLL_S = 0.05
 
@@ -81,7 +81,7 @@ class Operator:
     def read_log(self) -> None:
         """Note the closes in the log of the head, which may be pruned, torn or lost at any moment."""
         records: list[Any] = []
-        with suppress(MillraceError, FileNotFoundError):
+        with suppress(HeadraceError, FileNotFoundError):
             records = [record for file in read_files(self._job.head.tmp / "store" / "log") for record in file.records]
         for record in records:
             if isinstance(record.content, PassClose):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from service.kubernetes.pods import ENDED_FOR_GOOD
+from headrace.service.kubernetes.pods import ENDED_FOR_GOOD
 from tests.machines.external_job import Output
 from tests.machines.network import Machine
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from millrace.errors import MillraceError
-from millrace.identity.authority import Authority
-from millrace.identity.credentials import Credentials
-from millrace.identity.peers import PeerName, PeerRole
-from millrace.rpc import refusals
-from pserver.client.remote import RemoteShards
-from pserver.protocol.shards import Shards
-from pserver.rows.digest import add
-from pserver.server import shard_server
-from pserver.server.shard_server import ShardServer
+from headrace.errors import HeadraceError
+from headrace.identity.authority import Authority
+from headrace.identity.credentials import Credentials
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.rows.digest import add
+from headrace.pserver.server import shard_server
+from headrace.pserver.server.shard_server import ShardServer
+from headrace.rpc import refusals
 from tests.contract import shards_world as w
 from tests.machines.network import Machine
 
@@ -142,7 +142,7 @@ def _serve(first: Any, words: dict[str, Callable[[], Any]]) -> None:
     for line in sys.stdin:
         try:
             _say(words[line.strip()]())
-        except MillraceError as error:
+        except HeadraceError as error:
             _say(f"{type(error).__name__}: {error}")
 
 
@@ -156,7 +156,7 @@ def main() -> None:
     what = json.loads(sys.stdin.readline())
     try:
         {"shard": _shard, "trainer": _trainer}[what["be"]](what)
-    except MillraceError as error:
+    except HeadraceError as error:
         _say(f"{type(error).__name__}: {error}")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests import s3_server
 from tests.e2e.test_tutorial import CLUSTER, blocks
-from tests.integration.stream_job import millrace
+from tests.integration.stream_job import headrace
 from tests.machines.external_job import Output, object_store
 
 pytestmark = pytest.mark.long
@@ -59,7 +59,7 @@ def world(machines, tmp_path):
 
 def digest_alone(folder):
     settings = (*ALONE, 'store.log_mirror="async"', f'store.mirror="{folder / "mirror"}"')
-    return millrace(folder / "job.toml", *settings).report["digest"]
+    return headrace(folder / "job.toml", *settings).report["digest"]
 
 
 def test_workers_by_hand(world, tmp_path):

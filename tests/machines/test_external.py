@@ -9,8 +9,8 @@ import pytest
 
 from tests.e2e.test_examples import CRITEO, EXAMPLES, NEWS
 from tests.faults.test_kills import COMPARED
-from tests.integration.stream_job import millrace, write_job
-from tests.machines.external_job import MILLRACE
+from tests.integration.stream_job import headrace, write_job
+from tests.machines.external_job import HEADRACE
 from tests.machines.test_secure_wire import PLAIN_CALL, SCAN
 
 pytestmark = pytest.mark.long
@@ -25,7 +25,7 @@ def example(name, folder, num_events=None):
     """An example with the first lines of its data in a folder, and the settings for them."""
     data, default, each = SOURCES[name]
     if not data.exists():
-        pytest.skip(f"needs {data}; name its folder in MILLRACE_DATA")
+        pytest.skip(f"needs {data}; name its folder in HEADRACE_DATA")
     for file in ("job.toml", "generator.py"):
         shutil.copy(EXAMPLES / name / file, folder)
     (folder / "data").mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ def loopback_and_machines(name, folder, world, **more):
     """The report of an example with four workers, run in `folder` on this machine, and the same job on three."""
     (head, second, _), job_of = world
     settings = example(name, folder)
-    expected = millrace(folder / "job.toml", *settings, *TWO_BY_TWO).report
+    expected = headrace(folder / "job.toml", *settings, *TWO_BY_TWO).report
     for machine in (head, second):
         example(name, machine.tmp)
     return expected, job_of(*settings, **more)
@@ -59,16 +59,16 @@ def compared(report):
 def test_a_worker_joins_from_another_machine_and_strangers_do_not(world, tmp_path):
     (head, other, strange), job_of = world
     write_job(tmp_path)
-    expected = millrace(tmp_path / "job.toml", EVERY_3).report
+    expected = headrace(tmp_path / "job.toml", EVERY_3).report
     write_job(head.tmp)
     job = job_of(EVERY_3, trainers=1, shards=1)
     stale = job.token()
     token = job.token("--rotate")
     launcher = job.run()
-    launcher.until("waits for 2 of 2 workers: trainer-0, shard-0; `millrace worker --join 10.77.0.10:7070")
+    launcher.until("waits for 2 of 2 workers: trainer-0, shard-0; `headrace worker --join 10.77.0.10:7070")
     refused = job.agent(strange, token=stale)
     assert refused.end() == 1 and "it was rotated, or is of another job; copy the present one" in refused.said
-    of_another = job.agent(strange, token=f"millrace-1.{'0' * 64}.{token.rpartition('.')[2]}")
+    of_another = job.agent(strange, token=f"headrace-1.{'0' * 64}.{token.rpartition('.')[2]}")
     assert of_another.end() == 1 and "the token is of another job, or the authority was replaced" in of_another.said
     assert strange.call(sys.executable, "-c", SCAN, job.address) == ""
     assert strange.call(sys.executable, "-c", PLAIN_CALL, job.address) == "UNAVAILABLE\n"
@@ -115,5 +115,5 @@ def test_torchrun_on_three_machines_gives_the_same_bits(world, tmp_path):
 def torchrun(job, token, machine, role, node, first):
     command = ("--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1", f"--master-addr={first}")
     port = f"--master-port={PORTS[role]}"
-    worker = (sys.executable, *MILLRACE, *job.words(machine, token), "--role", role)
+    worker = (sys.executable, *HEADRACE, *job.words(machine, token), "--role", role)
     return job.start(machine, "-m", "torch.distributed.run", *command, port, "--no-python", *worker)

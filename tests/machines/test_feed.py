@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests.integration.followed_job import FollowedJob, closes
 from tests.integration.test_feed import committed
 from tests.machines.feed_follower import digest_of
@@ -39,7 +39,7 @@ answer.raise_for_status()
 
 
 class Service:
-    """`millrace serve` on a machine, for other machines: with TLS and a token."""
+    """`headrace serve` on a machine, for other machines: with TLS and a token."""
 
     def __init__(self, held, machine):
         self.machine, self.url = machine, f"https://{machine.address}:8443/v1"
@@ -47,9 +47,9 @@ class Service:
         write_pair(machine.tmp, "home", address=machine.address)
         config = CONFIG.format(address=machine.address, cert="/tmp/home.crt", key="/tmp/home.key")
         (machine.tmp / "service.toml").write_text(config)
-        words = (sys.executable, "-m", "service", "token", "create", "test", "--role", "admin")
+        words = (sys.executable, "-m", "headrace.service", "token", "create", "test", "--role", "admin")
         self.token = machine.call(*words, "--config", "/tmp/service.toml").split()[-1]
-        start(held, machine, "-m", "service", "serve", "--config", "/tmp/service.toml").until_said("serving ")
+        start(held, machine, "-m", "headrace.service", "serve", "--config", "/tmp/service.toml").until_said("serving ")
 
     def ask(self, method, path, body=None):
         words = (sys.executable, "-c", ASK, self.url, self.token, method, path, json.dumps(body))

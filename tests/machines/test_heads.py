@@ -19,10 +19,10 @@ SERVER = "import sys; from tests.s3_server import serve; serve(sys.argv[1])"
 MAKE = "import sys, httpx; httpx.put(sys.argv[1]).raise_for_status()"
 READ = """
 import json, sys
-from millrace.blob.blob_store import open_blobs
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from trainer.fence.fence_records import decode
+from headrace.blob.blob_store import open_blobs
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.trainer.fence.fence_records import decode
 soon = Deadline.after(30)
 job, exports = (open_blobs(parse(address), "read", soon) for address in sys.argv[1:])
 records = [decode(0, job.get(f"fence/{name}", 1 << 26, soon)) for name in sorted(job.sizes("fence", soon))]
@@ -55,7 +55,15 @@ class Store:
         }
         chosen = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         return start(
-            self.held, machine, "-m", "service", "run", "job.toml", *chosen, environment=ENVIRONMENT, stdin=None
+            self.held,
+            machine,
+            "-m",
+            "headrace.service",
+            "run",
+            "job.toml",
+            *chosen,
+            environment=ENVIRONMENT,
+            stdin=None,
         )
 
     def read(self):

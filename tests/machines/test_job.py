@@ -13,7 +13,7 @@ OPEN = ',interface="eth0",trust_interface=true'
 
 
 def run(machine, cluster):
-    command = (sys.executable, "-m", "service", "run", "job.toml", "--fresh", "--set", f"cluster={cluster}")
+    command = (sys.executable, "-m", "headrace.service", "run", "job.toml", "--fresh", "--set", f"cluster={cluster}")
     return machine.call(*command, timeout_s=110)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from millrace.deadline import Deadline
-from service.kubernetes.config import ManifestSettings
-from service.kubernetes.manifests import render_job
+from headrace.deadline import Deadline
+from headrace.service.kubernetes.config import ManifestSettings
+from headrace.service.kubernetes.manifests import render_job
 from tests import s3_server
-from tests.integration.stream_job import SPEC, millrace, write_job
+from tests.integration.stream_job import SPEC, headrace, write_job
 from tests.machines.external_job import object_store
 from tests.machines.network import CommandFailed
 from tests.machines.pods import PodMachine, templates
@@ -38,7 +38,7 @@ resources.shard = { cores = 1, memory = "2GiB" }
 """
 STORE = """
 [store]
-path = "/srv/millrace/store"
+path = "/srv/headrace/store"
 parts = "object"
 log_mirror = "sync"
 mirror = """
@@ -81,7 +81,7 @@ def pods_of(stored, tmp_path, *settings):
     job = tmp_path / "pods" / "job.toml"
     spec = SPEC.replace(SOURCE, f'{SOURCE}root = "{events}"\n').partition("[store]")[0]
     job.write_text(f"{EVERY_3}\n{spec}{CLUSTER}{STORE}{mirror!r}\n")
-    token = millrace(job, store=str(tmp_path / "identity"), command="join-token")
+    token = headrace(job, store=str(tmp_path / "identity"), command="join-token")
     assert token.code == 0, token.output
     manifests = render_job(job, settings, ManifestSettings(metrics_from="monitoring", replicas=1))
     objects = [yaml.safe_load(text) for text in manifests.values()]
@@ -107,13 +107,13 @@ def pods_of(stored, tmp_path, *settings):
 def of_loopback(tmp_path, *settings):
     """What the job reports on one machine."""
     write_job(tmp_path, num_lines=NUM_LINES)
-    ended = millrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_ONE, *settings)
+    ended = headrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_ONE, *settings)
     assert ended.code == 0, ended.output
     return compared(ended.report)
 
 
 def report_of(head):
-    return compared(yaml.safe_load(head.machine.call("cat", "/srv/millrace/store/report.json")))
+    return compared(yaml.safe_load(head.machine.call("cat", "/srv/headrace/store/report.json")))
 
 
 def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
@@ -126,7 +126,7 @@ def test_the_pods_of_a_job_end_with_the_digest_of_loopback(stored, tmp_path):
         assert "200" in probed(head, 8081, "/live") and "503" in probed(head, 8081, "/ready")
         assert "200" in probed(head, 8082, "/live") and "503" in probed(head, 8082, "/ready")
         figures = probed(head, 8083, "/metrics", others[0])
-        assert 'millrace_restarts_total{job="small"} 0.0' in figures
+        assert 'headrace_restarts_total{job="small"} 0.0' in figures
         assert "404" in probed(head, 8083, "/v1/jobs")
 
         # 2. The others: the job ends, and so do all of its containers.
@@ -181,9 +181,9 @@ def until_trains(head, pods, generation):
     while True:
         made_again(pods)
         assert head.outputs[-1].process.poll() != 0, "the job has ended before a pod was killed"
-        figures = dict(re.findall(r'(millrace_\w+\{job="small"[^}]*\}) (\S+)', probed(head, 8083, "/metrics")))
-        trains = figures.get('millrace_state{job="small",state="training"}') == "1.0"
-        if trains and float(figures.get('millrace_generation{job="small"}', 0)) >= generation:
+        figures = dict(re.findall(r'(headrace_\w+\{job="small"[^}]*\}) (\S+)', probed(head, 8083, "/metrics")))
+        trains = figures.get('headrace_state{job="small",state="training"}') == "1.0"
+        if trains and float(figures.get('headrace_generation{job="small"}', 0)) >= generation:
             return
         deadline.check(head.outputs[-1].said)
 
@@ -193,7 +193,7 @@ def until_serves(replica, version):
     deadline = Deadline.after(60)
     while True:
         figures = probed(replica, 8090, "/metrics", token=ASKER_TOKEN)
-        found = re.search(r"^millrace_replica_version\{.*\} (\S+)", figures, re.MULTILINE)
+        found = re.search(r"^headrace_replica_version\{.*\} (\S+)", figures, re.MULTILINE)
         ready = probed(replica, 8090, "/v2/health/ready").startswith("200 ")
         if ready and found and float(found[1]) >= version:
             return float(found[1])

@@ -1,6 +1,6 @@
 """Processes, machines, links and the head of a job on three machines die at random: every event once, identical bits.
 
-Ten deaths of one seed in CI. For more: `MILLRACE_SEEDS=1-30 pytest -m slow tests/machines/test_machine_kills.py`.
+Ten deaths of one seed in CI. For more: `HEADRACE_SEEDS=1-30 pytest -m slow tests/machines/test_machine_kills.py`.
 """
 
 import os
@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from service.faults.injection import Deaths, run
+from headrace.service.faults.injection import Deaths, run
 from tests.faults.test_kills import report, said_by
 from tests.faults.test_kills_with_objects import job_at
 from tests.machines.external_job import NODE_TIMEOUT_S, ExternalJob, object_store
@@ -22,7 +22,7 @@ KINDS = {"process": 4, "machine": 2, "link": 2, "frozen": 1, "head": 1}
 """Deaths of each kind among ten."""
 SETTINGS = "passes.max_events=50", "train.batch_size=16", "train.threads=1"
 RESTARTS = "cluster.max_restarts=1000", "cluster.restart_window='0s'"
-FIRST, _, LAST = os.environ.get("MILLRACE_SEEDS", "2-4").partition("-")
+FIRST, _, LAST = os.environ.get("HEADRACE_SEEDS", "2-4").partition("-")
 WITHIN_S = 60.0
 """Longest time until the job goes on after a death."""
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
 from tests import ray_cluster, s3_server
 from tests.integration.hosted_service import closes
-from tests.integration.stream_job import millrace
+from tests.integration.stream_job import headrace
 from tests.machines.external_job import ExternalJob, Output, object_store
 from tests.machines.network import Machine
 from tests.machines.test_external import compared, example
@@ -51,7 +51,7 @@ def train_on(job: ExternalJob, launcher: Output, passes: int = 2) -> None:
 def test_workers_on_three_nodes_have_the_bits_of_loopback_also_where_nodes_die(machines, tmp_path):
     head, second, third, fourth, disk = machines(5)
     settings = (*example("criteo", tmp_path, NUM_EVENTS), "passes.max_events=100")
-    expected = millrace(tmp_path / "job.toml", *settings, "cluster.trainers=1", "cluster.shards=3").report
+    expected = headrace(tmp_path / "job.toml", *settings, "cluster.trainers=1", "cluster.shards=3").report
     example("criteo", head.tmp, NUM_EVENTS)
     for machine, cores in ((head, 1), (second, 2), (third, 2)):
         join_ray(machine, head, cores)

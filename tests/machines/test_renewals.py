@@ -10,9 +10,9 @@ pytestmark = pytest.mark.long
 LIFE_S = 8
 SHORT_LIVES = f"""
 from datetime import timedelta
-from millrace.identity import certificates
+from headrace.identity import certificates
 certificates.LIFETIME = timedelta(seconds={LIFE_S})
-from service.cli.main import main
+from headrace.service.cli.main import main
 main()
 """
 """A launcher, which signs all certificates, that lets them live for seconds."""

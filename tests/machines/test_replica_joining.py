@@ -1,4 +1,4 @@
-"""A replica of a plain `millrace run` on another machine: it joins at the launcher, and holds what the job commits."""
+"""A replica of a plain `headrace run` on another machine: it joins at the launcher, and holds what the job commits."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from service.cluster.launchers import EXTERNAL, LOCAL
+from headrace.service.cluster.launchers import EXTERNAL, LOCAL
 from tests.integration.followed_job import FollowedJob
 from tests.integration.test_feed import committed
-from tests.machines.external_job import MILLRACE, PORT, setting
+from tests.machines.external_job import HEADRACE, PORT, setting
 from tests.machines.feed_follower import digest_of
 from tests.machines.lines import start
 from tests.machines.test_feed import version_told
@@ -35,7 +35,7 @@ def options(head, shards, launcher):
 
 
 def join_token(head, *words):
-    return head.call(sys.executable, *MILLRACE, "join-token", "job.toml", *words)
+    return head.call(sys.executable, *HEADRACE, "join-token", "job.toml", *words)
 
 
 def give(machine, token):
@@ -63,18 +63,18 @@ def test_a_replica_joins_at_the_launcher_and_follows_its_generations(held, machi
     token = join_token(head, "--rotate", *words)
     for machine, given in ((strange, stale), (other, token), (head, token)):
         give(machine, given)
-    job = start(held, head, *MILLRACE, "run", "job.toml", *words)
+    job = start(held, head, *HEADRACE, "run", "job.toml", *words)
     if launcher == LOCAL:
         job.until_said(
-            f"answers replicas at {at}; `millrace replica --join {at} --feed-token-file /tmp/store/identity/"
+            f"answers replicas at {at}; `headrace replica --join {at} --feed-token-file /tmp/store/identity/"
         )
     else:
         job.until_said("waits for 2 of 2 workers")
         for _ in range(2):
-            start(held, head, *MILLRACE, "worker", "--join", at, "--token-file", "token")
+            start(held, head, *HEADRACE, "worker", "--join", at, "--token-file", "token")
     follower = start(held, other, "-m", "tests.machines.feed_follower", at, "/tmp/token")
-    replica = start(held, other, *MILLRACE, *REPLICA, "--join", at)
-    refused = start(held, strange, *MILLRACE, *REPLICA, "--join", at)
+    replica = start(held, other, *HEADRACE, *REPLICA, "--join", at)
+    refused = start(held, strange, *HEADRACE, *REPLICA, "--join", at)
     refused.until_said("the join token is not valid: it was rotated, or it is of another job")
     assert strange.call(sys.executable, "-c", SCAN, at) == ""
     assert strange.call(sys.executable, "-c", PLAIN_CALL, at) == "UNAVAILABLE\n"

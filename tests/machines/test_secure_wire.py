@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from millrace.identity.authority import open_authority
+from headrace.identity.authority import open_authority
 from tests.contract import shards_world as w
 from tests.machines.scenario import running, shard_of, trained, trainer_of
 
@@ -30,9 +30,9 @@ for at in sys.argv[1:]:
 PLAIN_CALL = """
 import sys, grpc
 with grpc.insecure_channel(sys.argv[1]) as channel:
-    call = channel.unary_unary("/millrace.pserver.Shard/Stats")
+    call = channel.unary_unary("/headrace.pserver.Shard/Stats")
     try:
-        call(b"", timeout=5, metadata=(("millrace-secret", "a secret"),))
+        call(b"", timeout=5, metadata=(("headrace-secret", "a secret"),))
     except grpc.RpcError as error:
         print(error.code().name)
 """

@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import pytest
 
+from headrace.trainer.journal.log_file import newest_generation, read_files
+from headrace.trainer.journal.records import PassClose
 from tests.machines.test_external import compared, four_agents, loopback_and_machines
-from trainer.journal.log_file import newest_generation, read_files
-from trainer.journal.records import PassClose
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 DARK_S = 4.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.lifecycle import ExitCode
-from tests.integration.stream_job import millrace, write_job
+from headrace.lifecycle import ExitCode
+from tests.integration.stream_job import headrace, write_job
 from tests.machines.external_job import ExternalJob
 from tests.machines.test_external import TWO_BY_TWO, compared
 from tests.machines.test_secure_wire import SCAN
@@ -25,7 +25,7 @@ def report_of(store):
 @pytest.fixture
 def seen_by_all():
     """A folder of the system, which is no part of any machine's /tmp."""
-    with tempfile.TemporaryDirectory(prefix="millrace-", dir="/var/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="headrace-", dir="/var/tmp") as path:
         yield Path(path)
 
 
@@ -46,7 +46,7 @@ def test_a_shard_whose_machine_does_not_see_the_store_ends_the_job_with_the_reas
 
 def test_machines_that_see_one_store_have_the_bits_of_loopback(machines, tmp_path, seen_by_all):
     write_job(tmp_path)
-    expected = millrace(tmp_path / "job.toml", EVERY_3).report
+    expected = headrace(tmp_path / "job.toml", EVERY_3).report
     head, other = machines(2)
     write_job(head.tmp)
     store = seen_by_all / "store"
@@ -63,7 +63,7 @@ def test_machines_that_see_one_store_have_the_bits_of_loopback(machines, tmp_pat
 
 def test_machines_with_ipv6_alone_have_the_bits_of_loopback(machines, tmp_path, seen_by_all):
     write_job(tmp_path)
-    expected = millrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_TWO).report
+    expected = headrace(tmp_path / "job.toml", EVERY_3, *TWO_BY_TWO).report
     three = machines(3)
     for machine in three:
         machine.use_ipv6()
@@ -73,7 +73,7 @@ def test_machines_with_ipv6_alone_have_the_bits_of_loopback(machines, tmp_path, 
     with ExternalJob(head, "mirror", *SHARED, EVERY_3, f"store.path={store}") as job:
         token, launcher = job.token(), job.run()
         launcher.until(
-            "waits for 4 of 4 workers: trainer-0, trainer-1, shard-0, shard-1; `millrace worker --join [fd77::1"
+            "waits for 4 of 4 workers: trainer-0, trainer-1, shard-0, shard-1; `headrace worker --join [fd77::1"
         )
         assert third.call(sys.executable, "-c", SCAN, job.address) == ""
         places = ((third, "shard"), (second, "shard"), (second, "trainer"), (head, "trainer"))

@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.deadline import Deadline
-from pserver.config import TableSection
-from pserver.feed.publisher import MAX_WAITING_BYTES
-from service.cluster.launchers import LOCAL
+from headrace.deadline import Deadline
+from headrace.pserver.config import TableSection
+from headrace.pserver.feed.publisher import MAX_WAITING_BYTES
+from headrace.service.cluster.launchers import LOCAL
+from headrace.trainer.journal.records import RecordKind
 from tests.integration.test_feed import committed
-from tests.machines.external_job import MILLRACE, PORT, started
+from tests.machines.external_job import HEADRACE, PORT, started
 from tests.machines.feed_follower import digest_of
 from tests.machines.test_replica_joining import give, join_token, options, process_of
-from trainer.journal.records import RecordKind
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +185,7 @@ def test_a_replica_behind_a_slow_link_costs_no_speed_and_bounded_memory_and_catc
     words, at = options(head, 1, LOCAL), f"{head.address}:{PORT}"
     give(other, join_token(head, *words))
     other.shape(rate="1mbit")
-    job = started(head, *MILLRACE, "run", "job.toml", *words)
+    job = started(head, *HEADRACE, "run", "job.toml", *words)
     held.callback(job.kill)
     stream.train(BLOCK)
     memory = Measured(head)

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from millrace.identity.authority import open_authority
+from headrace.identity.authority import open_authority
 from tests.machines.scenario import running, shard_of, trainer_of
 
 pytestmark = pytest.mark.long
@@ -15,7 +15,7 @@ import json, sys
 import numpy as np, torch
 import torch.distributed as dist
 from datetime import timedelta
-from trainer.collectives.ranks import TorchRanks
+from headrace.trainer.collectives.ranks import TorchRanks
 
 rank, world, master = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = dist.TCPStore(master, 29400, world, is_master=rank == 0, timeout=timedelta(seconds=60))

@@ -2,7 +2,7 @@
 
 `Cluster` is started once a session; each test has a schema of its own in it. PostgreSQL refuses to run as root, so
 there it runs as the user "postgres". Without its programs there is none: `why_not` says how to install them, and with
-MILLRACE_REQUIRE_POSTGRES=1 that is an error.
+HEADRACE_REQUIRE_POSTGRES=1 that is an error.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INSTALL = "apt-get install postgresql"
 START_S, STOP_S = 60, 20
 PASSWORD = "hidden-Word-7"
-"""Of the user "millrace"; tests look for it where it must not be."""
+"""Of the user "headrace"; tests look for it where it must not be."""
 SETTINGS = {
     "listen_addresses": "",
     "fsync": "off",  # a power failure is not what these tests are about
@@ -45,7 +45,7 @@ def programs() -> Path | None:
 def why_not() -> str:
     """Why no PostgreSQL can be started here; empty where one can."""
     if importlib.util.find_spec("psycopg") is None:
-        return "no psycopg here: pip install 'millrace[postgres]'"
+        return "no psycopg here: pip install 'headrace[postgres]'"
     if programs() is None:
         return "no initdb and pg_ctl on this machine: apt-get install postgresql"
     return (
@@ -55,7 +55,7 @@ def why_not() -> str:
 
 def required() -> bool:
     """Whether tests must fail, not skip, without PostgreSQL."""
-    return os.environ.get("MILLRACE_REQUIRE_POSTGRES") == "1"
+    return os.environ.get("HEADRACE_REQUIRE_POSTGRES") == "1"
 
 
 def _user() -> pwd.struct_passwd | None:
@@ -72,7 +72,7 @@ class Cluster:
         user, folder = _user(), programs()
         assert user is not None and folder is not None, why_not()
         self._user, self._programs = user, folder
-        self.folder = Path(tempfile.mkdtemp(prefix="millrace-postgres-", dir="/tmp"))  # paths of sockets are short
+        self.folder = Path(tempfile.mkdtemp(prefix="headrace-postgres-", dir="/tmp"))  # paths of sockets are short
         self._numbers = count()
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class Cluster:
         secret.write_text(PASSWORD)
         for path in (self.folder, secret):
             os.chown(path, self._user.pw_uid, self._user.pw_gid)
-        options = ["--auth=scram-sha-256", f"--pwfile={secret}", "--username=millrace", "--no-sync", "--no-locale"]
+        options = ["--auth=scram-sha-256", f"--pwfile={secret}", "--username=headrace", "--no-sync", "--no-locale"]
         self._run("initdb", *options, "--encoding=UTF8", str(self._data))
         with (self._data / "postgresql.conf").open("a") as settings:
             for name, value in {**SETTINGS, "unix_socket_directories": str(self.folder)}.items():
@@ -111,13 +111,13 @@ class Cluster:
 
     def url(self, name: str, password: str = PASSWORD) -> str:
         """The URL of a database."""
-        return f"postgresql+psycopg://millrace:{password}@/{name}?host={self.folder}"
+        return f"postgresql+psycopg://headrace:{password}@/{name}?host={self.folder}"
 
     def connection(self, name: str = "postgres") -> "psycopg.Connection":
         """A connection that commits each statement."""
         import psycopg
 
-        return psycopg.connect(host=str(self.folder), user="millrace", password=PASSWORD, dbname=name, autocommit=True)
+        return psycopg.connect(host=str(self.folder), user="headrace", password=PASSWORD, dbname=name, autocommit=True)
 
     @property
     def _data(self) -> Path:

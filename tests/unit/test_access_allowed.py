@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from millrace.config import Section, validate
-from millrace.errors import SpecError
-from millrace.secrets import without_secrets
-from service.api.jobs import CreateJob
-from service.auth.config import AllowSection
-from service.auth.spec_rules import SpecRules, TextKind, check_spec, declares_text, held, holds_text
-from service.auth.spec_sizes import check_size
-from service.spec.job import Job, LoadedJob, job_of
+from headrace.config import Section, validate
+from headrace.errors import SpecError
+from headrace.secrets import without_secrets
+from headrace.service.api.jobs import CreateJob
+from headrace.service.auth.config import AllowSection
+from headrace.service.auth.spec_rules import SpecRules, TextKind, check_spec, declares_text, held, holds_text
+from headrace.service.auth.spec_sizes import check_size
+from headrace.service.spec.job import Job, LoadedJob, job_of
+from headrace.trainer.config import ModelSection
+from headrace.trainer.models.contract import Shape, SlotShape
+from headrace.trainer.models.registry import MODELS, check_section
 from tests.integration.stream_job import SPEC
-from trainer.config import ModelSection
-from trainer.models.contract import Shape, SlotShape
-from trainer.models.registry import MODELS, check_section
 
 FILES = {"kind": "files", "paths": ["events/*.jsonl"]}
 KAFKA = {"kind": "kafka", "topics": ["news"], "options": {"bootstrap_servers": "broker:9092"}}
@@ -29,7 +29,7 @@ KAFKA = {"kind": "kafka", "topics": ["news"], "options": {"bootstrap_servers": "
 @pytest.fixture
 def place(tmp_path):
     """An allowed root with the service's own folder below it, and a folder that is nobody's business."""
-    for name in ("data/team/events", "data/millrace/jobs/news", "data/millrace/jobs/other", "elsewhere"):
+    for name in ("data/team/events", "data/headrace/jobs/news", "data/headrace/jobs/other", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
     return tmp_path
 
@@ -38,7 +38,7 @@ def place(tmp_path):
 def check(place):
     """Check a spec: the usual one, with the sections given in place of its own."""
 
-    def checked(allow=None, base="data/millrace/jobs/news", **sections):
+    def checked(allow=None, base="data/headrace/jobs/news", **sections):
         raw = {
             "name": "news",
             "sources": {"main": {"kind": "simulated", "events": 10}},
@@ -56,7 +56,7 @@ def check(place):
         }
         folder, spec = place / base, validate(Job, raw)
         job = LoadedJob(spec=spec, raw=raw, folder=folder, store=folder / spec.store.path)
-        own, service = place / "data/millrace/jobs/news", place / "data/millrace"
+        own, service = place / "data/headrace/jobs/news", place / "data/headrace"
         check_spec(job, validate(AllowSection, rules), own, private=(service,))
 
     return checked
@@ -188,7 +188,7 @@ def test_a_link_that_leads_out_is_refused_and_one_that_stays_within_is_not(check
     (place / "data/out").symlink_to(place / "elsewhere")
     (place / "data/circle").symlink_to(place / "data/circle")
     (place / "data/in").symlink_to(place / "data/team")
-    (place / "data/millrace/jobs/news/out").symlink_to(place / "elsewhere")
+    (place / "data/headrace/jobs/news/out").symlink_to(place / "elsewhere")
     for path in ("out", "out/below", "circle"):
         assert "store.path" in refused(check, store={"path": str(place / "data" / path)})
     assert "it leads to" in refused(check, store={"path": str(place / "data/out")})
@@ -215,13 +215,13 @@ def test_a_file_that_a_pattern_matches_may_not_be_a_link_out(check, place):
     assert told.startswith("sources.main.paths.0: ") and "it leads to" in told
 
 
-@pytest.mark.parametrize("path", ["data/millrace", "data/millrace/records.db", "data/millrace/jobs/other", "data"])
+@pytest.mark.parametrize("path", ["data/headrace", "data/headrace/records.db", "data/headrace/jobs/other", "data"])
 def test_the_services_own_folder_and_other_jobs_are_reached_by_no_spec(check, place, path):
     assert "the service's own" in refused(check, store={"path": str(place / path)})
 
 
 def test_a_pattern_that_could_match_the_services_own_is_refused(check, place):
-    for pattern in (f"{place}/data/**/*.db", f"{place}/data/m*/records.db", f"{place}/data/{{team}}/x"):
+    for pattern in (f"{place}/data/**/*.db", f"{place}/data/h*/records.db", f"{place}/data/{{team}}/x"):
         assert "the service's own" in refused(check, sources={"main": {**FILES, "paths": [pattern]}})
 
 

@@ -3,9 +3,9 @@ import time
 
 import pytest
 
-from millrace.errors import DeadlineExceeded, NotYet, SpecError
-from service.jobs import background
-from service.jobs.background import MAX_AT_ONCE, BackgroundWork, in_background
+from headrace.errors import DeadlineExceeded, NotYet, SpecError
+from headrace.service.jobs import background
+from headrace.service.jobs.background import MAX_AT_ONCE, BackgroundWork, in_background
 
 
 def test_what_the_work_gives_or_raises_is_handed_on():

@@ -1,19 +1,19 @@
-"""`millrace token`: create, list and revoke; a token is shown once."""
+"""`headrace token`: create, list and revoke; a token is shown once."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from service.auth.roles import Caller, Role
-from service.auth.token_store import StoredTokens
-from service.auth.tokens import Tokens
-from service.cli.main import cli
-from service.records.database import opened
+from headrace.service.auth.roles import Caller, Role
+from headrace.service.auth.token_store import StoredTokens
+from headrace.service.auth.tokens import Tokens
+from headrace.service.cli.main import cli
+from headrace.service.records.database import opened
 
 
 @pytest.fixture
-def millrace(tmp_path):
+def headrace(tmp_path):
     config = tmp_path / "service.toml"
     config.write_text('root = "kept"\n')
 
@@ -28,24 +28,24 @@ def holder(tmp_path, text):
         return Tokens(StoredTokens(records)).caller(text)
 
 
-def test_a_token_is_printed_alone_and_opens_the_service_until_it_is_revoked(millrace, tmp_path):
-    made = millrace("create", "anne", "--role", "operator")
+def test_a_token_is_printed_alone_and_opens_the_service_until_it_is_revoked(headrace, tmp_path):
+    made = headrace("create", "anne", "--role", "operator")
     assert made.exit_code == 0 and made.stdout.count("\n") == 1
     text = made.stdout.strip()
     assert holder(tmp_path, text) == Caller("anne", Role.OPERATOR)
-    assert "live     operator  anne, created 20" in millrace("list").stdout
-    assert millrace("revoke", "anne").exit_code == 0
+    assert "live     operator  anne, created 20" in headrace("list").stdout
+    assert headrace("revoke", "anne").exit_code == 0
     assert holder(tmp_path, text) is None
-    assert "revoked" in millrace("list").stdout
+    assert "revoked" in headrace("list").stdout
 
 
-def test_the_list_has_nothing_that_opens(millrace, tmp_path):
-    text = millrace("create", "anne", "--role", "viewer", "--expires", "30d").stdout.strip()
-    (listed,) = json.loads(millrace("list", "--json").stdout)
+def test_the_list_has_nothing_that_opens(headrace, tmp_path):
+    text = headrace("create", "anne", "--role", "viewer", "--expires", "30d").stdout.strip()
+    (listed,) = json.loads(headrace("list", "--json").stdout)
     assert listed["name"] == "anne" and listed["role"] == "viewer" and listed["state"] == "live"
     assert listed["expires_at"] is not None and listed["last_used_at"] is None
     assert not {"hash", "salt"} & set(listed)
-    assert text.rpartition("_")[2] not in millrace("list").stdout
+    assert text.rpartition("_")[2] not in headrace("list").stdout
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_the_list_has_nothing_that_opens(millrace, tmp_path):
         (("revoke", "anne"), "there is no token 'anne'; there are: none"),
     ],
 )
-def test_what_is_wrong_is_told(millrace, words, told):
-    assert told in str(millrace(*words).exception)
+def test_what_is_wrong_is_told(headrace, words, told):
+    assert told in str(headrace(*words).exception)
 
 
-def test_without_tokens_it_says_how_to_make_one(millrace):
-    assert "millrace token create" in millrace("list").stdout
+def test_without_tokens_it_says_how_to_make_one(headrace):
+    assert "headrace token create" in headrace("list").stdout

@@ -2,9 +2,9 @@
 
 import pytest
 
-from millrace.errors import SpecError
-from service.auth.allowed_paths import AllowedPaths, enclosing_store, reserved_by_jobs, reserved_stores
-from service.cluster.store import MARKER
+from headrace.errors import SpecError
+from headrace.service.auth.allowed_paths import AllowedPaths, enclosing_store, reserved_by_jobs, reserved_stores
+from headrace.service.cluster.store import MARKER
 
 
 @pytest.fixture

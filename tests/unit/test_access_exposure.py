@@ -8,11 +8,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from millrace.address import is_loopback
-from millrace.errors import SpecError
-from millrace.http.tls import check_tls
-from service.auth.config import AccessSection, TlsSection
-from service.auth.exposure import exposure_of
+from headrace.address import is_loopback
+from headrace.errors import SpecError
+from headrace.http.tls import check_tls
+from headrace.service.auth.config import AccessSection, TlsSection
+from headrace.service.auth.exposure import exposure_of
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -64,7 +64,7 @@ def test_loopback_needs_nothing(host):
 def test_elsewhere_everything_that_is_missing_is_told_at_once(host):
     told = refused(exposure_of, f"{host}:80", AccessSection(anonymous="viewer"), TlsSection(), any_token=False)
     assert told.startswith(f"listen: {host} is not this machine's loopback")
-    for part in ("tls.cert", "millrace token create", "access.anonymous", "access.unprotected = true"):
+    for part in ("tls.cert", "headrace token create", "access.anonymous", "access.unprotected = true"):
         assert part in told
     assert not is_loopback(host)
 
@@ -86,7 +86,7 @@ def test_who_insists_may_listen_anywhere_but_must_say_the_names():
     insisting = AccessSection(unprotected=True)
     assert exposure_of("10.0.0.1:80", insisting, TlsSection(), any_token=False).host == "10.0.0.1"
     assert refused(exposure_of, "0.0.0.0:80", insisting, TlsSection(), any_token=True).startswith("access.hosts: ")
-    named = AccessSection(unprotected=True, hosts=("millrace",))
+    named = AccessSection(unprotected=True, hosts=("headrace",))
     assert "0.0.0.0" not in exposure_of("0.0.0.0:80", named, TlsSection(), any_token=True).names
 
 

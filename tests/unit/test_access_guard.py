@@ -5,10 +5,10 @@ from http import HTTPStatus
 import pytest
 from starlette.datastructures import Headers
 
-from service.auth.config import AccessSection
-from service.auth.guard import Guard, Refusal, check_site
-from service.auth.limits import FailedAttempts, network_of
-from service.auth.roles import Caller, Role
+from headrace.service.auth.config import AccessSection
+from headrace.service.auth.guard import Guard, Refusal, check_site
+from headrace.service.auth.limits import FailedAttempts, network_of
+from headrace.service.auth.roles import Caller, Role
 
 ANNE = Caller("anne", Role.OPERATOR)
 

@@ -1,5 +1,5 @@
-from service.auth.limits import CallerShares, share_key
-from service.auth.roles import Caller, Role
+from headrace.service.auth.limits import CallerShares, share_key
+from headrace.service.auth.roles import Caller, Role
 
 
 def test_what_one_holds_is_bounded_and_what_is_given_back_is_free_again():

@@ -2,19 +2,19 @@
 
 import pytest
 
-from millrace.config import validate
-from millrace.errors import SpecError
-from service.auth.config import AllowSection
-from service.auth.spec_rules import HOLDS, SpecRules, declares_text, held
-from service.spec.job import Job
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.service.auth.config import AllowSection
+from headrace.service.auth.spec_rules import HOLDS, SpecRules, declares_text, held
+from headrace.service.spec.job import Job
+from headrace.trainer.predict.config import PredictionRequest
 from tests.unit.test_access_allowed import sections_of
-from trainer.predict.config import PredictionRequest
 
 
 def test_a_prediction_is_held_to_the_same(tmp_path):
-    place, own = tmp_path, tmp_path / "data/millrace/jobs/news"
+    place, own = tmp_path, tmp_path / "data/headrace/jobs/news"
     own.mkdir(parents=True)
-    rules = SpecRules(AllowSection(roots=(str(place / "data"),)), own, (place / "data/millrace",))
+    rules = SpecRules(AllowSection(roots=(str(place / "data"),)), own, (place / "data/headrace",))
     for keys, key in [
         ({"output": "/etc"}, "output"),
         ({"output": "x", "version": "s3://bucket/x"}, "version"),

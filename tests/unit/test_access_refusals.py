@@ -2,8 +2,8 @@
 
 import pytest
 
-from millrace.log_limiter import BURST, MAX_KINDS, QUIET_S, LoggedOccurrence, LogLimiter
-from service.auth.roles import Role
+from headrace.log_limiter import BURST, MAX_KINDS, QUIET_S, LoggedOccurrence, LogLimiter
+from headrace.service.auth.roles import Role
 from tests.fakes.asked_api import api
 
 

@@ -5,12 +5,20 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from millrace.errors import SpecError, Unavailable
-from service.auth import tokens as module
-from service.auth.roles import Caller, Role
-from service.auth.token_store import StoredTokens
-from service.auth.tokens import MAX_TOKENS, NOTE_USE_S, RELOAD_S, MemoryTokenRows, Tokens, check_room, new_token
-from service.records.database import opened
+from headrace.errors import SpecError, Unavailable
+from headrace.service.auth import tokens as module
+from headrace.service.auth.roles import Caller, Role
+from headrace.service.auth.token_store import StoredTokens
+from headrace.service.auth.tokens import (
+    MAX_TOKENS,
+    NOTE_USE_S,
+    RELOAD_S,
+    MemoryTokenRows,
+    Tokens,
+    check_room,
+    new_token,
+)
+from headrace.service.records.database import opened
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

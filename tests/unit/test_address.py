@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.address import LOCAL_NAMES, format_address, host_of, is_loopback, parse_address
+from headrace.address import LOCAL_NAMES, format_address, host_of, is_loopback, parse_address
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import millrace
-from millrace.errors import SpecError
-from service.api.exposition import exposition
-from service.api.server import bound, parse_address, serving
-from service.monitor.status import Status
+import headrace
+from headrace.errors import SpecError
+from headrace.service.api.exposition import exposition
+from headrace.service.api.server import bound, parse_address, serving
+from headrace.service.monitor.status import Status
 from tests.fakes.asked_api import api
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -120,7 +120,7 @@ def get(served):
 
 def test_health_tells_the_version(get):
     answer = get("/v1/health")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": millrace.__version__})
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": headrace.__version__})
 
 
 def test_a_job_tells_what_it_is_doing(get):
@@ -135,7 +135,7 @@ def test_a_job_tells_what_it_is_doing(get):
         "created_by": "tests",
         "outcome": None,
         "build": "",
-        "millrace_version": "",
+        "headrace_version": "",
         "day": None,
         "resizing": None,
         "overrides": {},
@@ -234,8 +234,8 @@ def test_alarms_are_told_and_counted(get):
     assert answer["mirror"] is None
     text = get("/metrics", in_trouble).text
     for name in ("commit_failing", "trouble", "forked"):
-        assert f'millrace_{name}{{job="news"}} 1.0' in text
-    assert "millrace_mirror_version{" not in text
+        assert f'headrace_{name}{{job="news"}} 1.0' in text
+    assert "headrace_mirror_version{" not in text
 
 
 def test_exports_that_fail_are_told_and_counted(get):
@@ -246,9 +246,9 @@ def test_exports_that_fail_are_told_and_counted(get):
         "gates": "the newest export is not pointed to, for it failed its gates: main: auc 0.5 is below 0.6",
     }
     text = get("/metrics", failing).text
-    assert 'millrace_export_failing{job="news",stream="main"} 1.0' in text
-    assert 'millrace_export_failed_gates{job="news",stream="main"} 1.0' in text
-    assert 'millrace_export_failing{job="news",stream="more"} 0.0' in text
+    assert 'headrace_export_failing{job="news",stream="main"} 1.0' in text
+    assert 'headrace_export_failed_gates{job="news",stream="main"} 1.0' in text
+    assert 'headrace_export_failing{job="news",stream="more"} 0.0' in text
     after = {**STATUS, "operations": {"exporting": {"main": {**main, "failing": None, "command_error": "exit 3"}}}}
     assert get("/v1/jobs/news", after).json()["alarms"]["exports"] == (
         "the command after export 0000000008-delta of main failed: exit 3"
@@ -265,22 +265,22 @@ def test_exports_that_fail_are_told_and_counted(get):
 def test_figures_of_one_job_that_are_none_hide_no_others(told):
     good, bad = Status({"state": "training", "version": 3}), Status({"state": "training", **told})
     text = exposition([("good", good), ("bad", bad)]).decode()
-    assert 'millrace_version{job="good"} 3.0' in text
-    assert 'millrace_state{job="bad",state="broken"} 1.0' in text
+    assert 'headrace_version{job="good"} 3.0' in text
+    assert 'headrace_state{job="bad",state="broken"} 1.0' in text
 
 
 def test_a_file_whose_name_is_no_text_is_a_label_all_the_same():
     status = Status({"state": "training", "positions": {"part-\udcff.txt": 7}})
     text = exposition([("news", status)]).decode()
-    assert r'millrace_position{job="news",partition="part-\\udcff.txt"} 7.0' in text
+    assert r'headrace_position{job="news",partition="part-\\udcff.txt"} 7.0' in text
 
 
 def test_metrics_are_served_as_prometheus_text(get):
     answer = get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    assert 'millrace_window_auc{job="news",task="ctr"} 0.75' in answer.text
-    assert 'millrace_lag{job="news",partition="a"} 1500.0' in answer.text
-    assert "millrace_loss{" not in answer.text
+    assert 'headrace_window_auc{job="news",task="ctr"} 0.75' in answer.text
+    assert 'headrace_lag{job="news",partition="a"} 1500.0' in answer.text
+    assert "headrace_loss{" not in answer.text
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.exceptions import HTTPException
 
-from service.api.etags import JobLocks
-from service.jobs.errors import UnknownJob, WrongPhase
-from service.jobs.host import Action
+from headrace.service.api.etags import JobLocks
+from headrace.service.jobs.errors import UnknownJob, WrongPhase
+from headrace.service.jobs.host import Action
 from tests.fakes.asked_api import api
 
 

@@ -10,16 +10,16 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from millrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
-from millrace.errors import NotYet, SpecError, Unavailable
-from service.api import idempotency, problems
-from service.api.idempotency import IdempotencyStore, StoredAnswer
-from service.api.job_cache import TimedCache
-from service.api.schemas import MAX_LIMIT, Paging, decoded, encoded, page
-from service.auth.roles import Role
-from service.jobs.config import LimitsSection
-from service.records.database import utc_now
-from service.records.schema import AuditRow, RepeatRow
+from headrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
+from headrace.errors import NotYet, SpecError, Unavailable
+from headrace.service.api import idempotency, problems
+from headrace.service.api.idempotency import IdempotencyStore, StoredAnswer
+from headrace.service.api.job_cache import TimedCache
+from headrace.service.api.schemas import MAX_LIMIT, Paging, decoded, encoded, page
+from headrace.service.auth.roles import Role
+from headrace.service.jobs.config import LimitsSection
+from headrace.service.records.database import utc_now
+from headrace.service.records.schema import AuditRow, RepeatRow
 from tests.fakes.asked_api import PROBLEM, api
 from tests.integration.stream_job import SPEC
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.file_lock import locked
-from service.api.operations import as_cancelled
-from service.jobs.errors import Cancelled
-from service.jobs.host import PrintedLine
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.file_lock import locked
+from headrace.service.api.operations import as_cancelled
+from headrace.service.jobs.errors import Cancelled
+from headrace.service.jobs.host import PrintedLine
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.log_file import listed
 from tests.fakes.asked_api import PROBLEM, api
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
-from trainer.checkpoint.commits import Commits
-from trainer.journal.log import read
-from trainer.journal.log_file import listed
 
 FIRST, SECOND = "t1-0000000001-g1", "t1-0000000002-g1"
 STATUS = {

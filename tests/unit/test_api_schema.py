@@ -20,10 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.auth.roles import Role
-from service.jobs.host import NewJob
+from headrace.service.auth.roles import Role
+from headrace.service.jobs.host import NewJob
+from headrace.trainer.checkpoint.commits import Commits
 from tests.fakes.asked_api import PROBLEM, api
-from trainer.checkpoint.commits import Commits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHECKS = (

@@ -7,12 +7,12 @@ import threading
 import pytest
 from fastapi import HTTPException
 
-from millrace.errors import Unavailable
-from service.api import event_streams
-from service.api.event_streams import JobPoll, Streams
-from service.history.closes import TimelineVersion
-from service.jobs.errors import UnknownJob
-from service.jobs.host import Phase
+from headrace.errors import Unavailable
+from headrace.service.api import event_streams
+from headrace.service.api.event_streams import JobPoll, Streams
+from headrace.service.history.closes import TimelineVersion
+from headrace.service.jobs.errors import UnknownJob
+from headrace.service.jobs.host import Phase
 
 
 class Job:

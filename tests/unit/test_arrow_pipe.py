@@ -10,20 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.formats.arrow_columns import AnswerReader, BadAnswer, check_answer_schema, hash_texts, hash_texts_reference
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.dead_letters import DeadLetters
-from dataset.loader.segment_reader import SegmentReader
-from dataset.pipe.answer_samples import rebatch
-from dataset.pipe.segment_work import split_segment
-from dataset.samples.rejection import Reason
-from dataset.samples.slot_counters import SlotSum
-from dataset.spec.config import DenseSlot, EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
-from dataset.spec.schema import Schema
-from dataset.stream.errors import PipeFailed
-from dataset.stream.scripted_source import MemorySource, ScriptedRecord
-from dataset.stream.source import Events, Segment
-from millrace.keys import sign_of_text
+from headrace.dataset.formats.arrow_columns import (
+    AnswerReader,
+    BadAnswer,
+    check_answer_schema,
+    hash_texts,
+    hash_texts_reference,
+)
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.pipe.answer_samples import rebatch
+from headrace.dataset.pipe.segment_work import split_segment
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.samples.slot_counters import SlotSum
+from headrace.dataset.spec.config import DenseSlot, EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.errors import PipeFailed
+from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
+from headrace.dataset.stream.source import Events, Segment
+from headrace.keys import sign_of_text
 
 SCHEMA = Schema.of(
     [

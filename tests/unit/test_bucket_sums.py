@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense_config import DenseSection, DenseSgd
 from tests.fakes.thread_ranks import on_ranks
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense_config import DenseSection, DenseSgd
 
 STEPS = 4
 BUCKETS = (64, 128, 256, 4 << 20)

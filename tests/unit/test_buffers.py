@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.batch_norms import OwnBatchNorms
+from headrace.trainer.dense.buffers import Buffers, BuffersDiffer
 from tests.unit.test_dense import Centred
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.batch_norms import OwnBatchNorms
-from trainer.dense.buffers import Buffers, BuffersDiffer
 
 
 class TwoRanks(SingleRank):

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.errors import BadInput
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import BadInput
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.config import ExportSection, TrainerJob
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense.sharded import ShardedDense
+from headrace.trainer.exports.schedule import ScheduleInput, delta_hindrance
+from headrace.trainer.exports.stream_state import ExportStreamState
+from headrace.trainer.features.default_rows import DefaultRows, widths_of
+from headrace.trainer.models.carried_weights import NotCarried
+from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.train.carried_state import CarriedState, weights_of
+from headrace.trainer.train.model_building import build_model
 from tests.integration.stream_job import SPEC
-from trainer.collectives.ranks import SingleRank
-from trainer.config import ExportSection, TrainerJob
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense.sharded import ShardedDense
-from trainer.exports.schedule import ScheduleInput, delta_hindrance
-from trainer.exports.stream_state import ExportStreamState
-from trainer.features.default_rows import DefaultRows, widths_of
-from trainer.models.carried_weights import NotCarried
-from trainer.spec.defaults import fill_defaults
-from trainer.train.carried_state import CarriedState, weights_of
-from trainer.train.model_building import build_model
 
 CPU = torch.device("cpu")
 ADAGRAD = {"kind": "adagrad", "lr": 0.1, "initial": 0.25}

@@ -1,4 +1,4 @@
-"""A job goes on with other slots: the law of weights, for each of Millrace's models.
+"""A job goes on with other slots: the law of weights, for each of Headrace's models.
 
 Weights and inputs are small integers, so every sum is exact and the law holds to the bit whatever the order of sums.
 """
@@ -13,11 +13,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import SpecError
-from trainer.config import ModelSection
-from trainer.models.carried_weights import NotCarried, carried_weights
-from trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotShape
-from trainer.models.registry import load_model
+from headrace.errors import SpecError
+from headrace.trainer.config import ModelSection
+from headrace.trainer.models.carried_weights import NotCarried, carried_weights
+from headrace.trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotShape
+from headrace.trainer.models.registry import load_model
 
 B, L, DIM = 6, 3, 2
 POOLED, SEQUENCES, DENSE = ("a", "b", "c", "d"), ("q", "r"), (("x", 1), ("y", 3), ("z", 2))
@@ -207,7 +207,7 @@ def test_a_removed_slot_is_cut_as_if_its_inputs_were_zeros(name, marks):
 
 
 def test_a_model_that_does_not_say_where_its_slots_are_is_a_new_one():
-    with pytest.raises(NotCarried, match=r"slots: .* new one: it does not say .*slot_axes.*millrace import"):
+    with pytest.raises(NotCarried, match=r"slots: .* new one: it does not say .*slot_axes.*headrace import"):
         carried_weights(({"w": (2, 3)}, None), ({"w": (2, 4)}, None), {"b"}, ())
     nothing = {"w": (2, 3)}, dict
     assert not carried_weights(nothing, nothing, (), ())[0].changes

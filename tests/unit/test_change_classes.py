@@ -2,9 +2,9 @@
 
 import pytest
 
-from service.spec.job import Job
+from headrace.service.spec.job import Job
+from headrace.trainer.spec.change_classes import AT_ONCE, HOT, TABLE, ChangeClass, class_of, is_hot
 from tests.unit.test_docs import keys_of
-from trainer.spec.change_classes import AT_ONCE, HOT, TABLE, ChangeClass, class_of, is_hot
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.train.assembly import changed_arithmetic
+from headrace.trainer.train.fingerprint import MAKER, fingerprint, maker_in, merged_rows
 from tests.unit.test_defaults import RAW
-from trainer.dense_config import DenseSection
-from trainer.train.assembly import changed_arithmetic
-from trainer.train.fingerprint import MAKER, fingerprint, maker_in, merged_rows
 
 HERE = fingerprint(torch.device("cpu"))
 MERGES = DenseSection(accumulate=4)

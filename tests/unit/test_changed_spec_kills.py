@@ -2,11 +2,11 @@
 
 import pytest
 
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import Log, read
+from headrace.trainer.journal.records import SpecOperation
+from headrace.trainer.rank0.recovery import claim_and_recover
 from tests.fakes.past import SPEC, Past
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import Log, read
-from trainer.journal.records import SpecOperation
-from trainer.rank0.recovery import claim_and_recover
 
 
 class Killed(BaseException):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from trainer.journal.job_history import JobHistory, ReplayedPass
-from trainer.journal.log import Log, LogFull, RecordKind, read
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import DayTickOperation, PassClose, SetOperation
-from trainer.rank0.planner import StreamEnded
-from trainer.rank0.replay_log import LogPlanJournal, ReplayDiffers, ReplayLog
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.trainer.journal.job_history import JobHistory, ReplayedPass
+from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import DayTickOperation, PassClose, SetOperation
+from headrace.trainer.rank0.planner import StreamEnded
+from headrace.trainer.rank0.replay_log import LogPlanJournal, ReplayDiffers, ReplayLog
 
 
 def plan(number):
@@ -136,7 +136,7 @@ def test_a_close_waits_for_room_in_the_log_and_a_request_does_not(joblog, monkey
         return append(content)
 
     monkeypatch.setattr(joblog, "append", full_twice)
-    monkeypatch.setattr("millrace.retry.PAUSE_S", 0.01)
+    monkeypatch.setattr("headrace.retry.PAUSE_S", 0.01)
     told = ReplayLog(joblog, None, (), None, "fail", 5.0)
     with pytest.raises(LogFull):
         told.note(SetOperation(id="a", keys={}))

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from dataset.pipe.class_bounds import reject_classes
-from dataset.pipe.segment_work import PipeInput, PipeOutput
-from dataset.samples.batch import Samples
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import MetaSlot
-from dataset.spec.schema import Schema
-from dataset.stream.source import Segment
-from millrace.errors import SpecError
-from service.spec.job import load_job
-from trainer.spec.class_rules import num_classes_of
+from headrace.dataset.pipe.class_bounds import reject_classes
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import MetaSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Segment
+from headrace.errors import SpecError
+from headrace.service.spec.job import load_job
+from headrace.trainer.spec.class_rules import num_classes_of
 
 SPEC = """
 name = "next"

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 import typer
 
-import millrace
-from millrace.errors import SpecError
-from service.api import server
-from service.cli import main
-from service.cli.run_command import run_job
-from service.cluster import generation_plans
-from service.cluster import job_run as launching
-from service.cluster import worker_plan as planning
-from service.cluster.local import ProcessLauncher
-from service.cluster.runtime import WorkerRole
-from service.cluster.supervision import RunOutcome
-from service.monitor.shows import PlainShow
-from service.spec.job import load_job
+import headrace
+from headrace.errors import SpecError
+from headrace.service.api import server
+from headrace.service.cli import main
+from headrace.service.cli.run_command import run_job
+from headrace.service.cluster import generation_plans
+from headrace.service.cluster import job_run as launching
+from headrace.service.cluster import worker_plan as planning
+from headrace.service.cluster.local import ProcessLauncher
+from headrace.service.cluster.runtime import WorkerRole
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.monitor.shows import PlainShow
+from headrace.service.spec.job import load_job
 from tests.fakes.launch import fake_worker
 from tests.integration.stream_job import write_job
 from tests.unit.test_launcher import when
@@ -36,7 +36,7 @@ CAT = "pipe.command=['cat']"
 WORKER = Path(__file__).parents[1] / "fakes" / "worker.py"
 
 
-def surface(command, name="millrace"):
+def surface(command, name="headrace"):
     """Every command with its parameters, one a line."""
     lines = [name]
     for parameter in command.params:
@@ -53,11 +53,11 @@ def surface(command, name="millrace"):
 
 
 @pytest.fixture
-def millrace_says(monkeypatch, capfd):
+def headrace_says(monkeypatch, capfd):
     """Run the command line; gives its exit code, standard output and standard error."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main.main()
         said = capfd.readouterr()
@@ -94,13 +94,13 @@ def test_the_command_line_is_the_one_we_promised():
     assert "\n".join(surface(typer.main.get_command(main.cli))) + "\n" == (GOLDEN / "cli.txt").read_text()
 
 
-def test_version_is_the_packages(millrace_says):
-    assert millrace_says("version") == (0, f"{millrace.__version__}\n", "")
+def test_version_is_the_packages(headrace_says):
+    assert headrace_says("version") == (0, f"{headrace.__version__}\n", "")
 
 
-def test_check_tells_that_a_spec_is_right(millrace_says, tmp_path):
+def test_check_tells_that_a_spec_is_right(headrace_says, tmp_path):
     job = write_job(tmp_path, num_lines=20)
-    assert millrace_says(
+    assert headrace_says(
         "spec", "check", job, "--set", "cluster={trainers=2,shards=3}", "--set", "store.path=runs"
     ) == (
         0,
@@ -109,9 +109,9 @@ def test_check_tells_that_a_spec_is_right(millrace_says, tmp_path):
     )
 
 
-def test_check_notes_data_that_is_not_there_yet(millrace_says, tmp_path):
+def test_check_notes_data_that_is_not_there_yet(headrace_says, tmp_path):
     job = write_job(tmp_path, num_lines=20)
-    code, out, _ = millrace_says("spec", "check", job, "--set", 'sources.lines.paths=["*.gz"]', "--set", "store.path=s")
+    code, out, _ = headrace_says("spec", "check", job, "--set", 'sources.lines.paths=["*.gz"]', "--set", "store.path=s")
     assert code == 0 and "note: a run is refused until there is data: sources" in out and "'*.gz'" in out
 
 
@@ -127,7 +127,7 @@ REFUSED_AT_A_START = {
     'sources.lines.event_time={slot="click"}': "event_time.slot: 'click' is not a meta slot of whole numbers",
     "store.path=part-0.txt": "part-0.txt is a file",
     "store.path=part-0.txt/store": "part-0.txt is a file",
-    "store.path=other": "other is not empty and no store of Millrace",
+    "store.path=other": "other is not empty and no store of Headrace",
     "store.path=" + 300 * "x": "store.path: ",
     'predict={input={paths=["part-0.txt"]},output="other"}': "predict.output: ",
     'sources.lines={kind="kafka",topics=["t"]}': "sources.lines.options.bootstrap_servers: is missing",
@@ -136,27 +136,27 @@ REFUSED_AT_A_START = {
 
 
 @pytest.mark.parametrize("override", REFUSED_AT_A_START)
-def test_check_refuses_what_a_start_would_and_without_torch(millrace_says, tmp_path, override):
+def test_check_refuses_what_a_start_would_and_without_torch(headrace_says, tmp_path, override):
     job = write_job(tmp_path, num_lines=20)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     (tmp_path / "own.py").write_text(OWN_MODEL)
     (tmp_path / "torn.py").write_text("def\n")
     settings = ["--set", "store.path=fresh"] if not override.startswith("store") else []
-    code, out, err = millrace_says("spec", "check", job, *settings, "--set", override)
+    code, out, err = headrace_says("spec", "check", job, *settings, "--set", override)
     assert (code, out) == (2, "") and REFUSED_AT_A_START[override] in err
     assert not (tmp_path / "fresh").exists(), "a check makes nothing"
 
 
-def test_check_finds_a_class_without_running_its_module(millrace_says, tmp_path):
+def test_check_finds_a_class_without_running_its_module(headrace_says, tmp_path):
     job = write_job(tmp_path, num_lines=20)
     (tmp_path / "own.py").write_text(OWN_MODEL + "raise SystemExit(70)\n")
     settings = ("--set", "store.path=fresh", "--set", 'model={class="own:Tower"}')
-    assert millrace_says("spec", "check", job, *settings)[0] == 0
+    assert headrace_says("spec", "check", job, *settings)[0] == 0
 
 
-def test_check_tells_what_is_wrong_as_bad_configuration(millrace_says):
-    code, out, err = millrace_says("spec", "check", NEWS, "--set", "seed=-1", "--set", "passes.wait=5")
+def test_check_tells_what_is_wrong_as_bad_configuration(headrace_says):
+    code, out, err = headrace_says("spec", "check", NEWS, "--set", "seed=-1", "--set", "passes.wait=5")
     assert (code, out) == (2, "")
     assert err == (
         "error: seed: Input should be greater than or equal to 0 (got -1)\n"
@@ -164,39 +164,39 @@ def test_check_tells_what_is_wrong_as_bad_configuration(millrace_says):
     )
 
 
-def test_a_spec_that_is_not_there_is_told(millrace_says, tmp_path):
-    assert millrace_says("run", tmp_path / "job.toml") == (2, "", f"error: {tmp_path / 'job.toml'}: no such file\n")
+def test_a_spec_that_is_not_there_is_told(headrace_says, tmp_path):
+    assert headrace_says("run", tmp_path / "job.toml") == (2, "", f"error: {tmp_path / 'job.toml'}: no such file\n")
 
 
-def test_schema_is_a_json_schema(millrace_says):
-    code, out, _ = millrace_says("spec", "schema")
+def test_schema_is_a_json_schema(headrace_says):
+    code, out, _ = headrace_says("spec", "schema")
     assert code == 0
     assert json.loads(out)["title"] == "Job"
 
 
 @pytest.mark.parametrize("arguments", [["rnu"], ["run"], ["run", NEWS, "--frehs"], ["demo", "--events", "0"]])
-def test_a_wrong_command_line_is_bad_configuration(millrace_says, arguments):
-    assert millrace_says(*arguments)[0] == 2
+def test_a_wrong_command_line_is_bad_configuration(headrace_says, arguments):
+    assert headrace_says(*arguments)[0] == 2
 
 
 @pytest.mark.long
-def test_a_run_ends_with_a_summary_from_the_report(millrace_says, workers_do, tmp_path):
+def test_a_run_ends_with_a_summary_from_the_report(headrace_says, workers_do, tmp_path):
     workers_do(["say", "hello"], ["exit", 0])
     store = tmp_path / "store"
-    code, out, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}")
+    code, out, err = headrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}")
     assert (code, out) == (0, "done: the stream is drained\n")
     assert "trainer-0| hello" in err
     workers_do(["write", str(store / "report.json"), json.dumps({"events": 5, "samples": 10})], ["exit", 0])
-    code, out, _ = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}", "--fresh")
+    code, out, _ = headrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}", "--fresh")
     assert code == 0
     assert out.splitlines()[:3] == ["done: the stream is drained", "events    5", "samples   10"]
     assert out.splitlines()[-1] == f"report    {store / 'report.json'}"
 
 
 @pytest.mark.long
-def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, workers_do, tmp_path):
+def test_a_run_that_fails_tells_who_died_with_its_last_lines(headrace_says, workers_do, tmp_path):
     workers_do(["say", "error: the stream broke"], ["exit", 1])
-    code, out, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")
+    code, out, err = headrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")
     assert (code, out) == (1, "")
     assert err.endswith(
         "last lines of trainer-0:\n  error: the stream broke\nerror: trainer-0 ended first: exit code 1\n"
@@ -204,19 +204,19 @@ def test_a_run_that_fails_tells_who_died_with_its_last_lines(millrace_says, work
 
 
 @pytest.mark.long
-def test_a_store_that_holds_another_jobs_run_is_refused_without_fresh(millrace_says, workers_do, tmp_path):
+def test_a_store_that_holds_another_jobs_run_is_refused_without_fresh(headrace_says, workers_do, tmp_path):
     workers_do(["exit", 0])
     store = f"store.path={tmp_path}"
-    assert millrace_says("run", NEWS, "--set", CAT, "--set", store)[0] == 0
-    assert millrace_says("run", NEWS, "--set", CAT, "--set", store)[0] == 0
-    code, _, err = millrace_says("run", NEWS, "--set", CAT, "--set", store, "--set", "name=olds")
+    assert headrace_says("run", NEWS, "--set", CAT, "--set", store)[0] == 0
+    assert headrace_says("run", NEWS, "--set", CAT, "--set", store)[0] == 0
+    code, _, err = headrace_says("run", NEWS, "--set", CAT, "--set", store, "--set", "name=olds")
     assert (code, "holds a run of job 'news', not of 'olds'; give --fresh" in err) == (2, True)
 
 
-def test_an_address_that_cannot_be_listened_on_is_told_before_the_store_is_touched(millrace_says, workers_do, tmp_path):
+def test_an_address_that_cannot_be_listened_on_is_told_before_the_store_is_touched(headrace_says, workers_do, tmp_path):
     workers_do(["exit", 0])
     store = tmp_path / "store"
-    code, _, err = millrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}", "--listen", "0.0.0.0:80")
+    code, _, err = headrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={store}", "--listen", "0.0.0.0:80")
     assert code == 2
     assert err.startswith("error: --listen: '0.0.0.0' is not this machine's loopback")
     assert not store.exists()
@@ -267,12 +267,12 @@ def test_the_last_status_is_the_reports_and_what_it_tells_is_committed():
     assert launching.last_status(RunOutcome(1, "died"), report, before) == {"state": "failed"}
 
 
-def test_a_spec_error_is_no_traceback(millrace_says, monkeypatch):
+def test_a_spec_error_is_no_traceback(headrace_says, monkeypatch):
     def broken(*_):
         raise SpecError("is wrong", "a.b")
 
     monkeypatch.setattr(main, "load_job", broken)
-    assert millrace_says("run", NEWS) == (2, "", "error: a.b: is wrong\n")
+    assert headrace_says("run", NEWS) == (2, "", "error: a.b: is wrong\n")
 
 
 def test_help_is_there_for_every_command():
@@ -284,12 +284,12 @@ def test_help_is_there_for_every_command():
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "expected"), [((), 0), (("--retry-stopped",), 75)])
 def test_a_run_that_a_signal_stopped_may_ask_to_be_started_again(
-    millrace_says, workers_do, tmp_path, monkeypatch, options, expected
+    headrace_says, workers_do, tmp_path, monkeypatch, options, expected
 ):
     told = []
     monkeypatch.setattr(ProcessLauncher, "end", lambda _, code, reason: told.append(code))
     workers_do(["serve"], ["write", str(tmp_path / "up"), "up"], ["await_drain"], ["exit", 0])
     store = "--set", CAT, "--set", f"store.path={tmp_path / 'store'}"
     with when((tmp_path / "up").exists, lambda: os.kill(os.getpid(), signal.SIGTERM)):
-        code, out, _ = millrace_says("run", NEWS, *store, *options)
+        code, out, _ = headrace_says("run", NEWS, *store, *options)
     assert (code, out) == (expected, "done: stopped after the pass in training\n") and told == [expected]

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.source import Segment
-from trainer.journal.pass_plan import PassPlan
-from trainer.status.progress import PassReading, TrainerProgress
-from trainer.status.time_spent import LoopPart, TimeSpent
-from trainer.train.close import DayJumps, advanced, median_day, merge_tallies, merge_times, would_fill
+from headrace.dataset.stream.source import Segment
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.status.progress import PassReading, TrainerProgress
+from headrace.trainer.status.time_spent import LoopPart, TimeSpent
+from headrace.trainer.train.close import DayJumps, advanced, median_day, merge_tallies, merge_times, would_fill
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(1, 9), min_size=1))
@@ -33,7 +33,7 @@ def test_an_event_from_2099_stops_the_job_before_tables_age_by_it():
     said = str(caught.value)
     assert caught.value.exit_code == 1, "a restart would end alike"
     for words in (
-        "pass 3", "of 2099-01-01", "27115 days after", "passes.max_day_jump is 7", "t/0 5-9, t/1 0-4", "millrace skip",
+        "pass 3", "of 2099-01-01", "27115 days after", "passes.max_day_jump is 7", "t/0 5-9, t/1 0-4", "headrace skip",
         "passes.max_day_jump=27115",
     ):  # fmt: skip
         assert words in said
@@ -54,7 +54,7 @@ def test_a_day_that_rows_cannot_store_stops_the_job():
             f"{days} days after" in said
             and f"day {found - first:,} of the job, and rows store days up to 32,767" in said
         )
-        assert "`millrace skip`" in said and "start a new job" in said and "max_day_jump" not in said
+        assert "`headrace skip`" in said and "start a new job" in said and "max_day_jump" not in said
 
 
 def test_event_times_of_ranks_become_one_range():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.commits import (
+from headrace.trainer.checkpoint.commits import (
     FORMAT,
     MANIFEST,
     CommitDamaged,
@@ -82,7 +82,7 @@ def test_a_shorter_and_a_missing_file_are_named(tmp_path):
 def test_a_commit_of_a_newer_format_is_refused_as_such(tmp_path):
     folder = tmp_path / "commits" / make(tmp_path, 3)
     write_manifest(folder, dict(read_commit(folder).manifest) | {"format": FORMAT + 1})
-    with pytest.raises(CommitDamaged, match=f"is of format {FORMAT + 1}; this Millrace reads format {FORMAT}"):
+    with pytest.raises(CommitDamaged, match=f"is of format {FORMAT + 1}; this Headrace reads format {FORMAT}"):
         read_commit(folder)
 
 

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.deadline import Deadline
-from pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
-from pserver.protocol.shards import ShardCommitPart
+from headrace.deadline import Deadline
+from headrace.pserver.errors import ShardUnavailable, StoreDamaged, StoreFailed
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.trainer.checkpoint import committer as module
+from headrace.trainer.checkpoint.commit_errors import CommitsFail, ManifestFailed
+from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
+from headrace.trainer.checkpoint.commits import Commits, hash_of, problems_of
+from headrace.trainer.checkpoint.committer import RETRY_S, STEP_S, Committer
+from headrace.trainer.checkpoint.handover import hand_over, handed_over
+from headrace.trainer.config import CommitSection
+from headrace.trainer.journal.log import Log, Superseded
+from headrace.trainer.train.saved_state import SavedState
 from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
-from trainer.checkpoint import committer as module
-from trainer.checkpoint.commit_errors import CommitsFail, ManifestFailed
-from trainer.checkpoint.commit_protocols import ManifestFacts
-from trainer.checkpoint.commits import Commits, hash_of, problems_of
-from trainer.checkpoint.committer import RETRY_S, STEP_S, Committer
-from trainer.checkpoint.handover import hand_over, handed_over
-from trainer.config import CommitSection
-from trainer.journal.log import Log, Superseded
-from trainer.train.saved_state import SavedState
 
 EVERY_S, MAX_FAILING_S = 30.0, 100.0
 RESIZE = "a"
@@ -336,7 +336,7 @@ def test_effects_outside_come_after_the_manifest_and_the_mirror_last(world):
 
 
 def test_older_commits_and_their_log_go_after_the_newer_ones_manifest(make_world, monkeypatch):
-    monkeypatch.setattr("trainer.journal.log.PART_BYTES", 1)  # each commit begins a new file of the log
+    monkeypatch.setattr("headrace.trainer.journal.log.PART_BYTES", 1)  # each commit begins a new file of the log
     world = make_world(keep=1, every_passes=1)
     world.close_pass()
     world.mirror.held = set(world.commits.names())

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.pipe.segment_work import reject_early
-from dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
-from dataset.samples.rejection import Reason
-from dataset.sources.composite import CompositeSource
-from dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
-from dataset.spec.source_set import SourceSet
-from dataset.stream.errors import SourceGap
-from dataset.stream.scripted_source import MemorySource, ScriptedRecord
-from dataset.stream.source import Events, Segment
-from millrace.deadline import Deadline
-from trainer.config import PassesSection
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace.dataset.pipe.segment_work import reject_early
+from headrace.dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.sources.composite import CompositeSource
+from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
+from headrace.dataset.stream.source import Events, Segment
+from headrace.deadline import Deadline
+from headrace.trainer.config import PassesSection
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
 
 T_S = 1_714_521_600
 T = "2024-05-01T00:00:00+00:00"

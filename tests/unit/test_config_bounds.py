@@ -11,22 +11,28 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from dataset.spec.config import SimulatedSource
-from millrace.config import Section
-from millrace.errors import SpecError
-from service.api.schemas import RequestBody
-from service.spec.job import load_job
-from trainer.replica.http_api import Rollback
+from headrace.config import Section
+from headrace.dataset.spec.config import SimulatedSource
+from headrace.errors import SpecError
+from headrace.service.api.schemas import RequestBody
+from headrace.service.spec.job import load_job
+from headrace.trainer.replica.http_api import Rollback
 
 ROOT = Path(__file__).parents[2]
 NEWS = ROOT / "tests" / "golden" / "news.toml"
 SECTIONS_BESIDE_CONFIG = (
-    "service.spec.job",
-    "trainer.models.settings",
-    "trainer.exports.request",
-    "dataset.spec.stream_spec",
+    "headrace.service.spec.job",
+    "headrace.trainer.models.settings",
+    "headrace.trainer.exports.request",
+    "headrace.dataset.spec.stream_spec",
 )
-BODIES = ("service.api.admin", "service.api.commits", "service.api.exports", "service.api.jobs", "service.api.tables")
+BODIES = (
+    "headrace.service.api.admin",
+    "headrace.service.api.commits",
+    "headrace.service.api.exports",
+    "headrace.service.api.jobs",
+    "headrace.service.api.tables",
+)
 
 WRONG: dict[type, tuple[float, ...]] = {int: (-1, 2**64), float: (-1.0, 1e308, math.inf, -math.inf, math.nan)}
 MAY: dict[str, tuple[float, str]] = {
@@ -57,9 +63,9 @@ Shape = Callable[[float], object]
 
 
 def sections() -> list[type[BaseModel]]:
-    for path in sorted(ROOT.glob("*/**/config.py")):
-        if (package := path.relative_to(ROOT).parts)[0] in ("millrace", "dataset", "pserver", "trainer", "service"):
-            importlib.import_module(".".join(package).removesuffix(".py"))
+    for package in ("", "dataset", "pserver", "trainer", "service"):
+        for path in sorted((ROOT / "headrace" / package).rglob("config.py")):
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     for name in (*SECTIONS_BESIDE_CONFIG, *BODIES):
         importlib.import_module(name)
     found = {each.__name__: each for base in (Section, RequestBody) for each in below(base)} | {"Rollback": Rollback}
@@ -119,7 +125,7 @@ def unbounded(model: type[BaseModel]) -> Iterator[str]:
 
 @pytest.mark.parametrize("model", sections(), ids=lambda model: model.__name__)
 def test_every_number_of_a_section_has_bounds(model):
-    assert not list(unbounded(model)), "give the field a type of millrace.config with bounds, or say in MAY why it may"
+    assert not list(unbounded(model)), "give the field a type of headrace.config with bounds, or say in MAY why it may"
 
 
 def test_the_walk_finds_what_has_no_bounds():

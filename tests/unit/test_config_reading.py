@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from millrace.config import (
+from headrace.config import (
     DURATION_S,
     SIZE_BYTES,
     Duration,
@@ -20,7 +20,7 @@ from millrace.config import (
     parse_value,
     validate,
 )
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 
 @pytest.fixture

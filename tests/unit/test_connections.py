@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 import pytest
 from fastapi import FastAPI, Request
 
-from millrace.http import connections
-from millrace.http.listening import MAX_CONNECTIONS, ConnectionBounds, listen
-from millrace.logs import RepeatFilter
-from service.api import middleware
-from service.api import server as of_the_service
-from service.api.problems import on_error
-from trainer.replica import access
-from trainer.replica import http_api as of_a_replica
+from headrace.http import connections
+from headrace.http.listening import MAX_CONNECTIONS, ConnectionBounds, listen
+from headrace.logs import RepeatFilter
+from headrace.service.api import middleware
+from headrace.service.api import server as of_the_service
+from headrace.service.api.problems import on_error
+from headrace.trainer.replica import access
+from headrace.trainer.replica import http_api as of_a_replica
 
 LONG_S = 0.2
 ASK = b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -188,7 +188,7 @@ def test_connections_take_half_of_the_descriptors_at_most(descriptors, answered)
 
 def test_what_strangers_have_a_log_say_is_bounded(caplog):
     now_s = 0.0
-    log = logging.getLogger("millrace.test.repeats")
+    log = logging.getLogger("headrace.test.repeats")
     log.addFilter(repeats := RepeatFilter(lambda: now_s))
     try:
         for _ in range(2000):

@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Samples
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import DenseSlot, HistorySection, MetaSlot, SparseSlot
-from dataset.spec.counters import Counted, CountersSection
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from pserver.protocol.histories import HistoryAnswers
-from pserver.rows.counter_kernels import MAX_COUNT, UNIT, packed, width_of
-from pserver.server.embedded import EmbeddedShards
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import DenseSlot, HistorySection, MetaSlot, SparseSlot
+from headrace.dataset.spec.counters import Counted, CountersSection
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.histories import HistoryAnswers
+from headrace.pserver.rows.counter_kernels import MAX_COUNT, UNIT, packed, width_of
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.exports.counter_files import sub_windows
+from headrace.trainer.features.counter_columns import KINDS, counter_column, fill_values, value_reference
+from headrace.trainer.features.history_reader import HistoryReader
+from headrace.trainer.spec.history_tables import history_tables, remembered_of
 from tests.fakes.ragged import ragged
-from trainer.exports.counter_files import sub_windows
-from trainer.features.counter_columns import KINDS, counter_column, fill_values, value_reference
-from trainer.features.history_reader import HistoryReader
-from trainer.spec.history_tables import history_tables, remembered_of
 
 PRIOR, WEIGHT = 0.1, 5.0
 OF_USER = CountersSection(key="user", windows=("all",), click="click", prior=PRIOR, prior_weight=WEIGHT)

@@ -1,4 +1,4 @@
-"""`python -m dataset`: how a user tries a generator before training."""
+"""`python -m headrace.dataset`: how a user tries a generator before training."""
 
 import io
 import re
@@ -6,15 +6,15 @@ import re
 import pytest
 from rich.console import Console
 
-from dataset import __main__ as command
-from dataset.__main__ import first_segments, main, try_stream
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.timing import timing_hints
-from dataset.spec.config import FilesSource, PipeSection
-from dataset.spec.stream_spec import read_stream
-from dataset.stream.source import Partition, Segment
-from millrace.errors import SpecError
-from millrace.lifecycle import exit_code_of
+from headrace.dataset import __main__ as command
+from headrace.dataset.__main__ import first_segments, main, try_stream
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.timing import timing_hints
+from headrace.dataset.spec.config import FilesSource, PipeSection
+from headrace.dataset.spec.stream_spec import read_stream
+from headrace.dataset.stream.source import Partition, Segment
+from headrace.errors import SpecError
+from headrace.lifecycle import exit_code_of
 
 SPEC = """
 name = "demo"

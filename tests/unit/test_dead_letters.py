@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from dataset.loader.dead_letters import BadFraction, DeadLetters, encode_letter
-from dataset.samples.rejection import Reason, Rejection
-from dataset.spec.config import DeadLettersSection
-from dataset.stream.errors import TooManyBadEvents
-from millrace.durable import SymbolicLinkFound
+from headrace.dataset.loader.dead_letters import BadFraction, DeadLetters, encode_letter
+from headrace.dataset.samples.rejection import Reason, Rejection
+from headrace.dataset.spec.config import DeadLettersSection
+from headrace.dataset.stream.errors import TooManyBadEvents
+from headrace.durable import SymbolicLinkFound
 
 
 def rejection(offset: int, data: bytes | None = b"\xffoops", line: int | None = None) -> Rejection:

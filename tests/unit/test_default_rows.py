@@ -7,26 +7,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import BadInput, SpecError
-from millrace.keys import key_of_reference
-from pserver.config import Adagrad, Bounds, CountEntry, ProbabilityEntry, Sgd, SlotLife, TableSection
-from pserver.protocol.shards import ABSENT_BITS, StepScale
-from pserver.server.embedded import EmbeddedShards
-from trainer.collectives.ranks import SingleRank
-from trainer.config import TaskSection, TrainSection
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense_config import DenseSection, DenseSgd
-from trainer.features.deduplication import tables_of
-from trainer.features.default_rows import DefaultRows, default_rows_of, sum_chosen, sum_chosen_reference, widths_of
-from trainer.features.pooling import KernelPooling, TorchPooling
-from trainer.features.training_batches import BatchMaker
-from trainer.spec.slot_rules import check_slot_rules
-from trainer.train.row_sums import RowSums
-from trainer.train.step import Stepper
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.config import MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import BadInput, SpecError
+from headrace.keys import key_of_reference
+from headrace.pserver.config import Adagrad, Bounds, CountEntry, ProbabilityEntry, Sgd, SlotLife, TableSection
+from headrace.pserver.protocol.shards import ABSENT_BITS, StepScale
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.config import TaskSection, TrainSection
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense_config import DenseSection, DenseSgd
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.default_rows import (
+    DefaultRows,
+    default_rows_of,
+    sum_chosen,
+    sum_chosen_reference,
+    widths_of,
+)
+from headrace.trainer.features.pooling import KernelPooling, TorchPooling
+from headrace.trainer.features.training_batches import BatchMaker
+from headrace.trainer.spec.slot_rules import check_slot_rules
+from headrace.trainer.train.row_sums import RowSums
+from headrace.trainer.train.step import Stepper
 
 CPU = torch.device("cpu")
 SCHEMA = Schema.of([SparseSlot(name="a"), SparseSlot(name="b", pooling="mean"), MetaSlot(kind="meta", names=("y",))])

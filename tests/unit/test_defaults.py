@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-import service.spec.config
-import trainer.config
-import trainer.predict.config
-from millrace.config import Section, validate
-from millrace.errors import SpecError
-from service.cluster.store_defaults import old_defaults, old_defaults_note, with_store_defaults
-from service.spec.job import Job, job_of, with_defaults
-from trainer.config import NEWEST_DEFAULTS
-from trainer.spec import changes, defaults
-from trainer.spec.defaults import FIRST, fill_defaults, frozen
+import headrace.service.spec.config
+import headrace.trainer.config
+import headrace.trainer.predict.config
+from headrace.config import Section, validate
+from headrace.errors import SpecError
+from headrace.service.cluster.store_defaults import old_defaults, old_defaults_note, with_store_defaults
+from headrace.service.spec.job import Job, job_of, with_defaults
+from headrace.trainer.config import NEWEST_DEFAULTS
+from headrace.trainer.spec import changes, defaults
+from headrace.trainer.spec.defaults import FIRST, fill_defaults, frozen
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-of-defaults-1"
 MOVED = {
@@ -74,7 +74,8 @@ def now():
 
 
 def test_every_key_of_the_frozen_set_is_there_under_its_name():
-    assert service.spec.config and trainer.config and trainer.predict.config  # so that all sections are known
+    everything = headrace.service.spec.config, headrace.trainer.config, headrace.trainer.predict.config
+    assert all(everything)  # so that all sections are known
     named = {f"{section}.{key}" for section, keys in frozen(FIRST).items() for key in keys}
     assert named - now().keys() == set()
 
@@ -157,7 +158,7 @@ def test_an_invalid_spec_is_unchanged():
 
 
 def test_a_logged_spec_without_the_later_keys_of_cluster_has_their_defaults():
-    later, section = defaults.LATER_OF_CLUSTER, service.spec.config.ClusterSection().model_dump(mode="json")
+    later, section = defaults.LATER_OF_CLUSTER, headrace.service.spec.config.ClusterSection().model_dump(mode="json")
     assert {key: section[key] for key in later} == later
     full = job_of(raw(), Path("/")).full
     old = {**full, "cluster": {key: value for key, value in full["cluster"].items() if key not in later}}

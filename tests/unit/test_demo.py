@@ -7,12 +7,12 @@ import subprocess
 import pytest
 from rich.console import Console
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.file_lock import locked
-from service.auth.spec_rules import check_spec
-from service.demo import demo
-from service.demo.demo_jobs import (
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.file_lock import locked
+from headrace.service.auth.spec_rules import check_spec
+from headrace.service.demo import demo
+from headrace.service.demo.demo_jobs import (
     FREEZE_AFTER,
     LATE,
     NAME,
@@ -24,13 +24,13 @@ from service.demo.demo_jobs import (
     service_of,
     twin_of,
 )
-from service.demo.race import Standing, race_line, render_race
-from service.history.fork_of_job import fork
-from service.monitor.status import Status
-from service.spec.job import LoadedJob
+from headrace.service.demo.race import Standing, race_line, render_race
+from headrace.service.history.fork_of_job import fork
+from headrace.service.monitor.status import Status
+from headrace.service.spec.job import LoadedJob
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits, problems_of, read_commit
+from headrace.trainer.rank0.recovery import claim_and_recover
 from tests.fakes.past import Past
-from trainer.checkpoint.commits import CommitDamaged, Commits, problems_of, read_commit
-from trainer.rank0.recovery import claim_and_recover
 
 SINCE = 1_700_000_000.0
 
@@ -79,7 +79,7 @@ def test_the_job_with_late_clicks_reads_what_the_program_of_its_example_writes(t
     root = tmp_path / "demo"
     late, config = late_job(root), service_of(root, "127.0.0.1:0", job(tmp_path))
     check_spec(late, config.allow, root / "jobs" / late.spec.name, config.private)
-    monkeypatch.setattr("service.demo.demo_jobs.LATE_IMPRESSIONS", 50)
+    monkeypatch.setattr("headrace.service.demo.demo_jobs.LATE_IMPRESSIONS", 50)
     subprocess.run(late_command(root), check=True, timeout=60)
     for source in late.spec.sources.values():
         assert all((late.folder / path).stat().st_size for path in source.paths)

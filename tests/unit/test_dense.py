@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense.flat_optimizer import STATE, FlatOptimizer
-from trainer.dense.flat_parameters import ALIGN_FLOATS, FlatParameters
-from trainer.dense_config import DenseAdagrad, DenseAdam, DenseAdamW, DenseSection, DenseSgd
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense.flat_optimizer import STATE, FlatOptimizer
+from headrace.trainer.dense.flat_parameters import ALIGN_FLOATS, FlatParameters
+from headrace.trainer.dense_config import DenseAdagrad, DenseAdam, DenseAdamW, DenseSection, DenseSgd
 
 
 def model():
@@ -93,11 +93,11 @@ def test_weights_and_state_are_those_of_torch_s_classes_bit_for_bit(kind):
 
 START = """
 import sys, torch
-from trainer.config import TrainSection
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense_config import DenseSection
-from trainer.train.assembly import set_up_torch
-from trainer.collectives.ranks import SingleRank
+from headrace.trainer.config import TrainSection
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.train.assembly import set_up_torch
+from headrace.trainer.collectives.ranks import SingleRank
 
 set_up_torch(TrainSection(), 1, torch.device("cpu"))
 assert torch.are_deterministic_algorithms_enabled()

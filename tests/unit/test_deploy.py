@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.auth.config import ANY_MORE
-from service.jobs.config import load_service
+from headrace.service.auth.config import ANY_MORE
+from headrace.service.jobs.config import load_service
 from tests.goldens import METRIC_FILES, commands, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -76,9 +76,9 @@ def test_what_stays_is_asked_whether_it_is_well(name):
 
 
 @every_service
-def test_commands_of_the_image_are_millraces(name):
+def test_commands_of_the_image_are_headraces(name):
     service = SERVICES[name]
-    if "build" in service and service.get("entrypoint", ["millrace"])[-1] == "millrace":
+    if "build" in service and service.get("entrypoint", ["headrace"])[-1] == "headrace":
         command, *words = service["command"]
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert options <= COMMANDS[command]
@@ -87,7 +87,7 @@ def test_commands_of_the_image_are_millraces(name):
 def test_the_service_finds_what_setup_makes_and_mounts():
     config = load_service(DEPLOY / "compose/service.toml")
     setup, service = (
-        {target: source for source, target, _ in mounts(SERVICES[name])} for name in ("setup", "millrace")
+        {target: source for source, target, _ in mounts(SERVICES[name])} for name in ("setup", "headrace")
     )
     assert setup[str(config.root)] == service[str(config.root)]
     assert config.tls.cert is not None and config.tls.key is not None
@@ -100,7 +100,7 @@ def test_the_service_finds_what_setup_makes_and_mounts():
 
 def test_allowed_commands_run_programs_that_are_mounted_and_cannot_be_written():
     config = load_service(DEPLOY / "compose/service.toml")
-    readable = {Path(target): ROOT / source for source, target, options in mounts(SERVICES["millrace"]) if options}
+    readable = {Path(target): ROOT / source for source, target, options in mounts(SERVICES["headrace"]) if options}
     for python, program, *more in config.allow.pipe_commands:
         (inside,) = [
             there / Path(program).relative_to(at) for at, there in readable.items() if at in Path(program).parents
@@ -113,8 +113,8 @@ def test_what_is_named_below_run_is_made_by_setup_and_mounted():
     texts = {name: json.dumps(service) for name, service in SERVICES.items() if name != "setup"}
     texts["prometheus"] += json.dumps(SCRAPED)
     for name, text in texts.items():
-        for folder, file in re.findall(r"/run/millrace/(\w+)/([\w.]+)", text):
-            assert any(target == f"/run/millrace/{folder}" for _, target, _ in mounts(SERVICES[name])), (
+        for folder, file in re.findall(r"/run/headrace/(\w+)/([\w.]+)", text):
+            assert any(target == f"/run/headrace/{folder}" for _, target, _ in mounts(SERVICES[name])), (
                 f"{name}: {file}"
             )
             assert file in made
@@ -122,16 +122,16 @@ def test_what_is_named_below_run_is_made_by_setup_and_mounted():
 
 def test_the_image_is_built_of_what_is_let_in():
     let_in = set(re.findall(r"^!(\S+?)/?$", (ROOT / ".dockerignore").read_text(), re.M))
-    assert {"millrace", "dataset", "pserver", "trainer", "service", "pyproject.toml", "README.md", "LICENSE"} == let_in
+    assert {"headrace", "dataset", "pserver", "trainer", "service", "pyproject.toml", "README.md", "LICENSE"} == let_in
     assert all((ROOT / name).exists() for name in let_in)
     text = (DEPLOY / "Dockerfile").read_text()
-    assert text.index("\nUSER millrace\n") < text.index("\nENTRYPOINT")
+    assert text.index("\nUSER headrace\n") < text.index("\nENTRYPOINT")
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert (
-        version is not None and f":{version[1]} " in text and SERVICES["millrace"]["image"] == f"millrace:{version[1]}"
+        version is not None and f":{version[1]} " in text and SERVICES["headrace"]["image"] == f"headrace:{version[1]}"
     )
     written = {
-        at for name in ("millrace", "replica", "setup") for _, at, options in mounts(SERVICES[name]) if not options
+        at for name in ("headrace", "replica", "setup") for _, at, options in mounts(SERVICES[name]) if not options
     }
     assert [at for at in written if not re.search(rf"{at}\b", text)] == []  # their owner is the image's
 
@@ -187,12 +187,12 @@ def trouble(expression):
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("rate(millrace_events_total[5m]) > 0", []),
-        ("rate(millrace_events[5m])", ["there is no millrace_events"]),
-        ('millrace_state{sate="failed"}', ["millrace_state has no label sate"]),
-        ("millrace_replica_request_seconds", ["there is no millrace_replica_request_seconds"]),
-        ("rat(up[5m]) and on (job) millrace_forked", ["there is no rat"]),
-        ("label_values(millrace_state, jobb)", ["millrace_state has no label jobb"]),
+        ("rate(headrace_events_total[5m]) > 0", []),
+        ("rate(headrace_events[5m])", ["there is no headrace_events"]),
+        ('headrace_state{sate="failed"}', ["headrace_state has no label sate"]),
+        ("headrace_replica_request_seconds", ["there is no headrace_replica_request_seconds"]),
+        ("rat(up[5m]) and on (job) headrace_forked", ["there is no rat"]),
+        ("label_values(headrace_state, jobb)", ["headrace_state has no label jobb"]),
     ],
 )
 def test_the_reader_of_expressions_finds_what_is_wrong(expression, said):
@@ -204,19 +204,19 @@ def test_an_alert_is_about_metrics_there_are_and_says_what_to_do(rule):
     assert list(trouble(rule["expr"])) == []
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert len(rule["annotations"]["summary"]) > 20 and len(rule["annotations"]["action"]) > 40
-    assert set(re.findall(r"millrace_\w+", " ".join(rule["annotations"].values()))) <= set(KNOWN)
-    said = re.findall(r"`millrace ([a-z -]+)`", rule["annotations"]["action"])
+    assert set(re.findall(r"headrace_\w+", " ".join(rule["annotations"].values()))) <= set(KNOWN)
+    said = re.findall(r"`headrace ([a-z -]+)`", rule["annotations"]["action"])
     assert [words for words in said if words not in COMMANDS and words.split()[0] not in COMMANDS] == []
 
 
 def test_every_figure_that_is_an_alarm_has_its_alert():
     said = " ".join(rule["expr"] for rule in RULES)
-    alarms = {"millrace_commit_failing", "millrace_trouble", "millrace_stalled", "millrace_forked"}
-    alarms |= {"millrace_export_failing"}
+    alarms = {"headrace_commit_failing", "headrace_trouble", "headrace_stalled", "headrace_forked"}
+    alarms |= {"headrace_export_failing"}
     ages = {
-        name for name in KNOWN if name.startswith("millrace") and re.search(r"_age_seconds$|_behind_seconds$", name)
+        name for name in KNOWN if name.startswith("headrace") and re.search(r"_age_seconds$|_behind_seconds$", name)
     }
-    ages -= {"millrace_replica_version_age_seconds"}  # old where no pass is closed, which is told of otherwise
+    ages -= {"headrace_replica_version_age_seconds"}  # old where no pass is closed, which is told of otherwise
     assert [name for name in sorted(alarms | ages) if name not in said] == []
 
 
@@ -226,13 +226,13 @@ def test_alerts_have_names_of_their_own():
 
 def test_what_is_scraped_is_what_compose_runs():
     assert all((DEPLOY / "prometheus" / name).is_file() for name in SCRAPED["rule_files"])
-    ports = {port.rsplit(":", 1)[1] for port in SERVICES["millrace"]["ports"]}
+    ports = {port.rsplit(":", 1)[1] for port in SERVICES["headrace"]["ports"]}
     for scrape in SCRAPED["scrape_configs"]:
         for target in scrape["static_configs"][0]["targets"]:
             host, _, port = target.partition(":")
             assert host in SERVICES and port in ports
     assert {s["job_name"]: s.get("honor_labels", False) for s in SCRAPED["scrape_configs"]} == {
-        "millrace": True,
+        "headrace": True,
         "replica": False,
     }
 
@@ -277,7 +277,7 @@ def test_panels_lie_beside_each_other(dashboard):
 def test_dashboards_are_found_and_find_each_other():
     (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     assert source["uid"] == "prometheus" and source["url"].split("/")[2].partition(":")[0] in SERVICES
-    (provider,) = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/millrace.yml").read_text())["providers"]
+    (provider,) = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/headrace.yml").read_text())["providers"]
     assert ("./deploy/grafana", provider["options"]["path"], ["ro"]) in mounts(SERVICES["grafana"])
     uids = {dashboard["uid"] for dashboard in DASHBOARDS.values()}
     links = {link["url"] for dashboard in DASHBOARDS.values() for link in dashboard["links"]}
@@ -286,7 +286,7 @@ def test_dashboards_are_found_and_find_each_other():
 
 def test_every_figure_is_on_a_dashboard():
     shown = json.dumps(list(DASHBOARDS.values()))
-    silent = {"millrace_pass", "millrace_events_per_second", "millrace_samples_per_second"}  # shown from the counters
+    silent = {"headrace_pass", "headrace_events_per_second", "headrace_samples_per_second"}  # shown from the counters
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in KNOWN if name != "up"} - silent
     assert [name for name in sorted(families) if name not in shown] == []
 
@@ -296,7 +296,7 @@ def test_alerts_are_listed_by_how_urgent_they_are():
     for column, severity in enumerate(("critical", "warning")):
         told = [name for row in listed for name in row[column].split(", ") if name != "-"]
         assert told == [
-            rule["alert"].removeprefix("Millrace") for rule in RULES if rule["labels"]["severity"] == severity
+            rule["alert"].removeprefix("Headrace") for rule in RULES if rule["labels"]["severity"] == severity
         ]
 
 

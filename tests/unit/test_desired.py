@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from service.cluster.restarts import Death, RestartLimits
-from service.jobs.decisions import (
+from headrace.service.cluster.restarts import Death, RestartLimits
+from headrace.service.jobs.decisions import (
     DesiredState,
     DrainLauncher,
     FailJob,
@@ -19,8 +19,8 @@ from service.jobs.decisions import (
     phase_of,
     requested_changes,
 )
-from service.jobs.errors import WrongPhase
-from service.jobs.host import Action, Desired, Ending, Phase
+from headrace.service.jobs.errors import WrongPhase
+from headrace.service.jobs.host import Action, Desired, Ending, Phase
 
 RUNNING, PAUSED, DRAINED, STOPPED = Desired
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import SpecError
-from trainer.config import TrainSection
-from trainer.train import assembly
-from trainer.train.device_choice import CUBLAS_CONFIG, CUBLAS_WORKSPACES, fix_workspaces, gpu_of, pick_device
+from headrace.errors import SpecError
+from headrace.trainer.config import TrainSection
+from headrace.trainer.train import assembly
+from headrace.trainer.train.device_choice import CUBLAS_CONFIG, CUBLAS_WORKSPACES, fix_workspaces, gpu_of, pick_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 

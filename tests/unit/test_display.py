@@ -7,9 +7,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from service.monitor import display, lines
-from service.monitor.shows import PlainShow
-from service.monitor.status import Status
+from headrace.service.monitor import display, lines
+from headrace.service.monitor.shows import PlainShow
+from headrace.service.monitor.status import Status
 
 STATUS = {
     "job": "news",

@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace import documents
-from millrace.documents import MAX_DEPTH, InvalidDocument
-from millrace.errors import SpecError
-from millrace.worker_process import config_of
-from pserver.config import ShardProcess
-from pserver.errors import StoreDamaged
-from pserver.store import rocks_store
-from service.client.rest_client import parsed_events
-from service.jobs.folder import FolderDamaged, JobFolder
-from service.spec.job import load_job
-from service.tables import row
-from trainer.checkpoint.commits import CommitDamaged, Commits
-from trainer.journal.log_file import RecordPlace, record_of
-from trainer.predict.output_files import WORK, PredictionOutput
-from trainer.predict.prediction_plan import PLAN, PredictionPlan
+from headrace import documents
+from headrace.documents import MAX_DEPTH, InvalidDocument
+from headrace.errors import SpecError
+from headrace.pserver.config import ShardProcess
+from headrace.pserver.errors import StoreDamaged
+from headrace.pserver.store import rocks_store
+from headrace.service.client.rest_client import parsed_events
+from headrace.service.jobs.folder import FolderDamaged, JobFolder
+from headrace.service.spec.job import load_job
+from headrace.service.tables import row
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
+from headrace.trainer.journal.log_file import RecordPlace, record_of
+from headrace.trainer.predict.output_files import WORK, PredictionOutput
+from headrace.trainer.predict.prediction_plan import PLAN, PredictionPlan
+from headrace.worker_process import config_of
 
 ROOT = Path(__file__).parents[2]
 NEWS = ROOT / "tests" / "golden" / "news.toml"
-PACKAGES = ("service", "trainer", "pserver", "dataset", "millrace")
+PACKAGES = ("service", "trainer", "pserver", "dataset", "headrace")
 OWN = {
-    "millrace/documents.py": "the reader itself",
-    "dataset/formats/generator_columns.py": "MILLRACE_SLOTS, which the pipe sets; a generator starts in no time",
+    "headrace/documents.py": "the reader itself",
+    "dataset/formats/generator_columns.py": "HEADRACE_SLOTS, which the pipe sets; a generator starts in no time",
 }
 """Files that call json.loads themselves, and why."""
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.config import DENSE_SLICES
-from pserver.errors import InvalidShardCall
-from pserver.protocol.shards import Keys
-from pserver.server.early_rows import EarlyRows
-from pserver.server.pushes import ResolvedBatch
+from headrace.pserver.config import DENSE_SLICES
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.protocol.shards import Keys
+from headrace.pserver.server.early_rows import EarlyRows
+from headrace.pserver.server.pushes import ResolvedBatch
 
 ROWS = st.lists(st.integers(0, 12), max_size=8, unique=True)
 

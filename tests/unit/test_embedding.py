@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import DenseSlot, SparseSlot
-from dataset.spec.schema import Schema
-from pserver.config import TableSection
-from trainer.features.deduplication import Deduplicator, tables_of
-from trainer.features.model_inputs import inputs_of
-from trainer.features.pooling import KernelPooling, TorchPooling
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.config import DenseSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.config import TableSection
+from headrace.trainer.features.deduplication import Deduplicator, tables_of
+from headrace.trainer.features.model_inputs import inputs_of
+from headrace.trainer.features.pooling import KernelPooling, TorchPooling
 
 TABLES = {"default": TableSection(dim=3), "other": TableSection(dim=2, first_order=False)}
 SCHEMA = Schema.of(

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.sources.repeated import RepeatedSource
-from dataset.spec.config import MAX_EPOCHS, FilesSource, KafkaSource
-from dataset.spec.epochs import in_epoch, split_epoch
-from dataset.spec.source_set import check_sources
-from dataset.stream.scripted_source import MemorySource, ScriptedRecord
-from dataset.stream.source import Partition, Segment
-from millrace.errors import SpecError
+from headrace.dataset.sources.repeated import RepeatedSource
+from headrace.dataset.spec.config import MAX_EPOCHS, FilesSource, KafkaSource
+from headrace.dataset.spec.epochs import in_epoch, split_epoch
+from headrace.dataset.spec.source_set import check_sources
+from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
+from headrace.dataset.stream.source import Partition, Segment
+from headrace.errors import SpecError
+from headrace.trainer.journal.pass_plan import PassPlan
 from tests.unit.test_composite_source import Side, made, section, soon
-from trainer.journal.pass_plan import PassPlan
 
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=3)
 
@@ -65,7 +65,7 @@ def test_passes_of_a_later_epoch_are_cut_as_in_the_first():
 
 
 def _planner(side, source):
-    from trainer.rank0.planner import Planner
+    from headrace.trainer.rank0.planner import Planner
 
     keys = {"journal": side.journal, "known": side.known, "skips": side.skips, "sources": side.names}
     return Planner(source, side.passes, side.ranks, None, **keys)

@@ -5,15 +5,15 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.scripted_source import MemorySource
-from dataset.stream.source import Partition
-from trainer.config import PassesSection
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.journal.records import encode
-from trainer.rank0.equal_shares import cut_equally, equal_counts
-from trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
-from trainer.rank0.recovery import after
+from headrace.dataset.stream.scripted_source import MemorySource
+from headrace.dataset.stream.source import Partition
+from headrace.trainer.config import PassesSection
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.records import encode
+from headrace.trainer.rank0.equal_shares import cut_equally, equal_counts
+from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace.trainer.rank0.recovery import after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "equal-shares" / "log"
 """Four partitions in passes of 20 for three ranks, as the program wrote them before."""

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.features.served_events import ServedFeatures, describe_features
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.pipe.command import check_pipe
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import ColumnsPipe, SourceSection
-from dataset.stream.errors import SourceUnavailable
-from dataset.stream.scripted_source import MemorySource
-from dataset.stream.source import Segment
-from millrace.config import validate
-from millrace.errors import SpecError
-from service.auth.config import AllowSection
-from service.auth.spec_rules import SpecRules
-from service.spec.job import job_of
+from headrace.config import validate
+from headrace.dataset.features.served_events import ServedFeatures, describe_features
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.pipe.command import check_pipe
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import ColumnsPipe, SourceSection
+from headrace.dataset.stream.errors import SourceUnavailable
+from headrace.dataset.stream.scripted_source import MemorySource
+from headrace.dataset.stream.source import Segment
+from headrace.errors import SpecError
+from headrace.service.auth.config import AllowSection
+from headrace.service.auth.spec_rules import SpecRules
+from headrace.service.spec.job import job_of
 from tests.fakes.schema_registry import serving
 from tests.unit.test_event_formats import AVRO, DESCRIPTORS, EXAMPLE, SLOTS, as_avro, as_protobuf
 
@@ -177,7 +177,7 @@ def test_a_job_waits_for_a_registry_that_is_behind_and_loses_no_event(tmp_path):
         registry.behind = 1000
         with pytest.raises(SourceUnavailable) as caught:
             read(REGISTRY | {"registry": registry.url}, [event, event], tmp_path, max_outage_s=0.1)
-        assert "millrace skip" in str(caught.value) and "positions 0 to 2 of memory/0" in str(caught.value)
+        assert "headrace skip" in str(caught.value) and "positions 0 to 2 of memory/0" in str(caught.value)
         _, tally = read(REGISTRY | REJECT | {"registry": registry.url}, [event, event], tmp_path)
         assert sum(tally.rejected.values()) == 2
 

@@ -10,16 +10,16 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.features.avro_events import AvroEvents
-from dataset.features.conversion import as_lists
-from dataset.features.decoding import EventField, FieldKind
-from dataset.features.event_reader import InvalidSchema, SchemaDecoder
-from dataset.features.feature_plan import FeaturePlan
-from dataset.features.json_decoder import JsonDecoder
-from dataset.features.plain_rows import Unreadable
-from dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
-from dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
+from headrace.dataset.features.avro_events import AvroEvents
+from headrace.dataset.features.conversion import as_lists
+from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.features.event_reader import InvalidSchema, SchemaDecoder
+from headrace.dataset.features.feature_plan import FeaturePlan
+from headrace.dataset.features.json_decoder import JsonDecoder
+from headrace.dataset.features.plain_rows import Unreadable
+from headrace.dataset.features.protobuf_events import ProtobufEvents, ProtobufSchema
+from headrace.dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
 
 AVRO = {
     "type": "record",

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.pipe.event_time import check_event_time, event_times
-from dataset.spec.config import EventTime, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from dataset.stream.source import Events
-from millrace.errors import SpecError
+from headrace.dataset.pipe.event_time import check_event_time, event_times
+from headrace.dataset.spec.config import EventTime, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Events
+from headrace.errors import SpecError
 
 FIELD = EventTime(field="ts")
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.config import DENSE_SLICES
-from pserver.protocol.parts import WHOLE, Part, Split
+from headrace.pserver.config import DENSE_SLICES
+from headrace.pserver.protocol.parts import WHOLE, Part, Split
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=4)
 

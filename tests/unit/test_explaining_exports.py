@@ -1,14 +1,14 @@
-"""`millrace explain` says which exports a key is in: rows and tombstones of the newest chain, by a bounded search."""
+"""`headrace explain` says which exports a key is in: rows and tombstones of the newest chain, by a bounded search."""
 
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.deadline import Deadline
-from service.exports import key_search
-from service.spec.job import load_job
+from headrace.deadline import Deadline
+from headrace.service.exports import key_search
+from headrace.service.spec.job import load_job
+from headrace.trainer.exports.reader import open_export
 from tests.fakes.exports import key, write_export
 from tests.integration.stream_job import SPEC
-from trainer.exports.reader import open_export
 
 ROWS = {("a", sign): [1, 2, 3, 4, 5] for sign in range(1, 200)}
 

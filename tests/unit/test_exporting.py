@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from dataset.spec.config import SparseSlot
-from dataset.spec.schema import Schema
-from millrace.errors import NotYet, SpecError
-from pserver.config import TableSection
-from pserver.protocol.shards import TableStats
-from trainer.checkpoint.commits import MANIFEST, Commit, Commits
-from trainer.config import ExportSection
-from trainer.exports.coordinator import ExportCoordinator
-from trainer.exports.export_settings import STAGES, ExportSettings
-from trainer.exports.request import ExportAnswer
-from trainer.journal.log import LogFull
-from trainer.journal.records import ExportedOperation, ExportOperation
-from trainer.rank0.operations import ClosingPass, cut_of
+from headrace.dataset.spec.config import SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import NotYet, SpecError
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import TableStats
+from headrace.trainer.checkpoint.commits import MANIFEST, Commit, Commits
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.coordinator import ExportCoordinator
+from headrace.trainer.exports.export_settings import STAGES, ExportSettings
+from headrace.trainer.exports.request import ExportAnswer
+from headrace.trainer.journal.log import LogFull
+from headrace.trainer.journal.records import ExportedOperation, ExportOperation
+from headrace.trainer.rank0.operations import ClosingPass, cut_of
 
 HOUR = 3600.0
 
@@ -276,13 +276,13 @@ def test_the_last_export_comes_after_the_one_in_progress(world):
 
 
 def test_an_end_waits_while_a_table_is_swept(world, monkeypatch):
-    monkeypatch.setattr("trainer.exports.coordinator.SWEEP_LOOK_S", 0.0)
+    monkeypatch.setattr("headrace.trainer.exports.coordinator.SWEEP_LOOK_S", 0.0)
     world.sweeping = True
     world.close(10 * HOUR)
     assert world.exporting.wants_pass(ended=True) and world.close(samples=0, ended=True) == []
-    monkeypatch.setattr("trainer.exports.coordinator.SWEEP_LOOK_S", 60.0)
+    monkeypatch.setattr("headrace.trainer.exports.coordinator.SWEEP_LOOK_S", 60.0)
     assert not world.exporting.wants_pass(ended=True) and not world.exporting.finish(stopping=False)
-    monkeypatch.setattr("trainer.exports.coordinator.SWEEP_LOOK_S", 0.0)
+    monkeypatch.setattr("headrace.trainer.exports.coordinator.SWEEP_LOOK_S", 0.0)
     world.sweeping = False
     assert world.exporting.wants_pass(ended=True)
     assert world.close(samples=0, ended=True) == ["export 0000000003-base"]
@@ -293,7 +293,7 @@ def test_a_stop_begins_no_export_and_waits_for_the_one_in_progress_for_a_while(w
     assert world.exporting.finish(stopping=True)
     world.close(11 * HOUR)
     assert not world.exporting.finish(stopping=True)
-    monkeypatch.setattr("millrace.deadline.Deadline.passed", lambda self: True)
+    monkeypatch.setattr("headrace.deadline.Deadline.passed", lambda self: True)
     assert world.exporting.finish(stopping=True)
     assert "0000000002-base of main; the next run makes those that were begun" in caplog.text
     assert world.held() == {"t1-0000000002-g1": ["export-main"]}, "from this commit"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trainer.config import ExportSection
-from trainer.exports.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, ExportAttempts
-from trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.attempts import FIRST_PAUSE_S, LONGEST_PAUSE_S, ExportAttempts
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 
 
 class Exporter:

@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from millrace.errors import SpecError
-from service.cli import export_commands
-from service.cli.export_commands import choose_stream
-from service.exports import export_list
-from service.exports.export_request import ExportFailed, export_result
-from service.monitor.status import Status
-from service.predict.versions import own_export
-from service.spec.job import load_job
+from headrace.errors import SpecError
+from headrace.service.cli import export_commands
+from headrace.service.cli.export_commands import choose_stream
+from headrace.service.exports import export_list
+from headrace.service.exports.export_request import ExportFailed, export_result
+from headrace.service.monitor.status import Status
+from headrace.service.predict.versions import own_export
+from headrace.service.spec.job import load_job
+from headrace.trainer.exports.pointers import newest_timeline
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
-from trainer.exports.pointers import newest_timeline
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5], ("a", 2): [5, 4, 3, 2, 1]}
 GATES = {"min_auc": {"passed": False, "value": 0.5, "limit": 0.6, "why": "auc of ctr is 0.5"}}

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from trainer.config import GatesSection
-from trainer.exports.gates import GateFacts, check_gates
+from headrace.trainer.config import GatesSection
+from headrace.trainer.exports.gates import GateFacts, check_gates
 
 WINDOW = {"click": {"auc": 0.71, "calibration": 1.02}, "dwell": {"auc": None, "calibration": 0.9}}
 

@@ -12,27 +12,27 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import BadInput
-from millrace.keys import key_of_reference, sign_of_text
-from pserver.config import TableSection
-from pserver.protocol.shards import Gradients, Keys, StepScale
-from pserver.server.embedded import EmbeddedShards
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import BadInput
+from headrace.keys import key_of_reference, sign_of_text
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.config import ExportSection, ModelSection, TaskSection
+from headrace.trainer.exports import golden
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.exports.model_files import ServedRows, write_model
+from headrace.trainer.exports.onnx_model import with_weights
+from headrace.trainer.exports.request import ExportRequest
+from headrace.trainer.models.linear import Kernel, ProductKernels, sizes_of, use_table
+from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.train.export_stage import ExportStager
+from headrace.trainer.train.tracing import input_names
 from tests.fakes.model_settings import fitting
-from trainer.config import ExportSection, ModelSection, TaskSection
-from trainer.exports import golden
-from trainer.exports.model_document import describe
-from trainer.exports.model_files import ServedRows, write_model
-from trainer.exports.onnx_model import with_weights
-from trainer.exports.request import ExportRequest
-from trainer.models.linear import Kernel, ProductKernels, sizes_of, use_table
-from trainer.models.needs import shape_of
-from trainer.models.registry import MODELS, load_model
-from trainer.train.export_stage import ExportStager
-from trainer.train.tracing import input_names
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = Schema.of(

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded
-from millrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded
+from headrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports import exporter_process
+from headrace.trainer.exports.__main__ import answer_request, exclusive_turn
+from headrace.trainer.exports.coordinator import ExportCoordinator
+from headrace.trainer.exports.exporter_process import ExporterGone, ExporterProcess
+from headrace.trainer.exports.request import ExporterConfig
+from headrace.trainer.journal.log import Log, Superseded
+from headrace.trainer.journal.pass_plan import PassPlan
 from tests.unit.test_exporting import HOUR, World
-from trainer.config import ExportSection
-from trainer.exports import exporter_process
-from trainer.exports.__main__ import answer_request, exclusive_turn
-from trainer.exports.coordinator import ExportCoordinator
-from trainer.exports.exporter_process import ExporterGone, ExporterProcess
-from trainer.exports.request import ExporterConfig
-from trainer.journal.log import Log, Superseded
-from trainer.journal.pass_plan import PassPlan
 
 SECTION = ExportSection(base=24 * HOUR, delta=HOUR, on_late="wait")
 
@@ -81,7 +81,7 @@ def test_one_whose_commit_is_still_being_written_is_waited_for(world):
 
 
 def test_there_is_an_end_to_waiting(world, monkeypatch):
-    monkeypatch.setattr("trainer.exports.coordinator.LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("headrace.trainer.exports.coordinator.LONGEST_PAUSE_S", 0.1)
     section = SECTION.model_copy(update={"deadline": 0.05, "tries": 1})
     world.exporting._streams["main"].section = section
     world.close(0.0)

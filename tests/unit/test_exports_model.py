@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from trainer.checkpoint.commits import CommitDamaged
-from trainer.exports.golden import as_bytes, from_bytes
-from trainer.exports.model_files import LOST, ServedRows, write_model
+from headrace.trainer.checkpoint.commits import CommitDamaged
+from headrace.trainer.exports.golden import as_bytes, from_bytes
+from headrace.trainer.exports.model_files import LOST, ServedRows, write_model
 
 WEIGHTS = {1: [2.0], 2: [3.0]}
 MODEL = {
@@ -77,7 +77,7 @@ def written(commit, served=None, **stage):
 
 
 def rows(known=(1, 2), whole=True, told=True):
-    from millrace.keys import sign_of
+    from headrace.keys import sign_of
 
     def find(table, keys_U):
         signs = [sign_of(int(key), 0) for key in keys_U]

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.errors import BadInput
+from headrace.errors import BadInput
+from headrace.trainer.config import ModelSection, TaskSection
+from headrace.trainer.exports.onnx_model import OnnxModel, with_weights
+from headrace.trainer.models.contract import Shape, SlotShape
+from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.replica.dense_graph import DenseGraph
+from headrace.trainer.train.tracing import FrozenModel, ServedModel, TraceFailed, _examples, input_names, trace
 from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
-from trainer.config import ModelSection, TaskSection
-from trainer.exports.onnx_model import OnnxModel, with_weights
-from trainer.models.contract import Shape, SlotShape
-from trainer.models.registry import MODELS, load_model
-from trainer.replica.dense_graph import DenseGraph
-from trainer.train.tracing import FrozenModel, ServedModel, TraceFailed, _examples, input_names, trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ROOT / "deploy" / "examples" / "serving" / "serve.py"
@@ -248,7 +248,7 @@ def test_who_fills_a_template_needs_no_torch():
 @pytest.mark.parametrize(
     "program",
     [
-        "from trainer.exports.onnx_model import OnnxModel; OnnxModel(b'')",
+        "from headrace.trainer.exports.onnx_model import OnnxModel; OnnxModel(b'')",
         f"import runpy; runpy.run_path({str(SERVE)!r})",
     ],
 )

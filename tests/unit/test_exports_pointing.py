@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.durable import RealDisk
+from headrace.deadline import Deadline
+from headrace.durable import RealDisk
+from headrace.trainer.exports import pointers
+from headrace.trainer.exports.destination import folder_destination, open_destination
+from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
+from headrace.trainer.exports.pointers import HeadIsReplaced
 from tests.fakes.exports import write_export
 from tests.s3_server import s3  # noqa: F401
-from trainer.exports import pointers
-from trainer.exports.destination import folder_destination, open_destination
-from trainer.exports.manifest import ExportHead, ManifestUnusable
-from trainer.exports.pointers import HeadIsReplaced
 
 ROWS = {("a", 1): [1, 2, 3, 4, 5]}
 
@@ -43,7 +43,7 @@ def test_exports_of_another_stream_in_the_same_place_neither_go_nor_count(folder
     assert versions(folder) == [2, 4, 5, 6, 7, 8]
 
 
-def test_exports_of_an_older_millrace_count_and_go_like_any_other(folder):
+def test_exports_of_an_older_headrace_count_and_go_like_any_other(folder):
     for version in range(1, 6):
         (done,) = (folder / "t1").glob(f"{version:010d}-*/_DONE")
         done.rename(done.with_name("DONE"))
@@ -71,7 +71,7 @@ BROKEN = {
     "[]": "is not a JSON object; restore it, or remove it",
     "{}": "is damaged: its 'format' is null; restore it, or remove it",
     '{"format": 1e999}': "is damaged: its 'format' is Infinity; ",
-    '{"format": 2}': "is of format 2; this Millrace writes format 1: continue with the newer one",
+    '{"format": 2}': "is of format 2; this Headrace writes format 1: continue with the newer one",
 }
 
 
@@ -181,7 +181,7 @@ def test_a_person_points_anywhere_and_the_head_goes_on(outlet):
     assert pointers.read_current(outlet)["version"] == 1
 
 
-def test_a_head_passes_over_a_current_json_of_an_older_millrace(outlet):
+def test_a_head_passes_over_a_current_json_of_an_older_headrace(outlet):
     point(outlet, "t1/0000000001-base", None)
     assert "head" not in pointers.read_current(outlet)
     pointers.check_head(outlet, ExportHead(1, 1))

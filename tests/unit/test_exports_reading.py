@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.blob.blob_store import open_blobs, whole
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from pserver.store.row_store import sort_order_of
-from tests.fakes.exports import key, sorted_rows, write_export
-from tests.s3_server import s3  # noqa: F401
-from trainer.exports.destination import ExportTooNew, ExportUnusable, ParentMissing
-from trainer.exports.reader import chain_of, is_export, open_export, state_at
-from trainer.exports.row_chunks import (
+from headrace.blob.blob_store import open_blobs, whole
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.pserver.store.row_store import sort_order_of
+from headrace.trainer.exports.destination import ExportTooNew, ExportUnusable, ParentMissing
+from headrace.trainer.exports.reader import chain_of, is_export, open_export, state_at
+from headrace.trainer.exports.row_chunks import (
     ChunkStream,
     KeysOutOfOrder,
     RowChunk,
@@ -23,6 +21,8 @@ from trainer.exports.row_chunks import (
     replay_chunks,
     replayed_reference,
 )
+from tests.fakes.exports import key, sorted_rows, write_export
+from tests.s3_server import s3  # noqa: F401
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_an_export_without_done_is_not_read(tmp_path, opened):
         opened(path)
 
 
-def test_an_export_of_an_older_millrace_is_read(tmp_path, opened):
+def test_an_export_of_an_older_headrace_is_read(tmp_path, opened):
     path = write_export(tmp_path, "base", 1, A)
     (path / "_DONE").rename(path / "DONE")
     assert opened(path).version == 1
@@ -156,7 +156,7 @@ def test_rows_come_back_in_float32_whatever_their_type(tmp_path, opened, dtype, 
 
 
 def test_rows_come_in_bounded_chunks_over_many_files(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr("trainer.exports.reader.CHUNK_ROWS", 7)
+    monkeypatch.setattr("headrace.trainer.exports.reader.CHUNK_ROWS", 7)
     rows = {("a", sign): [sign, 0, 0, 0, 0] for sign in range(100)}
     export = opened(write_export(tmp_path, "base", 1, rows, rows_a_file=30))
     assert [len(chunk) for chunk in export.rows("default")] == [7, 7, 7, 7, 2] * 3 + [7, 3]

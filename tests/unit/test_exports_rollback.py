@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports import pointers
+from headrace.trainer.exports.destination import folder_destination
+from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.manifest import ManifestUnusable
+from headrace.trainer.exports.request import ExportRequest
+from headrace.trainer.exports.rollback import RollbackState, has_fallen
+from headrace.trainer.guard_config import RollbackSection
+from headrace.trainer.journal.records import RollbackOperation
 from tests.fakes.exports import write_export
 from tests.unit.test_exporting import HOUR, World
 from tests.unit.test_spec import message
-from trainer.config import ExportSection
-from trainer.exports import pointers
-from trainer.exports.destination import folder_destination
-from trainer.exports.exporter import export
-from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.request import ExportRequest
-from trainer.exports.rollback import RollbackState, has_fallen
-from trainer.guard_config import RollbackSection
-from trainer.journal.records import RollbackOperation
 
 SECTION = RollbackSection(falls=0.02, closes=3, reference=5)
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.schedule import ScheduleInput, decide, interval_began
+from headrace.trainer.exports.stream_state import ExportStreamState, LoggedExport, arithmetic_of
 from tests.fakes.cut import SHARED, export, exported
-from trainer.config import ExportSection
-from trainer.exports.schedule import ScheduleInput, decide, interval_began
-from trainer.exports.stream_state import ExportStreamState, LoggedExport, arithmetic_of
 
 HOUR = 3600.0
 HOURLY = ExportSection(base=24 * HOUR, delta=HOUR)

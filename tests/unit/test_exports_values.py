@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from trainer.exports.value_encoding import (
+from headrace.trainer.exports.value_encoding import (
     MAX_FLOAT16,
     as_float16,
     as_float16_reference,

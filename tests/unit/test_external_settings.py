@@ -1,15 +1,15 @@
-"""What `millrace worker` and the external launcher are told: ranks, the section of the job file, the inputs."""
+"""What `headrace worker` and the external launcher are told: ranks, the section of the job file, the inputs."""
 
 import pytest
 
-from millrace.config import validate
-from millrace.errors import SpecError
-from service.cli.worker_command import ranks_of
-from service.cluster import ray_connection
-from service.cluster.inputs import input_files
-from service.cluster.launchers import check_launcher
-from service.spec.config import ClusterSection
-from service.spec.job import load_job
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.service.cli.worker_command import ranks_of
+from headrace.service.cluster import ray_connection
+from headrace.service.cluster.inputs import input_files
+from headrace.service.cluster.launchers import check_launcher
+from headrace.service.spec.config import ClusterSection
+from headrace.service.spec.job import load_job
 
 
 def test_ranks_come_from_the_environment_where_they_are_set():
@@ -61,7 +61,7 @@ def test_workers_of_other_machines_join_where_an_interface_is_named_and_trusted(
 
 def test_ray_is_refused_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(ray_connection, "find_spec", lambda name: None)
-    with pytest.raises(SpecError, match="cluster.launcher: Ray is not installed here; `pip install 'millrace"):
+    with pytest.raises(SpecError, match="cluster.launcher: Ray is not installed here; `pip install 'headrace"):
         check_launcher("ray")
     check_launcher("external")
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.deadline import Deadline
-from service.faults.export_comparison import differing, export_violations, exported_of
-from service.faults.operator import OperatorRequest, request_violations
+from headrace.deadline import Deadline
+from headrace.service.faults.export_comparison import differing, export_violations, exported_of
+from headrace.service.faults.operator import OperatorRequest, request_violations
+from headrace.trainer.checkpoint.commits import hash_of
+from headrace.trainer.journal.log import Log
+from headrace.trainer.journal.pass_plan import PassPlan
 from tests.fakes.records import close, operation
-from trainer.checkpoint.commits import hash_of
-from trainer.journal.log import Log
-from trainer.journal.pass_plan import PassPlan
 
 CUT = {"op": "export", "stream": "s", "timeline": "t1", "version": 3, "name": "0000000003-base", "type": "base"}
 CUT |= {"parent": None, "why": "asked for", "all": False}

@@ -5,14 +5,14 @@ from itertools import islice
 
 import pytest
 
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.failpoints import Failpoint
-from service.cluster.supervision import RunOutcome
-from service.cluster.worker_plan import plan_job
-from service.faults import rounds
-from service.faults.deaths import (
+from headrace.config import validate
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.failpoints import Failpoint
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.cluster.worker_plan import plan_job
+from headrace.service.faults import rounds
+from headrace.service.faults.deaths import (
     EVERYBODY,
     EXPORTER,
     OF_EXPORTS,
@@ -26,13 +26,13 @@ from service.faults.deaths import (
     failpoint_places,
     workers_of,
 )
-from service.faults.injection import DeathRecord
-from service.faults.rounds import COMPARED, COUNTED, FaultRuns, Round, counts_of, differences
-from service.faults.summary_table import place_of, total_line
+from headrace.service.faults.injection import DeathRecord
+from headrace.service.faults.rounds import COMPARED, COUNTED, FaultRuns, Round, counts_of, differences
+from headrace.service.faults.summary_table import place_of, total_line
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.journal.log import Log
+from headrace.trainer.journal.records import MatmulOperation
 from tests.integration.stream_job import write_job
-from trainer.config import WorkerConfig
-from trainer.journal.log import Log
-from trainer.journal.records import MatmulOperation
 
 MIRRORED = JobFeatures(mirrored=True)
 ALL = JobFeatures(mirrored=True, operated=True, exporting=True, uploaded=True)

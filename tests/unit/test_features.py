@@ -16,25 +16,25 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dataset.features.conversion import BadValue, parse_whole, plain_value
-from dataset.features.decoding import EventField, FieldKind
-from dataset.features.feature_kernels import crossed_reference, hashed_reference
-from dataset.features.feature_plan import FeaturePlan
-from dataset.features.json_decoder import JsonDecoder, find_single_objects, is_single_object
-from dataset.features.plain_rows import decoded_of, field_of
-from dataset.features.served_events import describe_features
-from dataset.features.slot_rules import check_slot_features, fields_of, source_of
-from dataset.formats.arrow_columns import AnswerReader
-from dataset.samples.batch import Samples
-from dataset.samples.rejection import Reason
-from dataset.spec.config import AnySlot, ColumnsPipe, PipeSection
-from dataset.spec.schema import Schema, Slot
-from millrace.config import validate
-from millrace.errors import SpecError
-from millrace.keys import sign_of_text
-from service.spec.references import check_references
-from service.tables.row import sign_of
-from trainer.config import TrainerJob
+from headrace.config import validate
+from headrace.dataset.features.conversion import BadValue, parse_whole, plain_value
+from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.features.feature_kernels import crossed_reference, hashed_reference
+from headrace.dataset.features.feature_plan import FeaturePlan
+from headrace.dataset.features.json_decoder import JsonDecoder, find_single_objects, is_single_object
+from headrace.dataset.features.plain_rows import decoded_of, field_of
+from headrace.dataset.features.served_events import describe_features
+from headrace.dataset.features.slot_rules import check_slot_features, fields_of, source_of
+from headrace.dataset.formats.arrow_columns import AnswerReader
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.spec.config import AnySlot, ColumnsPipe, PipeSection
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.errors import SpecError
+from headrace.keys import sign_of_text
+from headrace.service.spec.references import check_references
+from headrace.service.tables.row import sign_of
+from headrace.trainer.config import TrainerJob
 
 SLOTS: list[dict[str, Any]] = [
     {"name": "item", "from": "shown.id"},

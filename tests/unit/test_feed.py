@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.config import TableSection
-from pserver.errors import InvalidShardCall
-from pserver.feed import feed_messages
-from pserver.feed import payloads as wire
-from pserver.feed.publisher import ShardFeed, SubscriberTooSlow, Subscription, TooManySubscribers
-from pserver.feed.table_changes import PresentRows, TableDelta
-from pserver.proto import feed_pb2 as pb
-from pserver.protocol.table_operations import ForgetRow, ShrinkRows
-from pserver.tables.table import ShardTable
+from headrace.pserver.config import TableSection
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.feed import feed_messages
+from headrace.pserver.feed import payloads as wire
+from headrace.pserver.feed.publisher import ShardFeed, SubscriberTooSlow, Subscription, TooManySubscribers
+from headrace.pserver.feed.table_changes import PresentRows, TableDelta
+from headrace.pserver.proto import feed_pb2 as pb
+from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows
+from headrace.pserver.tables.table import ShardTable
 from tests.contract.shards_world import keys, push_of
 
 
@@ -141,7 +141,7 @@ def test_what_changed_since_a_version_is_told_as_long_as_it_is_known(world, monk
     assert not base[0].whole and told == [([], [3]), ([5, 10], [])]
     assert world.subscribe(since=6)[1][0].whole  # a version of somebody else's
     assert world.subscribe(since=4, generation=2)[1][0].whole  # this job was restored at 0
-    monkeypatch.setattr("pserver.feed.table_changes.MAX_DELETED_KEYS", 1)
+    monkeypatch.setattr("headrace.pserver.feed.table_changes.MAX_DELETED_KEYS", 1)
     for sign in (1, 2):
         world.table.operate(ForgetRow(table="t", group=1, key=int(keys(sign).keys_U[0])), 5)
     assert world.subscribe(since=5)[1][0].whole
@@ -168,7 +168,7 @@ def test_nothing_is_noted_for_nobody(world):
 
 
 def test_what_waits_for_one_is_bounded_but_one_version_is_kept(monkeypatch):
-    monkeypatch.setattr("pserver.feed.publisher.MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr("headrace.pserver.feed.publisher.MAX_WAITING_BYTES", 1000)
     cut = []
     subscription = Subscription(cut.append)
     large = list(feed_messages.rows(pb.FeedPart.ROWS, "t", TableDelta(present(100), np.empty(0, np.uint64))))
@@ -190,7 +190,7 @@ def test_what_waits_at_the_end_is_sent():
 
 
 def test_there_are_so_many_places(world, monkeypatch):
-    monkeypatch.setattr("pserver.feed.publisher.MAX_SUBSCRIBERS", 2)
+    monkeypatch.setattr("headrace.pserver.feed.publisher.MAX_SUBSCRIBERS", 2)
     first, _ = world.subscribe()
     world.subscribe()
     with pytest.raises(TooManySubscribers):

@@ -5,19 +5,19 @@ import threading
 import numpy as np
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.retry import Backoff
-from pserver.feed.feed_client import FeedTooSlow
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.pserver.feed.feed_client import FeedTooSlow
+from headrace.retry import Backoff
+from headrace.trainer.replica import update_loop
+from headrace.trainer.replica.export_updates import ExportUpdates
+from headrace.trainer.replica.feed_catch_up import ANY_GENERATION, FeedWithExports
+from headrace.trainer.replica.feed_updates import FeedPosition
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.serving_model import golden_inputs
+from headrace.trainer.replica.update_loop import UpdateLoop
 from tests.fakes.served import Job
-from trainer.replica import update_loop
-from trainer.replica.export_updates import ExportUpdates
-from trainer.replica.feed_catch_up import ANY_GENERATION, FeedWithExports
-from trainer.replica.feed_updates import FeedPosition
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState
-from trainer.replica.serving_model import golden_inputs
-from trainer.replica.update_loop import UpdateLoop
 
 NOW, SOON_S = 0.05, 20.0
 
@@ -178,7 +178,7 @@ def test_drops_are_counted_and_the_replica_goes_on(world, monkeypatch):
     finally:
         stopping.set()
         thread.join()
-    assert world.is_exact() and b"millrace_replica_dropped_total 1.0" in figures.exposition()
+    assert world.is_exact() and b"headrace_replica_dropped_total 1.0" in figures.exposition()
 
 
 def test_a_closed_source_opens_nothing_that_stays_open(world):

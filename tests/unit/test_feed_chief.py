@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.errors import Unavailable
-from pserver.feed.feed_messages import part_of
-from pserver.feed.payloads import encoded
-from pserver.feed.publisher import Subscription
-from pserver.proto import feed_pb2 as pb
-from trainer.train.model_feed import FeedContent, ModelFeed
+from headrace.errors import Unavailable
+from headrace.pserver.feed.feed_messages import part_of
+from headrace.pserver.feed.payloads import encoded
+from headrace.pserver.feed.publisher import Subscription
+from headrace.pserver.proto import feed_pb2 as pb
+from headrace.trainer.train.model_feed import FeedContent, ModelFeed
 
 
 class Shards:

@@ -7,16 +7,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import Refused, Unavailable
-from millrace.file_lock import locked
-from millrace.identity import certificates
-from millrace.identity.authority import open_authority
-from millrace.identity.peers import PeerName, PeerRole
-from millrace.rpc.role import serve_role
-from service.api.feed import ANSWER_S
-from trainer.replica.feed_address import FeedAddress, at_url, certified, in_store
-from trainer.replica.feed_updates import FeedUpdates
+from headrace.deadline import Deadline
+from headrace.errors import Refused, Unavailable
+from headrace.file_lock import locked
+from headrace.identity import certificates
+from headrace.identity.authority import open_authority
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.rpc.role import serve_role
+from headrace.service.api.feed import ANSWER_S
+from headrace.trainer.replica.feed_address import FeedAddress, at_url, certified, in_store
+from headrace.trainer.replica.feed_updates import FeedUpdates
 
 WHERE = FeedAddress("job", "t1", 3, "secret", "127.0.0.1:1", ("127.0.0.1:2", "127.0.0.1:3"))
 

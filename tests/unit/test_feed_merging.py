@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.feed.table_changes import PresentRows, TableDelta
-from trainer.replica.feed_merge import merge_steps
-from trainer.replica.updates import TableUpdate
+from headrace.pserver.feed.table_changes import PresentRows, TableDelta
+from headrace.trainer.replica.feed_merge import merge_steps
+from headrace.trainer.replica.updates import TableUpdate
 
 KEYS = st.integers(0, 12)
 PARTS = st.tuples(st.lists(KEYS, unique=True), st.lists(KEYS, unique=True))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.blob.blob_store import open_blobs
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.errors import SpecError, Unavailable
-from trainer.fence.fence_history import FenceHistory
-from trainer.fence.fence_records import (
+from headrace.blob.blob_store import open_blobs
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.errors import SpecError, Unavailable
+from headrace.trainer.fence.fence_history import FenceHistory
+from headrace.trainer.fence.fence_records import (
     FenceClaim,
     FenceCommit,
     FenceDamaged,
@@ -24,8 +24,8 @@ from trainer.fence.fence_records import (
     decode,
     encode,
 )
-from trainer.fence.fence_sequence import BlobFence, FenceMoved, FenceSequence, check_conditional_puts, key_of
-from trainer.journal.log import Superseded
+from headrace.trainer.fence.fence_sequence import BlobFence, FenceMoved, FenceSequence, check_conditional_puts, key_of
+from headrace.trainer.journal.log import Superseded
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
 CONTENTS = [
@@ -61,7 +61,7 @@ def test_other_bytes_are_no_record(data):
 
 
 def test_a_record_of_a_newer_program_is_refused_as_such():
-    with pytest.raises(FenceDamaged, match="newer Millrace"):
+    with pytest.raises(FenceDamaged, match="newer Headrace"):
         decode(7, b'{"format":2,"kind":"dance"}')
 
 

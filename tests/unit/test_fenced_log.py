@@ -5,17 +5,17 @@ import threading
 
 import pytest
 
-from millrace.blob.blob_store import open_blobs
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from trainer.fence import fenced_log
-from trainer.fence.fence_records import LogMode
-from trainer.fence.fence_sequence import BlobFence, FenceSequence
-from trainer.fence.fenced_log import LOG_ID, FencedLog, facts_with_id, log_id_in, prepare
-from trainer.journal import log as log_module
-from trainer.journal.log import Log, LogFailed, Superseded, newest_generation, read
-from trainer.journal.records import Void
+from headrace.blob.blob_store import open_blobs
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.trainer.fence import fenced_log
+from headrace.trainer.fence.fence_records import LogMode
+from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence
+from headrace.trainer.fence.fenced_log import LOG_ID, FencedLog, facts_with_id, log_id_in, prepare
+from headrace.trainer.journal import log as log_module
+from headrace.trainer.journal.log import Log, LogFailed, Superseded, newest_generation, read
+from headrace.trainer.journal.records import Void
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
 OPEN: list[Log] = []
@@ -145,7 +145,7 @@ def voids(folder):
 
 def test_a_record_waits_for_a_store_that_fails_and_counts_once(blobs, tmp_path, monkeypatch, caplog):
     """The store refuses the record, then loses its reply; commits of the same head are refused meanwhile."""
-    monkeypatch.setattr("millrace.retry.PAUSE_S", 0.0)
+    monkeypatch.setattr("headrace.retry.PAUSE_S", 0.0)
     made, facts = sequence(blobs, 1), facts_with_id({}, tmp_path / "log")
     log = Log.claim(tmp_path / "log", 1, SOON, timeline="t1", facts=facts, fence=FencedLog(made, LogMode.SYNC))
     OPEN.append(log)

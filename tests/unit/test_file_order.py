@@ -2,15 +2,15 @@
 
 import pytest
 
-from dataset.sources.file_order import FileOrder
-from dataset.sources.files import FileStream
-from dataset.spec.config import FilesSource
-from dataset.spec.path_pattern import Pattern
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from trainer.journal.partitions import present_partitions, with_new_partitions
-from trainer.journal.pass_plan import streams
+from headrace.config import validate
+from headrace.dataset.sources.file_order import FileOrder
+from headrace.dataset.sources.files import FileStream
+from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.spec.path_pattern import Pattern
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.trainer.journal.partitions import present_partitions, with_new_partitions
+from headrace.trainer.journal.pass_plan import streams
 
 
 def orders(*texts, by=None):

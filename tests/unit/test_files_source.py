@@ -2,13 +2,13 @@ import logging
 
 import pytest
 
-from dataset.sources import files
-from dataset.sources.files import FileStream
-from dataset.spec.config import FilesSource
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Segment, is_same
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from headrace.dataset.sources import files
+from headrace.dataset.sources.files import FileStream
+from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Segment, is_same
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
 
 
 def source(tmp_path, *paths: str, **settings) -> FileStream:

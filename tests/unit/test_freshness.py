@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.status.freshness import (
+from headrace.trainer.status.freshness import (
     BOUNDS_S,
     MAX_GROUPS,
     MAX_KEPT,

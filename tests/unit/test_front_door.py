@@ -3,7 +3,7 @@
 import pytest
 from starlette.datastructures import Headers
 
-from millrace.http.front_door import is_cross_site, is_known_host, is_too_long, served_names
+from headrace.http.front_door import is_cross_site, is_known_host, is_too_long, served_names
 
 NAMES = served_names(["Jobs.Example", "[fd00::1]"])
 

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.formats.generator_answers import answer_of, answer_schema
-from dataset.formats.generator_columns import GeneratorSlot, SampleReader, columns_of, lines_of
-from dataset.generator import signs
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.pipe.command import PACKAGES
-from dataset.samples.rejection import Reason
-from dataset.spec.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
-from dataset.spec.schema import Schema
-from dataset.stream.scripted_source import MemorySource
-from dataset.stream.source import Segment
+from headrace.dataset.formats.generator_answers import answer_of, answer_schema
+from headrace.dataset.formats.generator_columns import GeneratorSlot, SampleReader, columns_of, lines_of
+from headrace.dataset.generator import signs
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.pipe.command import PACKAGES
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.scripted_source import MemorySource
+from headrace.dataset.stream.source import Segment
 
 SCHEMA = Schema.of(
     [
@@ -81,7 +81,7 @@ EVENTS = [b'{"user": 7, "shown": [1, 2]}', b'{"user": 8, "shown": []}', b'{"user
 
 
 def write(folder: Path, text: str) -> tuple[str, ...]:
-    head = "import json\nimport numpy as np\nfrom dataset.generator import DataGenerator\n"
+    head = "import json\nimport numpy as np\nfrom headrace.dataset.generator import DataGenerator\n"
     tail = "if __name__ == '__main__':\n    Mine().run()\n"
     (folder / "mine.py").write_text(head + textwrap.dedent(text) + tail)
     (folder / "job.toml").write_text(SPEC)

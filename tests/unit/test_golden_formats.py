@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from dataset.stream.source import Partition
-from millrace.errors import MillraceError
-from service.cluster.store import check_free
-from trainer.checkpoint.commits import Commits
-from trainer.checkpoint.rewind import known_partitions, positions
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import RecordKind, read
-from trainer.journal.partitions import KnownPartition, present_partitions
-from trainer.journal.pass_plan import cut
-from trainer.journal.records import PassClose
+from headrace.dataset.stream.source import Partition
+from headrace.errors import HeadraceError
+from headrace.service.cluster.store import check_free
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.rewind import known_partitions, positions
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import RecordKind, read
+from headrace.trainer.journal.partitions import KnownPartition, present_partitions
+from headrace.trainer.journal.pass_plan import cut
+from headrace.trainer.journal.records import PassClose
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1"
 GOLDEN_2 = GOLDEN.parent / "formats-2"
@@ -99,7 +99,7 @@ def newer_manifest(folder):
 
 
 def newer_store(folder):
-    (folder / "millrace.json").write_text('{"kind": "store", "format": 99}')
+    (folder / "headrace.json").write_text('{"kind": "store", "format": 99}')
     return lambda: check_free(folder, "golden", fresh=False)
 
 
@@ -109,6 +109,6 @@ def test_a_newer_format_is_refused_by_name_with_what_to_do_and_nothing_is_change
     shutil.copytree(store, tmp_path / "store")
     open_it = newer(tmp_path / "store")
     before = {path: path.read_bytes() for path in sorted((tmp_path / "store").rglob("*")) if path.is_file()}
-    with pytest.raises(MillraceError, match=r"of format 99.* reads (up to |format )[0-9]; run the newer one"):
+    with pytest.raises(HeadraceError, match=r"of format 99.* reads (up to |format )[0-9]; run the newer one"):
         open_it()
     assert {path: path.read_bytes() for path in sorted((tmp_path / "store").rglob("*")) if path.is_file()} == before

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.durable import SymbolicLinkFound
-from trainer.checkpoint import handover
-from trainer.checkpoint.commits import FORMAT_OF_FILES, MANIFEST, CommitDamaged
-from trainer.checkpoint.handover import HandoverVoid, check_newest, remove_handover
-from trainer.journal.log import Log, Superseded
+from headrace.deadline import Deadline
+from headrace.durable import SymbolicLinkFound
+from headrace.trainer.checkpoint import handover
+from headrace.trainer.checkpoint.commits import FORMAT_OF_FILES, MANIFEST, CommitDamaged
+from headrace.trainer.checkpoint.handover import HandoverVoid, check_newest, remove_handover
+from headrace.trainer.journal.log import Log, Superseded
 
 NAME, RESIZE = "t1-0000000007-g2", "a"
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from millrace.errors import MillraceError, Unavailable
-from trainer.fence import head_contact
-from trainer.fence.head_contact import HeadContact, watched
-from trainer.journal.log import Superseded
+from headrace.errors import HeadraceError, Unavailable
+from headrace.trainer.fence import head_contact
+from headrace.trainer.fence.head_contact import HeadContact, watched
+from headrace.trainer.journal.log import Superseded
 
 TIMEOUT_S = 30.0
 
@@ -70,7 +70,7 @@ def test_the_time_counts_from_the_beginning_of_a_look(world):
 def test_trouble_and_its_end_are_said_once(world, caplog):
     fence, clock, contact = world
     caplog.set_level(logging.INFO)
-    for error in (Unavailable("down"), MillraceError("damaged"), None, None):
+    for error in (Unavailable("down"), HeadraceError("damaged"), None, None):
         fence.error = error
         clock.now_s += TIMEOUT_S + 1 if error else 0
         contact.look()

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.trainer.journal.job_history import HistoryMissing, JobHistory
+from headrace.trainer.journal.log import LogRecord, RecordPlace
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import Claim, Void
 from tests.fakes.records import close, operation
-from trainer.journal.job_history import HistoryMissing, JobHistory
-from trainer.journal.log import LogRecord, RecordPlace
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import Claim, Void
 
 SPEC, SHRINK = {"op": "spec", "spec": {"lr": 1}}, {"op": "shrink"}
 

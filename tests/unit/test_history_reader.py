@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Ragged, Samples
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import HistorySection, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from pserver.server.embedded import EmbeddedShards
-from trainer.features.history_reader import HistoryReader
-from trainer.spec.history_tables import history_tables, remembered_of
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import HistorySection, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.features.history_reader import HistoryReader
+from headrace.trainer.spec.history_tables import history_tables, remembered_of
 
 LAST = 3
 HISTORY = HistorySection(key="user", of="item", last=LAST, when="click")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from service.spec.job import load_job
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.service.spec.job import load_job
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.spec.history_tables import keyed_like, remembered_of
+from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.integration.stream_job import SPEC
-from trainer.config import ExportSection
-from trainer.exports.model_document import describe
-from trainer.spec.history_tables import keyed_like, remembered_of
-from trainer.spec.shard_tables import tables_on_shards
 
 HISTORY = 'history = { key = "a", of = "b", last = 7, when = "click" }'
 SLOT = f'[[slots]]\nname = "clicked"\n{HISTORY}\n\n[[tasks]]'

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.errors import SpecError
-from service.auth.allowed_paths import AllowedPaths
-from service.jobs.config import LimitsSection, load_service
+from headrace.errors import SpecError
+from headrace.service.auth.allowed_paths import AllowedPaths
+from headrace.service.jobs.config import LimitsSection, load_service
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "service.toml"
 
@@ -39,8 +39,8 @@ def test_scripts_below_a_specs_base_are_told(tmp_path):
 
 
 def test_another_database_is_a_change_of_its_address(tmp_path):
-    config = loaded(tmp_path, 'root = "r"\ndatabase = "postgresql+psycopg://db/millrace"')
-    assert config.database_url == "postgresql+psycopg://db/millrace"
+    config = loaded(tmp_path, 'root = "r"\ndatabase = "postgresql+psycopg://db/headrace"')
+    assert config.database_url == "postgresql+psycopg://db/headrace"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_allows_things_and_what_remembers_them_is_reached_by_no_spec(tmp_pa
 
 
 def test_the_files_with_the_secrets_of_the_database_are_reached_by_no_spec(tmp_path):
-    url = f"postgresql+psycopg://millrace@db/millrace?passfile={tmp_path}/pgpass&sslkey={tmp_path}/my%20key"
+    url = f"postgresql+psycopg://headrace@db/headrace?passfile={tmp_path}/pgpass&sslkey={tmp_path}/my%20key"
     config = loaded(tmp_path, f'root = "r"\ndatabase = "{url}"\n[allow]\nroots = ["."]')
     assert {tmp_path / "pgpass", tmp_path / "my key"} <= set(config.private)
 

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.file_lock import locked
-from service.jobs import launcher_process
-from service.jobs.decisions import ObservedState
-from service.jobs.folder import Assignment, FolderDamaged, JobFolder, LauncherProcess
-from service.jobs.host import Desired, Ending
-from service.jobs.registry import JobRecord
+from headrace.deadline import Deadline
+from headrace.file_lock import locked
+from headrace.service.jobs import launcher_process
+from headrace.service.jobs.decisions import ObservedState
+from headrace.service.jobs.folder import Assignment, FolderDamaged, JobFolder, LauncherProcess
+from headrace.service.jobs.host import Desired, Ending
+from headrace.service.jobs.registry import JobRecord
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 ENDING = Ending(1, "no room", ("last", "words"), NOW)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.output_files import FILES, OutputWriter, files_of, read_lines
+from headrace.service.jobs.output_files import FILES, OutputWriter, files_of, read_lines
 
 
 def write(folder, *texts, worker="trainer-0", max_bytes=1 << 20):

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from millrace.errors import MillraceError
-from service.jobs.errors import LimitReached, UnknownOperation
-from service.jobs.hot_settings import UntilCancelled
-from service.jobs.operation_queue import Operation, OperationQueue, OperationState
-from service.records.database import KEEP_OPERATIONS, opened, utc_now
+from headrace.errors import HeadraceError
+from headrace.service.jobs.errors import LimitReached, UnknownOperation
+from headrace.service.jobs.hot_settings import UntilCancelled
+from headrace.service.jobs.operation_queue import Operation, OperationQueue, OperationState
+from headrace.service.records.database import KEEP_OPERATIONS, opened, utc_now
 
 WITHIN_S = 20
 
@@ -68,7 +68,7 @@ def test_an_operation_is_told_of_from_its_beginning_to_its_end(work):
 
 def test_one_that_fails_says_what_was_wrong_and_a_bug_that_it_is_one(work):
     for error, problem in (
-        (MillraceError("no room"), {"type": "about:blank", "title": "MillraceError", "detail": "no room"}),
+        (HeadraceError("no room"), {"type": "about:blank", "title": "HeadraceError", "detail": "no room"}),
         (KeyError("x"), {"type": "about:blank", "title": "a bug", "detail": "KeyError: 'x'"}),
     ):
         step = Step(error=error)
@@ -128,7 +128,7 @@ def test_an_act_that_fails_because_it_was_cancelled_is_cancelled_and_says_how_fa
         while not deadline.passed():
             threading.Event().wait(0.01)
         assert deadline.left_s() == 0
-        raise MillraceError("it is logged, and acts later")
+        raise HeadraceError("it is logged, and acts later")
 
     asked = work.start("set", None, "ann", act)
     assert begun.wait(WITHIN_S)

@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import Refused, SpecError
-from millrace.identity import certificates
-from millrace.identity.authority import FILE, open_authority
-from millrace.identity.certificates import InvalidRequest, WrongPeer, check_peer, draw_key, signing_request
-from millrace.identity.join_token import FILE as TOKEN
-from millrace.identity.join_token import JoinToken, StaleToken, open_token, read_token, rotate_token
-from millrace.identity.peers import PeerName, PeerRole, PeerRule
+from headrace.errors import Refused, SpecError
+from headrace.identity import certificates
+from headrace.identity.authority import FILE, open_authority
+from headrace.identity.certificates import InvalidRequest, WrongPeer, check_peer, draw_key, signing_request
+from headrace.identity.join_token import FILE as TOKEN
+from headrace.identity.join_token import JoinToken, StaleToken, open_token, read_token, rotate_token
+from headrace.identity.peers import PeerName, PeerRole, PeerRule
 
 NOW = datetime.now(UTC).replace(second=0, microsecond=0)
 SHARD = PeerName("news", 3, PeerRole.SHARD, 1)
@@ -210,7 +210,7 @@ def test_a_token_of_a_replaced_authority_is_replaced(tmp_path):
 
 def test_texts_that_are_no_tokens_are_refused_and_not_shown(tmp_path):
     path = tmp_path / "token"
-    for text in ("", "abracadabra", "millrace-1.00.11", "millrace-2." + "0" * 64 + "." + "1" * 64, "x" * 5000):
+    for text in ("", "abracadabra", "headrace-1.00.11", "headrace-2." + "0" * 64 + "." + "1" * 64, "x" * 5000):
         path.write_text(text)
         with pytest.raises(SpecError, match="is not a join token") as refused:
             read_token(path)

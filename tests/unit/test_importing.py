@@ -7,24 +7,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import BadInput, SpecError
-from millrace.keys import key_of_reference
-from pserver.config import TableSection
-from pserver.protocol.table_operations import ExportCut
-from pserver.rows.row_format import HEAD
-from service.cluster.store import claimed
-from service.exports import model_import
-from service.exports.model_import import ImportRequest, import_into
-from service.inspect.model_state import CommitState
-from service.spec.job import load_job
+from headrace.deadline import Deadline
+from headrace.errors import BadInput, SpecError
+from headrace.keys import key_of_reference
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.table_operations import ExportCut
+from headrace.pserver.rows.row_format import HEAD
+from headrace.service.cluster.store import claimed
+from headrace.service.exports import model_import
+from headrace.service.exports.model_import import ImportRequest, import_into
+from headrace.service.inspect.model_state import CommitState
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits, problems_of, read_commit
+from headrace.trainer.exports.destination import ExportTooNew, ParentMissing
+from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection
+from headrace.trainer.importing import initial_rows, paddle_source
+from headrace.trainer.importing.selection import choose_tensors, parse_slots
 from tests.fakes.exports import GROUPS, write_export
 from tests.integration.stream_job import write_job
-from trainer.checkpoint.commits import Commits, problems_of, read_commit
-from trainer.exports.destination import ExportTooNew, ParentMissing
-from trainer.exports.row_selection import CommitTableRows, RowSelection
-from trainer.importing import initial_rows, paddle_source
-from trainer.importing.selection import choose_tensors, parse_slots
 
 SHAPES = {"mlp.0.weight": (8, 14), "mlp.0.bias": (8,), "out.weight": (1, 8)}
 ROWS = {("a", 1): [0.5, 1, 2, 3, 4], ("a", 2): [0, -1, -2, -3, -4], ("b", 1): [1, 0, 0, 0, 0]}
@@ -111,7 +111,7 @@ def test_an_export_with_its_chain_becomes_the_first_commit(tmp_path, job_of, cap
         "dense: initialised mlp.0.bias: of shape [9] there, [8] here",
         "dense: initialised out.weight: the source lacks it",
         "dense: ignored gone: the model has none of this name",
-        f"{job.store} begins with commit t0-0000000001-g0; `millrace run` continues from it",
+        f"{job.store} begins with commit t0-0000000001-g0; `headrace run` continues from it",
     ]
 
 

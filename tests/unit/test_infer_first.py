@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from millrace.deadline import Deadline
-from pserver.protocol.shards import Gradients, StepScale
-from pserver.server.embedded import EmbeddedShards
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.config import MetricsSection, TrainSection
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.pooling import KernelPooling
+from headrace.trainer.features.training_batches import BatchMaker
+from headrace.trainer.status.step_clock import StepClock
+from headrace.trainer.train.infer_first import InferFirst, announced_ahead, num_bytes
+from headrace.trainer.train.step import Stepper
 from tests.unit.test_step import CTR, SCHEMA, TABLES, Sums, samples
-from trainer.config import MetricsSection, TrainSection
-from trainer.features.deduplication import tables_of
-from trainer.features.pooling import KernelPooling
-from trainer.features.training_batches import BatchMaker
-from trainer.status.step_clock import StepClock
-from trainer.train.infer_first import InferFirst, announced_ahead, num_bytes
-from trainer.train.step import Stepper
 
 SOON = Deadline.after(60)
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from trainer.models.inference_mode import depends_on_mode
+from headrace.trainer.models.inference_mode import depends_on_mode
 
 
 class OwnDropout(nn.Module):
@@ -60,8 +60,8 @@ def test_other_models_pay_nothing(model):
     assert not depends_on_mode(model)
 
 
-def test_models_of_millrace_depend_on_it_with_dropout_only():
-    from trainer.models.layers import Mlp
+def test_models_of_headrace_depend_on_it_with_dropout_only():
+    from headrace.trainer.models.layers import Mlp
 
     assert not depends_on_mode(Mlp(4, (3, 2))) and depends_on_mode(Mlp(4, (3, 2), 0.1))
     assert Mlp(4, (3, 2), 0.1)(torch.ones(1, 4)).shape == (1, 2)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.keys import GOLDEN, MASK, mix_reference
-from pserver.config import Ftrl, Initial, SlotLife, TableSection
-from pserver.rows.initial_values import (
+from headrace.keys import GOLDEN, MASK, mix_reference
+from headrace.pserver.config import Ftrl, Initial, SlotLife, TableSection
+from headrace.pserver.rows.initial_values import (
     DRAWS,
     NORMAL,
     UNIFORM,
@@ -19,8 +19,8 @@ from pserver.rows.initial_values import (
     normal_quantile,
     spread_of,
 )
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.table_rows import RowArrays
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.table_rows import RowArrays
 
 KEYS = st.one_of(st.integers(0, MASK), st.integers(0, 40).map(lambda n: MASK - n))
 GOLDEN_VECTORS = {

@@ -2,9 +2,9 @@
 
 import pytest
 
-from millrace import interfaces
-from millrace.errors import SpecError
-from millrace.interfaces import address_of
+from headrace import interfaces
+from headrace.errors import SpecError
+from headrace.interfaces import address_of
 
 TABLE = """\
 00000000000000000000000000000001 01 80 10 80       lo

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.protocol.join_clock import MOVED, JoinClock, TimeSpans, clock_reference
+from headrace.pserver.protocol.join_clock import MOVED, JoinClock, TimeSpans, clock_reference
 
 AHEAD_S = 10.0
 TIMES = st.lists(st.one_of(st.integers(0, 60), st.sampled_from([1e9, 2e9])).map(float), max_size=130)

@@ -6,18 +6,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Ragged, Samples
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import MetaSlot, SparseSlot
-from dataset.spec.join_section import JoinSection, LearnAt
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from pserver.rows.join_kernels import join_reference
-from pserver.server.embedded import EmbeddedShards
-from trainer.features.join_reader import JoinReader
-from trainer.spec.join_tables import join_tables, windows_of
-from trainer.train.fake_negatives import fake_negative_weights
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import MetaSlot, SparseSlot
+from headrace.dataset.spec.join_section import JoinSection, LearnAt
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.pserver.rows.join_kernels import join_reference
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.features.join_reader import JoinReader
+from headrace.trainer.spec.join_tables import join_tables, windows_of
+from headrace.trainer.train.fake_negatives import fake_negative_weights
 
 SCHEMA = Schema.of(
     (

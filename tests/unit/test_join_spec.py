@@ -2,14 +2,14 @@
 
 import pytest
 
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from pserver.protocol.joins import JOIN_TABLE
-from service.spec.job import load_job
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.pserver.protocol.joins import JOIN_TABLE
+from headrace.service.spec.job import load_job
+from headrace.trainer.spec.changes import significant_keys
+from headrace.trainer.spec.join_tables import windows_of
+from headrace.trainer.spec.shard_tables import tables_on_shards
 from tests.faults.test_joins_killed import SPEC
-from trainer.spec.changes import significant_keys
-from trainer.spec.join_tables import windows_of
-from trainer.spec.shard_tables import tables_on_shards
 
 HISTORY = '[[slots]]\nname = "past"\nhistory = { key = "user", of = "item", last = 2 }\n\n[join]'
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dataset.sources import kafka_options
-from dataset.sources.kafka_client import BoundedWait, LastWarning
-from dataset.sources.kafka_options import (
+from headrace.dataset.sources import kafka_options
+from headrace.dataset.sources.kafka_client import BoundedWait, LastWarning
+from headrace.dataset.sources.kafka_options import (
     KAFKA_PYTHON_ONLY,
     PATHS,
     TRANSLATED,
@@ -15,8 +15,8 @@ from dataset.sources.kafka_options import (
     library_of,
     librdkafka_options,
 )
-from dataset.spec.config import KafkaLibrary
-from millrace.errors import SpecError
+from headrace.dataset.spec.config import KafkaLibrary
+from headrace.errors import SpecError
 from tests.kafka import cluster
 
 HERE = Path("/spec")
@@ -40,7 +40,7 @@ def test_what_keeps_our_promises_cannot_be_changed():
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("enable_auto_commit", "Millrace's own"), ("group_id", "use group"), ("auto_offset_reset", "use start")],
+    [("enable_auto_commit", "Headrace's own"), ("group_id", "use group"), ("auto_offset_reset", "use start")],
 )
 def test_an_option_that_is_ours_is_refused_with_what_to_say_instead(name, instead):
     with pytest.raises(SpecError, match=rf"options\.{name}: .*{instead}"):
@@ -128,7 +128,7 @@ def test_the_clients_own_log_is_quiet_and_its_last_warning_is_kept():
 def test_without_java_or_mvn_the_reason_is_said(monkeypatch):
     monkeypatch.setattr(cluster.shutil, "which", lambda program: None if program == "mvn" else "/usr/bin/java")
     assert cluster.why_not() == "no mvn on this machine"
-    monkeypatch.setenv("MILLRACE_REQUIRE_KAFKA", "1")
+    monkeypatch.setenv("HEADRACE_REQUIRE_KAFKA", "1")
     assert cluster.required()
 
 
@@ -210,7 +210,7 @@ def test_kafka_python_reads_where_librdkafka_cannot_follow(monkeypatch, settings
 def test_kafka_python_reads_where_librdkafka_is_not_installed(monkeypatch):
     monkeypatch.setattr(kafka_options, "find_spec", lambda name: None)
     assert library_of(None, {}) is KafkaLibrary.KAFKA_PYTHON
-    with pytest.raises(SpecError, match=r"library: librdkafka is not installed; pip install 'millrace\[kafka\]'"):
+    with pytest.raises(SpecError, match=r"library: librdkafka is not installed; pip install 'headrace\[kafka\]'"):
         library_of(KafkaLibrary.LIBRDKAFKA, {})
 
 
@@ -224,9 +224,9 @@ def test_the_readme_lists_every_option():
 
 def test_a_librarys_log_is_bounded(caplog):
     last_warning = LastWarning("librdkafka")
-    with caplog.at_level(logging.DEBUG, "dataset.sources.kafka_client"):
+    with caplog.at_level(logging.DEBUG, "headrace.dataset.sources.kafka_client"):
         for n in range(100):
             logging.getLogger("librdkafka").error("refused %d", n)
     last_warning.close()
-    assert len([record for record in caplog.records if record.name == "dataset.sources.kafka_client"]) == 20
+    assert len([record for record in caplog.records if record.name == "headrace.dataset.sources.kafka_client"]) == 20
     assert last_warning.text == "refused 99"

@@ -1,4 +1,4 @@
-"""The last result of `millrace freshness`, kept with the job: report, API, page."""
+"""The last result of `headrace freshness`, kept with the job: report, API, page."""
 
 import asyncio
 import json
@@ -8,15 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.documents import InvalidDocument
-from service.api.schemas import finite
-from service.cli.run_command import _age_lines
-from service.cluster.store import FRESHNESS, MADE_BY_A_RUN
-from service.history import kept_ages
-from service.history.kept_ages import brief_lines, format_measured, keep_ages, of_message, read_ages
-from service.history.version_ages import AgeCost
-from service.ui.api_client import RequestRefused
-from service.ui.job_guards import AGE_COLUMNS, SLOT_COLUMNS, GuardsPart, age_rows, diagnosis_rows, measured_text
+from headrace.documents import InvalidDocument
+from headrace.service.api.schemas import finite
+from headrace.service.cli.run_command import _age_lines
+from headrace.service.cluster.store import FRESHNESS, MADE_BY_A_RUN
+from headrace.service.history import kept_ages
+from headrace.service.history.kept_ages import brief_lines, format_measured, keep_ages, of_message, read_ages
+from headrace.service.history.version_ages import AgeCost
+from headrace.service.ui.api_client import RequestRefused
+from headrace.service.ui.job_guards import (
+    AGE_COLUMNS,
+    SLOT_COLUMNS,
+    GuardsPart,
+    age_rows,
+    diagnosis_rows,
+    measured_text,
+)
 from tests.fakes.asked_api import api
 from tests.fakes.shown_page import labels_of
 
@@ -55,7 +62,7 @@ def test_a_store_without_one_a_newer_one_and_a_damaged_one(tmp_path):
     (tmp_path / FRESHNESS).write_text(json.dumps({"format": kept_ages.FORMAT + 1, "ages": "of another kind"}))
     assert read_ages(tmp_path) is None
     (tmp_path / FRESHNESS).write_text(json.dumps({"format": 1, "ages": 3}))
-    with pytest.raises(InvalidDocument, match="no result of `millrace freshness`"):
+    with pytest.raises(InvalidDocument, match="no result of `headrace freshness`"):
         read_ages(tmp_path)
     assert "not known" in next(_age_lines(tmp_path)), "the report of a run is printed all the same"
     assert FRESHNESS in MADE_BY_A_RUN, "a fresh run has none"

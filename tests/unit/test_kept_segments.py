@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.dead_letters import DeadLetters
-from dataset.loader.kept_files import KeptFiles, drop_kept
-from dataset.loader.kept_segments import MemorySegments
-from dataset.loader.pass_shuffle import RankShare
-from dataset.loader.segment_reader import SegmentReader
-from dataset.sources.repeated import RepeatedSource
-from dataset.spec.config import ColumnsPipe, DeadLettersSection, EventTime, SourceSection
-from dataset.spec.epochs import in_epoch
-from dataset.spec.schema import Schema
-from dataset.spec.source_set import SourceSet
-from dataset.spec.stream_spec import SlotsSpec
-from dataset.stream.scripted_source import MemorySource
-from dataset.stream.source import Segment
-from millrace.config import validate
-from millrace.keys import sign_of_text
+from headrace.config import validate
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.loader.kept_files import KeptFiles, drop_kept
+from headrace.dataset.loader.kept_segments import MemorySegments
+from headrace.dataset.loader.pass_shuffle import RankShare
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.sources.repeated import RepeatedSource
+from headrace.dataset.spec.config import ColumnsPipe, DeadLettersSection, EventTime, SourceSection
+from headrace.dataset.spec.epochs import in_epoch
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.spec.stream_spec import SlotsSpec
+from headrace.dataset.stream.scripted_source import MemorySource
+from headrace.dataset.stream.source import Segment
+from headrace.keys import sign_of_text
 
 SLOTS = [
     {"name": "a"},
@@ -194,8 +194,8 @@ def test_a_folder_at_its_bound_takes_no_more_files(tmp_path):
 
 def test_texts_and_weights_come_back(tmp_path):
     weighted = Schema.of(validate(SlotsSpec, {"slots": [{"name": "w", "weighted": True}]}).slots)
-    from dataset.loader.kept_files import _columns, _samples
-    from dataset.samples.batch import Ragged, Samples
+    from headrace.dataset.loader.kept_files import _columns, _samples
+    from headrace.dataset.samples.batch import Ragged, Samples
 
     column = Ragged(np.array([1, 2, 3], np.uint64), np.array([0, 2, 3]), np.array([0.5, 1, 2], np.float32))
     samples = Samples({"w": column}, {}, {}, np.array([4, 5]), np.full(2, np.nan))
@@ -222,7 +222,7 @@ def test_a_file_of_an_earlier_program_with_such_bytes_is_written_anew(tmp_path, 
     events = [*events_of(3), b"broken"]
     with monkeypatch.context() as patched:
         earlier = lambda each: [each.partition, each.offset, each.reason.value, "why", "YnJva2Vu", None]  # noqa: E731
-        patched.setattr("dataset.loader.kept_files._rejection_message", earlier)
+        patched.setattr("headrace.dataset.loader.kept_files._rejection_message", earlier)
         Reads(events, files_in(tmp_path / "kept"), tmp_path).epoch(1)
     (path,) = (tmp_path / "kept").iterdir()
     assert b"YnJva2Vu" in path.read_bytes()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["millrace", "dataset", "pserver", "trainer", "service"]
-HEAD = "from millrace.kernel_cache import njit\n"
+PACKAGES = ["headrace", "dataset", "pserver", "trainer", "service"]
+HEAD = "from headrace.kernel_cache import njit\n"
 LEAF = HEAD + "@njit(cache=True)\ndef leaf(x):\n    return x + {amount}\n"
 MIDDLE = HEAD + "from {leaf} import leaf\n@njit(cache=True)\ndef middle(x):\n    return leaf(x) * 10\n"
 TOP = HEAD + (
@@ -34,7 +34,7 @@ class Sources:
 
     def kernel(self):
         """The kernel on top, as a process that starts now gets it."""
-        from millrace import kernel_cache
+        from headrace import kernel_cache
 
         kernel_cache._hash_of_module.cache_clear()
         for name in self.names.values():
@@ -86,4 +86,4 @@ def test_every_kernel_that_is_cached_has_this_cache():
     files = [
         path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if imports.search(path.read_text())
     ]
-    assert [str(path.relative_to(ROOT)) for path in files] == ["millrace/kernel_cache.py"]
+    assert [str(path.relative_to(ROOT)) for path in files] == ["headrace/kernel_cache.py"]

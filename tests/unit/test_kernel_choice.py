@@ -6,16 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.integration import stream_job
-from tests.unit.test_linear import needs_onednn
-from trainer.collectives.ranks import SingleRank
-from trainer.config import TrainSection
-from trainer.journal.records import MatmulOperation
-from trainer.models.linear import Kernel, Linear, sizes_of
-from trainer.rank0.recovery import RestartPoint
-from trainer.train import kernel_choice
-from trainer.train.fingerprint import MAKER
-from trainer.train.kernel_choice import (
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.config import TrainSection
+from headrace.trainer.journal.records import MatmulOperation
+from headrace.trainer.models.linear import Kernel, Linear, sizes_of
+from headrace.trainer.rank0.recovery import RestartPoint
+from headrace.trainer.train import kernel_choice
+from headrace.trainer.train.fingerprint import MAKER
+from headrace.trainer.train.kernel_choice import (
     MIN_MULTIPLICATIONS,
     KernelSchedule,
     agreed_schedule,
@@ -23,6 +21,8 @@ from trainer.train.kernel_choice import (
     measured_table,
     quicker,
 )
+from tests.integration import stream_job
+from tests.unit.test_linear import needs_onednn
 
 HERE, ELSEWHERE, OLD = {"cpu": "A", MAKER: "M"}, {"cpu": "B", MAKER: "M"}, {"cpu": "A"}
 ONEDNN = dict.fromkeys(("forward", "input_gradient", "weight_gradient"), "onednn")
@@ -141,9 +141,9 @@ def test_a_measurement_names_all_products_of_a_size():
 
 def test_the_jobs_whose_digests_the_tests_compare_are_too_small_to_be_measured(tmp_path):
     """Two jobs that measure may choose otherwise. A larger job in a comparison sets train.matmul."""
-    from dataset.spec.schema import Schema
-    from service.spec.job import load_job
-    from trainer.train.model_building import build_model
+    from headrace.dataset.spec.schema import Schema
+    from headrace.service.spec.job import load_job
+    from headrace.trainer.train.model_building import build_model
 
     root = stream_job.Path(__file__).resolve().parents[2]
     (tmp_path / "small.toml").write_text(stream_job.SPEC)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from millrace import keys
+from headrace import keys
 
 U64 = st.integers(0, keys.MASK)
 GROUP = st.integers(0, 65535)

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from millrace.errors import SpecError
-from service.cli.main import cli
-from service.kubernetes.config import ManifestSettings
-from service.kubernetes.job_files import MAX_BYTES
-from service.kubernetes.manifests import render_job, yaml_text
-from service.kubernetes.workloads import HEAD_GRACE_S, LIMITS
+from headrace.errors import SpecError
+from headrace.service.cli.main import cli
+from headrace.service.kubernetes.config import ManifestSettings
+from headrace.service.kubernetes.job_files import MAX_BYTES
+from headrace.service.kubernetes.manifests import render_job, yaml_text
+from headrace.service.kubernetes.workloads import HEAD_GRACE_S, LIMITS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"
 JOB = GOLDEN / "job.toml"
@@ -46,7 +46,7 @@ every_pod = pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
 
 
 def test_the_text_is_the_one_we_promised():
-    """Written by: millrace render kubernetes job.toml --namespace training --replicas 2 --queue learn."""
+    """Written by: headrace render kubernetes job.toml --namespace training --replicas 2 --queue learn."""
     assert "---\n".join(render_job(JOB, (), ALL).values()) == (GOLDEN / "manifests.yaml").read_text()
 
 
@@ -134,7 +134,7 @@ def test_only_what_is_needed_is_let_in():
         assert let_in(labels["head"], source) == {join, chosen}
         assert let_in(labels["trainer"], source) == let_in(labels["shard"], source) == {chosen}
         assert let_in(labels["replica"], source) == set()
-    client, stranger = {"millrace/client": "clicks"}, {**labels["shard"], "app.kubernetes.io/instance": "news"}
+    client, stranger = {"headrace/client": "clicks"}, {**labels["shard"], "app.kubernetes.io/instance": "news"}
     assert let_in(labels["replica"], client) == {(8090, 8090)}
     assert all(let_in(each, stranger) == set() for each in labels.values())
     assert all(let_in(labels[name], client) == set() for name in ("head", "trainer", "shard"))

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.commit.late_writes import MAX_PIECES, LateWriter
-from pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.commit.late_writes import MAX_PIECES, LateWriter
+from headrace.pserver.store.memory_store import MemoryRowStore
 
 KEYS = st.lists(st.integers(0, 20), unique=True, max_size=8)
 WRITES = st.lists(st.tuples(KEYS, KEYS), max_size=MAX_PIECES + 4)

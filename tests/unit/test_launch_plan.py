@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config import validate
-from millrace.identity.authority import open_authority
-from millrace.shared_folder import SharedFolder
-from pserver.config import DENSE_SLICES, ShardProcess
-from service.cluster.generation_plans import GenerationPlans
-from service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
-from service.spec.job import load_job
+from headrace.config import validate
+from headrace.identity.authority import open_authority
+from headrace.pserver.config import DENSE_SLICES, ShardProcess
+from headrace.service.cluster.generation_plans import GenerationPlans
+from headrace.service.cluster.worker_plan import PredictionFolders, plan_job, plan_prediction
+from headrace.service.spec.job import load_job
+from headrace.shared_folder import SharedFolder
+from headrace.trainer.config import WorkerConfig
+from headrace.trainer.predict.config import PredictionRequest, PredictWorker
 from tests.fakes.past import Past
-from trainer.config import WorkerConfig
-from trainer.predict.config import PredictionRequest, PredictWorker
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 
@@ -124,7 +124,11 @@ def test_trainers_share_the_machines_cores(plan, trainers, cores, each):
 def test_workers_do_not_import_from_the_users_folder(plan):
     planned = plan("{trainers=2}")
     assert {worker.command[1:3] for worker in (*planned.shards, *planned.trainers)} == {("-P", "-m")}
-    assert [worker.command[3] for worker in (*planned.shards, *planned.trainers)] == ["pserver", "trainer", "trainer"]
+    assert [worker.command[3] for worker in (*planned.shards, *planned.trainers)] == [
+        "headrace.pserver",
+        "headrace.trainer",
+        "headrace.trainer",
+    ]
 
 
 def test_shards_hold_dense_slices_where_they_train_them_and_not_where_they_predict(tmp_path):
@@ -159,6 +163,9 @@ def test_predictors_and_shards_can_read_what_they_are_told(tmp_path, shards, bes
     assert {worker.secret for worker in (*told, *predictors)} == {planned.secret}
     assert {worker.max_message for worker in (*told, *predictors)} == {64 << 20}
     commands = {(spec.name[:5], spec.command[3:]) for spec in (*planned.shards, *planned.predictors)}
-    run = ("trainer.predict.background",) if beside else ()
-    assert commands == {("predi", (*run, "trainer.predict")), *({("shard", (*run, "pserver"))} if shards else ())}
+    run = ("headrace.trainer.predict.background",) if beside else ()
+    assert commands == {
+        ("predi", (*run, "headrace.trainer.predict")),
+        *({("shard", (*run, "headrace.pserver"))} if shards else ()),
+    }
     assert planned.secret not in repr(planned)

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.deadline import Deadline
-from millrace.errors import SpecError, Unavailable
-from millrace.failpoints import ArmedFailpoint, Failpoint
-from millrace.retry import Backoff
-from millrace.rpc.role import RoleClient
-from service.cluster import job_runner, restarts
-from service.cluster.fetched_commits import HeadReplaced
-from service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
-from service.cluster.meeting import Meeting
-from service.cluster.runtime import TAIL_LINES
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.deadline import Deadline
+from headrace.errors import SpecError, Unavailable
+from headrace.failpoints import ArmedFailpoint, Failpoint
+from headrace.retry import Backoff
+from headrace.rpc.role import RoleClient
+from headrace.service.cluster import job_runner, restarts
+from headrace.service.cluster.fetched_commits import HeadReplaced
+from headrace.service.cluster.local import MAX_LINE_CHARACTERS, ProcessLauncher
+from headrace.service.cluster.meeting import Meeting
+from headrace.service.cluster.runtime import TAIL_LINES
 from tests.fakes.launch import fake_launcher, fake_plan, starting
 
 ROOT = Path(__file__).parents[2]
@@ -501,7 +501,7 @@ def forkserver_of(launcher_pid):
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == launcher_pid and b"millrace.forkserver" in (path / "cmdline").read_bytes():
+            if parent == launcher_pid and b"headrace.forkserver" in (path / "cmdline").read_bytes():
                 return int(path.name)
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -535,7 +535,7 @@ def test_kill_9_of_the_launcher_ends_the_forkserver_and_workers_that_are_stopped
 
 @pytest.mark.parametrize("world", [True], indirect=True, ids=["forked"])
 def test_a_stopped_forkserver_does_not_keep_a_job_from_ending(world, monkeypatch):
-    monkeypatch.setattr("service.cluster.forkserver.TOLD_S", 0.2)
+    monkeypatch.setattr("headrace.service.cluster.forkserver.TOLD_S", 0.2)
     chief = [["note_pid"], ["spawn"], ["serve"], ["say", "up"], ["sleep"]]
     launcher, stopped = world.make([SHARD], [chief]), []
 

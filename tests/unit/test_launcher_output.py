@@ -2,7 +2,7 @@
 
 import threading
 
-from service.jobs.output_files import emptied_file, shorten, shortened_periodically
+from headrace.service.jobs.output_files import emptied_file, shorten, shortened_periodically
 
 
 def test_its_end_is_kept_in_whole_lines_and_what_is_printed_later_follows_it(tmp_path):

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense.flat_optimizer import STATE, FlatOptimizer
-from trainer.dense_config import DenseLamb, DenseLars, DenseSection
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense.flat_optimizer import STATE, FlatOptimizer
+from headrace.trainer.dense_config import DenseLamb, DenseLars, DenseSection
 
 LAMB = DenseLamb(kind="lamb", lr=0.1, beta1=0.8, beta2=0.95, weight_decay=0.1)
 LARS = DenseLars(kind="lars", lr=2.0, momentum=0.5, weight_decay=0.1, trust=0.05)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.collectives.ranks import SingleRank
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense_config import DenseSection
-from trainer.train.learning_rate import LearningRate
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.train.learning_rate import LearningRate
 
 COSINE = {"kind": "warmup_cosine", "warmup": 100, "total": 1000}
 BY_VERSION = {"kind": "exponential", "factor": 0.5, "every": 2, "counts": "versions"}

@@ -10,9 +10,9 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Message
 from kafka import TopicPartition
 
-from dataset.sources import librdkafka_reader
-from dataset.sources.librdkafka_reader import PartitionBuffer
-from dataset.stream.source import Events
+from headrace.dataset.sources import librdkafka_reader
+from headrace.dataset.sources.librdkafka_reader import PartitionBuffer
+from headrace.dataset.stream.source import Events
 
 LENGTH = 40
 

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from millrace.errors import DeadlineExceeded, MillraceError, SpecError
-from millrace.lifecycle import ExitCode, exit_code_of, on_stop_signal, stop_flag
+from headrace.errors import DeadlineExceeded, HeadraceError, SpecError
+from headrace.lifecycle import ExitCode, exit_code_of, on_stop_signal, stop_flag
 
 WATCHED = """
 import os, subprocess
-from millrace.lifecycle import end_with_parent
+from headrace.lifecycle import end_with_parent
 child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
 end_with_parent()
 print(child.pid, flush=True)
@@ -71,7 +71,7 @@ def test_a_process_and_what_it_started_die_when_its_standard_input_closes():
     process.stdout.close()
 
 
-@pytest.mark.parametrize(("error", "code"), [(SpecError("x"), 2), (MillraceError("x"), 1), (DeadlineExceeded("x"), 75)])
+@pytest.mark.parametrize(("error", "code"), [(SpecError("x"), 2), (HeadraceError("x"), 1), (DeadlineExceeded("x"), 75)])
 def test_an_error_for_people_is_one_line_and_its_exit_code(capsys, error, code):
     def main():
         raise error
@@ -99,7 +99,7 @@ def test_a_good_end_is_drained():
 
 ENDS = """
 import atexit, gc, sys, threading, time, weakref
-from millrace.lifecycle import run_to_end
+from headrace.lifecycle import run_to_end
 
 class Closed:
     def __del__(self):
@@ -126,7 +126,7 @@ print("never")
         ("sys.exit()", 0, ""),
         ("sys.exit(75)", 75, ""),
         ("sys.exit('no')", 1, "no\n"),
-        ("from millrace.errors import SpecError; raise SpecError('x')", 2, "error: x\n"),
+        ("from headrace.errors import SpecError; raise SpecError('x')", 2, "error: x\n"),
     ],
 )
 def test_a_process_ends_as_python_ends_it(last, code, error):
@@ -138,7 +138,7 @@ def test_a_process_ends_as_python_ends_it(last, code, error):
 @pytest.mark.parametrize("code", [0, 75])
 def test_a_process_whose_last_output_is_lost_says_so_by_its_exit_code(code):
     script = (
-        f"import sys; from millrace.lifecycle import run_to_end; run_to_end(lambda: print('x') or sys.exit({code}))"
+        f"import sys; from headrace.lifecycle import run_to_end; run_to_end(lambda: print('x') or sys.exit({code}))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:

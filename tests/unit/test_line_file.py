@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.sources import line_file
-from dataset.sources.byte_stream import open_bytes
-from dataset.sources.line_file import LineFile
-from dataset.stream.errors import SourceGap
-from millrace.errors import BadInput
+from headrace.dataset.sources import line_file
+from headrace.dataset.sources.byte_stream import open_bytes
+from headrace.dataset.sources.line_file import LineFile
+from headrace.dataset.stream.errors import SourceGap
+from headrace.errors import BadInput
 
 MAX_LINE = 1 << 20
 

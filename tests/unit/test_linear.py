@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from tests.fakes.model_settings import fitting
-from trainer.config import ModelSection
-from trainer.models import linear as linear_module
-from trainer.models.contract import Inputs, Shape, SlotShape
-from trainer.models.layers import Mlp
-from trainer.models.linear import (
+from headrace.trainer.config import ModelSection
+from headrace.trainer.models import linear as linear_module
+from headrace.trainer.models.contract import Inputs, Shape, SlotShape
+from headrace.trainer.models.layers import Mlp
+from headrace.trainer.models.linear import (
     NO_TABLE,
     Kernel,
     Linear,
@@ -29,8 +28,9 @@ from trainer.models.linear import (
     table_of,
     use_table,
 )
-from trainer.models.registry import MODELS, load_model
-from trainer.train.tracing import FrozenModel
+from headrace.trainer.models.registry import MODELS, load_model
+from headrace.trainer.train.tracing import FrozenModel
+from tests.fakes.model_settings import fitting
 
 KERNELS = st.builds(ProductKernels, *[st.sampled_from(Kernel)] * 3)
 WIDTH = st.integers(1, 70)
@@ -194,7 +194,7 @@ def test_our_models_predict_and_learn_alike_with_both_kernels(name):
 
 
 def inputs_of(shape, num_samples):
-    from trainer.train.tracing import _examples, _inputs
+    from headrace.trainer.train.tracing import _examples, _inputs
 
     named = _examples(shape, num_samples)
     return _inputs(shape, named, next(iter(named.values())))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.loader.batch_loader import Loader
-from dataset.samples.batch import Ragged, Samples, cut_batches
-from dataset.stream.errors import PipeFailed
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
+from headrace.dataset.loader.batch_loader import Loader
+from headrace.dataset.samples.batch import Ragged, Samples, cut_batches
+from headrace.dataset.stream.errors import PipeFailed
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
 
 PATIENCE_S = 5.0
 
@@ -138,7 +138,7 @@ def test_the_next_pass_is_read_while_this_one_is_taken(load):
 
 
 def test_reading_waits_when_it_is_too_far_ahead(load, monkeypatch):
-    monkeypatch.setattr("dataset.loader.batch_loader.MAX_AHEAD_SAMPLES", 200)
+    monkeypatch.setattr("headrace.dataset.loader.batch_loader.MAX_AHEAD_SAMPLES", 200)
     reader = ScriptedReader()
     loader = load(reader, batch_size=100, max_batches=2)
     loader.submit(0, [segment(0, 5000)])

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded
-from millrace.file_lock import locked
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded
+from headrace.file_lock import locked
 
 
 def test_a_held_lock_is_awaited_until_the_deadline_and_the_error_names_it(tmp_path):

@@ -9,15 +9,12 @@ import zlib
 
 import pytest
 
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from millrace.durable import REAL
-from millrace.errors import DeadlineExceeded
-from tests.fakes.records import close
-from tests.fakes.troubled_disk import TroubledDisk
-from tests.small_disk import small_disk
-from trainer.journal import log as log_module
-from trainer.journal.log import (
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.durable import REAL
+from headrace.errors import DeadlineExceeded
+from headrace.trainer.journal import log as log_module
+from headrace.trainer.journal.log import (
     RESERVE_BYTES,
     Log,
     LogDamaged,
@@ -30,8 +27,11 @@ from trainer.journal.log import (
     newest_generation,
     read,
 )
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import SpecOperation, UndecodableRecord, Void
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import SpecOperation, UndecodableRecord, Void
+from tests.fakes.records import close
+from tests.fakes.troubled_disk import TroubledDisk
+from tests.small_disk import small_disk
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def test_a_cut_in_a_sealed_file_is_damage_with_its_place_and_advice(claim, folde
     path = folder / "00000001-0001.log"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(
-        LogDamaged, match=r"00000001-0001.log: byte \d+: .*ends here.*restore the file.*millrace rewind"
+        LogDamaged, match=r"00000001-0001.log: byte \d+: .*ends here.*restore the file.*headrace rewind"
     ):
         read(folder)
     with pytest.raises(LogDamaged):

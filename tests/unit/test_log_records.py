@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.source import Segment
-from trainer.journal import records
-from trainer.journal.log_file import RecordPlace, line_of, record_of
-from trainer.journal.partitions import KnownPartition
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import (
+from headrace.dataset.stream.source import Segment
+from headrace.trainer.journal import records
+from headrace.trainer.journal.log_file import RecordPlace, line_of, record_of
+from headrace.trainer.journal.partitions import KnownPartition
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import (
     Claim,
     Operation,
     PartitionsOperation,

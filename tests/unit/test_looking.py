@@ -6,14 +6,14 @@ import sys
 import numpy as np
 import pytest
 
-from service.cli import main
-from service.exports import model_import
-from service.exports.model_import import ImportRequest, import_into
-from service.spec.job import load_job
+from headrace.service.cli import main
+from headrace.service.exports import model_import
+from headrace.service.exports.model_import import ImportRequest, import_into
+from headrace.service.spec.job import load_job
+from headrace.trainer.exports.reader import chain_of, open_export, state_at
+from headrace.trainer.exports.row_chunks import RowChunk
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import write_job
-from trainer.exports.reader import chain_of, open_export, state_at
-from trainer.exports.row_chunks import RowChunk
 
 BASE = {("a", 1): [0.5, 1, 2, 3, 4], ("a", 2): [0, -1, -2, -3, -4], ("b", 1): [1, 0, 0, 0, 0]}
 LATER = {("a", 1): [0.5, 1, 2, 3, 7], ("b", 1): [1, 0, 0, 0, 1], ("b", 7): [1] * 5}
@@ -24,7 +24,7 @@ def says(monkeypatch, capfd):
     """Runs the command line; exit code and output."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main.main()
         said = capfd.readouterr()

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.features import lookup_kernels
+from headrace.trainer.features import lookup_kernels
 
 keys = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5), max_size=60)
 

@@ -7,10 +7,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from millrace.errors import SpecError
-from millrace.http.health import health_served
-from service.cli.run_command import metrics_served
-from service.cluster.machine import MACHINE, cores_here, machine_id
+from headrace.errors import SpecError
+from headrace.http.health import health_served
+from headrace.service.cli.run_command import metrics_served
+from headrace.service.cluster.machine import MACHINE, cores_here, machine_id
 from tests.kafka.cluster import free_ports
 
 CORES = len(os.sched_getaffinity(0))
@@ -99,8 +99,8 @@ def test_prometheus_reads_the_figures_of_a_job():
     status = {}
     with metrics_served(f"127.0.0.1:{port}", "clicks", lambda: status):
         url = f"http://127.0.0.1:{port}/metrics"
-        assert 'millrace_state{job="clicks",state="starting"} 1.0' in urlopen(url, timeout=10).read().decode()
+        assert 'headrace_state{job="clicks",state="starting"} 1.0' in urlopen(url, timeout=10).read().decode()
         status |= {"state": "training", "events": 7}
         answer = urlopen(url, timeout=10)
         assert answer.headers["content-type"].startswith("text/plain; version=")
-        assert 'millrace_events_total{job="clicks"} 7.0' in answer.read().decode()
+        assert 'headrace_events_total{job="clicks"} 7.0' in answer.read().decode()

@@ -7,19 +7,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, Refused, SpecError, Unavailable
-from millrace.identity import certificates
-from millrace.identity.authority import open_authority
-from millrace.identity.certificates import LIFETIME, draw_key, load, name_of, signing_request
-from millrace.identity.peers import PeerRole
-from millrace.inputs import digests, head_sizes
-from millrace.rpc import rendezvous
-from millrace.rpc.rendezvous import Member, RendezvousClient
-from service.cluster.meeting import Meeting, Roll
-from service.cluster.runtime import WorkerRole, WorkerSpec
-from service.monitor.alarms import Alarm, alarms
-from service.monitor.status import Status
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, Refused, SpecError, Unavailable
+from headrace.identity import certificates
+from headrace.identity.authority import open_authority
+from headrace.identity.certificates import LIFETIME, draw_key, load, name_of, signing_request
+from headrace.identity.peers import PeerRole
+from headrace.inputs import digests, head_sizes
+from headrace.rpc import rendezvous
+from headrace.rpc.rendezvous import Member, RendezvousClient
+from headrace.service.cluster.meeting import Meeting, Roll
+from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
+from headrace.service.monitor.alarms import Alarm, alarms
+from headrace.service.monitor.status import Status
 from tests.fakes.rendezvous import RendezvousHere
 
 WORKERS = ("shard-0", "trainer-0", "trainer-1")

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.spec.config import SparseSlot
-from dataset.spec.counters import CountersSection
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from pserver.protocol.histories import HistoryAnswers
-from pserver.rows import counter_kernels
-from trainer.exports.counter_files import rows_of_sub_windows, sub_windows
-from trainer.exports.destination import ExportFolder, ExportUnusable
-from trainer.exports.memory_files import HISTORY, ServedMemory, replay, served_schema, whole_keys
-from trainer.exports.reader import Export
-from trainer.features.counter_columns import counter_column
-from trainer.rank0.key_memories import counts_of_row
+from headrace.config import validate
+from headrace.dataset.spec.config import SparseSlot
+from headrace.dataset.spec.counters import CountersSection
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.protocol.histories import HistoryAnswers
+from headrace.pserver.rows import counter_kernels
+from headrace.trainer.exports.counter_files import rows_of_sub_windows, sub_windows
+from headrace.trainer.exports.destination import ExportFolder, ExportUnusable
+from headrace.trainer.exports.memory_files import HISTORY, ServedMemory, replay, served_schema, whole_keys
+from headrace.trainer.exports.reader import Export
+from headrace.trainer.features.counter_columns import counter_column
+from headrace.trainer.rank0.key_memories import counts_of_row
 
 SERVE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "deploy" / "examples" / "serving" / "serve.py"))
 

@@ -1,9 +1,15 @@
 import pytest
 
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from dataset.stream.scripted_source import BLOCK_EVENTS, MemorySource, ScriptedFault, ScriptedGap, ScriptedRecord
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.dataset.stream.scripted_source import (
+    BLOCK_EVENTS,
+    MemorySource,
+    ScriptedFault,
+    ScriptedGap,
+    ScriptedRecord,
+)
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
 
 
 def read(source, begin, end, partition=0):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.metrics.auc import (
+from headrace.trainer.metrics.auc import (
     count_pairs,
     count_pairs_reference,
     exact_auc,
@@ -16,10 +16,10 @@ from trainer.metrics.auc import (
     sum_group_aucs,
     sum_group_aucs_reference,
 )
-from trainer.metrics.measures import measures
-from trainer.metrics.observed import ids_of
-from trainer.metrics.tensor_totals import TensorTotal
-from trainer.metrics.totals import (
+from headrace.trainer.metrics.measures import measures
+from headrace.trainer.metrics.observed import ids_of
+from headrace.trainer.metrics.tensor_totals import TensorTotal
+from headrace.trainer.metrics.totals import (
     CLAMPED,
     COUNT,
     FRACTION_ONE,

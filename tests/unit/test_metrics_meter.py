@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import MetricsSection, TaskSection
-from trainer.metrics.auc import exact_auc, sum_group_aucs_reference
-from trainer.metrics.meter import Meter
-from trainer.metrics.observed import ObservedBatch
-from trainer.metrics.reduce import LocalReduce
-from trainer.metrics.totals import FRACTION_ONE
+from headrace.trainer.config import MetricsSection, TaskSection
+from headrace.trainer.metrics.auc import exact_auc, sum_group_aucs_reference
+from headrace.trainer.metrics.meter import Meter
+from headrace.trainer.metrics.observed import ObservedBatch
+from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.metrics.totals import FRACTION_ONE
 
 CTR = TaskSection(name="ctr", label="click")
 STAY = TaskSection(name="stay", label="seconds", loss="mse")

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
+from headrace.trainer.config import MetricsSection
+from headrace.trainer.metrics.meter import Meter
+from headrace.trainer.metrics.observed import ObservedBatch
+from headrace.trainer.metrics.ranking import GroupMeasures, add_groups_reference
+from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.train.own_metrics import own_metrics
 from tests.unit.test_metrics_meter import CTR, STAY, ThreadedRanks
-from trainer.config import MetricsSection
-from trainer.metrics.meter import Meter
-from trainer.metrics.observed import ObservedBatch
-from trainer.metrics.ranking import GroupMeasures, add_groups_reference
-from trainer.metrics.reduce import LocalReduce
-from trainer.train.own_metrics import own_metrics
 
 SAMPLES = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 8).map(lambda n: n / 8), st.sampled_from([0.0, 1.0, 0.25])), max_size=40

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import MetricsSection, TaskSection
-from trainer.metrics.auc import exact_auc
-from trainer.metrics.meter import Meter
-from trainer.metrics.observed import ObservedBatch
-from trainer.metrics.reduce import LocalReduce
-from trainer.metrics.slices import Candidates, SliceRows, choose, max_candidates
-from trainer.metrics.totals import COUNT
+from headrace.trainer.config import MetricsSection, TaskSection
+from headrace.trainer.metrics.auc import exact_auc
+from headrace.trainer.metrics.meter import Meter
+from headrace.trainer.metrics.observed import ObservedBatch
+from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.metrics.slices import Candidates, SliceRows, choose, max_candidates
+from headrace.trainer.metrics.totals import COUNT
 
 TASKS = (("ctr", True),)
 
@@ -105,7 +105,7 @@ def test_more_values_than_candidates_change_nothing_between_ranks(values, world,
 
 
 def _carried(rows):
-    from trainer.metrics.totals import carry
+    from headrace.trainer.metrics.totals import carry
 
     carry(rows)
     return rows

@@ -7,25 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset.samples.batch import Ragged, Samples, batch_ends, cut_batches, merge_batches
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.keys import key_of_reference
-from pserver.config import Adagrad, CountEntry, TableSection
-from pserver.protocol.shards import Keys, StepScale
+from headrace.dataset.samples.batch import Ragged, Samples, batch_ends, cut_batches, merge_batches
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.keys import key_of_reference
+from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.protocol.shards import Keys, StepScale
+from headrace.trainer.config import TaskSection, TrainSection
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense_config import DenseAdam, DenseSection
+from headrace.trainer.features import lookup_kernels
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.micro_batches import micro_batches
+from headrace.trainer.features.pooling import KernelPooling, TorchPooling
+from headrace.trainer.features.training_batches import BatchMaker
+from headrace.trainer.train.row_sums import RowSums
+from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step_weights import own_figures, step_weights
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
-from trainer.config import TaskSection, TrainSection
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense_config import DenseAdam, DenseSection
-from trainer.features import lookup_kernels
-from trainer.features.deduplication import tables_of
-from trainer.features.micro_batches import micro_batches
-from trainer.features.pooling import KernelPooling, TorchPooling
-from trainer.features.training_batches import BatchMaker
-from trainer.train.row_sums import RowSums
-from trainer.train.step import Stepper
-from trainer.train.step_weights import own_figures, step_weights
 
 SCHEMA = Schema.of(
     [

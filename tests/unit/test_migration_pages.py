@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.spec.job import load_job
+from headrace.service.spec.job import load_job
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "deploy" / "examples" / "criteo" / "job.toml"

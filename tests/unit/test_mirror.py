@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from millrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
-from millrace.blob.store_address import StoreKind, parse
-from millrace.deadline import Deadline
-from millrace.errors import SpecError, Unwritable
+from headrace.blob.blob_errors import BlobUnavailable, BlobUnwritable
+from headrace.blob.store_address import StoreKind, parse
+from headrace.deadline import Deadline
+from headrace.errors import SpecError, Unwritable
+from headrace.trainer.checkpoint.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
+from headrace.trainer.checkpoint.mirror import CommitPresent, Mirror, MirrorEmpty, MirrorSuperseded, read_catalog
+from headrace.trainer.checkpoint.mirror_catalog import read_manifest
+from headrace.trainer.checkpoint.mirror_fetch import fetch, repair
+from headrace.trainer.config import StoreSection
 from tests.mirrored_store import LocalCommit, files_below, kept_in_mirror, make_commit
-from trainer.checkpoint.commits import FORMAT, CommitDamaged, NewerFormat, read_commit
-from trainer.checkpoint.mirror import CommitPresent, Mirror, MirrorEmpty, MirrorSuperseded, read_catalog
-from trainer.checkpoint.mirror_catalog import read_manifest
-from trainer.checkpoint.mirror_fetch import fetch, repair
-from trainer.config import StoreSection
 
 SOON = 30.0
 
@@ -43,7 +43,7 @@ def commit(tmp_path, version, files=None, **more) -> LocalCommit:
 
 
 def test_the_mirror_needs_no_torch():
-    modules = "trainer.checkpoint.mirror_uploader, trainer.checkpoint.mirror_fetch"
+    modules = "headrace.trainer.checkpoint.mirror_uploader, headrace.trainer.checkpoint.mirror_fetch"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -307,7 +307,7 @@ def test_leftovers_of_killed_writers_are_pruned(tmp_path, mirror):
     assert files_below(tmp_path / "mirror") == before
 
 
-def test_commits_of_a_newer_millrace_are_neither_removed_nor_ignored(tmp_path, uri, mirror):
+def test_commits_of_a_newer_headrace_are_neither_removed_nor_ignored(tmp_path, uri, mirror):
     mirror.upload(commit(tmp_path, 1), [], soon())
     mirror.upload(commit(tmp_path, 2), [], soon())
     (tmp_path / "mirror" / "commits" / "t1-0000000003-g1.json").write_bytes(

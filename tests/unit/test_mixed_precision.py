@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from millrace.errors import SpecError
-from trainer.config import LossScaleSection, TrainSection
-from trainer.train.mixed_precision import LossScale, Precision
+from headrace.errors import SpecError
+from headrace.trainer.config import LossScaleSection, TrainSection
+from headrace.trainer.train.mixed_precision import LossScale, Precision
 
 CPU = torch.device("cpu")
 NET = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
@@ -139,7 +139,7 @@ def steps_low(steps, section):
     return found
 
 
-def test_a_commit_of_an_older_millrace_has_two_numbers():
+def test_a_commit_of_an_older_headrace_has_two_numbers():
     scale = LossScale(on=True)
     scale.load_state([1024.0, 7])
     assert scale.state() == [1024.0, 7, 0]

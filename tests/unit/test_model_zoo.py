@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from headrace.trainer.config import ModelSection
+from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape, Targets
+from headrace.trainer.models.esmm import product_logit
+from headrace.trainer.models.registry import load_model
+from headrace.trainer.models.two_tower import ItemFrequency
 from tests.fakes.model_settings import fitting
-from trainer.config import ModelSection
-from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape, Targets
-from trainer.models.esmm import product_logit
-from trainer.models.registry import load_model
-from trainer.models.two_tower import ItemFrequency
 
 B, D, V, L = 256, 8, 100, 12
 

@@ -1,6 +1,5 @@
 """The registry of models: known names, refused ones, and the messages."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.config import validate
-from millrace.errors import SpecError
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.trainer.config import ModelSection
+from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from headrace.trainer.models.layers import mean_over_sequence, pairwise_sum, sequence_vector
+from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.models.registry import MODELS, check_section, load_model
 from tests.fakes.model_settings import fitting
-from trainer.config import ModelSection
-from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
-from trainer.models.layers import mean_over_sequence, pairwise_sum, sequence_vector
-from trainer.models.outputs import check_outputs
-from trainer.models.registry import MODELS, check_section, load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape((SlotShape("s", 4, True),), (), (("d", 2),), ("ctr",))
@@ -39,8 +38,9 @@ def refused(folder, path, **values):
 
 def test_a_spec_is_checked_without_torch():
     code = (
-        "import sys; from trainer.config import ModelSection; from trainer.models.registry import check_section;"
-        "from trainer.models.contract import Shape, SlotShape;"
+        "import sys; from headrace.trainer.config import ModelSection;"
+        "from headrace.trainer.models.registry import check_section;"
+        "from headrace.trainer.models.contract import Shape, SlotShape;"
         "check_section(ModelSection(name='dcn_v2'), Shape((SlotShape('s', 4, True),), (), (), ('ctr',)));"
         "sys.exit('torch' in sys.modules)"
     )
@@ -135,11 +135,10 @@ ODD_SHAPES = {
 @pytest.mark.parametrize("odd", ODD_SHAPES)
 def test_the_check_and_the_class_refuse_the_same_shapes(name, odd):
     shape, entry = ODD_SHAPES[odd], MODELS[name]
-    module, _, model = entry.target.partition(":")
 
     def build():
         settings = validate(entry.settings, fitting(name, shape))
-        return getattr(importlib.import_module(module), model)(shape, settings)
+        return entry.load()(shape, settings)
 
     try:
         check_section(section(name=name, settings=fitting(name, shape)), shape)
@@ -172,7 +171,7 @@ def test_each_mistake_in_a_users_model_has_its_own_message(tmp_path):
     write(
         tmp_path,
         "m_strict",
-        "from millrace.config import Section\nclass Model(nn.Module):\n class Settings(Section):\n  width: int = 1\n"
+        "from headrace.config import Section\nclass Model(nn.Module):\n class Settings(Section):\n  width: int = 1\n"
         " def __init__(self, shape, settings):\n  super().__init__()\n",
     )
     assert "no module 'm_absent' in" in refused(tmp_path, "m_absent:Model")
@@ -182,7 +181,7 @@ def test_each_mistake_in_a_users_model_has_its_own_message(tmp_path):
     assert "needs 'not_installed_anywhere'" in refused(tmp_path, "m_needs:Model")
     assert "cannot be imported" in refused(tmp_path, "m_torn:Model")
     assert "built as Class(shape, settings)" in refused(tmp_path, "m_ctor:Model")
-    assert "no millrace.config.Section" in refused(tmp_path, "m_sett:Model")
+    assert "no headrace.config.Section" in refused(tmp_path, "m_sett:Model")
     assert "model.settings.widht: unknown key; did you mean 'width'" in refused(
         tmp_path, "m_strict:Model", settings={"widht": 2}
     )

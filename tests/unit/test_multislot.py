@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataset.formats.multislot_parser import REASONS, MultiSlotParser, parse_line_reference
-from dataset.samples.rejection import Reason
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.keys import sign_of_text
+from headrace.dataset.formats.multislot_parser import REASONS, MultiSlotParser, parse_line_reference
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.keys import sign_of_text
 
 SCHEMA = Schema.of(
     [

@@ -1,12 +1,12 @@
-"""A commit of a newer Millrace stops a job that would continue from an older one; it is not changed."""
+"""A commit of a newer Headrace stops a job that would continue from an older one; it is not changed."""
 
 import pytest
 
+from headrace.trainer.checkpoint import commits
+from headrace.trainer.checkpoint.commits import MANIFEST, NewerFormat
+from headrace.trainer.journal.records import SpecOperation
+from headrace.trainer.rank0.recovery import claim_and_recover
 from tests.fakes.past import SPEC, Past
-from trainer.checkpoint import commits
-from trainer.checkpoint.commits import MANIFEST, NewerFormat
-from trainer.journal.records import SpecOperation
-from trainer.rank0.recovery import claim_and_recover
 
 
 def test_a_job_does_not_continue_from_before_a_commit_that_it_cannot_read(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from service.cluster.forkserver import ForkingStarter
-from service.cluster.worker_plan import PYTHON
+from headrace.service.cluster.forkserver import ForkingStarter
+from headrace.service.cluster.worker_plan import PYTHON
 from tests.integration.running_job import runs
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +184,7 @@ def test_descriptors_are_given_back(nursery, tmp_path):
 
 def test_kernels_are_loaded_from_their_cache_and_none_is_compiled():
     code = (
-        "import pserver.rows.kernels as module; from millrace.forkserver import load_kernels; load_kernels();"
+        "import headrace.pserver.rows.kernels as module; from headrace.forkserver import load_kernels; load_kernels();"
         "kernels = [thing for thing in vars(module).values() if type(thing).__name__ == 'CPUDispatcher'];"
         "assert not any(sum(k.stats.cache_misses.values()) for k in kernels); print(len(kernels))"
     )
@@ -204,9 +204,9 @@ def test_a_command_of_another_kind_is_started_from_nothing(nursery, tmp_path):
 def test_what_workers_import_starts_no_thread_but_those_known_to_survive_a_fork():
     """A fork copies only the thread that forks. OpenBLAS and jemalloc restart theirs by pthread_atfork."""
     code = (
-        "import service.spec.config, importlib, threading, pathlib\n"
-        "from service.cluster.job_run import preloaded\n"
-        "for m in preloaded(service.spec.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
+        "import headrace.service.spec.config, importlib, threading, pathlib\n"
+        "from headrace.service.cluster.job_run import preloaded\n"
+        "for m in preloaded(headrace.service.spec.config.ClusterSection(shards=1)): importlib.import_module(m)\n"
         "assert threading.active_count() == 1;"
         "print(*(p.read_text().strip() for p in pathlib.Path('/proc/self/task').glob('*/comm')))"
     )

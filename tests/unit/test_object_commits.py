@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.blob.blob_store import whole
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from pserver.commit.part_objects import PartObjects, key_of
-from pserver.errors import PartsUnavailable, StoreDamaged
-from pserver.protocol.shards import ShardCommitPart
-from pserver.store.row_store import StoredFile
-from trainer.checkpoint.commits import FORMAT, MANIFEST, Commits, hash_of, name_of, write_manifest
-from trainer.checkpoint.object_commits import ObjectCommits
-from trainer.checkpoint.object_store import ObjectStore, complete_commit
-from trainer.checkpoint.part_garbage import RetiredCommit, removable
-from trainer.fence.fence_records import FenceClaim, LogMode
-from trainer.journal.log import Superseded
+from headrace.blob.blob_store import whole
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.pserver.commit.part_objects import PartObjects, key_of
+from headrace.pserver.errors import PartsUnavailable, StoreDamaged
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.store.row_store import StoredFile
+from headrace.trainer.checkpoint.commits import FORMAT, MANIFEST, Commits, hash_of, name_of, write_manifest
+from headrace.trainer.checkpoint.object_commits import ObjectCommits
+from headrace.trainer.checkpoint.object_store import ObjectStore, complete_commit
+from headrace.trainer.checkpoint.part_garbage import RetiredCommit, removable
+from headrace.trainer.fence.fence_records import FenceClaim, LogMode
+from headrace.trainer.journal.log import Superseded
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
 

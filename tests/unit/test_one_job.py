@@ -4,9 +4,9 @@ import tomllib
 
 import pytest
 
-from service.jobs.foreground_host import foreground_host
-from service.jobs.host import Phase
-from service.spec.job import job_of
+from headrace.service.jobs.foreground_host import foreground_host
+from headrace.service.jobs.host import Phase
+from headrace.service.spec.job import job_of
 from tests.integration.stream_job import SPEC
 
 

@@ -8,19 +8,19 @@ from contextlib import ExitStack
 import pytest
 from typer.testing import CliRunner
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, NotYet, SpecError
-from millrace.file_lock import locked
-from millrace.keys import sign_of_text
-from millrace.rpc.job_client import JobClient, NotRunning, Unfinished
-from millrace.rpc.role import serve_role
-from service.cli.table_commands import _counting_note, _pair, operating
-from service.monitor.alarms import Alarm, alarms
-from service.monitor.status import Status
-from service.spec.job import load_job
-from service.tables import row, table_operations
-from service.tables.row import contains, drop_letters, remaining_copies, sign_of
-from service.tables.table_operations import current_day
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, NotYet, SpecError
+from headrace.file_lock import locked
+from headrace.keys import sign_of_text
+from headrace.rpc.job_client import JobClient, NotRunning, Unfinished
+from headrace.rpc.role import serve_role
+from headrace.service.cli.table_commands import _counting_note, _pair, operating
+from headrace.service.monitor.alarms import Alarm, alarms
+from headrace.service.monitor.status import Status
+from headrace.service.spec.job import load_job
+from headrace.service.tables import row, table_operations
+from headrace.service.tables.row import contains, drop_letters, remaining_copies, sign_of
+from headrace.service.tables.table_operations import current_day
 from tests.fakes.past import Past
 from tests.unit.test_spec import NEWS, load
 
@@ -113,7 +113,7 @@ def test_where_the_chief_is_still_finding_out_it_is_asked_again(chiefs):
 def test_no_is_no(chiefs):
     chiefs.run(1)
     chiefs.answers = [SpecError("seed: cannot be set while the job runs")]
-    with pytest.raises(MillraceError, match="^seed: cannot be set while the job runs$"):
+    with pytest.raises(HeadraceError, match="^seed: cannot be set while the job runs$"):
         chiefs.job.carry_out(WISH, soon())
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_ends_without_an_answer_may_have_logged_it(chiefs):
         return {"version": None}
 
     chiefs.answers = [ends]
-    with pytest.raises(Unfinished, match="without an answer: `millrace log` shows whether it is logged"):
+    with pytest.raises(Unfinished, match="without an answer: `headrace log` shows whether it is logged"):
         chiefs.job.carry_out(WISH, soon())
 
 
@@ -295,11 +295,11 @@ def test_a_shrink_says_how_many_rows_were_counted(chiefs):
 
 
 def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
-    held = {"a": {"fraction": 0.315, "why": "the day jumped", "command": "millrace shrink JOB.TOML --table a --allow"}}
+    held = {"a": {"fraction": 0.315, "why": "the day jumped", "command": "headrace shrink JOB.TOML --table a --allow"}}
     told = alarms(Status({"operations": {"shrinking": {"held": held}}}))
     assert told == {
         Alarm.SHRINK: "a shrink waits, for it would take too much: table a, 31.5% of its rows, since the day "
-        "jumped: `millrace shrink JOB.TOML --table a --allow` lets them go"
+        "jumped: `headrace shrink JOB.TOML --table a --allow` lets them go"
     }
     assert alarms(Status({"operations": {"shrinking": {"held": {}}}})) == {}
 
@@ -310,7 +310,7 @@ def test_slots_outside_their_bounds_and_a_rollback_are_alarms_in_words():
     operations = {"exporting": {"serving": {"rollback": rollback}}, "guards": {"outside": outside}}
     assert alarms(Status({"operations": operations})) == {
         Alarm.ROLLBACK: "exports of serving are held: auc fell; current.json went back to t1/0000000005-base",
-        Alarm.GUARDS: "slots are outside their bounds: slot user: coverage is below 0.9; `millrace doctor` says more",
+        Alarm.GUARDS: "slots are outside their bounds: slot user: coverage is below 0.9; `headrace doctor` says more",
     }
     rollback["trouble"] = "none exists"
     told = alarms(Status({"operations": {"exporting": {"serving": {"rollback": rollback}}}}))[Alarm.ROLLBACK]

@@ -5,23 +5,23 @@ from itertools import count
 
 import pytest
 
-from dataset.spec.schema import Schema
-from millrace.config import load_toml, validate
-from millrace.deadline import Deadline
-from millrace.errors import NotYet, SpecError
-from millrace.keys import key_of_reference
-from pserver.config import LAST_DAY
-from pserver.protocol.shards import TableStats
-from pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, SetTables, ShrinkRows
+from headrace.config import load_toml, validate
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import NotYet, SpecError
+from headrace.keys import key_of_reference
+from headrace.pserver.config import LAST_DAY
+from headrace.pserver.protocol.shards import TableStats
+from headrace.pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, SetTables, ShrinkRows
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.journal.job_history import JobHistory, ReplayedPass
+from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0 import operations
+from headrace.trainer.rank0.operations import ClosingPass, OperationRunner, RankUpdate, cut_of
+from headrace.trainer.rank0.replay_log import LogPlanJournal, ReplayLog
 from tests.fakes.records import close, operation
 from tests.unit.test_spec import NEWS, NO_TIME
-from trainer.config import TrainerJob
-from trainer.journal.job_history import JobHistory, ReplayedPass
-from trainer.journal.log import Log, LogFull, RecordKind, read
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0 import operations
-from trainer.rank0.operations import ClosingPass, OperationRunner, RankUpdate, cut_of
-from trainer.rank0.replay_log import LogPlanJournal, ReplayLog
 
 LR = "tables.default.optimizer.lr"
 SET = {"op": "set", "id": "a", "keys": {LR: 0.5}}
@@ -430,5 +430,5 @@ def test_numbers_of_workers_that_cannot_be_are_refused(world, numbers, words):
 
 
 def test_numbers_of_workers_are_not_set(world):
-    with pytest.raises(SpecError, match="`millrace resize` changes it"):
+    with pytest.raises(SpecError, match="`headrace resize` changes it"):
         world.operator.ask({"op": "set", "id": "a", "keys": {"cluster.shards": 3}})

@@ -6,12 +6,12 @@ from typing import get_type_hints
 
 import pytest
 
-from millrace.config import load_toml, validate
-from millrace.errors import SpecError
-from service.cli.table_commands import set_
+from headrace.config import load_toml, validate
+from headrace.errors import SpecError
+from headrace.service.cli.table_commands import set_
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.spec.changes import after_set, is_hot, remaining, with_overrides
 from tests.unit.test_spec import NEWS
-from trainer.config import TrainerJob
-from trainer.spec.changes import after_set, is_hot, remaining, with_overrides
 
 LR = "tables.default.optimizer.lr"
 

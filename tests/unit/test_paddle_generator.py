@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from dataset import paddle as fleet
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.pipe.command import PACKAGES
-from dataset.spec.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
-from dataset.spec.schema import Schema
-from dataset.stream.scripted_source import MemorySource
-from dataset.stream.source import Segment
+from headrace.dataset import paddle as fleet
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.pipe.command import PACKAGES
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, PipeSection, SourceSection, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.scripted_source import MemorySource
+from headrace.dataset.stream.source import Segment
 
-DATA = Path(os.environ.get("MILLRACE_DATA", PACKAGES.parent / "shared" / "data"))
+DATA = Path(os.environ.get("HEADRACE_DATA", PACKAGES.parent / "shared" / "data"))
 READER, CRITEO = DATA.parent / "compat" / "paddle_reader.py", DATA / "criteo" / "criteo_80k.txt.gz"
 NUM_LINES = 200
 
@@ -80,9 +80,9 @@ def test_a_line_that_raises_is_told_and_the_others_go_on(monkeypatch, capsys):
 
 
 def test_slots_that_the_spec_lacks_may_be_dropped(monkeypatch, capsys):
-    monkeypatch.setenv("MILLRACE_SLOTS", '[["label","meta","float",1]]')
+    monkeypatch.setenv("HEADRACE_SLOTS", '[["label","meta","float",1]]')
     assert printed(Words(), "3 4\n", monkeypatch, capsys) == ["2 3 4 1 0"]
-    monkeypatch.setenv("MILLRACE_EXTRA", "drop")
+    monkeypatch.setenv("HEADRACE_EXTRA", "drop")
     assert printed(Words(), "3 4\n", monkeypatch, capsys) == ["1 0"]
 
 
@@ -110,11 +110,11 @@ def reader_script(tmp_path) -> Path:
     """The generator of Paddle's own documentation, its two imports replaced by one of ours."""
     for path in (READER, CRITEO):
         if not path.is_file():
-            pytest.skip(f"{path} is not there; MILLRACE_DATA names the folder of the data sets")
+            pytest.skip(f"{path} is not there; HEADRACE_DATA names the folder of the data sets")
     text = READER.read_text()
     old = "import paddle\nimport paddle.distributed.fleet as fleet\n"
     assert old in text
-    (tmp_path / "reader.py").write_text(text.replace(old, "from dataset import paddle as fleet\n"))
+    (tmp_path / "reader.py").write_text(text.replace(old, "from headrace.dataset import paddle as fleet\n"))
     return tmp_path / "reader.py"
 
 

@@ -1,4 +1,4 @@
-"""`millrace compare`: what two jobs predicted of the same events, with a test that knows chance from a difference."""
+"""`headrace compare`: what two jobs predicted of the same events, with a test that knows chance from a difference."""
 
 from itertools import product
 
@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.source import Segment
-from millrace.errors import SpecError
-from service.history import paired_test
-from service.history.paired_test import compare_jobs, format_comparison, paired
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log_file import LogRecord
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import PassClose
+from headrace.dataset.stream.source import Segment
+from headrace.errors import SpecError
+from headrace.service.history import paired_test
+from headrace.service.history.paired_test import compare_jobs, format_comparison, paired
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log_file import LogRecord
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import PassClose
 
 SMALL = st.floats(-1, 1).map(lambda x: round(x, 3))
 

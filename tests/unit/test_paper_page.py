@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.spec.job import load_job
+from headrace.service.spec.job import load_job
 from tests.bench.hybrid.__main__ import PARTS
 from tests.bench.hybrid.cluster import HERE
 from tests.bench.hybrid.results import RESULTS, Results

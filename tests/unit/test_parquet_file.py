@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataset.sources.opening import open_source
-from dataset.sources.parquet_file import BATCH_ROWS
-from dataset.spec.config import FilesSource
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Segment
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import BadInput, SpecError
+from headrace.config import validate
+from headrace.dataset.sources.opening import open_source
+from headrace.dataset.sources.parquet_file import BATCH_ROWS
+from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.errors import BadInput, SpecError
 
 NUM = 2 * BATCH_ROWS + 100
 

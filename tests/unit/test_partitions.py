@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Partition
-from trainer.journal.partitions import (
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Partition
+from headrace.trainer.journal.partitions import (
     KnownPartition,
     SkippedRange,
     after_skips,
@@ -85,7 +85,7 @@ def test_an_unknown_identity_is_not_compared():
 
 
 def test_a_partition_that_ends_before_the_jobs_position_always_fails():
-    with pytest.raises(SourceGap, match=r"t/0 ends at position 10, but it once reached 11.*truncated.*millrace rewind"):
+    with pytest.raises(SourceGap, match=r"t/0 ends at position 10, but it once reached 11.*truncated.*headrace rewind"):
         present_partitions(met(seen("t/0")), [seen("t/0", 10)], {"t/0": 11}, [])
     assert present_partitions(met(seen("t/0")), [seen("t/0", 10)], {"t/0": 10}, [])
 
@@ -101,7 +101,7 @@ def test_a_bounded_partition_may_change_after_it_was_read():
     for later in ([], [seen("a", 3, identity="two", final=True)]):
         first, second = present_partitions(known, [*later, seen("b", final=True)], {"a": 10}, [])
         assert (first.end, first.final, first.number, second.number) == (10, True, 0, 1)
-    with pytest.raises(SourceGap, match="a is gone, and its positions 9 to 10 are not read yet.*millrace skip"):
+    with pytest.raises(SourceGap, match="a is gone, and its positions 9 to 10 are not read yet.*headrace skip"):
         present_partitions(known, [seen("b", final=True)], {"a": 9}, [])
     assert present_partitions(known, [seen("b", final=True)], {"a": 4}, [SkippedRange("a", 4, 10)])[0].end == 10
 

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader.pass_shuffle import PassShuffle, RankShare, joined, shuffled_places
-from dataset.samples.batch import Ragged, Samples
-from dataset.stream.source import Events, Segment
-from millrace.keys import key_of_reference
-from millrace.seeds import derive
-from trainer.journal.pass_parts import divide, part_sizes
+from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare, joined, shuffled_places
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.stream.source import Events, Segment
+from headrace.keys import key_of_reference
+from headrace.seeds import derive
+from headrace.trainer.journal.pass_parts import divide, part_sizes
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), min_size=1, max_size=4)
 

@@ -5,12 +5,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
-from millrace.file_lock import locked
-from millrace.rpc.job_client import JobClient, NotRunning
-from millrace.rpc.role import serve_role
-from service.history.commit_request import make_commit, request_commit
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
+from headrace.file_lock import locked
+from headrace.rpc.job_client import JobClient, NotRunning
+from headrace.rpc.role import serve_role
+from headrace.service.history.commit_request import make_commit, request_commit
 from tests.fakes.past import Past
 
 
@@ -91,7 +91,7 @@ def test_the_chief_that_follows_one_that_dies_is_asked_again(chiefs, monkeypatch
             chiefs.run(2)
             chiefs.commits = True
 
-    monkeypatch.setattr("service.history.commit_request.time.sleep", the_job_is_restarted)
+    monkeypatch.setattr("headrace.service.history.commit_request.time.sleep", the_job_is_restarted)
     assert make_commit(chiefs.store, soon()) == "t1-0000000002-g1"
     assert chiefs.asked == 2
 
@@ -100,7 +100,7 @@ def test_a_commit_that_fails_is_told_with_its_reason(chiefs):
     chiefs.run(1)
     chiefs.commits, chiefs.failing = False, "no room on the disk"
     with pytest.raises(
-        MillraceError, match="the commit failed; the job continues and will try again: no room on the disk"
+        HeadraceError, match="the commit failed; the job continues and will try again: no room on the disk"
     ):
         make_commit(chiefs.store, soon())
 

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from millrace.deadline import Deadline
-from service.history.closes import Closes, TimelineVersion
+from headrace.deadline import Deadline
+from headrace.service.history.closes import Closes, TimelineVersion
+from headrace.trainer.journal.log import Log
 from tests.fakes.past import Past
-from trainer.journal.log import Log
 
 
 @pytest.fixture

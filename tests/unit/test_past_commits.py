@@ -6,16 +6,16 @@ import subprocess
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from millrace.file_lock import locked
-from service.cli import commit_output
-from service.history import commit_list as work
-from service.history import commit_lookup
-from service.history.commit_lookup import find_commit_name
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.file_lock import locked
+from headrace.service.cli import commit_output
+from headrace.service.history import commit_list as work
+from headrace.service.history import commit_lookup
+from headrace.service.history.commit_lookup import find_commit_name
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
+from headrace.trainer.checkpoint.rewind import Lineage, rewind
 from tests.fakes.past import Past
-from trainer.checkpoint.commits import CommitDamaged, Commits
-from trainer.checkpoint.rewind import Lineage, rewind
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_store_without_commits_says_so(tmp_path, said):
     commit_output.list_commits(Past(tmp_path / "store").store, as_json=False)
     commit_output.verify_commits(tmp_path / "store", None, as_json=False)
     assert said() == 2 * f"{tmp_path / 'store'} has no commit\n"
-    with pytest.raises(MillraceError, match="has no commit"):
+    with pytest.raises(HeadraceError, match="has no commit"):
         work.prune(tmp_path / "store", 1)
 
 
@@ -205,9 +205,9 @@ def test_a_pruning_keeps_the_newest_and_the_pinned(past, said):
 def test_one_commit_is_removed_unless_something_needs_it(past):
     first, second, third = names(past)
     work.pin(past.store, first, "ann")
-    with pytest.raises(MillraceError, match=f"commit {first} is held by ann"):
+    with pytest.raises(HeadraceError, match=f"commit {first} is held by ann"):
         work.remove(past.store, "news", first)
-    with pytest.raises(MillraceError, match=f"the next run begins at commit {third}"):
+    with pytest.raises(HeadraceError, match=f"the next run begins at commit {third}"):
         work.remove(past.store, "news", third)
     with locked(past.store / "lock", Deadline.after(5)), pytest.raises(SpecError, match="is in use"):
         work.remove(past.store, "news", second)
@@ -233,7 +233,7 @@ def test_every_holder_keeps_a_commit_for_himself(past, said):
         work.pin(past.store, "1", who)
     work.unpin(past.store, "1", "ann")
     assert Commits(past.store).holders() == {names(past)[0]: ["bob"]}
-    with pytest.raises(MillraceError, match="t1-0000000001-g1 is not held by ann; it is held by bob"):
+    with pytest.raises(HeadraceError, match="t1-0000000001-g1 is not held by ann; it is held by bob"):
         work.unpin(past.store, "1", "ann")
 
 

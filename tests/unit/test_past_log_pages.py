@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.deadline import Deadline
-from service.history import log_pages
-from service.history.log_pages import LogPages
-from service.history.log_text import log_lines
+from headrace.deadline import Deadline
+from headrace.service.history import log_pages
+from headrace.service.history.log_pages import LogPages
+from headrace.service.history.log_text import log_lines
+from headrace.trainer.journal.log import Log, read
+from headrace.trainer.journal.records import SetOperation, SpecOperation
 from tests.fakes.past import SPEC, Past
-from trainer.journal.log import Log, read
-from trainer.journal.records import SetOperation, SpecOperation
 
 
 @pytest.fixture

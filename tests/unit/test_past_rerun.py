@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from millrace.errors import SpecError
-from service.cluster.worker_plan import plan_job
-from service.history.rerun import course_of, plan_rerun, print_comparison, replace_store
-from service.spec.job import LoadedJob, load_job
+from headrace.errors import SpecError
+from headrace.service.cluster.worker_plan import plan_job
+from headrace.service.history.rerun import course_of, plan_rerun, print_comparison, replace_store
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.rewind import NotPossible, rewind
+from headrace.trainer.journal.records import SpecOperation, Void
 from tests.fakes.past import Past
-from trainer.checkpoint.commits import Commits
-from trainer.checkpoint.rewind import NotPossible, rewind
-from trainer.journal.records import SpecOperation, Void
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 

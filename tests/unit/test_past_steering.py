@@ -1,20 +1,20 @@
-"""What `millrace rewind` and `millrace skip` say, and when they refuse."""
+"""What `headrace rewind` and `headrace skip` say, and when they refuse."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from millrace.file_lock import locked
-from service.history.rewind import format_rewound, format_skipped, rewind_job, skip_job
-from service.spec.job import LoadedJob, load_job
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.file_lock import locked
+from headrace.service.history.rewind import format_rewound, format_skipped, rewind_job, skip_job
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import newest_generation, read
+from headrace.trainer.journal.partitions import SkippedRange
 from tests.fakes.past import Past
-from trainer.checkpoint.commits import CommitDamaged, Commits
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import newest_generation, read
-from trainer.journal.partitions import SkippedRange
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 
@@ -44,9 +44,9 @@ def past(job):
 
 def test_a_rewind_says_where_it_begins_and_how_to_come_back(past, job):
     assert list(format_rewound(rewind_job(job, "1"))) == [
-        "timeline t2 begins at commit t1-0000000001-g1, version 1; `millrace run` continues there",
+        "timeline t2 begins at commit t1-0000000001-g1, version 1; `headrace run` continues there",
         "left behind: the versions after it on timeline t1, up to commit t1-0000000002-g1. While that exists, "
-        "`millrace rewind --to t1-0000000002-g1` returns to it; `millrace commits pin` keeps it from being pruned",
+        "`headrace rewind --to t1-0000000002-g1` returns to it; `headrace commits pin` keeps it from being pruned",
     ]
 
 
@@ -100,7 +100,7 @@ def test_a_skip_says_what_is_gone_past_and_which_passes_are_withdrawn(past, job)
 
 
 def test_a_skip_without_a_reason_is_refused(past, job):
-    with pytest.raises(MillraceError, match="--reason is empty"):
+    with pytest.raises(HeadraceError, match="--reason is empty"):
         skip_job(job, SkippedRange("a", 250, 260), " ")
     assert newest_generation(job.store / "log") == 1
 

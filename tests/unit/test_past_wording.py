@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from service.history.log_text import MAX_NAMED, log_lines, print_log
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.service.history.log_text import MAX_NAMED, log_lines, print_log
+from headrace.trainer.journal.log import Log, LogDamaged, read
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import PassClose, SpecOperation, Void
 from tests.fakes.records import operation
-from trainer.journal.log import Log, LogDamaged, read
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import PassClose, SpecOperation, Void
 
 
 def segment(partition, number, begin, end):
@@ -52,11 +52,11 @@ def words(folder):
 def test_a_claim_says_who_and_where_and_a_new_timeline_from_where(claim, folder):
     claim(1, timeline="t1", base=None, host="mill").close()
     claim(2, timeline="t1", base=None, host="mill").close()
-    claim(3, timeline="t2", base="t1-0000000004-g2", host="race", by="millrace rewind")
+    claim(3, timeline="t2", base="t1-0000000004-g2", host="race", by="headrace rewind")
     assert words(folder) == [
         "generation 1 on mill begins timeline t1 at the initial state",
         "generation 2 on mill",
-        "generation 3 on race by millrace rewind begins timeline t2 at commit t1-0000000004-g2",
+        "generation 3 on race by headrace rewind begins timeline t2 at commit t1-0000000004-g2",
     ]
 
 
@@ -193,5 +193,5 @@ def test_what_lies_behind_a_seal_is_not_told(claim, folder, capsys):
 
 
 def test_a_store_without_a_log_says_so(tmp_path):
-    with pytest.raises(MillraceError, match="contains no log: no job has run in this store"):
+    with pytest.raises(HeadraceError, match="contains no log: no job has run in this store"):
         print_log(tmp_path / "log", last=None, as_json=False)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataset.spec.config import FilesSource
-from dataset.spec.path_pattern import MAX_FIELDS, MAX_WILDCARDS, Pattern, natural_key, open_folders
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, SpecError
-from trainer.predict.config import InputSection
+from headrace.config import validate
+from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.spec.path_pattern import MAX_FIELDS, MAX_WILDCARDS, Pattern, natural_key, open_folders
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, SpecError
+from headrace.trainer.predict.config import InputSection
 
 
 def made(tmp_path, *names: str) -> None:

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.formats.generator_columns import slots_of_job
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.dead_letters import DeadLetters
-from dataset.loader.segment_reader import SegmentReader
-from dataset.pipe.command import check_command, encode_slots, prepare_command
-from dataset.samples.rejection import Reason
-from dataset.spec.config import EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
-from dataset.spec.schema import Schema
-from dataset.stream.errors import BadEvent, PipeFailed, SourceUnavailable
-from dataset.stream.scripted_source import MemorySource, ScriptedFault
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from headrace.dataset.formats.generator_columns import slots_of_job
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.pipe.command import check_command, encode_slots, prepare_command
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.spec.config import EventTime, MetaSlot, PipeSection, SourceSection, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.errors import BadEvent, PipeFailed, SourceUnavailable
+from headrace.dataset.stream.scripted_source import MemorySource, ScriptedFault
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
 
 SCHEMA = Schema.of([SparseSlot(name="s"), MetaSlot(name="label", kind="meta", type="int64")])
 LINES = [f"1 {n} 1 {n % 2}".encode() for n in range(20)]
@@ -101,7 +101,7 @@ def test_the_command_runs_in_the_folder_with_a_clean_environment(tmp_path, monke
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     command = script(
         tmp_path,
-        "good = ['PYTHONHASHSEED', 'TZ', 'LC_ALL', 'MILLRACE_SLOTS', 'MILLRACE_PROTOCOL', 'PATH']\n"
+        "good = ['PYTHONHASHSEED', 'TZ', 'LC_ALL', 'HEADRACE_SLOTS', 'HEADRACE_PROTOCOL', 'PATH']\n"
         "ok = os.getcwd() == sys.argv[1] and all(map(os.environ.get, good)) and 'hush' not in os.environ.values()\n"
         "ok = ok and sys.executable == sys.argv[2] and hash('a') == int(sys.argv[3])\n"
         "print('1', int(ok), '1 0')",
@@ -152,18 +152,18 @@ def test_event_time_that_multislot_cannot_tell_is_refused(tmp_path, event_time):
 
 def test_secrets_and_slots_are_what_a_command_does_not_and_does_see(tmp_path):
     command = prepare_command(PipeSection(command=("cat",)), SCHEMA, tmp_path, tmp_path / "job.toml")
-    assert command.environment["MILLRACE_SLOTS"] == '[["s","sparse","uint64",0],["label","meta","int64",1]]'
-    assert command.environment["MILLRACE_SPEC"] == str(tmp_path / "job.toml")
+    assert command.environment["HEADRACE_SLOTS"] == '[["s","sparse","uint64",0],["label","meta","int64",1]]'
+    assert command.environment["HEADRACE_SPEC"] == str(tmp_path / "job.toml")
     assert set(command.environment) <= {
         "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "PYTHONHASHSEED", "PYTHONPATH",
-        "MILLRACE_PROTOCOL", "MILLRACE_SLOTS", "MILLRACE_EXTRA", "MILLRACE_SPEC",
+        "HEADRACE_PROTOCOL", "HEADRACE_SLOTS", "HEADRACE_EXTRA", "HEADRACE_SPEC",
     }  # fmt: skip
 
 
 def test_very_many_slots_are_told_shortly():
     many = Schema.of([SparseSlot(name="C{1..10000}")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MILLRACE_SLOTS", encode_slots(many))
+        patch.setenv("HEADRACE_SLOTS", encode_slots(many))
         assert len(encode_slots(many)) <= 100_000
         told = slots_of_job(None)
     assert told is not None and [slot.name for slot in told.slots] == [slot.name for slot in many.slots]
@@ -238,13 +238,13 @@ def test_a_command_that_does_not_read_all_events_is_found_out(tmp_path):
 
 
 def test_a_command_that_never_stops_printing_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataset.pipe.multislot_runner.OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr("headrace.dataset.pipe.multislot_runner.OUTPUT_BYTES", 1 << 20)
     with pytest.raises(PipeFailed, match="printed far more than its events can explain"):
         read(tmp_path, ("yes", "1 1 1 1"))
 
 
 def test_a_line_without_end_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataset.pipe.multislot_runner.MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr("headrace.dataset.pipe.multislot_runner.MAX_LINE_BYTES", 1 << 16)
     with pytest.raises(PipeFailed, match="printed a line longer than"):
         read(tmp_path, script(tmp_path, "sys.stdin.read(); print('1' * (1 << 22))"))
 
@@ -314,7 +314,7 @@ def test_dead_letters_hold_the_bytes(tmp_path):
 
 
 def test_a_source_that_goes_away_is_waited_for_and_read_on_where_it_stopped(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
+    monkeypatch.setattr("headrace.dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
     source = MemorySource([LINES], faults=[ScriptedFault(on_read=1, after_events=7), ScriptedFault(on_read=2)])
     blocks, tally = read(tmp_path, ("cat",), source=source)
     assert signs(blocks) == list(range(20))
@@ -323,7 +323,7 @@ def test_a_source_that_goes_away_is_waited_for_and_read_on_where_it_stopped(tmp_
 
 
 def test_a_source_that_stays_away_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
+    monkeypatch.setattr("headrace.dataset.loader.segment_reader.AWAY_WAIT_S", 0.01)
     source = MemorySource([LINES], faults=[ScriptedFault(on_read=n) for n in range(1, 200)])
     pipe = PipeSection(command=("cat",))
     reader = SegmentReader(source, pipe, SCHEMA, SourceSection(), None, tmp_path, max_outage_s=0.05)

@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.pipe.multislot_runner import lines_of
-from dataset.pipe.segment_work import reject_early
-from dataset.samples.rejection import Reason
-from dataset.stream.event_values import bytes_of, concat_values, find_line_feeds, take_events
-from dataset.stream.source import Events, Segment
+from headrace.dataset.pipe.multislot_runner import lines_of
+from headrace.dataset.pipe.segment_work import reject_early
+from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.stream.event_values import bytes_of, concat_values, find_line_feeds, take_events
+from headrace.dataset.stream.source import Events, Segment
 
 VALUES = st.lists(st.binary(max_size=8), min_size=1, max_size=6)
 SEGMENT = Segment("topic/1", 1, 10, 99)

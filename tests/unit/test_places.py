@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import SpecError, Unavailable
-from millrace.rpc.joining import AgentFacts
-from service.cluster.places import Places
+from headrace.errors import SpecError, Unavailable
+from headrace.rpc.joining import AgentFacts
+from headrace.service.cluster.places import Places
 
 NAMES = ("shard-0", "shard-1", "trainer-0", "trainer-1")
 

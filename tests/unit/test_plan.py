@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.source import Partition
-from trainer.journal.partitions import SkippedRange
-from trainer.journal.pass_plan import (
+from headrace.dataset.stream.source import Partition
+from headrace.trainer.journal.partitions import SkippedRange
+from headrace.trainer.journal.pass_plan import (
     PassPlan,
     RetentionGap,
     backlog,

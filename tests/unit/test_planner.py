@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from dataset.sources.simulated import SimulatedStream
-from dataset.spec.config import SimulatedSource
-from dataset.stream.errors import SourceGap, SourceUnavailable
-from dataset.stream.scripted_source import MemorySource, ScriptedRecord
-from dataset.stream.source import Partition
-from millrace import retry
-from millrace.deadline import Deadline
-from trainer.config import PassesSection
-from trainer.journal.log import LogFull
-from trainer.journal.partitions import SkippedRange, with_new_partitions
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import GapOperation
-from trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
+from headrace import retry
+from headrace.dataset.sources.simulated import SimulatedStream
+from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
+from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
+from headrace.dataset.stream.source import Partition
+from headrace.deadline import Deadline
+from headrace.trainer.config import PassesSection
+from headrace.trainer.journal.log import LogFull
+from headrace.trainer.journal.partitions import SkippedRange, with_new_partitions
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import GapOperation
+from headrace.trainer.rank0.planner import MemoryPlanJournal, Planner, StreamEnded
 
 
 class Stream:

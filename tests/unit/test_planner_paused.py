@@ -2,11 +2,11 @@
 
 import threading
 
+from headrace.trainer.config import PassesSection
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.planner import PAUSED, Planner, StreamEnded
+from headrace.trainer.status.progress import TrainerProgress
 from tests.unit.test_planner import Stream
-from trainer.config import PassesSection
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0.planner import PAUSED, Planner, StreamEnded
-from trainer.status.progress import TrainerProgress
 
 
 def planner_of(stream, paused, wants_pass=lambda: False, **passes):
@@ -77,6 +77,6 @@ def test_the_state_says_paused_while_no_pass_is_known_and_only_then():
 
 
 def test_the_file_is_the_one_that_the_service_makes():
-    from service.cluster import store
+    from headrace.service.cluster import store
 
     assert store.PAUSED == PAUSED and store.PAUSED in store.MADE_BY_A_RUN

@@ -12,33 +12,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dataset.formats.arrow_columns import AnswerReader
-from dataset.formats.multislot_parser import MultiSlotParser, parse_line_reference
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import AnySource, DenseSlot, EventTime, KafkaSource, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from dataset.stream.source import Partition, Segment
-from millrace.config import validate
-from millrace.errors import BadInput, SpecError
-from pserver.config import TableSection
-from service.cli.prediction_commands import folder_of, input_of
-from service.predict.prediction import predict
-from service.predict.worker_group import PredictionFailed, WorkerDied, error_of
-from service.spec.job import Job
+from headrace.config import validate
+from headrace.dataset.formats.arrow_columns import AnswerReader
+from headrace.dataset.formats.multislot_parser import MultiSlotParser, parse_line_reference
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.config import AnySource, DenseSlot, EventTime, KafkaSource, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Partition, Segment
+from headrace.errors import BadInput, SpecError
+from headrace.pserver.config import TableSection
+from headrace.service.cli.prediction_commands import folder_of, input_of
+from headrace.service.predict.prediction import predict
+from headrace.service.predict.worker_group import PredictionFailed, WorkerDied, error_of
+from headrace.service.spec.job import Job
+from headrace.trainer.config import MetricsSection, TaskSection
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.metrics.tensor_totals import TensorTotal
+from headrace.trainer.predict import prediction_plan as planning
+from headrace.trainer.predict.background import CpuLimit
+from headrace.trainer.predict.config import InputSection, PredictionRequest
+from headrace.trainer.predict.fixed_batches import FixedBatches, filled_up, no_samples
+from headrace.trainer.predict.metric_inputs import compute_metrics, metric_table, targets_of
+from headrace.trainer.predict.output_columns import OutputColumns, SampleNumbers
+from headrace.trainer.predict.output_files import PredictionOutput, writing_part
+from headrace.trainer.predict.prediction_plan import (
+    PredictionPlan,
+    fingerprint_of,
+    names_commit,
+    segments_of,
+    source_config,
+)
+from headrace.trainer.predict.predictor import Predictor
+from headrace.trainer.train.tracing import FrozenModel
 from tests.integration.stream_job import SPEC
-from trainer.config import MetricsSection, TaskSection
-from trainer.features.deduplication import tables_of
-from trainer.metrics.tensor_totals import TensorTotal
-from trainer.predict import prediction_plan as planning
-from trainer.predict.background import CpuLimit
-from trainer.predict.config import InputSection, PredictionRequest
-from trainer.predict.fixed_batches import FixedBatches, filled_up, no_samples
-from trainer.predict.metric_inputs import compute_metrics, metric_table, targets_of
-from trainer.predict.output_columns import OutputColumns, SampleNumbers
-from trainer.predict.output_files import PredictionOutput, writing_part
-from trainer.predict.prediction_plan import PredictionPlan, fingerprint_of, names_commit, segments_of, source_config
-from trainer.predict.predictor import Predictor
-from trainer.train.tracing import FrozenModel
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = (
@@ -216,7 +222,7 @@ def test_segments_are_cut_by_position_alone(tmp_path):
 
 
 def test_an_input_is_cut_into_no_more_parts_than_can_be_planned_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.predict.prediction_plan.MAX_PARTS", 4)
+    monkeypatch.setattr("headrace.trainer.predict.prediction_plan.MAX_PARTS", 4)
     (tmp_path / "a.txt").write_text("x\n" * 8)
     assert len(segments_of(request().input, spec(), tmp_path, 2)) == 4
     with pytest.raises(SpecError, match="^segment_events: 1 gives 8 parts of this input; the most is 4"):
@@ -311,7 +317,7 @@ def test_done_is_last_and_the_work_goes(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["_DONE", "_SUCCESS", "_manifest.json"]
 
 
-def test_an_output_of_an_older_millrace_is_read(tmp_path):
+def test_an_output_of_an_older_headrace_is_read(tmp_path):
     output = PredictionOutput(tmp_path)
     (tmp_path / "manifest.json").write_text('{"whole": true}')
     (tmp_path / "metrics.json").write_text('{"tasks": {}}')
@@ -320,7 +326,7 @@ def test_an_output_of_an_older_millrace_is_read(tmp_path):
     assert output.manifest() == {"whole": True} and output.metrics() == {"tasks": {}}
 
 
-def test_an_output_that_an_older_millrace_began_goes_on_under_the_new_names(tmp_path):
+def test_an_output_that_an_older_headrace_began_goes_on_under_the_new_names(tmp_path):
     output = PredictionOutput(tmp_path)
     output.work.mkdir()
     (tmp_path / "dead_letters").mkdir()

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.errors import SpecError
-from millrace.lifecycle import ExitCode
-from service.auth.config import AllowSection
-from service.auth.spec_rules import SpecRules
-from service.cluster.supervision import RunOutcome
-from service.predict import after_training
-from service.predict.after_training import RunThenPredict, check_before, request_of
-from service.predict.worker_group import PredictionCancelled, PredictionFailed
-from service.spec.job import LoadedJob, load_job
+from headrace.errors import SpecError
+from headrace.lifecycle import ExitCode
+from headrace.service.auth.config import AllowSection
+from headrace.service.auth.spec_rules import SpecRules
+from headrace.service.cluster.supervision import RunOutcome
+from headrace.service.predict import after_training
+from headrace.service.predict.after_training import RunThenPredict, check_before, request_of
+from headrace.service.predict.worker_group import PredictionCancelled, PredictionFailed
+from headrace.service.spec.job import LoadedJob, load_job
+from headrace.trainer.predict.prediction_plan import fingerprint_of
+from headrace.trainer.spec.changes import significant_keys
 from tests.integration.stream_job import SPEC
-from trainer.predict.prediction_plan import fingerprint_of
-from trainer.spec.changes import significant_keys
 
 PREDICT = '[predict]\ninput = { paths = ["later.txt"] }\noutput = "predicted"\n'
 

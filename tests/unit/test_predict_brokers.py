@@ -2,16 +2,16 @@
 
 import pytest
 
-from dataset.sources.kafka_options import consumer_options
-from millrace.config import validate
-from millrace.errors import SpecError
-from service.auth.config import AllowSection
-from service.jobs.config import LimitsSection
-from service.jobs.prediction_rules import check_brokers, check_workers
-from service.spec.job import job_of
+from headrace.config import validate
+from headrace.dataset.sources.kafka_options import consumer_options
+from headrace.errors import SpecError
+from headrace.service.auth.config import AllowSection
+from headrace.service.jobs.config import LimitsSection
+from headrace.service.jobs.prediction_rules import check_brokers, check_workers
+from headrace.service.spec.job import job_of
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.predict.prediction_plan import merge_options, servers_of, source_config
 from tests.unit.test_secrecy import PASSWORD, SPEC
-from trainer.predict.config import PredictionRequest
-from trainer.predict.prediction_plan import merge_options, servers_of, source_config
 
 
 @pytest.fixture

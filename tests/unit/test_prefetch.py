@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from millrace.prefetch import AHEAD, prefetch_row
+from headrace.prefetch import AHEAD, prefetch_row
 
 
 @njit(nogil=True)

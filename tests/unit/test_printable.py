@@ -11,18 +11,18 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from millrace import logs
-from millrace.errors import MillraceError
-from millrace.lifecycle import exit_code_of
-from millrace.printable import print_printable, printable
-from millrace.stderr import StderrLog
-from service.cli import service_commands
-from service.cluster.local import LocalWorker
-from service.monitor.alarms import alarms
-from service.monitor.display import LiveShow, render
-from service.monitor.lines import status_changes
-from service.monitor.shows import PlainShow
-from service.monitor.status import Status
+from headrace import logs
+from headrace.errors import HeadraceError
+from headrace.lifecycle import exit_code_of
+from headrace.printable import print_printable, printable
+from headrace.service.cli import service_commands
+from headrace.service.cluster.local import LocalWorker
+from headrace.service.monitor.alarms import alarms
+from headrace.service.monitor.display import LiveShow, render
+from headrace.service.monitor.lines import status_changes
+from headrace.service.monitor.shows import PlainShow
+from headrace.service.monitor.status import Status
+from headrace.stderr import StderrLog
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -107,7 +107,7 @@ def test_log_lines_quote_events_harmlessly(monkeypatch):
     assert out.getvalue().endswith(f"event {SHOWN} is bad\n")
 
 
-@pytest.mark.parametrize("error", [MillraceError(EVIL), ValueError(EVIL)])
+@pytest.mark.parametrize("error", [HeadraceError(EVIL), ValueError(EVIL)])
 def test_the_error_that_ends_a_process_is_harmless(capsys, error):
     def fail():
         raise error

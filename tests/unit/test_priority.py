@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from millrace import priority
-from millrace.priority import AHEAD, AUTOGROUP, Pace, ThreadPriority, can_lower_priority, prioritized
+from headrace import priority
+from headrace.priority import AHEAD, AUTOGROUP, Pace, ThreadPriority, can_lower_priority, prioritized
 
 
 def policy_after(*steps):

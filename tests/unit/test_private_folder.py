@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from millrace import private_folder as module
-from millrace.errors import Unwritable
-from millrace.private_folder import private_folder
+from headrace import private_folder as module
+from headrace.errors import Unwritable
+from headrace.private_folder import private_folder
 
 HOLD = """
 import sys
-from millrace.private_folder import private_folder
+from headrace.private_folder import private_folder
 with private_folder("test") as path:
     (path / "secret").write_text("key")
     print(path, flush=True)
@@ -39,7 +39,7 @@ def holder(temporary):
         text=True,
         env={**os.environ, "TMPDIR": str(temporary)},
     ) as process:
-        assert process.stdout.readline().startswith(f"{temporary}/millrace-test-")
+        assert process.stdout.readline().startswith(f"{temporary}/headrace-test-")
         yield process
         process.kill()
 
@@ -50,7 +50,7 @@ def names(folder):
 
 def test_it_is_for_its_owner_alone_and_goes_at_the_end(temporary):
     with private_folder("test") as path:
-        assert path.stat().st_mode & 0o777 == 0o700 and path.name.startswith("millrace-test-")
+        assert path.stat().st_mode & 0o777 == 0o700 and path.name.startswith("headrace-test-")
         (path / "file").touch()
     assert names(temporary) == []
 
@@ -67,10 +67,10 @@ def test_the_folder_of_a_process_that_runs_stays_and_that_of_a_killed_one_goes(t
 
 
 def test_other_kinds_files_and_links_stay(temporary):
-    (temporary / "millrace-other-1").mkdir()
-    (temporary / "millrace-test-file").touch()
+    (temporary / "headrace-other-1").mkdir()
+    (temporary / "headrace-test-file").touch()
     (temporary / "kept").mkdir()
-    (temporary / "millrace-test-link").symlink_to(temporary / "kept")
+    (temporary / "headrace-test-link").symlink_to(temporary / "kept")
     before = names(temporary)
     with private_folder("test"):
         pass

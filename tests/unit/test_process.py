@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace import process
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded
-from millrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent, run, wait_until_gone
+from headrace import process
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded
+from headrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent, run, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 WITH_CHILD = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); "
@@ -130,9 +130,9 @@ def test_descriptors_are_given_back(start):
 
 def test_no_other_module_starts_processes():
     """service.jobs starts launchers that outlive the service; its supervisor only names the type."""
-    allowed = {"millrace/process.py", "service/jobs/launcher_process.py", "service/jobs/supervisor.py"}
+    allowed = {"headrace/process.py", "service/jobs/launcher_process.py", "service/jobs/supervisor.py"}
     starts = re.compile(r"^\s*(import|from) (subprocess|pty)\b|os\.(system|popen|spawn\w+|posix_spawn\w*)\(", re.M)
-    packages = ("millrace", "dataset", "pserver", "trainer", "service")
+    packages = ("headrace", "dataset", "pserver", "trainer", "service")
     found = {
         str(path.relative_to(ROOT))
         for package in packages
@@ -186,7 +186,7 @@ def test_a_program_that_is_not_there_cannot_be_started(monkeypatch):
 def test_a_child_dies_with_a_parent_that_is_killed(tmp_path):
     told = tmp_path / "pid"
     inner = f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}.'); time.sleep(1000)"
-    outer = f"from millrace.process import *; run({python(inner)!r}, deadline=Deadline.after(60))"
+    outer = f"from headrace.process import *; run({python(inner)!r}, deadline=Deadline.after(60))"
     parent = subprocess.Popen(python(outer), cwd=ROOT, stdin=DEVNULL)
     try:
         wait_for(lambda: told.exists() and told.read_text().endswith("."))

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.keys import NUM_BUCKETS, bucket_of, mix_reference
-from pserver.admission import Admission
-from pserver.admission.counting import CountingUnit
-from pserver.admission.entries import draw_of
-from pserver.admission.exact_counts import ExactCounter, ExactCounterReference
-from pserver.admission.sketch import SketchCounter, SketchCounterReference
-from pserver.config import MIN_COUNTS_BYTES as MIN_MEMORY
-from pserver.config import CountEntry, ProbabilityEntry, ShowClickEntry
-from pserver.protocol.placement import Placement
-from pserver.protocol.shards import Keys
-from pserver.rows.digest import add
+from headrace.keys import NUM_BUCKETS, bucket_of, mix_reference
+from headrace.pserver.admission import Admission
+from headrace.pserver.admission.counting import CountingUnit
+from headrace.pserver.admission.entries import draw_of
+from headrace.pserver.admission.exact_counts import ExactCounter, ExactCounterReference
+from headrace.pserver.admission.sketch import SketchCounter, SketchCounterReference
+from headrace.pserver.config import MIN_COUNTS_BYTES as MIN_MEMORY
+from headrace.pserver.config import CountEntry, ProbabilityEntry, ShowClickEntry
+from headrace.pserver.protocol.placement import Placement
+from headrace.pserver.protocol.shards import Keys
+from headrace.pserver.rows.digest import add
 
 SEED, NONCLK, CLK = 7, 0.1, 1.0
 ALL = (0, NUM_BUCKETS)

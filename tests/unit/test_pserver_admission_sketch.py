@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.keys import mix_reference
-from pserver.admission import Admission
-from pserver.admission.sketch import DEPTH
-from pserver.config import MIN_COUNTS_BYTES, CountEntry, ShowClickEntry
+from headrace.keys import mix_reference
+from headrace.pserver.admission import Admission
+from headrace.pserver.admission.sketch import DEPTH
+from headrace.pserver.config import MIN_COUNTS_BYTES, CountEntry, ShowClickEntry
 
 BUCKET = 5
 

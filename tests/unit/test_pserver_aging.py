@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.config import SlotLife, TableSection
-from pserver.lifecycle.aging import TableAging
-from pserver.protocol.table_operations import ExportCut, ShrinkRows
+from headrace.pserver.config import SlotLife, TableSection
+from headrace.pserver.lifecycle.aging import TableAging
+from headrace.pserver.protocol.table_operations import ExportCut, ShrinkRows
 
 GROUPS = {"a": 3, "b": 4}
 SECTION = TableSection(decay=0.5, delete_below=0.3, delete_after_days=4, slots={"a": SlotLife(decay=0.9)})

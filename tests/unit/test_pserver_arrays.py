@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.rows import arrays
-from pserver.rows.arrays import MIN_MAPPED_BYTES, FreeNumbers, allocate, grown, moved
+from headrace.pserver.rows import arrays
+from headrace.pserver.rows.arrays import MIN_MAPPED_BYTES, FreeNumbers, allocate, grown, moved
 
 LARGE = MIN_MAPPED_BYTES // 8
 """Rows of 8 bytes whose array is mapped."""

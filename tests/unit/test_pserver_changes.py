@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.commit import change_files as module
-from pserver.commit.change_files import FOLDER, ChangedKeys, ChangeFiles, read_changes
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.protocol.shards import ShardCommitPart
-from pserver.store.row_store import sort_order_of
+from headrace.pserver.commit import change_files as module
+from headrace.pserver.commit.change_files import FOLDER, ChangedKeys, ChangeFiles, read_changes
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.store.row_store import sort_order_of
 
 TABLE = "default"
 ALL = (0, 4096)
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_fails_the_write_and_another_try_succeeds(shard, tmp_p
 
     for place in ("write_whole", "REAL.sync_folder"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"pserver.commit.change_files.{place}", full)
+            patch.setattr(f"headrace.pserver.commit.change_files.{place}", full)
             with pytest.raises(StoreFailed, match="No space left"):
                 shard.write(tmp_path / place, 2, some({2}), 0)
     part = shard.commit(tmp_path / "c2", 2, some({2}), 0)

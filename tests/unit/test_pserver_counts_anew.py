@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from pserver.config import TableSection
-from pserver.protocol.table_operations import SetTables
-from pserver.tables.table import ShardTable
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.table_operations import SetTables
+from headrace.pserver.tables.table import ShardTable
 
 
 def section(n):

@@ -6,19 +6,19 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from pserver.config import Adagrad, CountEntry, TableSection
-from pserver.lifecycle import deletions
-from pserver.protocol.shards import Gradients, Keys
-from pserver.protocol.table_operations import ForgetRow, ShrinkRows
-from pserver.rows import row_cache
-from pserver.rows.kernels import EMPTY
-from pserver.rows.row_cache import CacheBound
-from pserver.rows.table_rows import frozen
-from pserver.server.pushes import Push
-from pserver.server.shard import Shard
-from pserver.store.memory_store import MemoryRowStore
-from pserver.tables.sweeping import run
-from pserver.tables.table import ShardTable
+from headrace.pserver.config import Adagrad, CountEntry, TableSection
+from headrace.pserver.lifecycle import deletions
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.protocol.table_operations import ForgetRow, ShrinkRows
+from headrace.pserver.rows import row_cache
+from headrace.pserver.rows.kernels import EMPTY
+from headrace.pserver.rows.row_cache import CacheBound
+from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.server.pushes import Push
+from headrace.pserver.server.shard import Shard
+from headrace.pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.tables.sweeping import run
+from headrace.pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5), decay=0.5)
 ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 64).astype(np.uint64))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.rows import dirty_rows
-from pserver.rows.dirty_rows import DIRTY, IN_FLIGHT, DirtyRows
+from headrace.pserver.rows import dirty_rows
+from headrace.pserver.rows.dirty_rows import DIRTY, IN_FLIGHT, DirtyRows
 
 MARKS = st.lists(st.sampled_from([0, 0, 0, int(DIRTY), int(IN_FLIGHT), int(DIRTY | IN_FLIGHT)]), max_size=40)
 

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.keys import MASK
-from pserver.rows import eviction, kernels
-from pserver.rows.eviction import FREE, MAX_USES
-from pserver.rows.table_rows import frozen
+from headrace.keys import MASK
+from headrace.pserver.rows import eviction, kernels
+from headrace.pserver.rows.eviction import FREE, MAX_USES
+from headrace.pserver.rows.table_rows import frozen
 
 # Keys that share their top bits, so that runs of slots are long and go around the end of the index.
 KEYS = st.one_of(

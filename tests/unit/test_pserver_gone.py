@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.lifecycle.tombstones import START_KEYS, Tombstones
+from headrace.pserver.lifecycle.tombstones import START_KEYS, Tombstones
 
 
 def added(gone, *keys, group=1):

@@ -8,16 +8,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from pserver.config import CountEntry, TableSection
-from pserver.lifecycle.aging import TableAging
-from pserver.protocol.shards import Gradients, Keys
-from pserver.rows import row_cache
-from pserver.rows.row_cache import CacheBound
-from pserver.server.pushes import Push
-from pserver.server.shard import Shard
-from pserver.store.memory_store import MemoryRowStore
-from pserver.tables.sweeping import run
-from pserver.tables.table_overview import TableOverview
+from headrace.pserver.config import CountEntry, TableSection
+from headrace.pserver.lifecycle.aging import TableAging
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.rows import row_cache
+from headrace.pserver.rows.row_cache import CacheBound
+from headrace.pserver.server.pushes import Push
+from headrace.pserver.server.shard import Shard
+from headrace.pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.tables.sweeping import run
+from headrace.pserver.tables.table_overview import TableOverview
 from tests.unit.test_pserver_departures import ALL_KEYS, World
 
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.keys import MASK
-from pserver.protocol.shards import ABSENT_BITS
-from pserver.rows import kernels
-from pserver.rows.table_rows import frozen
+from headrace.keys import MASK
+from headrace.pserver.protocol.shards import ABSENT_BITS
+from headrace.pserver.rows import kernels
+from headrace.pserver.rows.table_rows import frozen
 
 # Keys that share their top bits, so that probing runs into its neighbours and around the end of the index.
 KEYS = st.one_of(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pserver.consistency.sync import Sync
-from pserver.errors import InvalidShardCall
-from pserver.server.pass_state import CallVerdict, PassState
+from headrace.pserver.consistency.sync import Sync
+from headrace.pserver.errors import InvalidShardCall
+from headrace.pserver.server.pass_state import CallVerdict, PassState
 
 
 def opened(num_ranks=2, pass_number=1):

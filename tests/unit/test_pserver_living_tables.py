@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pserver.config import Adagrad, Adam, Bounds, Ftrl, Initial, Sgd, SlotLife, TableSection
-from pserver.errors import OutOfMemory
-from pserver.lifecycle import deletions
-from pserver.protocol.shards import Gradients
-from pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
-from pserver.rows import row_cache
-from pserver.rows.row_cache import CacheBound
-from pserver.rows.table_rows import frozen
-from pserver.store.memory_store import MemoryRowStore
-from pserver.tables.table import ShardTable
+from headrace.pserver.config import Adagrad, Adam, Bounds, Ftrl, Initial, Sgd, SlotLife, TableSection
+from headrace.pserver.errors import OutOfMemory
+from headrace.pserver.lifecycle import deletions
+from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.protocol.table_operations import AdvanceDay, ForgetRow, SetTables, ShrinkRows
+from headrace.pserver.rows import row_cache
+from headrace.pserver.rows.row_cache import CacheBound
+from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.tables.table import ShardTable
 from tests.fakes.plain_rows import PlainTable
 
 ALL_KEYS = np.unique(np.random.default_rng(5).integers(1, 2**63, 48).astype(np.uint64))

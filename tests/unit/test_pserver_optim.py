@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import SpecError
-from pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, TableSection
-from pserver.rows.optimizers import ftrl_start, optimizer_of
-from pserver.rows.table_rows import frozen
+from headrace.errors import SpecError
+from headrace.pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, TableSection
+from headrace.pserver.rows.optimizers import ftrl_start, optimizer_of
+from headrace.pserver.rows.table_rows import frozen
 
 OPTIMIZERS = [
     Sgd(kind="sgd", lr=0.25),

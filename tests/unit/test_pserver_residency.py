@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.config import validate
-from millrace.errors import SpecError
-from pserver.config import Adagrad, TableSection
-from pserver.errors import OutOfMemory
-from pserver.protocol.shards import Gradients
-from pserver.rows import row_cache
-from pserver.rows.kernels import EMPTY
-from pserver.rows.row_cache import CacheBound
-from pserver.rows.table_rows import frozen, row_bytes_of
-from pserver.store.memory_store import MemoryRowStore
-from pserver.tables.table import ShardTable
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.errors import OutOfMemory
+from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.rows import row_cache
+from headrace.pserver.rows.kernels import EMPTY
+from headrace.pserver.rows.row_cache import CacheBound
+from headrace.pserver.rows.table_rows import frozen, row_bytes_of
+from headrace.pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 BOUNDED = SECTION.model_copy(update={"memory": 8 << 20})

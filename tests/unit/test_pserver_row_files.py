@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import Rdict, SstFileWriter
 
-from pserver.errors import StoreDamaged, StoreFailed
-from pserver.store import block_kernels, rocks_store, row_files
-from pserver.store.rocks_store import RocksRowStore
-from pserver.store.row_file import RowFile
-from pserver.store.row_files import RowFiles
-from pserver.store.row_store import sort_order_of
-from pserver.store.xxh3 import xxh3
+from headrace.pserver.errors import StoreDamaged, StoreFailed
+from headrace.pserver.store import block_kernels, rocks_store, row_files
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.store.row_file import RowFile
+from headrace.pserver.store.row_files import RowFiles
+from headrace.pserver.store.row_store import sort_order_of
+from headrace.pserver.store.xxh3 import xxh3
 
 CONTENT = bytes(i * 7 % 256 for i in range(5000))
 HASHES = {

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.rows import row_format
-from pserver.rows.row_format import HEAD
-from pserver.rows.table_rows import COLUMNS, frozen
+from headrace.pserver.rows import row_format
+from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.rows.table_rows import COLUMNS, frozen
 
 SEEDS = st.integers(0, 2**32)
 CHOSEN = st.lists(st.integers(0, 8), unique=True)

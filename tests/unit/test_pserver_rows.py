@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.keys import MASK, NUM_BUCKETS
-from pserver.protocol import placement
-from pserver.protocol.placement import Placement
-from pserver.protocol.shards import Gradients, Keys
-from pserver.rows import digest, gradient_merge
-from pserver.rows.digest import add, digest_row_reference, digest_rows, join, multipliers_of
-from pserver.rows.table_rows import frozen
+from headrace.keys import MASK, NUM_BUCKETS
+from headrace.pserver.protocol import placement
+from headrace.pserver.protocol.placement import Placement
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.rows import digest, gradient_merge
+from headrace.pserver.rows.digest import add, digest_row_reference, digest_rows, join, multipliers_of
+from headrace.pserver.rows.table_rows import frozen
 
 SEEDS = st.integers(0, 2**32)
 

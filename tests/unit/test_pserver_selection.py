@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from millrace.keys import NUM_BUCKETS
-from pserver.admission.slot_admission import SlotAdmission
-from pserver.config import TableSection
-from pserver.rows.slot_classes import classes_of
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.admission.slot_admission import SlotAdmission
+from headrace.pserver.config import TableSection
+from headrace.pserver.rows.slot_classes import classes_of
 
 GROUPS = {"a": 3, "b": 5, "c": 7}
 COUNT = {"kind": "count", "n": 3, "exact": True}

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.config import Adagrad, Adam, Ftrl, Sgd, SlotLife, TableSection
-from pserver.protocol.shards import Gradients
-from pserver.protocol.table_operations import ForgetRow, SetTables
-from pserver.rows import row_format, split_slab
-from pserver.rows.kernels import EMPTY
-from pserver.rows.optimizers import optimizer_of, parts_of
-from pserver.rows.table_rows import frozen
-from pserver.tables.table import ShardTable
+from headrace.pserver.config import Adagrad, Adam, Ftrl, Sgd, SlotLife, TableSection
+from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.protocol.table_operations import ForgetRow, SetTables
+from headrace.pserver.rows import row_format, split_slab
+from headrace.pserver.rows.kernels import EMPTY
+from headrace.pserver.rows.optimizers import optimizer_of, parts_of
+from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.tables.table import ShardTable
 
 PLAIN = TableSection(dim=3, init_range=0.5, optimizer=Adagrad(per="element", lr=0.5))
 LATER = PLAIN.model_copy(update={"extend_at": 1.0})

@@ -5,11 +5,11 @@ from time import monotonic
 
 import pytest
 
-from millrace.errors import Unavailable
-from pserver.errors import PserverError
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
-from pserver.tables import sweeping
-from pserver.tables.sweeping import Sweeper
+from headrace.errors import Unavailable
+from headrace.pserver.errors import PserverError
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from headrace.pserver.tables import sweeping
+from headrace.pserver.tables.sweeping import Sweeper
 
 SHRINK = ShrinkRows(table="t", delete_below=1.0)
 

@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from pserver.config import Adagrad, Ftrl, TableSection
-from pserver.protocol.shards import Gradients, Keys
-from pserver.rows import table_rows as rows_module
-from pserver.rows.kernels import EMPTY
-from pserver.rows.table_rows import frozen
-from pserver.tables.table import ShardTable
+from headrace.pserver.config import Adagrad, Ftrl, TableSection
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.rows import table_rows as rows_module
+from headrace.pserver.rows.kernels import EMPTY
+from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 
@@ -169,7 +169,7 @@ def test_the_digest_of_a_close_is_that_of_the_rows_touched():
 
 
 def test_a_full_table_is_an_error_with_advice(monkeypatch, small):
-    from pserver.errors import InvalidShardCall
+    from headrace.pserver.errors import InvalidShardCall
 
     monkeypatch.setattr(rows_module, "MAX_ROWS", 16)
     with pytest.raises(InvalidShardCall, match="16 rows on one shard; use more shards"):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pserver.config import Adagrad, TableSection
-from pserver.errors import StoreDamaged
-from pserver.protocol.shards import Gradients, Keys
-from pserver.rows import table_rows as rows_module
-from pserver.rows.table_rows import frozen
-from pserver.store.memory_store import MemoryRowStore
-from pserver.tables.table import ShardTable
+from headrace.pserver.config import Adagrad, TableSection
+from headrace.pserver.errors import StoreDamaged
+from headrace.pserver.protocol.shards import Gradients, Keys
+from headrace.pserver.rows import table_rows as rows_module
+from headrace.pserver.rows.table_rows import frozen
+from headrace.pserver.store.memory_store import MemoryRowStore
+from headrace.pserver.tables.table import ShardTable
 
 SECTION = TableSection(dim=3, optimizer=Adagrad(per="element", lr=0.5))
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.config import TableSection
-from pserver.errors import (
+from headrace.pserver.config import TableSection
+from headrace.pserver.errors import (
     InvalidShardCall,
     MessageTooLarge,
     OutOfMemory,
@@ -21,12 +21,12 @@ from pserver.errors import (
     StoreDamaged,
     StoreFailed,
 )
-from pserver.proto import shard_pb2 as pb
-from pserver.protocol import frames, messages, statuses
-from pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
-from pserver.protocol.parts import Part
-from pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
-from pserver.store.row_store import StoredFile
+from headrace.pserver.proto import shard_pb2 as pb
+from headrace.pserver.protocol import frames, messages, statuses
+from headrace.pserver.protocol.frames import DataCall, DataReply, DataRequest, TableNumbers
+from headrace.pserver.protocol.parts import Part
+from headrace.pserver.protocol.shards import Gradients, Keys, ShardCommitPart, ShardFigures, TableStats
+from headrace.pserver.store.row_store import StoredFile
 
 COUNTS = st.dictionaries(st.sampled_from(["a", "b", "a table of a longer name"]), st.integers(0, 70), max_size=3)
 

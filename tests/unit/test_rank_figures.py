@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.traffic import LinkTraffic, links_of
-from pserver.protocol.shards import ShardFigures
-from trainer.collectives.collective_traffic import CollectiveTraffic
-from trainer.collectives.collective_waits import KINDS, CollectiveWaits
-from trainer.status.rank_figures import RECENT_PASSES, RankFigures
-from trainer.status.straggler import NO_REASON, WaitTotals, straggler
-from trainer.status.time_spent import LoopPart
+from headrace.pserver.protocol.shards import ShardFigures
+from headrace.traffic import LinkTraffic, links_of
+from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
+from headrace.trainer.collectives.collective_waits import KINDS, CollectiveWaits
+from headrace.trainer.status.rank_figures import RECENT_PASSES, RankFigures
+from headrace.trainer.status.straggler import NO_REASON, WaitTotals, straggler
+from headrace.trainer.status.time_spent import LoopPart
 
 
 def test_a_link_counts_both_ways_and_shared_memory_apart():

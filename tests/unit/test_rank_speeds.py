@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.rank0.rank_speeds import MOST, RankSpeeds
+from headrace.trainer.rank0.rank_speeds import MOST, RankSpeeds
 
 
 def test_shares_are_equal_until_the_speed_of_every_trainer_is_known():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from service.cluster import ray_launcher
-from service.cluster.external import JoinPoint
-from service.cluster.ray_launcher import RayLauncher
-from service.cluster.runtime import WorkerRole
+from headrace.service.cluster import ray_launcher
+from headrace.service.cluster.external import JoinPoint
+from headrace.service.cluster.ray_launcher import RayLauncher
+from headrace.service.cluster.runtime import WorkerRole
 from tests.fakes.launch import fake_worker
 
 
@@ -39,7 +39,7 @@ def connections(monkeypatch):
 def launcher(connections, tmp_path):
     token = tmp_path / "token"
     token.touch(0o600)
-    token.write_text(f"millrace-1.{'0' * 64}.{'1' * 64}")
+    token.write_text(f"headrace-1.{'0' * 64}.{'1' * 64}")
     point = JoinPoint(listen="127.0.0.1:0", token_file=token, node_timeout_s=3.0)
     with RayLauncher(point, "10.0.0.1:6379") as launcher:
         yield launcher

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from service.cluster.ray_resources import GIB, Node, WorkerNeeds, missing
-from service.cluster.runtime import Resources, WorkerRole, WorkerSpec
+from headrace.service.cluster.ray_resources import GIB, Node, WorkerNeeds, missing
+from headrace.service.cluster.runtime import Resources, WorkerRole, WorkerSpec
 
 HERE, AT = "10.0.0.1", "10.0.0.1:6379"
 

@@ -11,16 +11,16 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from millrace.errors import SpecError
-from trainer.config import TrainSection
-from trainer.dense.batch_norms import OwnBatchNorms
-from trainer.dense_config import DenseSection
-from trainer.models.layers import Mlp
-from trainer.train.mixed_precision import Precision
-from trainer.train.model_blocks import blocks_of, layers_of, parts_of
-from trainer.train.offload import Offloaded
-from trainer.train.recompute import RecomputeDiffers
-from trainer.train.saved_activations import saved_activations
+from headrace.errors import SpecError
+from headrace.trainer.config import TrainSection
+from headrace.trainer.dense.batch_norms import OwnBatchNorms
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.models.layers import Mlp
+from headrace.trainer.train.mixed_precision import Precision
+from headrace.trainer.train.model_blocks import blocks_of, layers_of, parts_of
+from headrace.trainer.train.offload import Offloaded
+from headrace.trainer.train.recompute import RecomputeDiffers
+from headrace.trainer.train.saved_activations import saved_activations
 
 CPU = torch.device("cpu")
 WIDTH, B = 6, 5

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import create_engine, inspect, select, text
 
-from millrace.errors import SpecError, Unavailable
-from service.jobs.registry import JobRegistry
-from service.records import database
-from service.records.database import Records, RecordsUnusable, opened
-from service.records.schema import AuditRow, JobRow
+from headrace.errors import SpecError, Unavailable
+from headrace.service.jobs.registry import JobRegistry
+from headrace.service.records import database
+from headrace.service.records.database import Records, RecordsUnusable, opened
+from headrace.service.records.schema import AuditRow, JobRow
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.config import parse_duration, parse_size
-from service.jobs.config import ServiceConfig
-from service.spec.job import Job
+from headrace.config import parse_duration, parse_size
+from headrace.service.jobs.config import ServiceConfig
+from headrace.service.spec.job import Job
 from tests.goldens import GOLDEN, commands
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -82,6 +82,6 @@ def test_every_route_is_on_its_page_with_its_role(pages):
 def test_every_command_and_option_is_on_its_page(pages):
     page = pages["reference/cli.md"]
     for name, options in commands().items():
-        title = f"##+ `millrace {re.escape(name)}`" if name else "# Command line"
+        title = f"##+ `headrace {re.escape(name)}`" if name else "# Command line"
         (section,) = re.findall(rf"^{title}\n(.*?)(?=^#+ `|\Z)", page, re.M | re.S)
         assert [option for option in options if option not in section] == [], name

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.dead_letters import DeadLetters
-from dataset.loader.segment_reader import SegmentReader
-from dataset.samples.rejection import Reason, RejectedSample
-from dataset.spec.config import ColumnsPipe, DeadLettersSection, PipeSection, SourceSection
-from dataset.spec.schema import Schema
-from dataset.spec.stream_spec import SlotsSpec
-from dataset.stream.errors import BadEvent
-from dataset.stream.scripted_source import MemorySource, ScriptedGap
-from dataset.stream.source import Segment
-from millrace.config import validate
+from headrace.config import validate
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.rejection import Reason, RejectedSample
+from headrace.dataset.spec.config import ColumnsPipe, DeadLettersSection, PipeSection, SourceSection
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.stream_spec import SlotsSpec
+from headrace.dataset.stream.errors import BadEvent
+from headrace.dataset.stream.scripted_source import MemorySource, ScriptedGap
+from headrace.dataset.stream.source import Segment
 
 SCHEMA = Schema.of(validate(SlotsSpec, {"slots": [{"name": "a"}]}).slots)
 EVENTS = [[b'{"a": 1}', b"broken", ScriptedGap(3), b'{"a": 2}', b'{"a": 3}'], [b'{"a": 4}', b'{"a": 5}']]

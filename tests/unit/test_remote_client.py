@@ -6,11 +6,11 @@ from datetime import date
 import httpx
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, Refused, SpecError, Unavailable
-from service.client import rest_client as module
-from service.client.paths import path_of
-from service.client.rest_client import NotFound, ServiceClient, parsed_events
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError, Refused, SpecError, Unavailable
+from headrace.service.client import rest_client as module
+from headrace.service.client.paths import path_of
+from headrace.service.client.rest_client import NotFound, ServiceClient, parsed_events
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def naps(monkeypatch):
 
     time = Time()
     monkeypatch.setattr(module, "time", time)
-    monkeypatch.setattr("millrace.deadline.time", time)
+    monkeypatch.setattr("headrace.deadline.time", time)
     return time
 
 
@@ -91,7 +91,7 @@ def test_a_problem_is_told_once_in_the_services_words(service, status, error):
 
 def test_who_has_no_token_is_told_how_to_give_one(service):
     service.answers = [(401, {"detail": "this needs a token"})]
-    with pytest.raises(Refused, match="--token or MILLRACE_TOKEN"):
+    with pytest.raises(Refused, match="--token or HEADRACE_TOKEN"):
         service.client.get("/v1/jobs")
 
 
@@ -181,7 +181,7 @@ def test_an_operation_that_takes_too_long_goes_on_without_us(service):
 
 def test_what_answers_in_between_is_no_answer(service):
     service.client._http._transport = httpx.MockTransport(lambda request: httpx.Response(404, text="<html>nginx"))
-    with pytest.raises(MillraceError, match="status 404"):
+    with pytest.raises(HeadraceError, match="status 404"):
         service.client.get("/v1/jobs")
 
 

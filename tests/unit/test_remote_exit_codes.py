@@ -5,12 +5,12 @@ from http import HTTPStatus
 import httpx
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from service.cli.export_commands import choose_stream
-from service.client import job_actions
-from service.client.rest_client import NotFound, ServiceClient
-from service.spec.job import load_job
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.cli.export_commands import choose_stream
+from headrace.service.client import job_actions
+from headrace.service.client.rest_client import NotFound, ServiceClient
+from headrace.service.spec.job import load_job
 from tests.integration.stream_job import write_job
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.errors import SpecError
-from service.cli.service_output import job_lines, phase_line, progress_lines, status_lines, table_lines
-from service.cli.targets import remote_name
+from headrace.errors import SpecError
+from headrace.service.cli.service_output import job_lines, phase_line, progress_lines, status_lines, table_lines
+from headrace.service.cli.targets import remote_name
 from tests.fakes.shown_page import labels_of
 
 JOB = {"name": "news", "phase": "training", "desired": "running", "trouble": "", "outcome": None}
@@ -49,8 +49,8 @@ def test_a_status_of_a_running_job_names_the_straggler():
 
 
 def test_the_live_page_names_the_straggler():
-    from service.ui.job_stream import StreamPart
-    from service.ui.recorder import Recorder
+    from headrace.service.ui.job_stream import StreamPart
+    from headrace.service.ui.recorder import Recorder
 
     async def shown(straggler):
         StreamPart("news", Recorder(None)).refresh({"advice": None, "straggler": straggler, "time_s": {"pipe": 20.5}})
@@ -107,12 +107,12 @@ def test_a_job_is_watched_to_its_end():
     ],
 )
 def test_what_ends_in_toml_or_has_a_slash_is_a_file_of_this_machine(job, url, name, monkeypatch):
-    monkeypatch.delenv("MILLRACE_URL", raising=False)
+    monkeypatch.delenv("HEADRACE_URL", raising=False)
     assert remote_name(Path(job), url) == name
 
 
 def test_a_file_means_the_same_whatever_the_environment_says_but_not_against_the_option(monkeypatch):
-    monkeypatch.setenv("MILLRACE_URL", "http://x")
+    monkeypatch.setenv("HEADRACE_URL", "http://x")
     assert remote_name(Path("job.toml"), "http://x") is None
     with pytest.raises(SpecError, match="job file on this machine"):
         remote_name(Path("job.toml"), "http://y")

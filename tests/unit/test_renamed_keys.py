@@ -5,15 +5,15 @@ import tomllib
 
 import pytest
 
-from millrace.config import validate
-from millrace.errors import SpecError
-from service.spec.job import job_of, load_job
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.service.spec.job import job_of, load_job
+from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
+from headrace.trainer.dense_config import RENAMED_TO_DENSE
+from headrace.trainer.spec.changes import after_set, changed_keys, hot_keys, remaining, significant_keys, with_overrides
+from headrace.trainer.spec.defaults import FIRST, fill_defaults
 from tests.unit.test_defaults import RAW
 from tests.unit.test_spec import NEWS
-from trainer.config import NEWEST_DEFAULTS, TrainerJob
-from trainer.dense_config import RENAMED_TO_DENSE
-from trainer.spec.changes import after_set, changed_keys, hot_keys, remaining, significant_keys, with_overrides
-from trainer.spec.defaults import FIRST, fill_defaults
 
 OLD = {"train": {"dense_optimizer": {"kind": "adagrad", "lr": 0.1}, "accumulate": 3, "clip_norm": 2.0}}
 NOW = {"dense": {"optimizer": {"kind": "adagrad", "lr": 0.1}, "accumulate": 3, "clip_norm": 2.0}}

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import Refused, Unavailable
-from millrace.identity import certificates, renewal
-from millrace.identity.authority import open_authority
-from millrace.identity.peers import PeerName, PeerRole
-from millrace.identity.renewal import RenewedIdentity
+from headrace.deadline import Deadline
+from headrace.errors import Refused, Unavailable
+from headrace.identity import certificates, renewal
+from headrace.identity.authority import open_authority
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.identity.renewal import RenewedIdentity
 
 SHARD = PeerName("news", 3, PeerRole.SHARD, 1)
 

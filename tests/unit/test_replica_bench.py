@@ -1,10 +1,10 @@
 """The bench of a replica still runs: its recorded feed is served, and its requests are answered."""
 
-from millrace.deadline import Deadline
+from headrace.deadline import Deadline
+from headrace.trainer.replica.inference_handler import InferenceHandler
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState
 from tests.bench import serving
-from trainer.replica.inference_handler import InferenceHandler
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState
 
 
 def test_the_recorded_feed_is_served_and_the_requests_are_answered(tmp_path, monkeypatch):

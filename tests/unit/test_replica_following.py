@@ -7,21 +7,21 @@ import time
 import numpy as np
 import pytest
 
-from millrace.blob.blob_store import open_blobs, whole
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.retry import Backoff
+from headrace.blob.blob_store import open_blobs, whole
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.retry import Backoff
+from headrace.trainer.exports.destination import ExportUnusable
+from headrace.trainer.replica import export_updates, update_loop
+from headrace.trainer.replica.export_updates import ChainPlan, CurrentExport, ExportUpdates, parsed, plan
+from headrace.trainer.replica.kept_versions import ServedVersion
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.serving_model import golden_inputs
+from headrace.trainer.replica.update_loop import UpdateLoop
 from tests.fakes.served import Job
 from tests.s3_server import s3  # noqa: F401
-from trainer.exports.destination import ExportUnusable
-from trainer.replica import export_updates, update_loop
-from trainer.replica.export_updates import ChainPlan, CurrentExport, ExportUpdates, parsed, plan
-from trainer.replica.kept_versions import ServedVersion
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState
-from trainer.replica.serving_model import golden_inputs
-from trainer.replica.update_loop import UpdateLoop
 
 NOW = 0.05
 CHAIN = ("t1/1-base", "t1/2-delta", "t1/3-delta")
@@ -206,7 +206,7 @@ def until(condition):
 
 
 def value(figures, name, **labels):
-    return figures.registry.get_sample_value(f"millrace_replica_{name}", labels)
+    return figures.registry.get_sample_value(f"headrace_replica_{name}", labels)
 
 
 def test_a_keeper_serves_what_comes_and_goes_on_with_the_old_where_it_is_broken(job, kept, caplog):

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.config import validate
-from millrace.errors import SpecError
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.trainer.replica import access, inference_handler, inference_messages
+from headrace.trainer.replica.access import RequestGate
+from headrace.trainer.replica.config import ReplicaConfig
+from headrace.trainer.replica.dense_graph import DenseGraph
+from headrace.trainer.replica.http_api import gated
+from headrace.trainer.replica.inference_handler import InferenceHandler
+from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.serving_model import ServingModel
 from tests.fakes.served import Job, asked
-from trainer.replica import access, inference_handler, inference_messages
-from trainer.replica.access import RequestGate
-from trainer.replica.config import ReplicaConfig
-from trainer.replica.dense_graph import DenseGraph
-from trainer.replica.http_api import gated
-from trainer.replica.inference_handler import InferenceHandler
-from trainer.replica.inference_messages import InvalidInference, RequestReader
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState
-from trainer.replica.serving_model import ServingModel
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INFER = "/v2/models/small/infer"
@@ -239,7 +239,7 @@ def test_a_model_tells_what_it_reads_and_says(served):
         {"name": "d", "datatype": "FP32", "shape": [-1, 2]},
     ]
     assert told["outputs"] == [{"name": "ctr", "datatype": "FP32", "shape": [-1]}]
-    assert (told["name"], told["versions"], told["platform"]) == ("small", ["1", "2"], "millrace_onnx")
+    assert (told["name"], told["versions"], told["platform"]) == ("small", ["1", "2"], "headrace_onnx")
     assert told["parameters"]["version"] == "2" and told["parameters"]["held_back"] is False
     assert served.ask("GET", "/v2").json()["extensions"] == ["rollback", "follow"]
 
@@ -497,5 +497,5 @@ def test_the_metrics_are_the_ones_we_promised(served):
     lines = [line for line in text.splitlines() if "_created" not in line and "_bucket" not in line]
     found = [line if line.startswith("#") else line.rpartition(" ")[0] for line in lines]
     assert "\n".join(found) + "\n" == (GOLDEN / "replica_metrics.txt").read_text()
-    assert 'millrace_replica_requests_total{code="200"} 1.0' in text
-    assert "millrace_replica_samples_total 1.0" in text
+    assert 'headrace_replica_requests_total{code="200"} 1.0' in text
+    assert "headrace_replica_samples_total 1.0" in text

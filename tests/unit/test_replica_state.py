@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.keys import key_of_reference
-from pserver.rows.kernels import EMPTY, enter
+from headrace.keys import key_of_reference
+from headrace.pserver.rows.kernels import EMPTY, enter
+from headrace.trainer.replica import pooling_kernels
+from headrace.trainer.replica.pooling_kernels import MEAN, SEQUENCE, SQRTN, SUM
+from headrace.trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused, VersionNotKept
+from headrace.trainer.replica.replica_table import ReplicaTable
+from headrace.trainer.replica.serving_model import golden_inputs
+from headrace.trainer.replica.updates import ReplicaRows, TableUpdate
 from tests.fakes.served import Job, model_json
-from trainer.replica import pooling_kernels
-from trainer.replica.pooling_kernels import MEAN, SEQUENCE, SQRTN, SUM
-from trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused, VersionNotKept
-from trainer.replica.replica_table import ReplicaTable
-from trainer.replica.serving_model import golden_inputs
-from trainer.replica.updates import ReplicaRows, TableUpdate
 
 
 @pytest.fixture

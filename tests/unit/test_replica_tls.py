@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from millrace.config import validate
-from millrace.errors import SpecError
-from millrace.http.listening import ConnectionBounds, listen
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.http.listening import ConnectionBounds, listen
+from headrace.trainer.replica.config import ReplicaConfig
+from headrace.trainer.replica.http_api import gated, serving
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState
 from tests.unit.test_access_exposure import write_pair
-from trainer.replica.config import ReplicaConfig
-from trainer.replica.http_api import gated, serving
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState
 
 QUIET = SimpleNamespace(refused="", trouble="")
 

@@ -2,23 +2,23 @@
 
 import pytest
 
-from dataset.stream.source import Segment
-from millrace.errors import MillraceError
-from service.cluster.generation_plans import GenerationPlans, numbers_of
-from service.cluster.resize import _new_workers
-from service.spec.config import ClusterSection
-from service.spec.job import load_job
+from headrace.dataset.stream.source import Segment
+from headrace.errors import HeadraceError
+from headrace.service.cluster.generation_plans import GenerationPlans, numbers_of
+from headrace.service.cluster.resize import _new_workers
+from headrace.service.spec.config import ClusterSection
+from headrace.service.spec.job import load_job
+from headrace.trainer.checkpoint.commits import Commits, write_manifest
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import ResizeOperation, SpecOperation
+from headrace.trainer.rank0.logged_specs import overrides_of, replay_first, resized
+from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 from tests.fakes.past import SPEC, Past
 from tests.fakes.records import close, operation
 from tests.integration.stream_job import write_job
-from trainer.checkpoint.commits import Commits, write_manifest
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import read
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import ResizeOperation, SpecOperation
-from trainer.rank0.logged_specs import overrides_of, replay_first, resized
-from trainer.rank0.recovery import claim_and_recover
-from trainer.spec.changes import SHARDS, TRAINERS
 
 FILE = {**SPEC, "cluster": {"trainers": 1, "shards": 2}}
 CHANGED = {**SPEC, "cluster": {"trainers": 1, "shards": 4}}
@@ -115,7 +115,7 @@ def test_what_one_trainer_closed_is_trained_again_by_one_before_two_go_on(past):
     past.log.append(operation(RESIZE))
     past.end()
     assert replay_first(past.store, FILE, 2) == (FILE, 1)
-    with pytest.raises(MillraceError, match=r"passes must be replayed .*cluster\.trainers may change"):
+    with pytest.raises(HeadraceError, match=r"passes must be replayed .*cluster\.trainers may change"):
         claim_and_recover(past.store, 2, FILE, None, {}, world=2)
     past.generation = 1
     commit(past, 2, FILE)

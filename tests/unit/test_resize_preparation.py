@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import NotYet
-from trainer.rank0.operations import ClosingPass
-from trainer.rank0.resizing import (
+from headrace.errors import NotYet
+from headrace.trainer.rank0.operations import ClosingPass
+from headrace.trainer.rank0.resizing import (
     MAX_ROUNDS,
     SMALL_S,
     Moved,
@@ -15,7 +15,7 @@ from trainer.rank0.resizing import (
     ResizePreparation,
     next_step,
 )
-from trainer.spec.changes import SHARDS, TRAINERS
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 KEYS = {SHARDS: 3, TRAINERS: 1}
 

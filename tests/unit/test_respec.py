@@ -4,10 +4,10 @@ import tomllib
 
 import pytest
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
+from headrace.trainer.spec.change_classes import ChangeClass
+from headrace.trainer.spec.changes import changed_keys, key_changes, significant_keys
 from tests.integration import stream_job
-from trainer.spec.change_classes import ChangeClass
-from trainer.spec.changes import changed_keys, key_changes, significant_keys
 
 SPEC = {
     "name": "j",

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from millrace.blob import blob_retry
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.deadline import Deadline
-from millrace.retry import Backoff, Retrier, call
+from headrace.blob import blob_retry
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.deadline import Deadline
+from headrace.retry import Backoff, Retrier, call
 
 
 class Passing(Exception):
@@ -85,7 +85,7 @@ def test_a_call_without_time_left_is_tried_once():
 
 
 def test_a_retrier_says_what_is_wrong_while_it_waits(monkeypatch, caplog):
-    monkeypatch.setattr("millrace.retry.PAUSE_S", 0.0)
+    monkeypatch.setattr("headrace.retry.PAUSE_S", 0.0)
     retrier, troubles, act = Retrier(Passing, "the log cannot be written", 60.0), [], failing(2)
 
     def watched():

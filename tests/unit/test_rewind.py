@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from millrace.errors import MillraceError, SpecError
+from headrace.errors import HeadraceError, SpecError
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import LogDamaged, RecordKind, newest_generation, read
+from headrace.trainer.journal.log_file import listed
+from headrace.trainer.journal.partitions import SkippedRange
+from headrace.trainer.journal.records import SkipOperation
 from tests.fakes.past import Past
-from trainer.checkpoint.commits import Commits
-from trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import LogDamaged, RecordKind, newest_generation, read
-from trainer.journal.log_file import listed
-from trainer.journal.partitions import SkippedRange
-from trainer.journal.records import SkipOperation
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_rewind_logs_its_program_and_time(past):
     past.end()
     rewind(past.store, commit(past), "t2")
     claim = history(past).claim
-    assert claim.facts["by"] == "millrace rewind"
+    assert claim.facts["by"] == "headrace rewind"
     assert claim.facts["at"].endswith("+00:00")
 
 
@@ -217,6 +217,6 @@ def test_a_partition_that_only_the_commit_knows_counts(past):
     partition = {"name": "c", "number": 2, "start": 7, "end": None, "identity": ""}
     found.manifest["state"]["partitions"].append(partition)
     found.manifest["positions"]["c"] = 30
-    with pytest.raises(MillraceError, match="c: the job is at position 30"):
+    with pytest.raises(HeadraceError, match="c: the job is at position 30"):
         skip(past.store, found, SkippedRange("c", 29, 40), "broken")
     assert skip(past.store, found, SkippedRange("c", 30, 40), "broken") == []

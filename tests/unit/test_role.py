@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Refused, SpecError, Unavailable
-from millrace.rpc import channels
-from millrace.rpc.role import RoleClient, serve_role
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Refused, SpecError, Unavailable
+from headrace.rpc import channels
+from headrace.rpc.role import RoleClient, serve_role
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_chief_answers_refuses_or_asks_for_another_try(tmp_path):
             case {"do": "fail"}:
                 raise SpecError("is too large", "a.b")
             case {"do": "too much"}:
-                raise MillraceError("is too much")
+                raise HeadraceError("is too much")
             case {"do": "wait"}:
                 raise NotYet("counting")
         return {"heard": request, "auc": math.nan}
@@ -79,7 +79,7 @@ def test_a_chief_answers_refuses_or_asks_for_another_try(tmp_path):
         assert client.operate({"do": "x", "n": [1]}, soon()) == {"heard": {"do": "x", "n": [1]}, "auc": None}
         with pytest.raises(SpecError, match=r"^a\.b: is too large$"):
             client.operate({"do": "fail"}, soon())
-        with pytest.raises(MillraceError, match="^is too much$") as refused:
+        with pytest.raises(HeadraceError, match="^is too much$") as refused:
             client.operate({"do": "too much"}, soon())
         assert refused.value.exit_code == 1, "a wish that is right, and cannot be"
         with pytest.raises(NotYet, match="^counting$"):

@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.features.served_events import describe_features
-from dataset.loader.batch_loader import PassTally
-from dataset.samples.batch import Samples
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.row_statistics import StatisticsSection
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from pserver.config import Sgd, TableSection
-from pserver.protocol.shards import Gradients, StepScale
-from pserver.server.embedded import EmbeddedShards
-from service.spec.job import load_job
+from headrace.dataset.features.served_events import describe_features
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import ColumnsPipe, DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.row_statistics import StatisticsSection
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.pserver.config import Sgd, TableSection
+from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.service.spec.job import load_job
+from headrace.trainer.config import ExportSection
+from headrace.trainer.control.predictions import check_no_statistics
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.features.deduplication import Deduplicator, tables_of
+from headrace.trainer.features.history_reader import HistoryReader
+from headrace.trainer.features.row_statistics import fill_values, value_reference
+from headrace.trainer.spec.history_tables import remembered_of
+from headrace.trainer.spec.slot_changes import slot_changes
 from tests.fakes.ragged import ragged
 from tests.integration.stream_job import SPEC
-from trainer.config import ExportSection
-from trainer.control.predictions import check_no_statistics
-from trainer.exports.model_document import describe
-from trainer.features.deduplication import Deduplicator, tables_of
-from trainer.features.history_reader import HistoryReader
-from trainer.features.row_statistics import fill_values, value_reference
-from trainer.spec.history_tables import remembered_of
-from trainer.spec.slot_changes import slot_changes
 
 SCHEMA = Schema.of(
     (

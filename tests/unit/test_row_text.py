@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.sources.row_text import check_columns, line_of_row, lines_of_rows
-from millrace.errors import BadInput
+from headrace.dataset.sources.row_text import check_columns, line_of_row, lines_of_rows
+from headrace.errors import BadInput
 
 YEARS = dt.datetime(1930, 1, 1, tzinfo=dt.UTC), dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 MOMENTS = st.datetimes(*(each.replace(tzinfo=None) for each in YEARS))

@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
-from millrace.durable import SymbolicLinkFound
-from millrace.errors import SpecError
-from service.cluster.run_folder import run_folder, worker_folder, write_private
-from service.cluster.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, WORKERS, check_run, claimed
+from headrace.durable import SymbolicLinkFound
+from headrace.errors import SpecError
+from headrace.service.cluster.run_folder import run_folder, worker_folder, write_private
+from headrace.service.cluster.store import LOCK, MADE_BY_A_RUN, MARKER, REPORT, RUN, WORKERS, check_run, claimed
 
 
 def names(folder):
@@ -71,7 +71,7 @@ def test_a_clearing_that_was_cut_short_is_no_run(tmp_path, monkeypatch):
     claim(tmp_path)
     for name in ("log", "commits"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr("service.cluster.store.shutil.rmtree", cut_short)
+    monkeypatch.setattr("headrace.service.cluster.store.shutil.rmtree", cut_short)
     with pytest.raises(KeyboardInterrupt):
         claim(tmp_path, fresh=True)
     monkeypatch.undo()
@@ -161,7 +161,7 @@ def test_links_that_are_no_part_of_a_run_stay_as_they_are(tmp_path):
 def test_a_folder_that_is_no_store_is_never_touched(tmp_path, fresh):
     (tmp_path / REPORT).write_text("someone's")
     assert refusal(tmp_path, fresh) == (
-        f"store.path: {tmp_path} is not empty and no store of Millrace (it has no {MARKER}); choose another folder"
+        f"store.path: {tmp_path} is not empty and no store of Headrace (it has no {MARKER}); choose another folder"
     )
     assert names(tmp_path) == [REPORT]
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.samples.batch import Samples
-from dataset.samples.sample_bytes import InvalidSampleBytes, decode_samples, encode_samples
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.sample_bytes import InvalidSampleBytes, decode_samples, encode_samples
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
 from tests.fakes.ragged import ragged
 
 SCHEMA = Schema.of(

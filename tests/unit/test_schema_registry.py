@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.features import registry_events, schema_registry
-from dataset.features.decoding import EventField, FieldKind
-from dataset.features.registry_events import BadFrame, RegistryDecoder, split_frame
-from dataset.features.schema_registry import SchemaRegistry
-from dataset.stream.errors import SourceUnavailable
+from headrace.dataset.features import registry_events, schema_registry
+from headrace.dataset.features.decoding import EventField, FieldKind
+from headrace.dataset.features.registry_events import BadFrame, RegistryDecoder, split_frame
+from headrace.dataset.features.schema_registry import SchemaRegistry
+from headrace.dataset.stream.errors import SourceUnavailable
 from tests.fakes.schema_registry import serving
 from tests.unit.test_event_formats import AVRO, EXAMPLE, FIELDS, FILE, PLAIN, as_avro, as_protobuf, avro_decoder
 

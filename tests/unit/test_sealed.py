@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.identity.sealed import SealKey, seal
+from headrace.identity.sealed import SealKey, seal
 
 
 @given(st.text(max_size=200))

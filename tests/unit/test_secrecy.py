@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dataset.sources.kafka_options import consumer_options
-from dataset.spec.config import KafkaSource
-from millrace.config import validate
-from millrace.errors import SpecError
-from millrace.secrets import (
+from headrace.config import validate
+from headrace.dataset.sources.kafka_options import consumer_options
+from headrace.dataset.spec.config import KafkaSource
+from headrace.errors import SpecError
+from headrace.secrets import (
     HIDDEN,
     check_shown,
     dump_with_secrets,
@@ -20,12 +20,12 @@ from millrace.secrets import (
     without_keys,
     without_secrets,
 )
-from service.history.log_text import log_lines
-from service.spec.job import Job, job_of
-from trainer.journal.log_file import LogRecord, RecordPlace
-from trainer.journal.records import SpecOperation
-from trainer.predict.config import PredictionRequest
-from trainer.spec import changes
+from headrace.service.history.log_text import log_lines
+from headrace.service.spec.job import Job, job_of
+from headrace.trainer.journal.log_file import LogRecord, RecordPlace
+from headrace.trainer.journal.records import SpecOperation
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.spec import changes
 
 PASSWORD = "hunter2"
 SPEC = {
@@ -196,7 +196,7 @@ def test_a_request_shows_no_secret_but_to_its_own_workers():
 
 
 def test_a_worker_is_told_secrets_and_the_spec_without_them_for_its_log(tmp_path):
-    from service.cluster.worker_plan import plan_job
+    from headrace.service.cluster.worker_plan import plan_job
 
     trainer = plan_job(job_of(SPEC, tmp_path), tmp_path / "run", generation=1).trainers[0].config
     assert PASSWORD not in json.dumps(trainer["job"])

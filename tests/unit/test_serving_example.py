@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dataset.spec.schema import Schema
-from millrace.keys import key_of_reference, sign_of_text
-from pserver.config import CountEntry
-from pserver.protocol.shards import Keys, absent
+from headrace.dataset.spec.schema import Schema
+from headrace.keys import key_of_reference, sign_of_text
+from headrace.pserver.config import CountEntry
+from headrace.pserver.protocol.shards import Keys, absent
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.golden import as_exported
+from headrace.trainer.exports.onnx_model import with_weights
+from headrace.trainer.exports.value_encoding import encode
 from tests.unit.test_exports_golden import SCHEMA, TABLES, World, samples
-from trainer.config import ExportSection
-from trainer.exports.golden import as_exported
-from trainer.exports.onnx_model import with_weights
-from trainer.exports.value_encoding import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ROOT / "deploy" / "examples" / "serving" / "serve.py"
@@ -81,7 +81,7 @@ def exported(world, dtype, job):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_an_export_is_served_without_millrace(tmp_path, dtype):
+def test_an_export_is_served_without_headrace(tmp_path, dtype):
     world = World(tmp_path, ExportSection(golden=20, dtype=dtype), "deep_crossing")
     world.stager.saw(samples(world.rng, 32))
     base, delta = exported(world, dtype, tmp_path / "exports" / "job")
@@ -136,7 +136,7 @@ def test_what_is_not_complete_is_not_served(tmp_path):
     world.stager.saw(samples(world.rng, 8))
     base, _ = exported(world, "float32", tmp_path / "exports" / "job")
     (base / "_DONE").rename(base / "DONE")
-    assert served(tmp_path / "exports" / "job").returncode == 0, "the marker of an older Millrace"
+    assert served(tmp_path / "exports" / "job").returncode == 0, "the marker of an older Headrace"
     (base / "DONE").unlink()
     result = served(tmp_path / "exports" / "job")
     assert result.returncode == 1 and "no complete export, as it has no _DONE" in result.stderr
@@ -177,7 +177,7 @@ def as_event(sample):
     return {**event, "ts": 5, "click": 1}
 
 
-def test_a_file_of_events_gets_the_predictions_that_millrace_would_give(tmp_path):
+def test_a_file_of_events_gets_the_predictions_that_headrace_would_give(tmp_path):
     world = World(tmp_path, ExportSection(golden=20), "deep_crossing")
     world.stager.saw(samples(world.rng, 32))
     _, delta = exported(world, "float32", tmp_path / "exports" / "job")
@@ -249,14 +249,13 @@ def test_raw_events_are_refused_with_the_reason_why_no_export_describes_them(tmp
     assert result.returncode == 1 and result.stderr == f'the export has no "features": {why}\n'
 
 
-def test_it_needs_nothing_of_millrace_but_for_raw_events():
+def test_it_needs_nothing_of_headrace_but_for_raw_events():
     """Features of raw events are made by the code of the trainer, so that they have its bits."""
-    ours = ("millrace", "dataset", "trainer", "pserver", "service")
     found = []
     for node in ast.walk(ast.parse(SERVE.read_text())):
         names = [each.name for each in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found += [name for name in names if name and name.split(".")[0] in ours]
-    assert found == ["dataset.features.served_events", "millrace.errors"]
+            found += [name for name in names if name and name.split(".")[0] == "headrace"]
+    assert found == ["headrace.dataset.features.served_events", "headrace.errors"]
     (raw,) = [each for each in ast.parse(SERVE.read_text()).body if getattr(each, "name", "") == "raw_batches_of"]
-    assert "from dataset.features" in ast.unparse(raw) and "from millrace" in ast.unparse(raw)
+    assert all(f"from {name}" in ast.unparse(raw) for name in found)

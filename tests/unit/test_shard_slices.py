@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.protocol.placement import Placement
-from pserver.protocol.shards import Keys
-from trainer.dense.shard_slices import keys_of
+from headrace.pserver.protocol.placement import Placement
+from headrace.pserver.protocol.shards import Keys
+from headrace.trainer.dense.shard_slices import keys_of
 
 
 @given(num_slices=st.integers(1, 30_000), num_shards=st.integers(1, 16))

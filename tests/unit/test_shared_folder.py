@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from millrace.errors import SpecError, Unwritable
-from millrace.shared_folder import FOLDER, SharedFolder
+from headrace.errors import SpecError, Unwritable
+from headrace.shared_folder import FOLDER, SharedFolder
 
 TOLD = r"trainer-1 on .* does not see {} of the head .*mount that folder at the same path .* store.parts = \"object\""
 

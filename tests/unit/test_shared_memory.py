@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.rpc import shared_memory
-from millrace.rpc.shared_memory import HALF_BYTES, HEAD_BYTES, MemoryOffer, SharedMemory, number_of
+from headrace.rpc import shared_memory
+from headrace.rpc.shared_memory import HALF_BYTES, HEAD_BYTES, MemoryOffer, SharedMemory, number_of
 
 SIZE = HEAD_BYTES + 2 * HALF_BYTES
 
@@ -121,7 +121,7 @@ def test_a_memory_that_is_no_more_offered_cannot_be_opened():
 
 OWNER = """
 import sys
-from millrace.rpc.shared_memory import SharedMemory
+from headrace.rpc.shared_memory import SharedMemory
 memory = SharedMemory.create()
 array = memory.empty(4)
 array[:] = 3
@@ -133,7 +133,7 @@ sys.stdin.read()
 
 def mappings() -> set[str]:
     """The lines of /proc about memory that this process shares."""
-    return {line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:millrace" in line}
+    return {line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:headrace" in line}
 
 
 def test_nothing_is_left_of_the_memory_of_a_killed_process():

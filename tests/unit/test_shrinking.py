@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from dataset.spec.config import SparseSlot
-from dataset.spec.schema import Schema
-from millrace.errors import NotYet, SpecError
-from pserver.config import SlotLife, TableSection
-from pserver.protocol.shards import TableStats
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
-from trainer.journal.records import DayTickOperation, HoldOperation, SetOperation, ShrinkOperation
-from trainer.rank0.operations import ClosingPass
-from trainer.rank0.shrink_guard import rule_of
-from trainer.rank0.shrinks import SMALL_ROWS, Shrinks, ShrinkTooLarge
+from headrace.dataset.spec.config import SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import NotYet, SpecError
+from headrace.pserver.config import SlotLife, TableSection
+from headrace.pserver.protocol.shards import TableStats
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from headrace.trainer.journal.records import DayTickOperation, HoldOperation, SetOperation, ShrinkOperation
+from headrace.trainer.rank0.operations import ClosingPass
+from headrace.trainer.rank0.shrink_guard import rule_of
+from headrace.trainer.rank0.shrinks import SMALL_ROWS, Shrinks, ShrinkTooLarge
 
 SCHEMA = Schema.of([SparseSlot(name="user"), SparseSlot(name="item"), SparseSlot(name="seen", share="item")])
 RULED = TableSection(delete_below=1.0, delete_after_days=9)
@@ -137,7 +137,7 @@ def test_a_shrink_by_a_changed_rule_waits_and_is_counted_again_each_day(world):
     why = "the table has not been shrunk by this rule before"
     assert hold == HoldOperation(table="default", rows=100, going=21, fraction=0.21, why=why)
     assert held(world)["since"] == 2 and held(world)["why"] == why and not world.shrinking.wants_pass(False)
-    assert held(world)["command"] == "millrace shrink JOB.TOML --table default --allow"
+    assert held(world)["command"] == "headrace shrink JOB.TOML --table default --allow"
     assert world.close(2) == []
     world.shards.survey_is = ShrinkSurvey(100, {0: 40}, {})
     [again] = world.close(3)

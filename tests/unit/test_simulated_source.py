@@ -4,15 +4,15 @@ import time
 import numpy as np
 import pytest
 
-from dataset.sources import simulated
-from dataset.sources.simulated import CHUNK_EVENTS, START_S, SimulatedStream
-from dataset.sources.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
-from dataset.spec.config import SimulatedSource
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Segment
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
+from headrace.config import validate
+from headrace.dataset.sources import simulated
+from headrace.dataset.sources.simulated import CHUNK_EVENTS, START_S, SimulatedStream
+from headrace.dataset.sources.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
+from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
 
 
 def config(**settings) -> SimulatedSource:

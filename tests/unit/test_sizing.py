@@ -1,4 +1,4 @@
-"""The figures of `millrace size`: growth of ids, counts of a sample, and the arithmetic of a job's size."""
+"""The figures of `headrace size`: growth of ids, counts of a sample, and the arithmetic of a job's size."""
 
 import json
 from collections import Counter
@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.source import Partition
-from pserver.config import CountEntry, ProbabilityEntry, TableSection
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.table_rows import RowArrays
-from service.sizing import stream_facts
-from service.sizing.id_growth import MOST_DOUBT, IdCurve, backtest, factor_of_doubt, sample_for
-from service.sizing.job_size import Demand, size_job, table_needs, width_of
-from service.sizing.size_text import format_size, how_sure, in_bytes, size_message
-from service.sizing.stream_facts import SlotIds, StreamFacts, admitted
-from service.sizing.training_facts import ProcessCost, TrainingFacts
-from service.spec.job import Job
+from headrace.dataset.stream.source import Partition
+from headrace.pserver.config import CountEntry, ProbabilityEntry, TableSection
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.table_rows import RowArrays
+from headrace.service.sizing import stream_facts
+from headrace.service.sizing.id_growth import MOST_DOUBT, IdCurve, backtest, factor_of_doubt, sample_for
+from headrace.service.sizing.job_size import Demand, size_job, table_needs, width_of
+from headrace.service.sizing.size_text import format_size, how_sure, in_bytes, size_message
+from headrace.service.sizing.stream_facts import SlotIds, StreamFacts, admitted
+from headrace.service.sizing.training_facts import ProcessCost, TrainingFacts
+from headrace.service.spec.job import Job
 
 EVENTS = tuple(int(256 * 1.5**n) for n in range(12))
 

@@ -5,10 +5,10 @@ from bisect import bisect_left, bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.source import Partition
-from trainer.journal.partitions import SkippedRange
-from trainer.journal.pass_plan import cut, is_drained
-from trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads
+from headrace.dataset.stream.source import Partition
+from headrace.trainer.journal.partitions import SkippedRange
+from headrace.trainer.journal.pass_plan import cut, is_drained
+from headrace.trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads
 
 SKEW_MS = 1_000
 START_MS = 1_700_000_000_000

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.samples.slot_counters import (
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.slot_counters import (
     NUM_BUCKETS,
     NUM_REGISTERS,
     SlotCounters,
@@ -15,9 +15,9 @@ from dataset.samples.slot_counters import (
     observe_signs,
     observe_signs_reference,
 )
-from dataset.samples.trim import keep_samples, keep_signs, trim
-from dataset.spec.config import MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
+from headrace.dataset.samples.trim import keep_samples, keep_signs, trim
+from headrace.dataset.spec.config import MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
 
 ROWS = st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=8)
 

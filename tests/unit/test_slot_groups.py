@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.spec.config import DenseSlot, RemovedSlot, SparseSlot
-from dataset.spec.schema import Schema
-from dataset.spec.slot_groups import settled
-from millrace.errors import SpecError
+from headrace.dataset.spec.config import DenseSlot, RemovedSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.slot_groups import settled
+from headrace.errors import SpecError
 
 NAMES = "abcdef"
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.samples.batch import Samples
-from dataset.samples.slot_counters import NUM_BUCKETS, SlotCounters, SlotSum
-from dataset.spec.config import MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from pserver.protocol.shards import TableStats
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.slot_counters import NUM_BUCKETS, SlotCounters, SlotSum
+from headrace.dataset.spec.config import MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.protocol.shards import TableStats
+from headrace.trainer.config import GatesSection
+from headrace.trainer.exports.gates import GateFacts, check_gates
+from headrace.trainer.guard_config import GuardBounds, GuardsSection
+from headrace.trainer.rank0.operations import ClosingPass
+from headrace.trainer.rank0.slot_bounds import SlotCounts, drift, figures_of, of_state, outside, slots_of, summed
+from headrace.trainer.rank0.slot_guards import SlotGuards, SlotOutside
 from tests.fakes.ragged import ragged
 from tests.unit.test_spec import message
-from trainer.config import GatesSection
-from trainer.exports.gates import GateFacts, check_gates
-from trainer.guard_config import GuardBounds, GuardsSection
-from trainer.rank0.operations import ClosingPass
-from trainer.rank0.slot_bounds import SlotCounts, drift, figures_of, of_state, outside, slots_of, summed
-from trainer.rank0.slot_guards import SlotGuards, SlotOutside
 
 SCHEMA = Schema.of([SparseSlot(name="user"), SparseSlot(name="item"), MetaSlot(name="label", kind="meta")])
 ROWS = st.lists(st.lists(st.integers(0, 6), max_size=4), min_size=1, max_size=8)

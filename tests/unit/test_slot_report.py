@@ -1,4 +1,4 @@
-"""`millrace doctor`: what looks wrong with a slot, in words, and the order of slots."""
+"""`headrace doctor`: what looks wrong with a slot, in words, and the order of slots."""
 
 import json
 import re
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.errors import SpecError
-from service.inspect.slot_report import (
+from headrace.errors import SpecError
+from headrace.service.inspect.slot_report import (
     JobReport,
     SlotOrder,
     SlotReport,

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from service.predict.slot_worth import format_losses, measure
-from trainer.predict.slot_shuffle import check_shuffled, shuffled
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.service.predict.slot_worth import format_losses, measure
+from headrace.trainer.predict.slot_shuffle import check_shuffled, shuffled
 
 SLOTS = [SparseSlot(name="ids", weighted=True), DenseSlot(kind="dense", name="price"), MetaSlot(kind="meta", name="y")]
 

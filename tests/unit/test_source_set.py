@@ -2,10 +2,10 @@
 
 import pytest
 
-from dataset.spec.config import MAX_SOURCES, EventTime, FilesSource, KafkaSource, SimulatedSource
-from dataset.spec.source_set import RECORD_CLOCK, SourceSet, check_sources
-from millrace.config import validate
-from millrace.errors import SpecError
+from headrace.config import validate
+from headrace.dataset.spec.config import MAX_SOURCES, EventTime, FilesSource, KafkaSource, SimulatedSource
+from headrace.dataset.spec.source_set import RECORD_CLOCK, SourceSet, check_sources
+from headrace.errors import SpecError
 
 FIELD = EventTime(field="ts")
 

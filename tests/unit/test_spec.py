@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millrace.errors import SpecError
-from service.spec.job import Job, load_job
+from headrace.errors import SpecError
+from headrace.service.spec.job import Job, load_job
 
 NEWS = Path(__file__).parents[1] / "golden" / "news.toml"
 MULTISLOT = 'pipe.protocol="multislot"'
@@ -242,7 +242,7 @@ MISTAKES = {
     'dense={strategy="shards",optimizer={kind="lamb"}}': 'dense: strategy = "shards" does not work with optimizer.kind '
     '= "lamb", which needs all of a parameter',
     'dense={strategy="shards",schedule={kind="inverse_sqrt",warmup=9}}': 'dense: strategy = "shards" does not work '
-    "with schedule, since rates of rows change with `millrace set` only",
+    "with schedule, since rates of rows change with `headrace set` only",
     'dense.schedule={kind="warmup_linear",warmup=9,total=9}': "dense.schedule: total = 9 is not above warmup = 9: no "
     "count is left to fall",
     'train.amp_black=["linear"]': 'train: amp_white and amp_black are for amp = "bfloat16" or "float16"; remove them',
@@ -392,7 +392,7 @@ def test_all_mistakes_of_all_sections_are_told_at_once():
 def test_a_missing_section_is_told(tmp_path, section):
     import tomllib
 
-    from millrace.config import validate
+    from headrace.config import validate
 
     raw = tomllib.loads(NEWS.read_text())
     del raw[section]

@@ -1,13 +1,19 @@
-"""`millrace spec diff`: the class of each key that differs, and what to do."""
+"""`headrace spec diff`: the class of each key that differs, and what to do."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from service.cli.main import cli
-from service.jobs.spec_difference import CarriedOver, CarriedRows, WeightChange, changes_between, format_carried
-from service.spec.job import load_job
+from headrace.service.cli.main import cli
+from headrace.service.jobs.spec_difference import (
+    CarriedOver,
+    CarriedRows,
+    WeightChange,
+    changes_between,
+    format_carried,
+)
+from headrace.service.spec.job import load_job
 from tests.integration.stream_job import SPEC
 
 
@@ -38,7 +44,7 @@ def test_each_class_has_its_lines_and_what_to_do(diff):
         ('path = "store"', 'path = "store"\n[commit]\nkeep = 5'),
     )
     assert code == 0
-    assert lines[0].startswith("hot: `millrace set JOB KEY=VALUE`")
+    assert lines[0].startswith("hot: `headrace set JOB KEY=VALUE`")
     assert lines[1:3] == ["  tables.default.decay: 0.98 -> 0.9", "  tables.default.optimizer.lr: 0.05 -> 0.1"]
     assert lines[3].startswith("at a restart: ")
     assert lines[4] == "  commit.keep: 3 -> 5"
@@ -51,7 +57,7 @@ def test_each_class_has_its_lines_and_what_to_do(diff):
 def test_a_new_model_is_said_with_its_reason_and_exit_code_1(diff):
     code, lines, _ = diff(("dim = 4", "dim = 8"), ("size = 2", "size = 3"))
     assert code == 1
-    assert lines[0].startswith("a new model: a new store.path, or --fresh; `millrace import`")
+    assert lines[0].startswith("a new model: a new store.path, or --fresh; `headrace import`")
     assert lines[1] == "  slots: slot 'd' (size was 2 and is 3; another name would make it a new slot)"
     assert lines[2] == "  tables.default.dim: 4 -> 8"
     assert diff() == (0, ["nothing changes"], None)

@@ -1,4 +1,4 @@
-"""`millrace spec infer`: what it makes of events, and that what it proposes loads."""
+"""`headrace spec infer`: what it makes of events, and that what it proposes loads."""
 
 import gzip
 import json
@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from millrace.errors import BadInput
-from service.cli import main
-from service.proposals.event_sample import EventSample
-from service.proposals.field_facts import MAX_CHILDREN, observe_events
-from service.proposals.field_roles import FieldRole, decide, find_label
-from service.proposals.inference import infer_job
-from service.spec.job import job_of
+from headrace.errors import BadInput
+from headrace.service.cli import main
+from headrace.service.proposals.event_sample import EventSample
+from headrace.service.proposals.field_facts import MAX_CHILDREN, observe_events
+from headrace.service.proposals.field_roles import FieldRole, decide, find_label
+from headrace.service.proposals.inference import infer_job
+from headrace.service.spec.job import job_of
 
 
 def roles_of(*events):
@@ -189,7 +189,7 @@ def test_bad_lines_are_counted_and_told(tmp_path, capsys, monkeypatch):
 
 
 def run(monkeypatch, *words):
-    monkeypatch.setattr("sys.argv", ["millrace", *map(str, words)])
+    monkeypatch.setattr("sys.argv", ["headrace", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         main.main()
     return end.value.code
@@ -207,7 +207,7 @@ def test_the_sample_ends_at_its_limit(tmp_path):
 
 
 def test_a_line_that_is_too_long_is_bad(tmp_path, monkeypatch):
-    monkeypatch.setattr("service.proposals.event_sample.MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("headrace.service.proposals.event_sample.MAX_LINE_BYTES", 20)
     path = tmp_path / "e.jsonl"
     path.write_text('{"a": 1}\n{"a": "' + "x" * 600_000 + '"}\n{"a": 2}\n')
     sample = EventSample(path, 10)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from millrace.errors import MillraceError, SpecError
+from headrace.errors import HeadraceError, SpecError
+from headrace.trainer.checkpoint.commits import MANIFEST
+from headrace.trainer.journal.records import RequestedOperation, SpecOperation
+from headrace.trainer.rank0.logged_specs import overrides_of, replay_first
+from headrace.trainer.rank0.recovery import claim_and_recover
 from tests.fakes.past import SPEC, Past
 from tests.fakes.records import operation
-from trainer.checkpoint.commits import MANIFEST
-from trainer.journal.records import RequestedOperation, SpecOperation
-from trainer.rank0.logged_specs import overrides_of, replay_first
-from trainer.rank0.recovery import claim_and_recover
 
 LATER = {**SPEC, "train": {"batch_size": 7}}
 
@@ -43,7 +43,7 @@ def past(tmp_path):
 def test_passes_of_two_specs_are_replayed_each_under_its_own(past):
     (past.store / "commits" / past.newer / "dense.safetensors").write_bytes(b"other bytes")
     assert replay_first(past.store, LATER, 1) is None  # nobody has read the commit's files
-    with pytest.raises(MillraceError, match=r"passes must be replayed .*train\.batch_size"):
+    with pytest.raises(HeadraceError, match=r"passes must be replayed .*train\.batch_size"):
         claim_and_recover(past.store, 3, LATER, None, {})
     assert not (past.store / "commits" / past.newer / MANIFEST).exists()
 
@@ -58,7 +58,7 @@ def test_passes_of_two_specs_are_replayed_each_under_its_own(past):
 
 def test_a_spec_that_is_changed_back_waits_for_the_passes_of_the_one_between(past):
     assert replay_first(past.store, SPEC, 1) == (LATER, 1)
-    with pytest.raises(MillraceError, match="passes must be replayed"):
+    with pytest.raises(HeadraceError, match="passes must be replayed"):
         claim_and_recover(past.store, 3, SPEC, None, {})
 
 
@@ -163,7 +163,7 @@ def test_passes_with_other_slots_are_replayed_with_them_before_the_slots_change_
     past.close(7, a=(600, 700))
     past.end()
     assert replay_first(past.store, third, 1) == (second, 1)
-    with pytest.raises(MillraceError, match=r"passes must be replayed .*slots"):
+    with pytest.raises(HeadraceError, match=r"passes must be replayed .*slots"):
         claim_and_recover(past.store, 5, third, None, {})
     assert numbers(claim_and_recover(past.store, 6, second, None, {})) == [7]
     with pytest.raises(SpecError, match=r"^slots: .*slot 'b' .group was 1 and is 0"):

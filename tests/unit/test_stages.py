@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from millrace.errors import SpecError
-from trainer.collectives.ranks import SingleRank
-from trainer.collectives.stage_steps import micro_batch_size
-from trainer.dense.pipeline import PipelineDense
-from trainer.dense.stages import Stage, divided
-from trainer.dense_config import DenseSection, PipelineSection
-from trainer.models.contract import DeepTower
-from trainer.train.pipeline_step import stage_plan, summed_loss
+from headrace.errors import SpecError
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.collectives.stage_steps import micro_batch_size
+from headrace.trainer.dense.pipeline import PipelineDense
+from headrace.trainer.dense.stages import Stage, divided
+from headrace.trainer.dense_config import DenseSection, PipelineSection
+from headrace.trainer.models.contract import DeepTower
+from headrace.trainer.train.pipeline_step import stage_plan, summed_loss
 
 WIDTHS = (5, 7, 6, 4)
 

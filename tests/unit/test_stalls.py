@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from millrace.rpc.role import serve_role
-from service.cluster.chief import ChiefConnection
-from service.monitor.alarms import Alarm, alarms
-from service.monitor.lines import status_changes
-from service.monitor.status import Status
-from trainer.status.progress import TrainerProgress
-from trainer.status.step_clock import StepClock, WaitsFor
+from headrace.rpc.role import serve_role
+from headrace.service.cluster.chief import ChiefConnection
+from headrace.service.monitor.alarms import Alarm, alarms
+from headrace.service.monitor.lines import status_changes
+from headrace.service.monitor.status import Status
+from headrace.trainer.status.progress import TrainerProgress
+from headrace.trainer.status.step_clock import StepClock, WaitsFor
 
 WORDS = {
     "pipe": ({}, "no samples come from the source or the pipe command"),

@@ -4,11 +4,11 @@ from contextlib import nullcontext
 
 import pytest
 
-from trainer.checkpoint.commits import FORMAT_OF_FILES, MANIFEST, CommitDamaged, manifest_text
-from trainer.checkpoint.handover import hand_over
-from trainer.rank0 import standby as module
-from trainer.rank0.standby import Standby, StandbyEnded
-from trainer.train.standby_role import StandbyRole
+from headrace.trainer.checkpoint.commits import FORMAT_OF_FILES, MANIFEST, CommitDamaged, manifest_text
+from headrace.trainer.checkpoint.handover import hand_over
+from headrace.trainer.rank0 import standby as module
+from headrace.trainer.rank0.standby import Standby, StandbyEnded
+from headrace.trainer.train.standby_role import StandbyRole
 
 RESIZE = "a"
 

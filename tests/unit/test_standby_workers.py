@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.errors import Unavailable
-from millrace.lifecycle import ExitCode
-from service.cluster.standby import STANDBY, StandbyWorkers, Successor
-from service.cluster.supervision import Exited, RunOutcome, Tick
+from headrace.errors import Unavailable
+from headrace.lifecycle import ExitCode
+from headrace.service.cluster.standby import STANDBY, StandbyWorkers, Successor
+from headrace.service.cluster.supervision import Exited, RunOutcome, Tick
 
 ASKED = {"id": "a", "shards": 3, "trainers": 2, "may_begin": True}
 DRAINED = RunOutcome(ExitCode.DRAINED, "the stream is drained")

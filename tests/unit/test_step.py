@@ -5,22 +5,22 @@ import pytest
 import torch
 from torch import nn
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from pserver.config import TableSection
-from pserver.server.embedded import EmbeddedShards
-from trainer.collectives.ranks import SingleRank
-from trainer.config import TaskSection, TrainSection
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense_config import DenseSection
-from trainer.features.deduplication import tables_of
-from trainer.features.model_inputs import FirstSigns
-from trainer.features.pooling import KernelPooling
-from trainer.features.training_batches import BatchMaker, targets
-from trainer.train.row_sums import RowSums
-from trainer.train.step import Stepper
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.config import DenseSlot, MetaSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.pserver.config import TableSection
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.config import TaskSection, TrainSection
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.model_inputs import FirstSigns
+from headrace.trainer.features.pooling import KernelPooling
+from headrace.trainer.features.training_batches import BatchMaker, targets
+from headrace.trainer.train.row_sums import RowSums
+from headrace.trainer.train.step import Stepper
 
 SCHEMA = Schema.of(
     [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from millrace.errors import SpecError
-from service.cluster.store import MARKER, check_run, claimed, remove
+from headrace.errors import SpecError
+from headrace.service.cluster.store import MARKER, check_run, claimed, remove
 
 WRONG = {
     b"\x00\xffgarbage": "is not JSON: ",
@@ -12,7 +12,7 @@ WRONG = {
     b"{}": 'is damaged or not of a store; the marker of a store holds {"kind": "store", "format": 1}',
     b'{"kind": "exports", "format": 1}': "is damaged or not of a store",
     b'{"kind": "store", "format": true}': "is damaged or not of a store",
-    b'{"kind": "store", "format": 2}': "is of format 2, and this Millrace reads format 1; run the newer one",
+    b'{"kind": "store", "format": 2}': "is of format 2, and this Headrace reads format 1; run the newer one",
     b" " * (2 << 20): "is longer than 1,048,576 bytes",
 }
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.cluster.runtime import UNREACHABLE
-from service.cluster.supervision import (
+from headrace.service.cluster.runtime import UNREACHABLE
+from headrace.service.cluster.supervision import (
     DrainChief,
     EndingLimits,
     Exited,

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dataset.spec.schema import Schema
-from millrace.config import parse_value
-from millrace.errors import SpecError
-from service.cli.sweep_command import _with_its_slices
-from service.cluster.run_folder import run_folder
-from service.history.frozen_runs import frozen_of
-from service.history.paired_test import JobComparison, PairedResult
-from service.predict.prediction import job_of as job_of_request
-from service.sizing.training_facts import alone
-from service.spec.job import job_of, load_job
-from service.spec.side_groups import group_overrides
-from service.sweeps.sweep_runs import MARK, PRIVATE, Sweep, SweepFailed, SweepResult
-from service.sweeps.sweep_settings import (
+from headrace.config import parse_value
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.service.cli.sweep_command import _with_its_slices
+from headrace.service.cluster.run_folder import run_folder
+from headrace.service.history.frozen_runs import frozen_of
+from headrace.service.history.paired_test import JobComparison, PairedResult
+from headrace.service.predict.prediction import job_of as job_of_request
+from headrace.service.sizing.training_facts import alone
+from headrace.service.spec.job import job_of, load_job
+from headrace.service.spec.side_groups import group_overrides
+from headrace.service.sweeps.sweep_runs import MARK, PRIVATE, Sweep, SweepFailed, SweepResult
+from headrace.service.sweeps.sweep_settings import (
     BASE,
     MAX_SETTINGS,
     SweepSetting,
@@ -33,9 +33,9 @@ from service.sweeps.sweep_settings import (
     split_values,
     without_slices,
 )
-from service.sweeps.sweep_table import table_of
+from headrace.service.sweeps.sweep_table import table_of
+from headrace.trainer.control.predictions import PredictionRequest
 from tests.integration.epoch_job import write_epoch_job
-from trainer.control.predictions import PredictionRequest
 
 VALUE = st.one_of(
     st.integers(-9, 9).map(str),

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 
 import pytest
 
-from millrace import timeline
-from millrace.errors import SpecError
-from millrace.timeline import (
+from headrace import timeline
+from headrace.errors import SpecError
+from headrace.service.cluster.trace_file import begin_trace, finish_trace
+from headrace.timeline import (
     Span,
     TimelineRecorder,
     TracePart,
@@ -21,7 +22,6 @@ from millrace.timeline import (
     span,
     stepped,
 )
-from service.cluster.trace_file import begin_trace, finish_trace
 
 
 def part(folder, name="g1-trainer-0", steps=2, after=0):
@@ -98,7 +98,7 @@ def test_a_process_that_is_killed_leaves_no_broken_part(tmp_path):
     script = f"""
 import os, signal
 from pathlib import Path
-from millrace import durable, timeline
+from headrace import durable, timeline
 durable.RealDisk.sync = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 window = timeline.TraceWindow(steps=1)
 with timeline.recording(timeline.TracePart(window=window, file=Path({str(given.file)!r}))), timeline.span("pull"):

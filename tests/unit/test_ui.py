@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.app import ApiSettings, app
-from service.auth.roles import Role
-from service.monitor.status import Status
-from service.ui import action_catalog, format, job_history, job_learning, job_stream, job_tables, overview
-from service.ui.api_client import routes_of
-from service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart
-from service.ui.job_learning import learning_lines, twin_of
-from service.ui.job_output import output_text
-from service.ui.recorder import moment_of
-from service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
-from service.ui.sessions import IDLE_S, MAX_EACH, Sessions
-from service.ui.sign_in import place_of
-from trainer.spec.changes import hot_keys
+from headrace.service.api.app import ApiSettings, app
+from headrace.service.auth.roles import Role
+from headrace.service.monitor.status import Status
+from headrace.service.ui import action_catalog, format, job_history, job_learning, job_stream, job_tables, overview
+from headrace.service.ui.api_client import routes_of
+from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart
+from headrace.service.ui.job_learning import learning_lines, twin_of
+from headrace.service.ui.job_output import output_text
+from headrace.service.ui.recorder import moment_of
+from headrace.service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
+from headrace.service.ui.sessions import IDLE_S, MAX_EACH, Sessions
+from headrace.service.ui.sign_in import place_of
+from headrace.trainer.spec.changes import hot_keys
 
 
 def close(version, auc=0.5, timeline="t1", minutes=None, task="ctr"):
@@ -215,7 +215,7 @@ def test_nothing_loads_nicegui_before_somebody_asks_for_a_page():
     asked_for, met = ["mount"], set()
     while asked_for:
         met.add(name := asked_for.pop())
-        found = re.findall(r"^from service\.ui\.(\w+) import", (folder / f"{name}.py").read_text(), re.M)
+        found = re.findall(r"^from headrace\.service\.ui\.(\w+) import", (folder / f"{name}.py").read_text(), re.M)
         asked_for += [each for each in found if each not in met]
     assert len(loads) > 5
     assert not met & loads

@@ -8,17 +8,17 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.websockets import WebSocket
 
-from service.api.app import ApiSettings, app
-from service.auth.config import AccessSection
-from service.auth.guard import Guard
-from service.auth.roles import Caller, Role
-from service.jobs.memory_host import MemoryHost
-from service.jobs.operation_queue import OperationQueue
-from service.records.database import opened
-from service.ui import mount
-from service.ui.api_client import RequestRefused, Visitor, list_all
-from service.ui.page_access import VISIT, BrowserAuth, PageGate, Visit
-from service.ui.sessions import COOKIE, Sessions
+from headrace.service.api.app import ApiSettings, app
+from headrace.service.auth.config import AccessSection
+from headrace.service.auth.guard import Guard
+from headrace.service.auth.roles import Caller, Role
+from headrace.service.jobs.memory_host import MemoryHost
+from headrace.service.jobs.operation_queue import OperationQueue
+from headrace.service.records.database import opened
+from headrace.service.ui import mount
+from headrace.service.ui.api_client import RequestRefused, Visitor, list_all
+from headrace.service.ui.page_access import VISIT, BrowserAuth, PageGate, Visit
+from headrace.service.ui.sessions import COOKIE, Sessions
 
 TOKENS = {f"mlr_{role.word}": Caller(role.word, role) for role in Role}
 
@@ -231,7 +231,7 @@ def test_without_the_extra_the_first_address_says_how_to_have_it(monkeypatch, ho
     mount.mount(api, 4, 2)
     http = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://127.0.0.1")
     answer = asyncio.run(http.get("/"))
-    assert answer.status_code == 200 and "pip install 'millrace[ui]'" in answer.text and answer.text.count("\n") == 1
+    assert answer.status_code == 200 and "pip install 'headrace[ui]'" in answer.text and answer.text.count("\n") == 1
     assert asyncio.run(http.get("/ui/")).status_code == 404
 
 

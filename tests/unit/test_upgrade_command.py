@@ -1,9 +1,9 @@
-"""Which jobs `millrace upgrade` refuses before it asks a service."""
+"""Which jobs `headrace upgrade` refuses before it asks a service."""
 
 import pytest
 
-from millrace.errors import SpecError
-from service.cli.upgrade_command import moved_lines, upgrade
+from headrace.errors import SpecError
+from headrace.service.cli.upgrade_command import moved_lines, upgrade
 
 
 @pytest.mark.parametrize(

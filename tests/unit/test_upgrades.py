@@ -12,29 +12,29 @@ from pathlib import Path
 
 import pytest
 
-import millrace
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from service.jobs import builds
-from service.jobs.build_check import report_on
-from service.jobs.builds import BuildRefused, BuildReport, ask, interpreter
-from service.jobs.config import ServiceConfig
-from service.jobs.decisions import DesiredState, ObservedState, requested_move
-from service.jobs.environment import environment, identity_of
-from service.jobs.errors import HostingError, NotHosted
-from service.jobs.folder import JobFolder
-from service.jobs.foreground_host import foreground_host
-from service.jobs.host import Desired, Ending, NewJob
-from service.jobs.upgrade import upgrade, upgrade_all
-from service.spec.job import job_of
+import headrace
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.service.jobs import builds
+from headrace.service.jobs.build_check import report_on
+from headrace.service.jobs.builds import BuildRefused, BuildReport, ask, interpreter
+from headrace.service.jobs.config import ServiceConfig
+from headrace.service.jobs.decisions import DesiredState, ObservedState, requested_move
+from headrace.service.jobs.environment import environment, identity_of
+from headrace.service.jobs.errors import HostingError, NotHosted
+from headrace.service.jobs.folder import JobFolder
+from headrace.service.jobs.foreground_host import foreground_host
+from headrace.service.jobs.host import Desired, Ending, NewJob
+from headrace.service.jobs.upgrade import upgrade, upgrade_all
+from headrace.service.spec.job import job_of
+from headrace.trainer.checkpoint import commits
+from headrace.trainer.control.job_log import listed
+from headrace.trainer.journal import log_file
 from tests.fakes.asked_api import api
 from tests.fakes.past import Past
 from tests.integration.stream_job import SPEC
-from trainer.checkpoint import commits
-from trainer.control.job_log import listed
-from trainer.journal import log_file
 
-ROOT = Path(millrace.__file__).parents[1]
+ROOT = Path(headrace.__file__).parents[1]
 RAW = tomllib.loads(SPEC)
 NOW = datetime(2026, 3, 4, tzinfo=UTC)
 
@@ -73,8 +73,8 @@ def test_all_that_can_move_do_and_the_answer_names_them(served):
         hosted(served, name)
     done = upgrade_all(served.host, "", quiet, threading.Event())
     assert [(each["job"], each["version"]) for each in done["jobs"]] == [
-        ("a", millrace.__version__),
-        ("b", millrace.__version__),
+        ("a", headrace.__version__),
+        ("b", headrace.__version__),
     ]
 
 
@@ -86,11 +86,11 @@ def test_a_job_stays_only_where_it_runs_in_the_very_environment_of_the_build(
     served, monkeypatch, of_the_launcher, of_the_build, moves
 ):
     job = hosted(served, "a")
-    running = replace(job, version=millrace.__version__, environment=of_the_launcher)
+    running = replace(job, version=headrace.__version__, environment=of_the_launcher)
     served.host._jobs["a"] = running  # of the service's own build, and of its version
-    monkeypatch.setattr("service.jobs.build_check.environment", lambda: of_the_build)
+    monkeypatch.setattr("headrace.service.jobs.build_check.environment", lambda: of_the_build)
     told = upgrade(served.host, "a", builds.OWN, quiet, threading.Event())
-    assert told == {"job": "a", "build": "", "version": millrace.__version__, "was": millrace.__version__}
+    assert told == {"job": "a", "build": "", "version": headrace.__version__, "was": headrace.__version__}
     assert served.host.job("a").revision == (2 if moves else 1)
 
 
@@ -111,7 +111,7 @@ def test_a_build_that_does_not_tell_its_environment_has_an_unknown_one(tmp_path)
 
 
 def test_the_identity_of_an_environment_changes_with_its_interpreter_and_its_code(tmp_path):
-    for name in ("dataset", "millrace", "pserver", "service", "trainer", "others"):
+    for name in ("dataset", "pserver", "service", "trainer"):
         (tmp_path / name / "deep").mkdir(parents=True)
     code, proto = tmp_path / "trainer/deep/loop.py", tmp_path / "pserver/rows.proto"
     code.write_text("pass\n")
@@ -122,7 +122,7 @@ def test_the_identity_of_an_environment_changes_with_its_interpreter_and_its_cod
     code.rename(code.with_name("pool.py"))
     found.append(identity_of("/opt/a", tmp_path))
     assert len(set(found)) == len(found)
-    for name in ("others/x.py", "trainer/deep/loop.cpython-311.pyc", "trainer/README.md"):
+    for name in ("trainer/deep/loop.cpython-311.pyc", "trainer/README.md"):
         (tmp_path / name).write_text("x")
     assert identity_of("/opt/a", tmp_path) == found[-1]
 
@@ -139,7 +139,7 @@ def test_a_build_that_no_file_names_is_refused_at_once(served):
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
-def test_an_environment_without_millrace_is_refused(tmp_path, program):
+def test_an_environment_without_headrace_is_refused(tmp_path, program):
     with pytest.raises(HostingError, match="build 'bad' .*cannot be started|is no environment that a job can move to"):
         ask({"bad": Path(program)}, "bad", tmp_path, Deadline.after(20))
 
@@ -157,7 +157,7 @@ def test_a_build_runs_its_own_packages_whatever_the_services_variables_name(serv
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (site / "build.pth").write_text(f"{ROOT}\n{sysconfig.get_paths()['purelib']}\n")
     found = ask({"next": tmp_path / "venv" / "bin" / "python"}, "next", job.folder, Deadline.after(60))
-    assert (found.version, found.problem) == (millrace.__version__, "")
+    assert (found.version, found.problem) == (headrace.__version__, "")
 
 
 def test_a_build_that_is_older_than_the_store_says_what_to_do_and_the_job_stays(served, monkeypatch):

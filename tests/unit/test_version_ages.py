@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.stream.source import Segment
-from service.history.version_ages import AGES_S, aged_parts, costs_of, format_costs, spread
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log_file import LogRecord
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import PassClose
+from headrace.dataset.stream.source import Segment
+from headrace.service.history.version_ages import AGES_S, aged_parts, costs_of, format_costs, spread
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log_file import LogRecord
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import PassClose
 
 HOUR_S = 3600.0
 

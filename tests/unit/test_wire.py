@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver.config import DENSE_SLICES, TableSection, Wire
-from pserver.protocol import wire
-from pserver.protocol.shards import ABSENT_BITS, Gradients, absent
-from pserver.protocol.wire import TableWire, decode, encode, rounded, rounded_gradients, wires_of
+from headrace.pserver.config import DENSE_SLICES, TableSection, Wire
+from headrace.pserver.protocol import wire
+from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, absent
+from headrace.pserver.protocol.wire import TableWire, decode, encode, rounded, rounded_gradients, wires_of
 
 HALF, INT8 = TableWire(Wire.BFLOAT16), TableWire(Wire.INT8, 1)
 ODD_BITS = [0, 1, 0x8000_0000, 0x7F7F_FFFF, 0xFF7F_FFFF, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0000, 0xFFC0_0000]

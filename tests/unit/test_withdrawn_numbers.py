@@ -2,14 +2,14 @@
 
 from types import SimpleNamespace
 
+from headrace.trainer.checkpoint.rewind import skip
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.journal.partitions import SkippedRange
+from headrace.trainer.journal.records import SpecOperation
+from headrace.trainer.rank0.recovery import claim_and_recover
+from headrace.trainer.status.progress import TrainerProgress
+from headrace.trainer.train.restored_state import restore
 from tests.fakes.past import SPEC, Past
-from trainer.checkpoint.rewind import skip
-from trainer.collectives.ranks import SingleRank
-from trainer.journal.partitions import SkippedRange
-from trainer.journal.records import SpecOperation
-from trainer.rank0.recovery import claim_and_recover
-from trainer.status.progress import TrainerProgress
-from trainer.train.restored_state import restore
 
 
 def test_plans_after_a_replay_have_numbers_above_all_withdrawn_ones(tmp_path):

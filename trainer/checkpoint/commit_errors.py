@@ -1,6 +1,6 @@
 """Errors of the committer.
 
-MillraceError
+HeadraceError
 +-- CommitFailed     nothing is left of it; the next commit may succeed
 +-- CommitsFail      this has gone on for too long
 +-- ManifestFailed   it may exist or not: this process must end
@@ -8,19 +8,19 @@ MillraceError
 
 from pathlib import Path
 
-from millrace.errors import MillraceError
-from trainer.checkpoint.commits import MANIFEST
+from headrace.errors import HeadraceError
+from headrace.trainer.checkpoint.commits import MANIFEST
 
 
-class CommitFailed(MillraceError):
+class CommitFailed(HeadraceError):
     """A commit failed. Nothing of it is left; its rows wait for the next one, which may succeed."""
 
 
-class CommitsFail(MillraceError):
+class CommitsFail(HeadraceError):
     """No commit succeeded for longer than `commit.max_failing`."""
 
 
-class ManifestFailed(MillraceError):
+class ManifestFailed(HeadraceError):
     """A write of a manifest failed. It is unknown whether it is durable, so this process must end."""
 
     exit_code = 75

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from pserver.protocol.shards import ShardCommitPart
-from trainer.checkpoint.commit_protocols import CapturedState, ManifestFacts, UploadedCommits
-from trainer.checkpoint.commits import FORMAT, FORMAT_OF_FILES, Commit, hash_of
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.trainer.checkpoint.commit_protocols import CapturedState, ManifestFacts, UploadedCommits
+from headrace.trainer.checkpoint.commits import FORMAT, FORMAT_OF_FILES, Commit, hash_of
 
 
 def manifest_of(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from millrace.deadline import Deadline
-from pserver.store.row_store import StoredFile
-from trainer.checkpoint.commits import Commit
+from headrace.deadline import Deadline
+from headrace.pserver.store.row_store import StoredFile
+from headrace.trainer.checkpoint.commits import Commit
 
 
 class CapturedState(Protocol):
@@ -34,7 +34,7 @@ class CapturedState(Protocol):
         ...
 
     def write(self, folder: Path, *, sync: bool = True) -> list[str]:
-        """Write and `sync` the other parts; returns names of files. Raises MillraceError and OSError."""
+        """Write and `sync` the other parts; returns names of files. Raises HeadraceError and OSError."""
         ...
 
 

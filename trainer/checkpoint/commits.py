@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from millrace import documents
-from millrace.durable import REAL, Disk, check_no_link, write_whole
-from millrace.errors import MillraceError
-from millrace.failpoints import Failpoint, failpoint
-from pserver.protocol.shards import ShardCommitPart
-from pserver.store.row_store import StoredFile
+from headrace import documents
+from headrace.durable import REAL, Disk, check_no_link, write_whole
+from headrace.errors import HeadraceError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.store.row_store import StoredFile
 
 FORMAT = 3
 """Newest readable layout of a manifest; a newer one is refused. Since 3, files may be objects of a store."""
@@ -37,12 +37,12 @@ HASH_CHUNK_BYTES = 1 << 20
 HASH_THREADS = 4
 
 
-class CommitDamaged(MillraceError):
+class CommitDamaged(HeadraceError):
     """A commit differs from what was written: a file is missing, shorter, or has other bytes."""
 
 
 class NewerFormat(CommitDamaged):
-    """A manifest of a newer Millrace: this one neither reads nor removes it."""
+    """A manifest of a newer Headrace: this one neither reads nor removes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
         manifest, sha256 = whole["manifest"], whole["sha256"]
         if int(manifest["format"]) > FORMAT:
             raise NewerFormat(
-                f"{name}: is of format {manifest['format']}; this Millrace reads format {FORMAT}; run the newer one"
+                f"{name}: is of format {manifest['format']}; this Headrace reads format {FORMAT}; run the newer one"
             )
         if hashlib.sha256(canonical(manifest)).hexdigest() != sha256:
             raise CommitDamaged(f"{name}: its manifest does not match the hash in it")

@@ -15,21 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.durable import NO_ROOM, REAL, Disk
-from millrace.errors import MillraceError
-from millrace.failpoints import Failpoint, failpoint
-from millrace.timeline import Span, recorded
-from pserver.errors import StoreDamaged
-from pserver.protocol.shards import ShardCommitPart, Shards
-from trainer.checkpoint.commit_errors import CommitFailed, CommitsFail, ManifestFailed
-from trainer.checkpoint.commit_manifest import manifest_of
-from trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
-from trainer.checkpoint.commits import MANIFEST, Commit, Commits, name_of, read_commit, sync_tree, write_manifest
-from trainer.checkpoint.handover import hand_over, remove_handover
-from trainer.checkpoint.pruning import prune_store
-from trainer.config import CommitSection
-from trainer.journal.log import Log, Superseded
+from headrace.deadline import Deadline
+from headrace.durable import NO_ROOM, REAL, Disk
+from headrace.errors import HeadraceError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.errors import StoreDamaged
+from headrace.pserver.protocol.shards import ShardCommitPart, Shards
+from headrace.timeline import Span, recorded
+from headrace.trainer.checkpoint.commit_errors import CommitFailed, CommitsFail, ManifestFailed
+from headrace.trainer.checkpoint.commit_manifest import manifest_of
+from headrace.trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
+from headrace.trainer.checkpoint.commits import (
+    MANIFEST,
+    Commit,
+    Commits,
+    name_of,
+    read_commit,
+    sync_tree,
+    write_manifest,
+)  # fmt: skip
+from headrace.trainer.checkpoint.handover import hand_over, remove_handover
+from headrace.trainer.checkpoint.pruning import prune_store
+from headrace.trainer.config import CommitSection
+from headrace.trainer.journal.log import Log, Superseded
 
 RETRY_S = 5.0
 """Pause after a failed commit, at most `commit.every`."""
@@ -275,7 +283,7 @@ class Committer:
             self._publish(name, manifest)
             with self._log.exclusive():
                 self._write_manifest(folder, manifest)  # 4
-        except (MillraceError, OSError) as error:
+        except (HeadraceError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             self._release(name, held_for)
             self._shards.settle(False, Deadline.after(STEP_S))
@@ -303,7 +311,7 @@ class Committer:
         try:
             hand_over(self._commits.folder.parent, name, write, self._log.exclusive)
             failpoint(Failpoint.HANDED_OVER)
-        except (MillraceError, OSError) as error:
+        except (HeadraceError, OSError) as error:
             if isinstance(error, Superseded | StoreDamaged):
                 raise
             raise CommitFailed(f"it could not be handed over: {error}") from error
@@ -371,5 +379,5 @@ class Committer:
                 prune_store(self._commits, self._section.keep, self._log, self._mirror, self._objects)
         except Superseded:
             raise
-        except (MillraceError, OSError) as error:
+        except (HeadraceError, OSError) as error:
             log.warning("older commits cannot be removed now: %s", error)

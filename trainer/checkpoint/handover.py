@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from millrace.durable import check_no_link, unfinished_name
-from millrace.errors import MillraceError
-from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, manifest_text, read_commit
-from trainer.journal.job_history import JobHistory
+from headrace.durable import check_no_link, unfinished_name
+from headrace.errors import HeadraceError
+from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, manifest_text, read_commit
+from headrace.trainer.journal.job_history import JobHistory
 
 FOLDER = "handover"
 
 
-class HandoverVoid(MillraceError):
+class HandoverVoid(HeadraceError):
     """The state that was handed over is not the newest one."""
 
 

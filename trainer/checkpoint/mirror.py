@@ -4,7 +4,7 @@
     commits/<commit name>.json   the manifest, as in the commit's folder; the commit exists once this does
     log/<file name>              files of the job's log, as of the last upload
 
-millrace.blob moves the bytes; trainer.checkpoint.mirror_uploader decides when; trainer.checkpoint.mirror_fetch brings
+headrace.blob moves the bytes; trainer.checkpoint.mirror_uploader decides when; trainer.checkpoint.mirror_fetch brings
 commits back. Only one process at a time may write to a mirror; the caller ensures it.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.blob.blob_errors import SourceDamaged
-from millrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from millrace.failpoints import Failpoint, failpoint
-from pserver.commit.part_objects import run_parallel
-from trainer.checkpoint.commits import MANIFEST, NAME, Commit, CommitDamaged, NewerFormat, order_of
-from trainer.checkpoint.mirror_catalog import (
+from headrace.blob.blob_errors import SourceDamaged
+from headrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.commit.part_objects import run_parallel
+from headrace.trainer.checkpoint.commits import MANIFEST, NAME, Commit, CommitDamaged, NewerFormat, order_of
+from headrace.trainer.checkpoint.mirror_catalog import (
     MirroredCommit,
     commits_to_remove,
     newest_first,
@@ -36,15 +36,15 @@ KEY = "store.mirror"
 MAX_MANIFEST_BYTES = 64 << 20
 
 
-class MirrorEmpty(MillraceError):
+class MirrorEmpty(HeadraceError):
     """The mirror has no commit, or none that is whole."""
 
 
-class MirrorSuperseded(MillraceError):
+class MirrorSuperseded(HeadraceError):
     """An upload would harm what another machine relies on."""
 
 
-class CommitPresent(MillraceError):
+class CommitPresent(HeadraceError):
     """A commit is never replaced."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class MirrorCatalog:
     damaged: dict[str, CommitDamaged]
 
     def refuse_newer(self) -> None:
-        """Raise NewerFormat where a newer Millrace has written to the mirror."""
+        """Raise NewerFormat where a newer Headrace has written to the mirror."""
         for error in self.damaged.values():
             if isinstance(error, NewerFormat):
                 raise error
@@ -150,7 +150,7 @@ class Mirror:
         1. Manifests, oldest first. 2. Contents that no manifest names any more. 3. Old files of the log.
         An interruption leaves whole commits, and leftovers that the next prune removes.
 
-        Raises NewerFormat, and removes nothing, where a newer Millrace has written to the mirror.
+        Raises NewerFormat, and removes nothing, where a newer Headrace has written to the mirror.
         """
         catalog = self.catalog(deadline)
         catalog.refuse_newer()

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint.commits import Commit, order_of, parse_manifest, to_prune
+from headrace.trainer.checkpoint.commits import Commit, order_of, parse_manifest, to_prune
 
 
 @dataclass(frozen=True, slots=True)

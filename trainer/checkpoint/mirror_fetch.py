@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.blob.blob_store import UNFINISHED
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole
-from millrace.errors import Unwritable
-from pserver.commit.part_objects import run_parallel
-from pserver.store.row_store import StoredFile
-from trainer.checkpoint.commits import FOLDER, MANIFEST, CommitDamaged, files_of
-from trainer.checkpoint.mirror import FILES, CommitPresent, Mirror, MirrorCatalog, MirrorEmpty
-from trainer.checkpoint.mirror_catalog import MirroredCommit
+from headrace.blob.blob_store import UNFINISHED
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole
+from headrace.errors import Unwritable
+from headrace.pserver.commit.part_objects import run_parallel
+from headrace.pserver.store.row_store import StoredFile
+from headrace.trainer.checkpoint.commits import FOLDER, MANIFEST, CommitDamaged, files_of
+from headrace.trainer.checkpoint.mirror import FILES, CommitPresent, Mirror, MirrorCatalog, MirrorEmpty
+from headrace.trainer.checkpoint.mirror_catalog import MirroredCommit
 
 
 @dataclass(frozen=True, slots=True)

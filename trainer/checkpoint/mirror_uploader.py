@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.file_lock import locked
-from trainer.checkpoint.commits import Commit
-from trainer.checkpoint.mirror import Mirror
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.file_lock import locked
+from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.checkpoint.mirror import Mirror
 
 RETRY_S = 5.0
 """Pause after a failed upload."""
@@ -26,7 +26,7 @@ MAX_BEHIND_S = 900.0
 LOCK_S = 5.0
 """Longest wait of one try for another writer to the mirror; then the status shows it."""
 GIVE_UP_S = 45.0
-"""Longest wait at the end for a call that is given up: one request must end first (millrace.blob.s3)."""
+"""Longest wait at the end for a call that is given up: one request must end first (headrace.blob.s3)."""
 LOCK = "mirror.lock"
 """Lock file in the store, held while writing to the mirror. It protects the files of a new generation from a rank 0 of
 an older one that is still alive: either the old one holds the lock and the new one waits, or the old one sees that it
@@ -104,7 +104,7 @@ class MirrorUploader:
         while (commit := self._next()) is not None:
             try:
                 self._upload(commit)
-            except (MillraceError, OSError) as error:
+            except (HeadraceError, OSError) as error:
                 self._failed(commit, error)
 
     def _next(self) -> Commit | None:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint, failpoint
-from pserver.commit.part_objects import FOLDER as PARTS
-from pserver.commit.part_objects import PartObjects, key_of, run_parallel
-from pserver.store.row_store import StoredFile
-from trainer.checkpoint.commits import (
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.commit.part_objects import FOLDER as PARTS
+from headrace.pserver.commit.part_objects import PartObjects, key_of, run_parallel
+from headrace.pserver.store.row_store import StoredFile
+from headrace.trainer.checkpoint.commits import (
     Commit,
     CommitDamaged,
     manifest_text,
@@ -23,10 +23,10 @@ from trainer.checkpoint.commits import (
     parse_manifest,
     uploads_of,
 )
-from trainer.checkpoint.object_store import MANIFESTS, MAX_MANIFEST_BYTES, ObjectStore, manifest_key
-from trainer.checkpoint.part_garbage import PartKey, RetiredCommit, due, removable
-from trainer.fence.fence_records import FenceRetirement
-from trainer.fence.fence_sequence import FenceSequence
+from headrace.trainer.checkpoint.object_store import MANIFESTS, MAX_MANIFEST_BYTES, ObjectStore, manifest_key
+from headrace.trainer.checkpoint.part_garbage import PartKey, RetiredCommit, due, removable
+from headrace.trainer.fence.fence_records import FenceRetirement
+from headrace.trainer.fence.fence_sequence import FenceSequence
 
 RETIRE_S = 20.0
 """Longest wait for the record of a retirement, which holds the store's lock."""

@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from millrace.blob.blob_store import BlobStore, open_blobs, whole
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole
-from millrace.errors import SpecError
-from pserver.commit.part_objects import FOLDER as PARTS
-from pserver.commit.part_objects import PartObjects
-from pserver.errors import StoreDamaged
-from trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, parse_manifest, uploads_of
-from trainer.fence.fence_history import FenceHistory
-from trainer.fence.fence_sequence import BlobFence, FenceSequence, check_conditional_puts
-from trainer.fence.fenced_log import is_ours, prepare
+from headrace.blob.blob_store import BlobStore, open_blobs, whole
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole
+from headrace.errors import SpecError
+from headrace.pserver.commit.part_objects import FOLDER as PARTS
+from headrace.pserver.commit.part_objects import PartObjects
+from headrace.pserver.errors import StoreDamaged
+from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, parse_manifest, uploads_of
+from headrace.trainer.fence.fence_history import FenceHistory
+from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence, check_conditional_puts
+from headrace.trainer.fence.fenced_log import is_ours, prepare
 
 MANIFESTS = "manifests"
 MAX_MANIFEST_BYTES = 64 << 20

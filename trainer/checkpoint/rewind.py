@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from millrace import documents
-from millrace.deadline import Deadline
-from millrace.durable import REAL
-from millrace.errors import MillraceError, SpecError
-from millrace.file_lock import locked
-from trainer.checkpoint.commits import Commit, order_of
-from trainer.fence.fenced_log import LOG_ID, log_id_in
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log import LOCK, AnyRecord, Log, RecordPlace, newest_generation, read
-from trainer.journal.log_file import file_name, listed, record_of
-from trainer.journal.partitions import KnownPartition, SkippedRange
-from trainer.journal.records import Claim, MatmulOperation, Operation, PartitionsOperation, SkipOperation, Void
+from headrace import documents
+from headrace.deadline import Deadline
+from headrace.durable import REAL
+from headrace.errors import HeadraceError, SpecError
+from headrace.file_lock import locked
+from headrace.trainer.checkpoint.commits import Commit, order_of
+from headrace.trainer.fence.fenced_log import LOG_ID, log_id_in
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import LOCK, AnyRecord, Log, RecordPlace, newest_generation, read
+from headrace.trainer.journal.log_file import file_name, listed, record_of
+from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
+from headrace.trainer.journal.records import Claim, MatmulOperation, Operation, PartitionsOperation, SkipOperation, Void
 
 CLAIM_S = 60.0
 """Longest wait for the log's lock."""
 
 
-class NotPossible(MillraceError):
+class NotPossible(HeadraceError):
     """The request does not fit the job's history; nothing was changed."""
 
 
@@ -86,7 +86,7 @@ def rewind(store: Path, commit: Commit, timeline: str) -> int:
     """
     folder = store / "log"
     generation = newest_generation(folder) + 1
-    _claim(folder, generation, timeline, commit.name, "millrace rewind").close()
+    _claim(folder, generation, timeline, commit.name, "headrace rewind").close()
     return generation
 
 
@@ -102,7 +102,7 @@ def rewind_anew(store: Path, commit: Commit, timeline: str) -> Path:
     aside = folder / f"damaged-before-g{generation}"
     with locked(folder / LOCK, Deadline.after(CLAIM_S)):
         shutil.rmtree(begun, ignore_errors=True)
-        _claim(begun, generation, timeline, commit.name, "millrace rewind", log_id_in(folder)).close()  # 1
+        _claim(begun, generation, timeline, commit.name, "headrace rewind", log_id_in(folder)).close()  # 1
         aside.mkdir(exist_ok=True)
         *older, newest = listed(folder)
         for path in older:
@@ -128,7 +128,7 @@ def skip(store: Path, newest: Commit | None, wanted: SkippedRange, reason: str) 
     history = JobHistory.of(read(store / "log"))
     check_skip(history, newest, wanted)
     generation = newest_generation(store / "log") + 1
-    log = _claim(store / "log", generation, history.timeline, history.base, "millrace skip")  # 1
+    log = _claim(store / "log", generation, history.timeline, history.base, "headrace skip")  # 1
     withdrawn = plans_touching(history, wanted)
     for number in reversed(withdrawn):
         log.append(Void(number=number, reason=f"touches what is skipped: {reason}"))  # 2
@@ -169,7 +169,7 @@ def check_skip(history: JobHistory, newest: Commit | None, wanted: SkippedRange)
     if begin < position:
         raise NotPossible(
             f"{name}: the job is at position {position}, so {begin} to {min(end, position)} is already trained or "
-            "skipped; first `millrace rewind` to a version before that, or begin the range there"
+            "skipped; first `headrace rewind` to a version before that, or begin the range there"
         )
 
 

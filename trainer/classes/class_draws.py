@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, MASK, mix, mix_reference
-from millrace.seeds import derive
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.seeds import derive
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

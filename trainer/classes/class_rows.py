@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from millrace.seeds import derive
+from headrace.seeds import derive
 
 BLOCK = 16
 """Slices are a multiple of so many classes, but for the last one."""

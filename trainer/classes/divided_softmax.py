@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.classes.class_draws import ClassDraws
-from trainer.classes.class_rows import ClassRows
-from trainer.classes.margins import Margins, cosines, scores
-from trainer.collectives.ranks import Ranks
+from headrace.trainer.classes.class_draws import ClassDraws
+from headrace.trainer.classes.class_rows import ClassRows
+from headrace.trainer.classes.margins import Margins, cosines, scores
+from headrace.trainer.collectives.ranks import Ranks
 
 BLOCK = 8192
 """Classes that are scored at a time. Sums depend on it."""

@@ -14,7 +14,7 @@ these figures with those of a network link.
 
 from collections.abc import Iterator, Sequence
 
-from millrace.traffic import LinkTraffic
+from headrace.traffic import LinkTraffic
 
 
 class CollectiveTraffic:

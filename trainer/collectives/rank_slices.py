@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.collectives.collective_traffic import CollectiveTraffic
+from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
 
 BUCKET_FLOATS = 1 << 20
 """Floats in one all-reduce. This is fixed because it determines the order of sums."""

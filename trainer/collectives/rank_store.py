@@ -9,11 +9,11 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore  # torch.distributed has them without types
 
-from millrace.address import format_address, parse_address
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.interfaces import address_of
-from millrace.rpc.rendezvous import RendezvousClient
+from headrace.address import format_address, parse_address
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.interfaces import address_of
+from headrace.rpc.rendezvous import RendezvousClient
 
 
 def meet_trainers(

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed has it without types
 
-from millrace import documents
-from millrace.errors import Unavailable
-from millrace.traffic import Links, links_of
-from trainer.collectives.collective_traffic import CollectiveTraffic
-from trainer.collectives.collective_waits import ALL_REDUCE, KINDS, CollectiveWaits
-from trainer.collectives.rank_slices import BUCKET_FLOATS, RankSlices
-from trainer.collectives.stage_steps import DividedSteps, StagePlan, StageSteps, WholeSteps
+from headrace import documents
+from headrace.errors import Unavailable
+from headrace.traffic import Links, links_of
+from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
+from headrace.trainer.collectives.collective_waits import ALL_REDUCE, KINDS, CollectiveWaits
+from headrace.trainer.collectives.rank_slices import BUCKET_FLOATS, RankSlices
+from headrace.trainer.collectives.stage_steps import DividedSteps, StagePlan, StageSteps, WholeSteps
 
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")

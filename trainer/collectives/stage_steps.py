@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.collectives.collective_traffic import CollectiveTraffic
+from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
 
 TARGET, LOGITS = 1, 2
 """Tags of messages between the first and the last rank; those between neighbours have the tag 0."""

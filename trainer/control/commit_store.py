@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from trainer.checkpoint.commits import (
+from headrace.blob.store_address import parse
+from headrace.deadline import Deadline
+from headrace.trainer.checkpoint.commits import (
     MANIFEST,
     NAME,
     VERSION,
@@ -24,12 +24,12 @@ from trainer.checkpoint.commits import (
     sync_tree,
     write_manifest,
 )
-from trainer.checkpoint.handover import acted_in, handed_over
-from trainer.checkpoint.mirror import read_catalog
-from trainer.checkpoint.mirror_fetch import FetchedCommit, fetch, newest_generation_in
-from trainer.checkpoint.object_store import ObjectStore, PreparedStore, complete_commit
-from trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
-from trainer.rank0.logged_specs import replay_first, resized
+from headrace.trainer.checkpoint.handover import acted_in, handed_over
+from headrace.trainer.checkpoint.mirror import read_catalog
+from headrace.trainer.checkpoint.mirror_fetch import FetchedCommit, fetch, newest_generation_in
+from headrace.trainer.checkpoint.object_store import ObjectStore, PreparedStore, complete_commit
+from headrace.trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
+from headrace.trainer.rank0.logged_specs import replay_first, resized
 
 __all__ = [
     "MANIFEST",

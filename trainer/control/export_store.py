@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.done_markers import MARKERS
-from trainer.exports.destination import ExportDestination, ExportFolder, ExportUnusable, open_destination
-from trainer.exports.export_settings import STAGES
-from trainer.exports.manifest import ManifestUnusable
-from trainer.exports.pointers import DONEFILE, read_current, read_manifest, write_current
-from trainer.exports.pointers import chain_of as chain_of_manifest
-from trainer.exports.reader import CURRENT, MANIFEST, Export, chain_of, open_folder
-from trainer.exports.retention import HOLDER, StoredExport, is_export
+from headrace.done_markers import MARKERS
+from headrace.trainer.exports.destination import ExportDestination, ExportFolder, ExportUnusable, open_destination
+from headrace.trainer.exports.export_settings import STAGES
+from headrace.trainer.exports.manifest import ManifestUnusable
+from headrace.trainer.exports.pointers import DONEFILE, read_current, read_manifest, write_current
+from headrace.trainer.exports.pointers import chain_of as chain_of_manifest
+from headrace.trainer.exports.reader import CURRENT, MANIFEST, Export, chain_of, open_folder
+from headrace.trainer.exports.retention import HOLDER, StoredExport, is_export
 
 __all__ = [
     "CURRENT",

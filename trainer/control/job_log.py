@@ -7,13 +7,13 @@ trainer.control.commit_store and .stored_tables.
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from millrace.deadline import Deadline
-from millrace.file_lock import locked
-from trainer.journal import records as log_records
-from trainer.journal.job_history import JobHistory, LoggedPass
-from trainer.journal.log import LOCK
-from trainer.journal.log import read as read_records
-from trainer.journal.log_file import (
+from headrace.deadline import Deadline
+from headrace.file_lock import locked
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.journal.job_history import JobHistory, LoggedPass
+from headrace.trainer.journal.log import LOCK
+from headrace.trainer.journal.log import read as read_records
+from headrace.trainer.journal.log_file import (
     AnyRecord,
     LogDamaged,
     LogTooNew,
@@ -24,8 +24,8 @@ from trainer.journal.log_file import (
     newest_generation,
     record_of,
 )
-from trainer.journal.partitions import KnownPartition, SkippedRange
-from trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
+from headrace.trainer.journal.pass_plan import PassPlan
 
 __all__ = [
     "AnyRecord",

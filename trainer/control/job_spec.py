@@ -3,11 +3,11 @@
 The sections are trainer.config's. Addresses, exports and predictions have modules of their own beside this one.
 """
 
-from trainer.models.class_check import check_class
-from trainer.models.needs import shape_of
-from trainer.models.registry import ALL_MODELS, check_section
-from trainer.rank0.shrink_guard import has_rule
-from trainer.spec.changes import (
+from headrace.trainer.models.class_check import check_class
+from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.registry import ALL_MODELS, check_section
+from headrace.trainer.rank0.shrink_guard import has_rule
+from headrace.trainer.spec.changes import (
     SHARDS,
     TRAINERS,
     changed_keys,
@@ -17,15 +17,15 @@ from trainer.spec.changes import (
     significant_keys,
     with_overrides,
 )
-from trainer.spec.class_rules import check_class_rules, has_divided_classes
-from trainer.spec.defaults import FIRST, fill_defaults
-from trainer.spec.dense_rules import check_dense_rules
-from trainer.spec.history_tables import check_histories, history_tables, remembered_of
-from trainer.spec.join_tables import check_join, join_tables, windows_of
-from trainer.spec.order_rules import check_order
-from trainer.spec.shard_tables import tables_on_shards
-from trainer.spec.slot_rules import check_slot_rules
-from trainer.status.step_clock import STALL_SHARE
+from headrace.trainer.spec.class_rules import check_class_rules, has_divided_classes
+from headrace.trainer.spec.defaults import FIRST, fill_defaults
+from headrace.trainer.spec.dense_rules import check_dense_rules
+from headrace.trainer.spec.history_tables import check_histories, history_tables, remembered_of
+from headrace.trainer.spec.join_tables import check_join, join_tables, windows_of
+from headrace.trainer.spec.order_rules import check_order
+from headrace.trainer.spec.shard_tables import tables_on_shards
+from headrace.trainer.spec.slot_rules import check_slot_rules
+from headrace.trainer.status.step_clock import STALL_SHARE
 
 __all__ = [
     "ALL_MODELS",

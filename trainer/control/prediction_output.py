@@ -1,6 +1,6 @@
 """The output of a prediction job: its files, and the metrics over all parts."""
 
-from trainer.predict.metric_inputs import compute_metrics
-from trainer.predict.output_files import DEAD_LETTERS, METRICS, PartMark, PredictionOutput, part_name
+from headrace.trainer.predict.metric_inputs import compute_metrics
+from headrace.trainer.predict.output_files import DEAD_LETTERS, METRICS, PartMark, PredictionOutput, part_name
 
 __all__ = ["DEAD_LETTERS", "METRICS", "PartMark", "PredictionOutput", "compute_metrics", "part_name"]

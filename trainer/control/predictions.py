@@ -1,16 +1,16 @@
 """Prediction jobs: their requests, the checks of these, and their plans.
 
-Workers are processes of their own (`python -m trainer.predict`).
+Workers are processes of their own (`python -m headrace.trainer.predict`).
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import TrainerJob
-from trainer.predict.after_training import SECTION, check_after, names_tensors, try_outputs
-from trainer.predict.config import LIVE, PredictionRequest
-from trainer.predict.prediction_plan import (
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.predict.after_training import SECTION, check_after, names_tensors, try_outputs
+from headrace.trainer.predict.config import LIVE, PredictionRequest
+from headrace.trainer.predict.prediction_plan import (
     OutputTaken,
     PredictionPlan,
     error_at,
@@ -22,8 +22,8 @@ from trainer.predict.prediction_plan import (
     source_config,
     with_absolute_paths,
 )
-from trainer.spec.history_tables import check_no_statistics
-from trainer.spec.join_tables import check_no_join
+from headrace.trainer.spec.history_tables import check_no_statistics
+from headrace.trainer.spec.join_tables import check_no_join
 
 __all__ = [
     "LIVE",

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from millrace.timeline import Span, recorded
-from trainer.collectives.ranks import Ranks
-from trainer.dense.bucket_sums import BucketSums
-from trainer.dense.dgc import DgcSums, without_momentum
-from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from trainer.dense.flat_optimizer import STATE, FlatOptimizer, state_names
-from trainer.dense.flat_parameters import digest_of
-from trainer.dense.gradient_sums import GradientSums
-from trainer.dense.powersgd import PowerSgdSums
-from trainer.dense_config import DenseSection
+from headrace.timeline import Span, recorded
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.bucket_sums import BucketSums
+from headrace.trainer.dense.dgc import DgcSums, without_momentum
+from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
+from headrace.trainer.dense.flat_optimizer import STATE, FlatOptimizer, state_names
+from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense.gradient_sums import GradientSums
+from headrace.trainer.dense.powersgd import PowerSgdSums
+from headrace.trainer.dense_config import DenseSection
 
 
 class AllReduceDense(FlatDense):

@@ -2,7 +2,7 @@
 
 import math
 
-from trainer.dense_config import MAX_ADAPTIVE
+from headrace.trainer.dense_config import MAX_ADAPTIVE
 
 
 class AveragingSchedule:

@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer.collectives.ranks import Ranks
-from trainer.dense.sync_batch_norm import SyncBatchNorms
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.sync_batch_norm import SyncBatchNorms
 
 
 class BatchNorms(Protocol):

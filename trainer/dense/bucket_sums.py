@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from pserver.config import MAX_FLOAT32
-from trainer.collectives.ranks import Ranks
-from trainer.dense.flat_parameters import within
-from trainer.dense.hierarchy import all_reduce_of
-from trainer.dense.residuals import Residuals
-from trainer.dense_config import DenseSection
+from headrace.pserver.config import MAX_FLOAT32
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.flat_parameters import within
+from headrace.trainer.dense.hierarchy import all_reduce_of
+from headrace.trainer.dense.residuals import Residuals
+from headrace.trainer.dense_config import DenseSection
 
 
 class BucketSums:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from millrace.errors import MillraceError
-from trainer.collectives.ranks import Ranks
+from headrace.errors import HeadraceError
+from headrace.trainer.collectives.ranks import Ranks
 
 
-class BuffersDiffer(MillraceError):
+class BuffersDiffer(HeadraceError):
     """A buffer has another shape or type on one trainer than on rank 0."""
 
     def __init__(self, rank: int, names: list[str]) -> None:

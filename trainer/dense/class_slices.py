@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from millrace.errors import BadInput
-from pserver.config import MAX_FLOAT32
-from pserver.protocol.shards import F32, Gradients, Keys
-from trainer.classes.class_rows import BLOCK, ClassRows
-from trainer.collectives.ranks import Ranks
-from trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_state, vector_names
-from trainer.dense.flat_parameters import within
-from trainer.dense_config import DenseSection
+from headrace.errors import BadInput
+from headrace.pserver.config import MAX_FLOAT32
+from headrace.pserver.protocol.shards import F32, Gradients, Keys
+from headrace.trainer.classes.class_rows import BLOCK, ClassRows
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_state, vector_names
+from headrace.trainer.dense.flat_parameters import within
+from headrace.trainer.dense_config import DenseSection
 
 if TYPE_CHECKING:
-    from trainer.dense.strategy import DenseStrategy
+    from headrace.trainer.dense.strategy import DenseStrategy
 
 WEIGHTS = "model.classes"
 """(N, V) in commits."""

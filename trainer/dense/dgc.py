@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from pserver.config import MAX_FLOAT32
-from trainer.collectives.ranks import Ranks
-from trainer.dense.complete_sums import CompleteSums
-from trainer.dense.flat_dense import clip
-from trainer.dense.flat_parameters import within
-from trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
-from trainer.dense_config import DenseOptimizer, DenseSection, DenseSgd, DgcSection
+from headrace.pserver.config import MAX_FLOAT32
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.complete_sums import CompleteSums
+from headrace.trainer.dense.flat_dense import clip
+from headrace.trainer.dense.flat_parameters import within
+from headrace.trainer.dense.rank_tensors import RESIDUAL, VELOCITY, RankTensors
+from headrace.trainer.dense_config import DenseOptimizer, DenseSection, DenseSgd, DgcSection
 
 STEPS = "dgc.steps"
 """Name of the count of steps in commits."""

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pserver.protocol.shards import F32, Gradients, Keys
-from trainer.collectives.ranks import Ranks
-from trainer.dense.buffers import Buffers
-from trainer.dense.flat_parameters import FlatParameters
-from trainer.dense_config import DenseSection
+from headrace.pserver.protocol.shards import F32, Gradients, Keys
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.buffers import Buffers
+from headrace.trainer.dense.flat_parameters import FlatParameters
+from headrace.trainer.dense_config import DenseSection
 
 PREFIX = "optimizer."
 """Before the names of an optimizer's state in commits."""

@@ -15,8 +15,8 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from trainer.dense.layerwise import lamb, lars
-from trainer.dense_config import (
+from headrace.trainer.dense.layerwise import lamb, lars
+from headrace.trainer.dense_config import (
     DenseAdagrad,
     DenseAdam,
     DenseAdamW,

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from millrace.errors import BadInput, SpecError
-from pserver.config import MAX_FLOAT32
+from headrace.errors import BadInput, SpecError
+from headrace.pserver.config import MAX_FLOAT32
 
 ALIGN_FLOATS = 16
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trainer.dense.rank_tensors import RankTensors
+from headrace.trainer.dense.rank_tensors import RankTensors
 
 
 class GradientSums(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trainer.collectives.ranks import Ranks
-from trainer.dense_config import DenseSection
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense_config import DenseSection
 
 AllReduce = Callable[[Tensor], Callable[[], None]]
 """Begins to sum a flat tensor over ranks in place; the result waits. As Ranks.all_reduce."""

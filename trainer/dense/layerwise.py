@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.dense_config import DenseLamb, DenseLars
+from headrace.trainer.dense_config import DenseLamb, DenseLars
 
 Segments = Sequence[tuple[int, int]]
 """Begin and end of each parameter in the flat buffer."""

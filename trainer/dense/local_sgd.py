@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from millrace.timeline import Span, recorded
-from trainer.collectives.ranks import Ranks
-from trainer.dense.averaging_schedule import AveragingSchedule
-from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
-from trainer.dense.flat_parameters import digest_of
-from trainer.dense_config import DenseSection
+from headrace.timeline import Span, recorded
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.averaging_schedule import AveragingSchedule
+from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
+from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
+from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense_config import DenseSection
 
 SCHEDULE = "local_sgd.schedule"
 """Name of the schedule's state in commits."""

@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from millrace.errors import SpecError
-from pserver.protocol.shards import F32
-from trainer.collectives.ranks import Ranks
-from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_state, state_names, vector_names
-from trainer.dense.flat_parameters import FlatParameters, begins_of
-from trainer.dense.stages import Stage
-from trainer.dense_config import DenseSection
+from headrace.errors import SpecError
+from headrace.pserver.protocol.shards import F32
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
+from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, initial_state, state_names, vector_names
+from headrace.trainer.dense.flat_parameters import FlatParameters, begins_of
+from headrace.trainer.dense.stages import Stage
+from headrace.trainer.dense_config import DenseSection
 
 Parts = Mapping[str, Mapping[str, F32]]
 """For each parameter, by name: its weights, under "", and its parts of the optimizer's state."""

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from millrace.seeds import derive
-from pserver.config import MAX_FLOAT32
-from trainer.collectives.ranks import Ranks
-from trainer.dense.complete_sums import CompleteSums
-from trainer.dense.flat_parameters import within
-from trainer.dense.hierarchy import all_reduce_of
-from trainer.dense.rank_tensors import RESIDUAL, RankTensors
-from trainer.dense_config import DenseSection, PowerSgdSection
+from headrace.pserver.config import MAX_FLOAT32
+from headrace.seeds import derive
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.complete_sums import CompleteSums
+from headrace.trainer.dense.flat_parameters import within
+from headrace.trainer.dense.hierarchy import all_reduce_of
+from headrace.trainer.dense.rank_tensors import RESIDUAL, RankTensors
+from headrace.trainer.dense_config import DenseSection, PowerSgdSection
 
 PREFIX = "powersgd."
 """Before the name of a parameter, in commits: its Q."""

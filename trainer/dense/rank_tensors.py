@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.collectives.ranks import Ranks
+from headrace.trainer.collectives.ranks import Ranks
 
 RESIDUAL, VELOCITY = "residual", "velocity"
 """The part of gradients that a compression has kept back, and the momentum of a rank's own gradients."""

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.collectives.ranks import Ranks
-from trainer.dense.rank_tensors import RESIDUAL, RankTensors
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.rank_tensors import RESIDUAL, RankTensors
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

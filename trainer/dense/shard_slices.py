@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from millrace.deadline import Deadline
-from pserver.config import DENSE_SLICES, SLICE_FLOATS
-from pserver.protocol.shards import F32, Gradients, Keys, Shards
-from trainer.collectives.ranks import Ranks
-from trainer.dense.buffers import Buffers
-from trainer.dense.flat_parameters import FlatParameters, digest_of
-from trainer.dense_config import DenseSection
+from headrace.deadline import Deadline
+from headrace.pserver.config import DENSE_SLICES, SLICE_FLOATS
+from headrace.pserver.protocol.shards import F32, Gradients, Keys, Shards
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.buffers import Buffers
+from headrace.trainer.dense.flat_parameters import FlatParameters, digest_of
+from headrace.trainer.dense_config import DenseSection
 
 Awaiting = Callable[[], AbstractContextManager[None]]
 

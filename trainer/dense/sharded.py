@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from millrace.timeline import Span, recorded
-from trainer.collectives.ranks import Ranks
-from trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
-from trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
-from trainer.dense.flat_parameters import digest_of
-from trainer.dense_config import DenseSection, group_size
+from headrace.timeline import Span, recorded
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.flat_dense import PREFIX, FlatDense, clip, state_in
+from headrace.trainer.dense.flat_optimizer import STEP, FlatOptimizer, state_names, vector_names
+from headrace.trainer.dense.flat_parameters import digest_of
+from headrace.trainer.dense_config import DenseSection, group_size
 
 HASHED_FLOATS = 4096
 """Floats of a part of the state that is hashed by itself, so that a digest does not depend on the number of ranks."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer.dense.batch_norms import evaluating
+from headrace.trainer.dense.batch_norms import evaluating
 
 
 class Blocks(Protocol):

@@ -13,17 +13,17 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from millrace.errors import SpecError
-from pserver.protocol.shards import F32, Gradients, Keys, Shards
-from trainer.collectives.ranks import Ranks
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.dense.buffers import Buffers
-from trainer.dense.class_slices import ClassSlicesDense
-from trainer.dense.local_sgd import LocalSgdDense
-from trainer.dense.pipeline import PipelineDense
-from trainer.dense.shard_slices import Awaiting, ShardDense
-from trainer.dense.sharded import ShardedDense
-from trainer.dense_config import DenseSection
+from headrace.errors import SpecError
+from headrace.pserver.protocol.shards import F32, Gradients, Keys, Shards
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.dense.buffers import Buffers
+from headrace.trainer.dense.class_slices import ClassSlicesDense
+from headrace.trainer.dense.local_sgd import LocalSgdDense
+from headrace.trainer.dense.pipeline import PipelineDense
+from headrace.trainer.dense.shard_slices import Awaiting, ShardDense
+from headrace.trainer.dense.sharded import ShardedDense
+from headrace.trainer.dense_config import DenseSection
 
 
 class DenseStrategy(Protocol):

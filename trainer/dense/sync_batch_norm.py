@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from millrace.errors import MillraceError
-from trainer.collectives.ranks import Ranks
+from headrace.errors import HeadraceError
+from headrace.trainer.collectives.ranks import Ranks
 
 HEAD = 4
 """Floats of a message before its sums: number of ranks with a batch, layer, its square, number of values."""
 
 
-class LayersDiffer(MillraceError):
+class LayersDiffer(HeadraceError):
     """Trainers run their BatchNorm layers in different orders."""
 
     def __init__(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""The exporter process: `python -m trainer.exports`, a child of rank 0.
+"""The exporter process: `python -m headrace.trainer.exports`, a child of rank 0.
 
 Its input is a line of JSON with an ExporterConfig, then one ExportRequest per line. It answers each request with an
 ExportAnswer, one line of output. It ends when its input ends: when rank 0 closes the input, or dies for any reason.
@@ -18,19 +18,19 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millrace import documents
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.durable import writing
-from millrace.errors import MillraceError, SpecError
-from millrace.failpoints import Failpoint, arm
-from millrace.file_lock import locked
-from millrace.lifecycle import run_to_end
-from trainer.exports.export_settings import STAGES
-from trainer.exports.exporter import export
-from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
-from trainer.journal.log import Superseded
-from trainer.journal.log_file import newest_generation
+from headrace import documents
+from headrace.config import validate
+from headrace.deadline import Deadline
+from headrace.durable import writing
+from headrace.errors import HeadraceError, SpecError
+from headrace.failpoints import Failpoint, arm
+from headrace.file_lock import locked
+from headrace.lifecycle import run_to_end
+from headrace.trainer.exports.export_settings import STAGES
+from headrace.trainer.exports.exporter import export
+from headrace.trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
+from headrace.trainer.journal.log import Superseded
+from headrace.trainer.journal.log_file import newest_generation
 
 NICENESS = 19
 """Lowest priority: an exporter uses the CPU time that rank 0 leaves."""
@@ -78,7 +78,7 @@ def answer_request(line: str, config: ExporterConfig) -> ExportAnswer:
         with exclusive_turn(config, Deadline.after(request.section.deadline)):
             scratch = config.store / LIVE / f"{SCRATCH}{request.stream}-{os.getpid()}"
             return export(request, scratch, config.generation)
-    except MillraceError as error:
+    except HeadraceError as error:
         return ExportAnswer(name=name, outcome="failed", error=str(error))
     except Exception as error:  # noqa: BLE001  # outermost handler: a bug in one export does not end the others
         log.exception("export %s failed", name)

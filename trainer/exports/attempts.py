@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from millrace.retry import Backoff
-from trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.retry import Backoff
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 """Pause before another try of an export: it doubles each time, up to the longest."""

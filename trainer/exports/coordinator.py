@@ -17,15 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol, assert_never
 
-from millrace.deadline import Deadline
-from millrace.durable import REAL, writing
-from millrace.errors import MillraceError, NotYet, SpecError
-from millrace.failpoints import Failpoint, failpoint
-from millrace.validation import nearest
-from trainer.checkpoint.commits import Commit, Commits
-from trainer.config import ExportSection
-from trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
-from trainer.exports.export_settings import (
+from headrace.deadline import Deadline
+from headrace.durable import REAL, writing
+from headrace.errors import HeadraceError, NotYet, SpecError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.trainer.checkpoint.commits import Commit, Commits
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
+from headrace.trainer.exports.export_settings import (
     ExportSettings,
     export_operation,
     exported_operation,
@@ -34,13 +33,13 @@ from trainer.exports.export_settings import (
     rollback_operation,
     rollback_request,
 )
-from trainer.exports.request import ExportAnswer, ExportRequest
-from trainer.exports.retention import HOLDER, held_commit, release_other_commits, remove_stages
-from trainer.exports.rollback import RollbackState, value_of
-from trainer.exports.schedule import DueExport, ScheduleInput, decide, default_kind
-from trainer.exports.stream_state import Body, ExportStreamState, Kind, LoggedExport, status_of
-from trainer.journal.log import LogFull, Superseded
-from trainer.journal.records import (
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.exports.retention import HOLDER, held_commit, release_other_commits, remove_stages
+from headrace.trainer.exports.rollback import RollbackState, value_of
+from headrace.trainer.exports.schedule import DueExport, ScheduleInput, decide, default_kind
+from headrace.trainer.exports.stream_state import Body, ExportStreamState, Kind, LoggedExport, status_of
+from headrace.trainer.journal.log import LogFull, Superseded
+from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
     ExportedOperation,
@@ -54,7 +53,8 @@ from trainer.journal.records import (
     ShrinkOperation,
     encode,
 )
-from trainer.rank0.operations import ClosingPass, Request
+from headrace.trainer.rank0.operations import ClosingPass, Request
+from headrace.validation import nearest
 
 STOP_S = 120.0
 """Longest wait for an export when the job is asked to stop. The next run makes it from the same commit."""
@@ -389,7 +389,7 @@ class ExportCoordinator:
                 unfinished.rename(path)
         except Superseded:
             raise
-        except MillraceError as error:
+        except HeadraceError as error:
             log.warning("export %s of %s is made without what rank 0 adds: %s", request.name, request.stream, error)
 
     # -- ends of exports

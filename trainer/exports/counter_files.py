@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pserver.rows.counter_kernels import MAX_COUNT, PARTS, packed, unpacked, width_of, words_of
+from headrace.pserver.rows.counter_kernels import MAX_COUNT, PARTS, packed, unpacked, width_of, words_of
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

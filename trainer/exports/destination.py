@@ -1,6 +1,6 @@
 """Exports where they are stored: `ExportDestination` writes those of one job, `ExportFolder` reads a folder of them.
 
-Both use a blob store (millrace.blob): a folder of this machine or an object store. The order of writing is
+Both use a blob store (headrace.blob): a folder of this machine or an object store. The order of writing is
 decided in trainer.exports.exporter; trainer.exports.reader reads the files. Imports no torch.
 """
 
@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from millrace.blob.blob_store import MAX_APPENDED_BYTES, BlobStore, open_blobs, whole, whole_lines
-from millrace.blob.blob_writer import BlobWriter
-from millrace.blob.store_address import StoreAddress, StoreKind, parse
-from millrace.deadline import Deadline
-from millrace.errors import BadInput
+from headrace.blob.blob_store import MAX_APPENDED_BYTES, BlobStore, open_blobs, whole, whole_lines
+from headrace.blob.blob_writer import BlobWriter
+from headrace.blob.store_address import StoreAddress, StoreKind, parse
+from headrace.deadline import Deadline
+from headrace.errors import BadInput
 
 ROLE = "exports at"
 """Begins the errors of a destination."""
@@ -29,11 +29,11 @@ MAX_SMALL_BYTES = 64 << 20
 
 
 class ExportUnusable(BadInput):
-    """An export is missing, incomplete, damaged, or from a newer Millrace."""
+    """An export is missing, incomplete, damaged, or from a newer Headrace."""
 
 
 class ExportTooNew(ExportUnusable):
-    """A newer Millrace wrote it."""
+    """A newer Headrace wrote it."""
 
 
 class ParentMissing(ExportUnusable):

@@ -11,15 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dataset.spec.schema import Schema
-from millrace.blob.store_address import StoreKind as AddressKind
-from millrace.blob.store_address import parse
-from millrace.done_markers import is_done
-from millrace.errors import SpecError
-from pserver.config import TableSection
-from pserver.protocol.histories import counters_table_of, table_of
-from trainer.config import ExportSection
-from trainer.exports.request import (
+from headrace.blob.store_address import StoreKind as AddressKind
+from headrace.blob.store_address import parse
+from headrace.dataset.spec.schema import Schema
+from headrace.done_markers import is_done
+from headrace.errors import SpecError
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.histories import counters_table_of, table_of
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.request import (
     ExportAnswer,
     ExportedCounters,
     ExportedHistory,
@@ -27,12 +27,12 @@ from trainer.exports.request import (
     ExportRequest,
     ParentExport,
 )
-from trainer.exports.rollback import RollbackDecision, RollbackState
-from trainer.exports.schedule import DueExport
-from trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
-from trainer.journal.records import ExportedOperation, ExportOperation, RollbackOperation
-from trainer.rank0.operations import ClosingPass
-from trainer.spec.history_tables import history_tables
+from headrace.trainer.exports.rollback import RollbackDecision, RollbackState
+from headrace.trainer.exports.schedule import DueExport
+from headrace.trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
+from headrace.trainer.journal.records import ExportedOperation, ExportOperation, RollbackOperation
+from headrace.trainer.rank0.operations import ClosingPass
+from headrace.trainer.spec.history_tables import history_tables
 
 EXPORTS = "exports"
 """Folder in the store for exports of streams without a path."""

@@ -17,30 +17,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.blob.blob_writer import BlobWriter
-from millrace.deadline import Deadline
-from millrace.done_markers import DONE
-from millrace.durable import writing
-from millrace.errors import DeadlineExceeded, MillraceError, SpecError
-from millrace.failpoints import Failpoint, failpoint
-from pserver.errors import StoreDamaged
-from pserver.protocol.shards import U64
-from pserver.protocol.table_operations import ExportCut
-from trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
-from trainer.checkpoint.object_store import complete_commit
-from trainer.exports import gates, manifest, pointers, user_command
-from trainer.exports.destination import ExportDestination, open_destination
-from trainer.exports.history_files import write_memory
-from trainer.exports.manifest import ExportHead, ManifestUnusable
-from trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
-from trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
-from trainer.exports.pointers import HeadIsReplaced
-from trainer.exports.reader import DENSE, MANIFEST
-from trainer.exports.request import ExportAnswer, ExportRequest
-from trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
-from trainer.exports.statistic_files import write_statistics
-from trainer.fence.fence_history import timeline_number
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.blob.blob_writer import BlobWriter
+from headrace.deadline import Deadline
+from headrace.done_markers import DONE
+from headrace.durable import writing
+from headrace.errors import DeadlineExceeded, HeadraceError, SpecError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.errors import StoreDamaged
+from headrace.pserver.protocol.shards import U64
+from headrace.pserver.protocol.table_operations import ExportCut
+from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, read_commit
+from headrace.trainer.checkpoint.object_store import complete_commit
+from headrace.trainer.exports import gates, manifest, pointers, user_command
+from headrace.trainer.exports.destination import ExportDestination, open_destination
+from headrace.trainer.exports.history_files import write_memory
+from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
+from headrace.trainer.exports.model_files import ServedRows, dense_file, dense_of, write_model
+from headrace.trainer.exports.parquet_files import ExportTableWriter, SlotNames, TableCounts
+from headrace.trainer.exports.pointers import HeadIsReplaced
+from headrace.trainer.exports.reader import DENSE, MANIFEST
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.exports.row_selection import CommitTableRows, DeltaImpossible, RowSelection
+from headrace.trainer.exports.statistic_files import write_statistics
+from headrace.trainer.fence.fence_history import timeline_number
 
 FINAL = (DeltaImpossible, ManifestUnusable, CommitDamaged, StoreDamaged, SpecError, HeadIsReplaced)
 """Failures that would repeat at every try."""
@@ -84,7 +84,7 @@ def export(request: ExportRequest, scratch: Path, generation: int | None = None)
             if request.point:
                 return pointers.point_back(request, outlet, head)
             answer = ExportRun(request, outlet, scratch, deadline, head).run()
-    except MillraceError as error:
+    except HeadraceError as error:
         log.warning("export %s of %s failed: %s", request.name, request.stream, error)
         return ExportAnswer(
             name=request.name,
@@ -96,7 +96,7 @@ def export(request: ExportRequest, scratch: Path, generation: int | None = None)
     return answer.model_copy(update={"seconds": time.monotonic() - started_s})
 
 
-def _worded(error: MillraceError, request: ExportRequest) -> str:
+def _worded(error: HeadraceError, request: ExportRequest) -> str:
     if isinstance(error, DeadlineExceeded) or (isinstance(error, BlobUnavailable) and error.out_of_time):
         return f"{error}: exports.{request.stream}.deadline is {request.section.deadline:g} s"
     return str(error)
@@ -176,8 +176,8 @@ class ExportRun:
             self.deadline.check("completing the export")
             pointers.check_head(self.outlet, self.head)
             self.outlet.put(f"{self.path}/{DONE}", b"")  # 6
-        except MillraceError:
-            with suppress(MillraceError):  # the next try removes it; the first error matters more
+        except HeadraceError:
+            with suppress(HeadraceError):  # the next try removes it; the first error matters more
                 pointers.check_head(self.outlet, self.head)  # or else it is another's by now
                 pointers.remove_export(self.outlet, self.path)
             raise
@@ -257,7 +257,7 @@ class ExportRun:
         )
 
         def find(table: str, keys_U: U64) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-            from trainer.exports.golden import (
+            from headrace.trainer.exports.golden import (
                 as_exported,
             )  # imports ONNX, some 50 MB; only jobs with a traced model need it
 
@@ -281,7 +281,7 @@ class ExportRun:
         return RowSelection(cut, self.request.version, is_base)
 
     def _current_rows(self) -> int | None:
-        """Rows of the current export's model. Raises ManifestUnusable where a newer Millrace wrote it."""
+        """Rows of the current export's model. Raises ManifestUnusable where a newer Headrace wrote it."""
         current = pointers.read_current(self.outlet)
         content = None if current is None else pointers.read_manifest(self.outlet, current["path"])
         if content is None:
@@ -331,7 +331,7 @@ class ExportRun:
             removed = pointers.remove_old_exports(
                 self.outlet, section.keep, needed, self.path, self.request.stream
             )  # 3
-        except MillraceError as error:  # the next one tries again
+        except HeadraceError as error:  # the next one tries again
             log.warning("old exports of %s cannot be removed: %s", self.request.stream, error)
         return ExportAnswer(
             name=self.request.name,

@@ -14,12 +14,12 @@ import time
 
 from pydantic import ValidationError
 
-from millrace import documents
-from millrace.deadline import Deadline
-from millrace.failpoints import LAST_WORDS
-from millrace.process import ChildProcess
-from millrace.stderr import StderrLog
-from trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
+from headrace import documents
+from headrace.deadline import Deadline
+from headrace.failpoints import LAST_WORDS
+from headrace.process import ChildProcess
+from headrace.stderr import StderrLog
+from headrace.trainer.exports.request import ExportAnswer, ExporterConfig, ExportRequest
 
 GRACE_S = 15.0
 """The process is killed so long after the deadlines of its export, if it has not answered."""
@@ -43,7 +43,7 @@ class ExporterChild:
     def __init__(self, config: ExporterConfig) -> None:
         """Raises ExporterGone."""
         try:  # in the session of this process, so that its niceness counts
-            self._process = ChildProcess((sys.executable, "-m", "trainer.exports"), new_session=False)
+            self._process = ChildProcess((sys.executable, "-m", "headrace.trainer.exports"), new_session=False)
         except OSError as error:
             raise ExporterGone(f"cannot be started: {error}") from error
         self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config import GatesSection
+from headrace.trainer.config import GatesSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

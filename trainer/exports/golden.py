@@ -4,7 +4,7 @@ golden.parquet has a row a sample: for each sparse slot its signs (list<uint64>;
 max_len kept) and, where it is weighted, "<slot>.weight" (list<float32>); for each dense slot its values
 (list<float32>); for each task "prediction.<task>" (float32). Rank 0 writes it (trainer.train.export_stage). The
 exporter process predicts the samples again from the rows it exported and the ONNX model. Any server can do so, too:
-deploy/examples/serving does it without Millrace.
+deploy/examples/serving does it without Headrace.
 
 Shapes: B samples, N signs of one slot, U unique keys of one table, W weights of a row: first-order weight, then vector.
 """
@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dataset.samples.batch import F32, U64, Ragged, Samples
-from dataset.spec.schema import Schema
-from millrace.errors import BadInput
-from millrace.keys import keys_of
-from trainer.exports.onnx_model import OnnxModel
-from trainer.exports.value_encoding import Dtype, encode
+from headrace.dataset.samples.batch import F32, U64, Ragged, Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import BadInput
+from headrace.keys import keys_of
+from headrace.trainer.exports.onnx_model import OnnxModel
+from headrace.trainer.exports.value_encoding import Dtype, encode
 
 PREDICTION = "prediction."
 """Before a task's name."""

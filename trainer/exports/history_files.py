@@ -11,15 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.deadline import Deadline
-from millrace.priority import Pace
-from pserver.protocol.histories import Memory
-from pserver.protocol.table_operations import ExportCut
-from trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
-from trainer.exports.memory_files import columns_of, schema_of
-from trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
-from trainer.exports.request import ExportedCounters, ExportedHistory, ExportedMemory
-from trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
+from headrace.deadline import Deadline
+from headrace.priority import Pace
+from headrace.pserver.protocol.histories import Memory
+from headrace.pserver.protocol.table_operations import ExportCut
+from headrace.trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
+from headrace.trainer.exports.memory_files import columns_of, schema_of
+from headrace.trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
+from headrace.trainer.exports.request import ExportedCounters, ExportedHistory, ExportedMemory
+from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
 
 
 def write_memory(

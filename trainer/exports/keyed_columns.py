@@ -6,8 +6,8 @@ Shapes: U keys of a chunk, N rows of a file.
 import numpy as np
 import pyarrow as pa
 
-from millrace.keys import signs_of
-from pserver.protocol.shards import U64
+from headrace.keys import signs_of
+from headrace.pserver.protocol.shards import U64
 
 KEYED = (
     pa.field("slot", pa.dictionary(pa.int32(), pa.string()), nullable=False),

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import millrace
-from millrace import documents
-from millrace.errors import MillraceError
-from trainer.exports.destination import ExportUnusable
-from trainer.exports.gates import GateResult
-from trainer.exports.reader import FORMAT, check_fields, object_of
-from trainer.exports.request import ExportRequest
+import headrace
+from headrace import documents
+from headrace.errors import HeadraceError
+from headrace.trainer.exports.destination import ExportUnusable
+from headrace.trainer.exports.gates import GateResult
+from headrace.trainer.exports.reader import FORMAT, check_fields, object_of
+from headrace.trainer.exports.request import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
 """Fields that are equal in two exports of the same state by the same rules."""
@@ -27,8 +27,8 @@ POINTED = {"path": str, "chain": list}
 """Fields that are read from current.json."""
 
 
-class ManifestUnusable(MillraceError):
-    """A manifest is damaged, or a newer Millrace wrote it."""
+class ManifestUnusable(HeadraceError):
+    """A manifest is damaged, or a newer Headrace wrote it."""
 
 
 def identity(request: ExportRequest) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def build_manifest(
     return {
         **identity(request),
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "millrace": millrace.__version__,
+        "headrace": headrace.__version__,
         "tables": {name: dict(table) for name, table in tables.items()},
         "gates": {name: gate.message() for name, gate in gates.items()},
         **more,
@@ -104,7 +104,7 @@ def parse_manifest(text: bytes, what: str, fields: Mapping[str, type]) -> dict[s
 def _check_format(number: int, what: str) -> None:
     if number > FORMAT:
         raise ManifestUnusable(
-            f"{what} is of format {number}; this Millrace writes format {FORMAT}: continue with the newer one, or give "
+            f"{what} is of format {number}; this Headrace writes format {FORMAT}: continue with the newer one, or give "
             "the stream a path of its own"
         )
 
@@ -127,7 +127,7 @@ class ExportHead:
 
     @classmethod
     def of(cls, current: Mapping[str, Any] | None) -> "ExportHead | None":
-        """The head in current.json, or None: it is absent, or an older Millrace wrote it."""
+        """The head in current.json, or None: it is absent, or an older Headrace wrote it."""
         match (current or {}).get("head"):
             case {"timeline": int(timeline), "generation": int(generation)}:
                 return cls(timeline, generation)

@@ -18,17 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace import documents
-from millrace.blob.blob_writer import BlobWriter
-from millrace.done_markers import DONE
-from millrace.durable import REAL, unfinished_name, writing
-from millrace.errors import SpecError
-from trainer.exports import manifest
-from trainer.exports.destination import ExportDestination, ExportUnusable, folder_destination
-from trainer.exports.memory_files import columns_of, has_memory, memories_at, replay, schema_of
-from trainer.exports.parquet_files import ParquetFiles
-from trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
-from trainer.exports.row_chunks import RowChunk
+from headrace import documents
+from headrace.blob.blob_writer import BlobWriter
+from headrace.done_markers import DONE
+from headrace.durable import REAL, unfinished_name, writing
+from headrace.errors import SpecError
+from headrace.trainer.exports import manifest
+from headrace.trainer.exports.destination import ExportDestination, ExportUnusable, folder_destination
+from headrace.trainer.exports.memory_files import columns_of, has_memory, memories_at, replay, schema_of
+from headrace.trainer.exports.parquet_files import ParquetFiles
+from headrace.trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
+from headrace.trainer.exports.row_chunks import RowChunk
 
 ROWS = re.compile(r"(rows|tombstones|histories|counters)-.*\.parquet")
 DONEFILE = "donefile.txt"

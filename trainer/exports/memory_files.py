@@ -18,19 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dataset.spec.config import DenseSlot, HistorySection, SlotKind, SparseSlot
-from dataset.spec.counters import CountersSection
-from dataset.spec.schema import Schema, Slot
-from millrace.config import validate
-from millrace.errors import SpecError
-from pserver.protocol.histories import Memory, counters_table_of, table_of
-from pserver.protocol.shards import F32, U64
-from pserver.rows import counter_kernels, history_kernels
-from trainer.exports.counter_files import COUNTED, rows_of_sub_windows, sub_windows
-from trainer.exports.destination import ExportUnusable
-from trainer.exports.keyed_columns import KEYED, keyed_columns
-from trainer.exports.reader import CHUNK_ROWS, Export, chunk_of
-from trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
+from headrace.config import validate
+from headrace.dataset.spec.config import DenseSlot, HistorySection, SlotKind, SparseSlot
+from headrace.dataset.spec.counters import CountersSection
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.errors import SpecError
+from headrace.pserver.protocol.histories import Memory, counters_table_of, table_of
+from headrace.pserver.protocol.shards import F32, U64
+from headrace.pserver.rows import counter_kernels, history_kernels
+from headrace.trainer.exports.counter_files import COUNTED, rows_of_sub_windows, sub_windows
+from headrace.trainer.exports.destination import ExportUnusable
+from headrace.trainer.exports.keyed_columns import KEYED, keyed_columns
+from headrace.trainer.exports.reader import CHUNK_ROWS, Export, chunk_of
+from headrace.trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
 
 HISTORY = pa.field("history", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)
 KINDS = ("histories", "counters")

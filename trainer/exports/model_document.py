@@ -1,4 +1,4 @@
-"""model.json of an export: all that a program without Millrace needs to serve it. Pure; imports no torch.
+"""model.json of an export: all that a program without Headrace needs to serve it. Pure; imports no torch.
 
 64-bit numbers are strings of decimal digits, since many readers of JSON keep only 53 bits.
 """
@@ -6,12 +6,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from dataset.spec.config import DenseSlot
-from dataset.spec.schema import Schema, Slot
-from millrace.keys import key_of_reference, sign_of_text
-from pserver.config import TableSection
-from pserver.rows.counter_kernels import PARTS, UNIT
-from trainer.config import ExportSection
+from headrace.dataset.spec.config import DenseSlot
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.keys import key_of_reference, sign_of_text
+from headrace.pserver.config import TableSection
+from headrace.pserver.rows.counter_kernels import PARTS, UNIT
+from headrace.trainer.config import ExportSection
 
 FORMAT = 1
 """Format number of model.json."""

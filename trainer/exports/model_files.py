@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from millrace import documents
-from millrace.blob.blob_writer import BlobWriter
-from millrace.errors import BadInput
-from trainer.checkpoint.commits import CommitDamaged
-from trainer.exports.reader import DENSE, MODEL
+from headrace import documents
+from headrace.blob.blob_writer import BlobWriter
+from headrace.errors import BadInput
+from headrace.trainer.checkpoint.commits import CommitDamaged
+from headrace.trainer.exports.reader import DENSE, MODEL
 
 if TYPE_CHECKING:
-    from trainer.exports.golden import FindRows
+    from headrace.trainer.exports.golden import FindRows
 
 PREFIX = "model."
 """Prefix of the names of a model's tensors in a commit; serving needs no others."""
@@ -107,7 +107,9 @@ def _onnx(template: bytes | None, tensors: Mapping[str, NDArray[Any]], why: str)
     """The model with its weights, or why there is none."""
     if template is None:
         return None, why or LOST
-    from trainer.exports.onnx_model import with_weights  # costs some 50 MB; only jobs with a traced model need it
+    from headrace.trainer.exports.onnx_model import (
+        with_weights,
+    )  # costs some 50 MB; only jobs with a traced model need it
 
     try:
         return with_weights(template, tensors), ""
@@ -125,7 +127,7 @@ def _golden(
         return None, None, "thresholds exclude rows from deltas: only bases have golden predictions", None
     if onnx is None:
         return content if served.whole else None, None, "there is no ONNX model to predict with", None
-    from trainer.exports import golden as goldens
+    from headrace.trainer.exports import golden as goldens
 
     try:
         samples = goldens.from_bytes(content)

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from millrace.errors import BadInput
+from headrace.errors import BadInput
 
 F32 = NDArray[np.float32]
 

@@ -22,17 +22,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from millrace.blob.blob_writer import BlobWriter
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint, failpoint
-from millrace.keys import signs_of
-from millrace.priority import Pace
-from pserver.config import TableSection
-from pserver.lifecycle.aging import KEEPERS
-from pserver.protocol.shards import U16, U64
-from pserver.rows.row_format import groups_of
-from trainer.exports.row_selection import CommitTableRows, RowSelection, SelectedRows, weights_of
-from trainer.exports.value_encoding import Dtype, EncodedValues, encode
+from headrace.blob.blob_writer import BlobWriter
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint, failpoint
+from headrace.keys import signs_of
+from headrace.priority import Pace
+from headrace.pserver.config import TableSection
+from headrace.pserver.lifecycle.aging import KEEPERS
+from headrace.pserver.protocol.shards import U16, U64
+from headrace.pserver.rows.row_format import groups_of
+from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, SelectedRows, weights_of
+from headrace.trainer.exports.value_encoding import Dtype, EncodedValues, encode
 
 MAX_FILE_ROWS = 1_000_000
 """A file ends with the chunk that reaches this many rows."""

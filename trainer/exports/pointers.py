@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.blob.blob_store import UNFINISHED
-from millrace.deadline import Deadline
-from millrace.done_markers import MARKERS, has_done
-from millrace.errors import MillraceError, Unavailable
-from trainer.config import ExportSection
-from trainer.exports import manifest as manifests
-from trainer.exports.destination import ExportDestination, open_destination
-from trainer.exports.export_settings import address_of
-from trainer.exports.manifest import ExportHead, ManifestUnusable
-from trainer.exports.reader import CURRENT, MANIFEST
-from trainer.exports.request import ExportAnswer, ExportRequest
-from trainer.exports.retention import StoredExport, exports_to_remove, is_export
+from headrace import documents
+from headrace.blob.blob_store import UNFINISHED
+from headrace.deadline import Deadline
+from headrace.done_markers import MARKERS, has_done
+from headrace.errors import HeadraceError, Unavailable
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports import manifest as manifests
+from headrace.trainer.exports.destination import ExportDestination, open_destination
+from headrace.trainer.exports.export_settings import address_of
+from headrace.trainer.exports.manifest import ExportHead, ManifestUnusable
+from headrace.trainer.exports.reader import CURRENT, MANIFEST
+from headrace.trainer.exports.request import ExportAnswer, ExportRequest
+from headrace.trainer.exports.retention import StoredExport, exports_to_remove, is_export
 
 DONEFILE = "donefile.txt"
 MAX_CHAIN = 100_000
@@ -54,7 +54,7 @@ def _current_of(outlet: ExportDestination, text: bytes) -> dict[str, Any]:
     return manifests.parse_manifest(text, outlet.url(CURRENT), manifests.POINTED)
 
 
-class HeadIsReplaced(MillraceError):
+class HeadIsReplaced(HeadraceError):
     """A later head has exported to the destination: this one must not change anything there."""
 
     def __init__(self, url: str, ours: ExportHead, theirs: ExportHead) -> None:
@@ -136,7 +136,7 @@ def point_back(request: ExportRequest, outlet: ExportDestination, head: ExportHe
             return ExportAnswer(name=request.name, outcome="complete", path=path, current=True)
     raise ManifestUnusable(
         f"none of the exports before the fall exists in {outlet.url('')} any more: set exports.{request.stream}.keep "
-        "higher, or choose one with `millrace exports point`"
+        "higher, or choose one with `headrace exports point`"
     )
 
 
@@ -218,9 +218,9 @@ def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path,
     for stream, section in streams.items():
         address = address_of(section, stream, store, folder)
         try:
-            with tempfile.TemporaryDirectory(prefix="millrace-exports-") as scratch:
+            with tempfile.TemporaryDirectory(prefix="headrace-exports-") as scratch:
                 names = open_destination(address, job, Path(scratch), Deadline.after(LOOK_S)).folders("")
-        except MillraceError as error:
+        except HeadraceError as error:
             log.warning("the timelines of the exports of %s are not known: %s", stream, error)
             continue
         newest = max([newest, *(int(name[1:]) for name in names if re.fullmatch(r"t\d+", name))])

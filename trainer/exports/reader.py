@@ -1,6 +1,6 @@
 """Opens exports in a folder or an object store, checks them, reads their rows, and replays chains from a base on.
 
-An export without _DONE is never read (millrace.done_markers). Files of an object store are fetched whole, when they are
+An export without _DONE is never read (headrace.done_markers). Files of an object store are fetched whole, when they are
 first read, into a folder of the caller. trainer.exports.exporter writes exports; trainer.exports.row_chunks merges
 rows. Imports no torch.
 """
@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from millrace import documents
-from millrace.done_markers import DONE, MARKERS
-from millrace.validation import nearest
-from trainer.checkpoint.commits import hash_of
-from trainer.exports.destination import ExportFolder, ExportTooNew, ExportUnusable, ParentMissing
-from trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
+from headrace import documents
+from headrace.done_markers import DONE, MARKERS
+from headrace.trainer.checkpoint.commits import hash_of
+from headrace.trainer.exports.destination import ExportFolder, ExportTooNew, ExportUnusable, ParentMissing
+from headrace.trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
+from headrace.validation import nearest
 
 FORMAT = 1
 """Format number of the manifest. A reader refuses newer ones."""
@@ -197,7 +197,7 @@ def open_folder(place: ExportFolder) -> Export:
     try:
         if int(manifest["format"]) > FORMAT:
             raise ExportTooNew(
-                f"{place.address}: is of format {manifest['format']}; this Millrace reads format {FORMAT}; "
+                f"{place.address}: is of format {manifest['format']}; this Headrace reads format {FORMAT}; "
                 "use a newer one"
             )
         if all(place.small(marker) is None for marker in MARKERS):

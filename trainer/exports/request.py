@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from millrace.config import Count, Section, SlotGroup
-from millrace.failpoints import ArmedFailpoint
-from pserver.config import NotNegative, TableSection, WindowS
-from trainer.config import ExportSection
+from headrace.config import Count, Section, SlotGroup
+from headrace.failpoints import ArmedFailpoint
+from headrace.pserver.config import NotNegative, TableSection, WindowS
+from headrace.trainer.config import ExportSection
 
 
 class ParentExport(Section):
@@ -84,7 +84,7 @@ class ExportRequest(Section):
     commit: Path
     """Folder of the commit of this version, leased."""
     address: str
-    """Destination of the stream, as millrace.blob.store_address has it; exports are in <address>/<job>/<timeline>/."""
+    """Destination of the stream, as headrace.blob.store_address has it; exports are in <address>/<job>/<timeline>/."""
     stage: Path
     """Folder of what rank 0 prepared: model.json, golden.parquet and onnx-template.onnx, as far as it could."""
     tables: dict[str, TableSection]

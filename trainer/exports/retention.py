@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint.commits import Commits, order_of
-from trainer.exports.export_settings import STAGES
-from trainer.exports.stream_state import LoggedExport
+from headrace.trainer.checkpoint.commits import Commits, order_of
+from headrace.trainer.exports.export_settings import STAGES
+from headrace.trainer.exports.stream_state import LoggedExport
 
 NAME = re.compile(r"(t\d+)/(\d{10,})-(base|delta)")
 _STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")

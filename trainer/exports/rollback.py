@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from trainer.guard_config import RollbackSection
+from headrace.trainer.guard_config import RollbackSection
 
 MAX_PROMOTED = 64
 """Promoted exports that are remembered; older ones are no longer gone back to."""

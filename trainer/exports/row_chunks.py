@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import BadInput
-from pserver.store.row_store import sort_order_of
+from headrace.errors import BadInput
+from headrace.pserver.store.row_store import sort_order_of
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.keys import NUM_BUCKETS
-from pserver.commit.change_files import ChangedKeys, read_changes
-from pserver.config import TableSection
-from pserver.lifecycle.aging import KEEPERS, RowStatistics, TableAging
-from pserver.protocol.shards import U16, U64, ShardCommitPart
-from pserver.protocol.table_operations import ExportCut
-from pserver.rows.optimizers import optimizer_of
-from pserver.rows.row_format import HEAD
-from pserver.store.rocks_store import RocksRowStore
-from pserver.store.row_store import U32, RowStore, sort_order_of
-from trainer.checkpoint.commits import Commit, CommitDamaged
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.commit.change_files import ChangedKeys, read_changes
+from headrace.pserver.config import TableSection
+from headrace.pserver.lifecycle.aging import KEEPERS, RowStatistics, TableAging
+from headrace.pserver.protocol.shards import U16, U64, ShardCommitPart
+from headrace.pserver.protocol.table_operations import ExportCut
+from headrace.pserver.rows.optimizers import optimizer_of
+from headrace.pserver.rows.row_format import HEAD
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.store.row_store import U32, RowStore, sort_order_of
+from headrace.trainer.checkpoint.commits import Commit, CommitDamaged
 
 U8 = NDArray[np.uint8]
 
@@ -34,7 +34,7 @@ CHUNK_ROWS = 65_536
 """Rows of a delta that are looked up in one call."""
 
 
-class DeltaImpossible(MillraceError):
+class DeltaImpossible(HeadraceError):
     """A delta lacks what it builds on. Another try cannot help; a base is needed."""
 
 

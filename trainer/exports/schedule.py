@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import ExportSection
-from trainer.exports.stream_state import ExportStreamState, Kind, LoggedExport
+from headrace.trainer.config import ExportSection
+from headrace.trainer.exports.stream_state import ExportStreamState, Kind, LoggedExport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.deadline import Deadline
-from millrace.priority import Pace
-from pserver.protocol.table_operations import ExportCut
-from pserver.rows.row_format import groups_of
-from trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
-from trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
-from trainer.exports.request import ExportedStatistics
-from trainer.exports.row_selection import CommitTableRows, RowSelection
+from headrace.deadline import Deadline
+from headrace.priority import Pace
+from headrace.pserver.protocol.table_operations import ExportCut
+from headrace.pserver.rows.row_format import groups_of
+from headrace.trainer.exports.keyed_columns import KEYED, keyed_columns, signs_in_group
+from headrace.trainer.exports.parquet_files import REST_SHARE, OpenFile, ParquetFiles
+from headrace.trainer.exports.request import ExportedStatistics
+from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection
 
 SCHEMA = pa.schema(
     [

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from millrace import process
-from millrace.deadline import Deadline
+from headrace import process
+from headrace.deadline import Deadline
 
 MAX_SHOWN = 2000
 """The message of a failure repeats so many of the last characters of the output."""

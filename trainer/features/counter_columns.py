@@ -8,10 +8,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.spec.counters import Counted, CountersSection
-from millrace.kernel_cache import njit
-from pserver.protocol.histories import HistoryAnswers
-from pserver.rows.counter_kernels import UNIT
+from headrace.dataset.spec.counters import Counted, CountersSection
+from headrace.kernel_cache import njit
+from headrace.pserver.protocol.histories import HistoryAnswers
+from headrace.pserver.rows.counter_kernels import UNIT
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

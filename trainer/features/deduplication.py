@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import F32, Ragged, Samples
-from dataset.spec.schema import Schema, Slot
-from pserver.config import TableSection
-from pserver.protocol.shards import Keys
-from trainer.features import lookup_kernels
+from headrace.dataset.samples.batch import F32, Ragged, Samples
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import Keys
+from headrace.trainer.features import lookup_kernels
 
 I32 = NDArray[np.int32]
 

@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dataset.samples.batch import F32
-from dataset.spec.schema import Schema
-from millrace.kernel_cache import njit
-from pserver.config import TableSection
-from pserver.protocol.shards import absent
+from headrace.dataset.samples.batch import F32
+from headrace.dataset.spec.schema import Schema
+from headrace.kernel_cache import njit
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import absent
 
 PREFIX = "default_row."
-"""Prefix before the table's name, in the names of dense tensors and in `millrace import --dense`."""
+"""Prefix before the table's name, in the names of dense tensors and in `headrace import --dense`."""
 
 Readers = Mapping[str, NDArray[np.bool_]]
 """By table with a learnt default row: (U,) whether each key of a batch reads it."""

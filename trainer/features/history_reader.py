@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.loader.batch_loader import PassReader, PassTally
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema, Slot
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from millrace.keys import keys_of
-from millrace.lists import offsets_of, pick
-from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, table_of
-from pserver.protocol.shards import Shards
-from trainer.features.counter_columns import F32, counter_column
-from trainer.features.deduplication import EmbeddingTable
-from trainer.features.neighbours import differs, numbered
-from trainer.features.pass_gate import GatedReader
-from trainer.features.row_statistics import RowQuestions, StatisticColumns
+from headrace.dataset.loader.batch_loader import PassReader, PassTally
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.keys import keys_of
+from headrace.lists import offsets_of, pick
+from headrace.pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, table_of
+from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.features.counter_columns import F32, counter_column
+from headrace.trainer.features.deduplication import EmbeddingTable
+from headrace.trainer.features.neighbours import differs, numbered
+from headrace.trainer.features.pass_gate import GatedReader
+from headrace.trainer.features.row_statistics import RowQuestions, StatisticColumns
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]

@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataset.formats.arrow_columns import signs_of_texts
-from dataset.samples.batch import F64, I64, Samples
-from dataset.samples.rejection import Reason, RejectedSample
-from dataset.samples.sample_bytes import encode_samples
-from dataset.spec.join_section import JoinSection, LearnAt
-from dataset.spec.schema import Schema
-from millrace.keys import keys_of
-from millrace.lists import offsets_of, pick
-from pserver.protocol.joins import F32, U8, U64, JoinEvents
-from trainer.features.neighbours import numbered
+from headrace.dataset.formats.arrow_columns import signs_of_texts
+from headrace.dataset.samples.batch import F64, I64, Samples
+from headrace.dataset.samples.rejection import Reason, RejectedSample
+from headrace.dataset.samples.sample_bytes import encode_samples
+from headrace.dataset.spec.join_section import JoinSection, LearnAt
+from headrace.dataset.spec.schema import Schema
+from headrace.keys import keys_of
+from headrace.lists import offsets_of, pick
+from headrace.pserver.protocol.joins import F32, U8, U64, JoinEvents
+from headrace.trainer.features.neighbours import numbered
 
 
 @dataclass(frozen=True, slots=True)

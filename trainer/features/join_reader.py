@@ -16,23 +16,23 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.loader.batch_loader import PassTally, RejectingReader
-from dataset.samples.batch import F64, I64, Samples
-from dataset.samples.sample_bytes import decode_samples
-from dataset.samples.slot_counters import SlotCounters, SlotSum
-from dataset.spec.join_section import JoinSection, LearnAt
-from dataset.spec.schema import Schema
-from dataset.stream.source import Segment
-from millrace.deadline import Deadline
-from millrace.keys import keys_of
-from millrace.lists import pick
-from millrace.seeds import derive
-from pserver.protocol.join_clock import TimeSpans
-from pserver.protocol.joins import U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
-from pserver.protocol.shards import Shards
-from trainer.features.join_events import PassEvents, events_of
-from trainer.features.neighbours import numbered
-from trainer.features.pass_gate import GatedReader
+from headrace.dataset.loader.batch_loader import PassTally, RejectingReader
+from headrace.dataset.samples.batch import F64, I64, Samples
+from headrace.dataset.samples.sample_bytes import decode_samples
+from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum
+from headrace.dataset.spec.join_section import JoinSection, LearnAt
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.keys import keys_of
+from headrace.lists import pick
+from headrace.pserver.protocol.join_clock import TimeSpans
+from headrace.pserver.protocol.joins import U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
+from headrace.pserver.protocol.shards import Shards
+from headrace.seeds import derive
+from headrace.trainer.features.join_events import PassEvents, events_of
+from headrace.trainer.features.neighbours import numbered
+from headrace.trainer.features.pass_gate import GatedReader
 
 COUNTED: Mapping[JoinOutcome, str] = {
     JoinOutcome.REPEATED_IMPRESSION: "repeated impression",

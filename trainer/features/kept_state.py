@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.schema import Schema, Slot
-from millrace.lists import offsets_of
-from pserver.protocol.histories import HistoryAnswers, counters_table_of, table_of
-from pserver.protocol.shards import F32, U64
-from pserver.rows import counter_kernels, history_kernels
-from trainer.features.counter_columns import counter_column
-from trainer.features.history_reader import NO_TIME, answered, keyed, question_column, times_of, with_filled
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.lists import offsets_of
+from headrace.pserver.protocol.histories import HistoryAnswers, counters_table_of, table_of
+from headrace.pserver.protocol.shards import F32, U64
+from headrace.pserver.rows import counter_kernels, history_kernels
+from headrace.trainer.features.counter_columns import counter_column
+from headrace.trainer.features.history_reader import NO_TIME, answered, keyed, question_column, times_of, with_filled
 
 RowsOf = Callable[[str, int, U64], F32]
 """rows_of(table, group, keys_U): (U, D) rows of ascending unique keys of a slot group; zeros for a key without one."""

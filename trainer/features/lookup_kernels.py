@@ -10,9 +10,9 @@ C cells, which are the vectors that a model reads; D floats of a row; F slots; B
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, key_of_reference, mix
-from millrace.prefetch import AHEAD, prefetch
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, key_of_reference, mix
+from headrace.prefetch import AHEAD, prefetch
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

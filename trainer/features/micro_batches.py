@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dataset.samples.batch import I64
-from trainer.features.deduplication import I32, TableLookup
-from trainer.features.training_batches import TrainingBatch
+from headrace.dataset.samples.batch import I64
+from headrace.trainer.features.deduplication import I32, TableLookup
+from headrace.trainer.features.training_batches import TrainingBatch
 
 NO_ORDER = np.empty(0, np.int32)
 

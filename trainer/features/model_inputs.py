@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.schema import Schema
-from trainer.config import TaskSection
-from trainer.features.deduplication import TableLookup
-from trainer.features.training_batches import TrainingBatch
-from trainer.models.contract import Inputs, SequenceInput, Targets
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.trainer.config import TaskSection
+from headrace.trainer.features.deduplication import TableLookup
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.models.contract import Inputs, SequenceInput, Targets
 
 
 def inputs_of(

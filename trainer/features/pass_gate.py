@@ -5,7 +5,7 @@ A reader of this kind stands around the reader of a stream. `read` is called on 
 
 import threading
 
-from dataset.loader.batch_loader import PassReader
+from headrace.dataset.loader.batch_loader import PassReader
 
 POLL_S = 0.2
 """Pause between two checks of a waiting thread whether to stop."""

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataset.samples.batch import F32
-from trainer.features import lookup_kernels
-from trainer.features.deduplication import TableLookup
+from headrace.dataset.samples.batch import F32
+from headrace.trainer.features import lookup_kernels
+from headrace.trainer.features.deduplication import TableLookup
 
 NO_CELLS, NO_SCALES = np.empty(0, np.int32), np.empty(0, np.float32)
 """Of a lookup whose occurrence n has cell n."""

@@ -14,14 +14,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import Samples
-from dataset.spec.schema import Schema, Slot
-from millrace.kernel_cache import njit
-from millrace.keys import keys_of
-from millrace.lists import offsets_of
-from pserver.protocol.histories import HistoryAnswers, HistoryQuestions, statistics_of
-from trainer.features.deduplication import EmbeddingTable
-from trainer.features.neighbours import differs, numbered
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.kernel_cache import njit
+from headrace.keys import keys_of
+from headrace.lists import offsets_of
+from headrace.pserver.protocol.histories import HistoryAnswers, HistoryQuestions, statistics_of
+from headrace.trainer.features.deduplication import EmbeddingTable
+from headrace.trainer.features.neighbours import differs, numbered
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dataset.samples.batch import F32, Samples, batch_ends
-from millrace.timeline import Span, span
-from pserver.protocol.shards import Keys, Prepared, Shards
-from trainer.config import TaskSection
-from trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
+from headrace.dataset.samples.batch import F32, Samples, batch_ends
+from headrace.pserver.protocol.shards import Keys, Prepared, Shards
+from headrace.timeline import Span, span
+from headrace.trainer.config import TaskSection
+from headrace.trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
 
 NO_SLICES: Mapping[str, Keys] = MappingProxyType({})
 """The dense parameters are not on the shards."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
-from trainer.fence.fence_records import (
+from headrace.trainer.fence.fence_records import (
     FenceClaim,
     FenceCommit,
     FenceContent,

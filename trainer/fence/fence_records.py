@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from millrace import documents
-from millrace.errors import MillraceError
+from headrace import documents
+from headrace.errors import HeadraceError
 
 FORMAT = 1
 """Number of the records' layout; a newer one is refused."""
 
 
-class FenceDamaged(MillraceError):
+class FenceDamaged(HeadraceError):
     """A record of the fence cannot be read."""
 
 
@@ -111,7 +111,7 @@ def decode(number: int, data: bytes) -> FenceRecord:
     try:
         body: dict[str, Any] = dict(documents.parse_object(data, f"fence/{number}"))
         if int(body.pop("format")) > FORMAT:
-            raise FenceDamaged(f"fence/{number}: a record of a newer Millrace; run that one")
+            raise FenceDamaged(f"fence/{number}: a record of a newer Headrace; run that one")
         kind, generation, nonce = _KINDS[body.pop("kind")], int(body.pop("generation")), str(body.pop("nonce"))
         if "mode" in body:
             body["mode"] = LogMode(body["mode"])

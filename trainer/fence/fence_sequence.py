@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.blob.blob_store import BlobStore
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError, Unavailable
-from trainer.fence.fence_history import FenceHistory, Verdict, judge, start_of
-from trainer.fence.fence_records import FenceClaim, FenceCommit, FenceContent, FenceRecord, decode, encode
-from trainer.journal.log import Superseded
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.blob.blob_store import BlobStore
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError, Unavailable
+from headrace.trainer.fence.fence_history import FenceHistory, Verdict, judge, start_of
+from headrace.trainer.fence.fence_records import FenceClaim, FenceCommit, FenceContent, FenceRecord, decode, encode
+from headrace.trainer.journal.log import Superseded
 
 FOLDER = "fence"
 MAX_RECORD_BYTES = 64 << 20
@@ -29,7 +29,7 @@ MAX_ROUNDS = 16
 """Puts of one record that find the number taken, and then no record there; then the store is at fault."""
 
 
-class FenceMoved(MillraceError):
+class FenceMoved(HeadraceError):
     """Records of an older generation came before our claim: read them, and decide again."""
 
     exit_code = 75

@@ -9,16 +9,16 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole
-from millrace.errors import Unavailable
-from millrace.failpoints import Failpoint, failpoint
-from millrace.retry import Retrier
-from trainer.fence.fence_history import FenceHistory
-from trainer.fence.fence_records import FenceClaim, FenceContent, FenceLine, LogMode
-from trainer.fence.fence_sequence import FenceSequence
-from trainer.journal.log_file import RecordPlace, file_numbers, listed, record_of
-from trainer.journal.records import Claim
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole
+from headrace.errors import Unavailable
+from headrace.failpoints import Failpoint, failpoint
+from headrace.retry import Retrier
+from headrace.trainer.fence.fence_history import FenceHistory
+from headrace.trainer.fence.fence_records import FenceClaim, FenceContent, FenceLine, LogMode
+from headrace.trainer.fence.fence_sequence import FenceSequence
+from headrace.trainer.journal.log_file import RecordPlace, file_numbers, listed, record_of
+from headrace.trainer.journal.records import Claim
 
 APPEND_S = 600.0
 """Longest time until a record is in the store; then this process ends, and the next generation tries again."""

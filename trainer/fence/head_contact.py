@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Unavailable
-from trainer.journal.log import Superseded
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Unavailable
+from headrace.trainer.journal.log import Superseded
 
 LOOKS = 3
 """Looks at the fence within the time without contact."""
@@ -68,7 +68,7 @@ class HeadContact:
             self.superseded = error
         except Unavailable as error:
             self._why = str(error)
-        except MillraceError as error:
+        except HeadraceError as error:
             self._why = str(error)
             log.warning("the fence: %s", error)
         else:

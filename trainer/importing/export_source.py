@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.exports.reader import Export, chain_of, state_at
-from trainer.exports.row_chunks import RowChunk
-from trainer.importing.source import SourceRows
+from headrace.trainer.exports.reader import Export, chain_of, state_at
+from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.importing.source import SourceRows
 
 
 class ExportSource:

@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from dataset.spec.schema import Schema
-from millrace.durable import REAL, writing
-from millrace.keys import NUM_BUCKETS
-from pserver.protocol.shards import ShardCommitPart
-from pserver.store.row_store import StoredFile
-from trainer.checkpoint.commits import FORMAT_OF_FILES, Commits, hash_of, name_of, sync_tree, write_manifest
-from trainer.config import TrainerJob
-from trainer.importing.initial_rows import VERSION
-from trainer.importing.selection import ImportSelection, TensorSelection
-from trainer.importing.source import ImportSource
-from trainer.importing.table_stores import RememberedRows, fill, open_tables
+from headrace.dataset.spec.schema import Schema
+from headrace.durable import REAL, writing
+from headrace.keys import NUM_BUCKETS
+from headrace.pserver.protocol.shards import ShardCommitPart
+from headrace.pserver.store.row_store import StoredFile
+from headrace.trainer.checkpoint.commits import FORMAT_OF_FILES, Commits, hash_of, name_of, sync_tree, write_manifest
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.importing.initial_rows import VERSION
+from headrace.trainer.importing.selection import ImportSelection, TensorSelection
+from headrace.trainer.importing.source import ImportSource
+from headrace.trainer.importing.table_stores import RememberedRows, fill, open_tables
 
 NAME = name_of("t0", VERSION, 0)
 UNFINISHED = f"{NAME}.importing"

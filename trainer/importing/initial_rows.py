@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import BadInput
-from millrace.keys import keys_of, sign_of
-from pserver.config import TableSection
-from pserver.rows.row_format import HEAD, pack
-from pserver.rows.row_settings import RowSettings
-from pserver.rows.table_rows import COLUMNS, RowArrays, bits_of
-from trainer.importing.source import F32, U64, SourceRows
+from headrace.errors import BadInput
+from headrace.keys import keys_of, sign_of
+from headrace.pserver.config import TableSection
+from headrace.pserver.rows.row_format import HEAD, pack
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.rows.table_rows import COLUMNS, RowArrays, bits_of
+from headrace.trainer.importing.source import F32, U64, SourceRows
 
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]

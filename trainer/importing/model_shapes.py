@@ -1,7 +1,7 @@
 """The shapes of a job's dense tensors, from a subprocess with torch: the control plane does not import torch.
 
-python -m trainer.importing.model_shapes < {"job": ..., "folder": ...}   ->   {"tensors": {name: shape}} or {"error":
-...}
+python -m headrace.trainer.importing.model_shapes < {"job": ..., "folder": ...}
+-> {"tensors": {name: shape}} or {"error": ...}
 """
 
 import json
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.errors import MillraceError
-from trainer.models.torch_subprocess import answer_of
+from headrace import documents
+from headrace.errors import HeadraceError
+from headrace.trainer.models.torch_subprocess import answer_of
 
 
 def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
@@ -20,24 +20,24 @@ def shapes_of(job: Mapping[str, Any], folder: Path) -> dict[str, tuple[int, ...]
 
     Raises SpecError if the model cannot be built.
     """
-    answer = answer_of("trainer.importing.model_shapes", {"job": job, "folder": str(folder)})
+    answer = answer_of("headrace.trainer.importing.model_shapes", {"job": job, "folder": str(folder)})
     return {name: tuple(shape) for name, shape in answer["tensors"].items()}
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
-    from dataset.spec.schema import Schema
-    from millrace.config import validate
-    from trainer.config import TrainerJob
-    from trainer.features.default_rows import PREFIX, widths_of
-    from trainer.train.model_building import build_model
+    from headrace.config import validate
+    from headrace.dataset.spec.schema import Schema
+    from headrace.trainer.config import TrainerJob
+    from headrace.trainer.features.default_rows import PREFIX, widths_of
+    from headrace.trainer.train.model_building import build_model
 
     try:
         job = validate(TrainerJob, request["job"], only_known=True)
         schema = Schema.of(job.slots)
         model = build_model(job, schema, Path(request["folder"]), torch.device("cpu"))
-    except MillraceError as error:
+    except HeadraceError as error:
         return {"error": str(error)}
     default_rows = {PREFIX + name: [width] for name, width in widths_of(schema, job.tables).items()}
     return {"tensors": {name: list(tensor.shape) for name, tensor in model.state_dict().items()} | default_rows}

@@ -1,7 +1,7 @@
 """The weights of a job's model for other slots, from a subprocess with torch: the control plane does not import torch.
 
-python -m trainer.importing.other_slots < {"old": ..., "new": ..., "folder": ...}   ->   {"weights": [...]} or {"error":
-...}
+python -m headrace.trainer.importing.other_slots < {"old": ..., "new": ..., "folder": ...}
+-> {"weights": [...]} or {"error": ...}
 """
 
 import json
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from millrace import documents
-from millrace.errors import MillraceError
-from trainer.models.torch_subprocess import answer_of
+from headrace import documents
+from headrace.errors import HeadraceError
+from headrace.trainer.models.torch_subprocess import answer_of
 
 
 class WeightChange(NamedTuple):
@@ -30,20 +30,20 @@ class WeightChange(NamedTuple):
 def weights_between(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> list[WeightChange]:
     """The weights that change from one full spec to another. Raises SpecError where the model is a new one."""
     question = {"old": old, "new": new, "folder": str(folder)}
-    answer = answer_of("trainer.importing.other_slots", question)
+    answer = answer_of("headrace.trainer.importing.other_slots", question)
     return [WeightChange(*each) for each in answer["weights"]]
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    from millrace.config import validate
-    from trainer.config import TrainerJob
-    from trainer.train.carried_state import carried_between, weights_of
+    from headrace.config import validate
+    from headrace.trainer.config import TrainerJob
+    from headrace.trainer.train.carried_state import carried_between, weights_of
 
     folder = Path(request["folder"])
     try:
         old, new = (validate(TrainerJob, request[name], only_known=True) for name in ("old", "new"))
         plan = carried_between(old, weights_of(old, folder), new, weights_of(new, folder))
-    except MillraceError as error:
+    except HeadraceError as error:
         return {"error": str(error)}
     return {"weights": [[each.name, each.old, each.new, each.num_kept] for each in plan if each.changes]}
 

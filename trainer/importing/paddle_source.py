@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import BadInput
-from trainer.importing.source import SourceRows
+from headrace.errors import BadInput
+from headrace.trainer.importing.source import SourceRows
 
 PART = re.compile(r"part-\d+(-\d+)?(\.gz)?")
 BATCH_LINES = 65_536

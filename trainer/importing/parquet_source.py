@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from millrace.errors import BadInput
-from millrace.keys import sign_of_text
-from trainer.importing.source import SourceRows
+from headrace.errors import BadInput
+from headrace.keys import sign_of_text
+from headrace.trainer.importing.source import SourceRows
 
 BATCH_ROWS = 65_536
 KNOWN = ("slot", "sign", "key", "vector", "weight")

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from dataset.spec.schema import Schema, Slot
-from millrace.errors import BadInput, SpecError
-from millrace.validation import nearest
-from pserver.config import TableSection
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.errors import BadInput, SpecError
+from headrace.pserver.config import TableSection
+from headrace.validation import nearest
 
 
 def parse_slots(text: str) -> dict[str, str]:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from millrace.errors import BadInput, SpecError
-from pserver.config import TableSection
-from trainer.exports.reader import is_export, open_export
-from trainer.importing.export_source import ExportSource
-from trainer.importing.paddle_source import PaddleSource, is_paddle
-from trainer.importing.parquet_source import ParquetSource, parquets_of
-from trainer.importing.selection import ImportSelection
-from trainer.importing.source import ImportSource
+from headrace.errors import BadInput, SpecError
+from headrace.pserver.config import TableSection
+from headrace.trainer.exports.reader import is_export, open_export
+from headrace.trainer.importing.export_source import ExportSource
+from headrace.trainer.importing.paddle_source import PaddleSource, is_paddle
+from headrace.trainer.importing.parquet_source import ParquetSource, parquets_of
+from headrace.trainer.importing.selection import ImportSelection
+from headrace.trainer.importing.source import ImportSource
 
 
 def open_source(

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.spec.schema import Schema
-from millrace.errors import BadInput
-from pserver.config import TableSection
-from pserver.store.rocks_store import RocksRowStore
-from pserver.store.row_store import StoredFile
-from trainer.exports.row_chunks import RowChunk
-from trainer.importing.initial_rows import U16, RowMaker, keys_in
-from trainer.importing.selection import ImportSelection
-from trainer.importing.source import U64, ImportSource, SourceRows
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import BadInput
+from headrace.pserver.config import TableSection
+from headrace.pserver.store.rocks_store import RocksRowStore
+from headrace.pserver.store.row_store import StoredFile
+from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.importing.initial_rows import U16, RowMaker, keys_in
+from headrace.trainer.importing.selection import ImportSelection
+from headrace.trainer.importing.source import U64, ImportSource, SourceRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from millrace.errors import MillraceError
-from millrace.printable import print_printable
-from trainer.journal.log import Superseded, newest_generation
+from headrace.errors import HeadraceError
+from headrace.printable import print_printable
+from headrace.trainer.journal.log import Superseded, newest_generation
 
 CHECK_S = 5.0
 """Pause between checks of the log. A replaced trainer may use one pause to end in order; it is killed after two."""
@@ -48,10 +48,10 @@ def end_when_superseded(
 
 @contextmanager
 def raise_superseded(folder: Path, generation: int) -> Iterator[None]:
-    """Raise Superseded instead of another MillraceError of a replaced trainer: its successor caused the error."""
+    """Raise Superseded instead of another HeadraceError of a replaced trainer: its successor caused the error."""
     try:
         yield
-    except MillraceError as error:
+    except HeadraceError as error:
         newest = _newest(folder)
         if newest > generation and not isinstance(error, Superseded):
             raise Superseded(folder, generation, newest) from error

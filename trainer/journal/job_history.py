@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar, assert_never
 
-from millrace.errors import MillraceError
-from trainer.journal.log_file import AnyRecord, LogRecord
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import Claim, MatmulOperation, Operation, PassClose, SpecOperation, Void
+from headrace.errors import HeadraceError
+from headrace.trainer.journal.log_file import AnyRecord, LogRecord
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import Claim, MatmulOperation, Operation, PassClose, SpecOperation, Void
 
 RecordT = TypeVar("RecordT", bound=AnyRecord)
 _COMMIT = re.compile(r"(?P<timeline>.+)-(?P<version>\d{10,})-g\d+")
 
 
-class HistoryMissing(MillraceError):
+class HistoryMissing(HeadraceError):
     """A replay needs records that were pruned, or that were never copied to this folder."""
 
     def __init__(self, version: int, what: str) -> None:
-        rewind = ", or `millrace rewind` to this one, which trains everything after it again on a new timeline"
+        rewind = ", or `headrace rewind` to this one, which trains everything after it again on a new timeline"
         super().__init__(
             f"version {version} cannot be continued: the log has no {what} any more; start from a newer commit"
             + (rewind if version else "")

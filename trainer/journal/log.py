@@ -14,13 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, Self, assert_never
 
-from millrace.deadline import Deadline
-from millrace.durable import NO_ROOM, REAL, UNFINISHED, Disk, unfinished_name
-from millrace.errors import DeadlineExceeded, MillraceError, Unavailable
-from millrace.failpoints import Failpoint, failpoint
-from millrace.file_lock import locked
-from trainer.journal.job_history import JobHistory
-from trainer.journal.log_file import (
+from headrace.deadline import Deadline
+from headrace.durable import NO_ROOM, REAL, UNFINISHED, Disk, unfinished_name
+from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
+from headrace.failpoints import Failpoint, failpoint
+from headrace.file_lock import locked
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log_file import (
     AnyRecord,
     LogDamaged,
     LogRecord,
@@ -34,8 +34,8 @@ from trainer.journal.log_file import (
     read_files,
     record_of,
 )
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import Claim, Content, Operation, PassClose, RecordKind, Void
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import Claim, Content, Operation, PassClose, RecordKind, Void
 
 __all__ = [
     "AnyRecord",
@@ -65,7 +65,7 @@ RESERVE_BYTES = 1 << 20
 _TRIES = 3  # of a reader whose files are pruned while it reads
 
 
-class Superseded(MillraceError):
+class Superseded(HeadraceError):
     """A newer generation of workers has the job. This one may change nothing any more, and ends."""
 
     exit_code = 75
@@ -79,14 +79,14 @@ class Superseded(MillraceError):
         self.generation, self.newest = generation, newest
 
 
-class LogFull(MillraceError):
+class LogFull(HeadraceError):
     """No room for a record. The log is unchanged; the append may be tried again."""
 
     def __init__(self, path: Path, why: str | None) -> None:
         super().__init__(f"{path}: {why}: there is no room for the next record of the log; make room on this disk")
 
 
-class LogFailed(MillraceError):
+class LogFailed(HeadraceError):
     """A write or sync of the log failed. It is unknown what is durable, so this process must end."""
 
     exit_code = 75

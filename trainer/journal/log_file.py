@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from millrace import documents
-from millrace.errors import MillraceError
-from trainer.journal.records import Claim, Content, RecordKind, UndecodableRecord, decode, encode, kind_of
+from headrace import documents
+from headrace.errors import HeadraceError
+from headrace.trainer.journal.records import Claim, Content, RecordKind, UndecodableRecord, decode, encode, kind_of
 
 FORMAT = 2
 """The format of new records, and the newest readable one. Since 2, partitions have a stream and a period."""
@@ -24,18 +24,18 @@ _NAME = re.compile(r"(\d{8,})-(\d{4,})\.log")
 _HEAD = re.compile(rb"(\d+) ([0-9a-f]{8}) \{")
 
 
-class LogDamaged(MillraceError):
+class LogDamaged(HeadraceError):
     """A part of the log that must be whole is damaged."""
 
     def __init__(self, path: Path, byte: int, number: int | None, why: str) -> None:
         where = f"{path}: byte {byte}" + ("" if number is None else f", record {number}")
         super().__init__(
-            f"{where}: {why}; restore the file from a copy, or `millrace rewind` to a commit made after this record"
+            f"{where}: {why}; restore the file from a copy, or `headrace rewind` to a commit made after this record"
         )
         self.path, self.byte, self.number = path, byte, number
 
 
-class LogTooNew(MillraceError):
+class LogTooNew(HeadraceError):
     """The log was written by a newer program."""
 
     def __init__(self, path: Path, byte: int, found: int) -> None:
@@ -48,7 +48,7 @@ class UnknownRecord(LogTooNew):
     """A whole record of a kind, or with an operation, that this program does not know."""
 
     def __init__(self, place: "RecordPlace", number: int, error: UndecodableRecord) -> None:
-        MillraceError.__init__(self, f"{place}, record {number}: {error}; run the program that wrote it")
+        HeadraceError.__init__(self, f"{place}, record {number}: {error}; run the program that wrote it")
 
 
 @dataclass(frozen=True, slots=True)

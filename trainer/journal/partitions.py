@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from dataset.spec.path_pattern import natural_key
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Partition, check_identity, is_same
+from headrace.dataset.spec.path_pattern import natural_key
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Partition, check_identity, is_same
 
 Word = tuple[tuple[int, int, str], ...]
 StreamPlace = tuple[tuple[Word, ...], Word]
@@ -172,14 +172,14 @@ def _present(known: KnownPartition, now: Partition | None, position: int, skips:
     if now is None:
         raise SourceGap(
             f"{known.name} is gone, and its positions {position} to {known.end} are not read yet; restore it, "
-            f"or skip them with `millrace skip`"
+            f"or skip them with `headrace skip`"
         )
     check_identity(known.name, known.identity, now.identity)
     least = position if known.end is None else known.end
     if now.end < least:
         raise SourceGap(
             f"{known.name} ends at position {now.end}, but it once reached {least}: it was truncated, or deleted and "
-            f"recreated. Restore the old one; or `millrace rewind` to a version whose position is within the new one; "
+            f"recreated. Restore the old one; or `headrace rewind` to a version whose position is within the new one; "
             f"or start over with --fresh"
         )
     end, final = (now.end, now.final) if known.end is None else (known.end, True)

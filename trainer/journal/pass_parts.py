@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from dataset.stream.source import Segment
+from headrace.dataset.stream.source import Segment
 
 
 def part_sizes(total: int, num_ranks: int, shares: Sequence[float] = ()) -> list[int]:

@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
 
-from dataset.stream.source import Partition, Segment
-from trainer.journal.partitions import SkippedRange, open_ranges, place
-from trainer.journal.pass_parts import divide, part_sizes
+from headrace.dataset.stream.source import Partition, Segment
+from headrace.trainer.journal.partitions import SkippedRange, open_ranges, place
+from headrace.trainer.journal.pass_parts import divide, part_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, assert_never, get_args
 
-from millrace.errors import MillraceError
-from trainer.journal.partitions import KnownPartition, SkippedRange
-from trainer.journal.pass_plan import PassPlan
+from headrace.errors import HeadraceError
+from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
+from headrace.trainer.journal.pass_plan import PassPlan
 
 NO_REASON = "no reason given"
 
@@ -27,7 +27,7 @@ class RecordKind(StrEnum):
     CLOSE = "close"
 
 
-class UndecodableRecord(MillraceError):
+class UndecodableRecord(HeadraceError):
     """The JSON is whole, but this program does not know such a record."""
 
 
@@ -152,7 +152,7 @@ class MatmulOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetOperation:
-    """Values are set while the job runs (`millrace set`)."""
+    """Values are set while the job runs (`headrace set`)."""
 
     op: ClassVar[str] = "set"
     id: str
@@ -162,7 +162,7 @@ class SetOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeOperation:
-    """The job goes on with other numbers of workers (`millrace resize`). The generation in which it acts ends."""
+    """The job goes on with other numbers of workers (`headrace resize`). The generation in which it acts ends."""
 
     op: ClassVar[str] = "resize"
     id: str

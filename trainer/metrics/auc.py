@@ -10,8 +10,8 @@ Shapes: N samples, K buckets.
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from trainer.metrics.totals import FRACTION_ONE, I64
+from headrace.kernel_cache import njit
+from headrace.trainer.metrics.totals import FRACTION_ONE, I64
 
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.durable import NO_ROOM, REAL, writing
-from millrace.errors import Unwritable
-from trainer.metrics.auc import exact_auc, sum_group_aucs
-from trainer.metrics.measures import Measures, measures, set_gauc
-from trainer.metrics.samples import row_type
-from trainer.metrics.totals import add_samples, carry, empty
+from headrace.durable import NO_ROOM, REAL, writing
+from headrace.errors import Unwritable
+from headrace.trainer.metrics.auc import exact_auc, sum_group_aucs
+from headrace.trainer.metrics.measures import Measures, measures, set_gauc
+from headrace.trainer.metrics.samples import row_type
+from headrace.trainer.metrics.totals import add_samples, carry, empty
 
 FILE_NAME = "predictions.bin"
 CHUNK = 1 << 20

@@ -2,8 +2,8 @@
 
 import math
 
-from trainer.metrics.auc import histogram_auc
-from trainer.metrics.totals import (
+from headrace.trainer.metrics.auc import histogram_auc
+from headrace.trainer.metrics.totals import (
     ABS,
     CLAMPED,
     CORRECT,

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace import documents
-from trainer.metrics.samples import Columns
-from trainer.metrics.slices import Candidates
-from trainer.metrics.tensor_totals import TensorTotal
+from headrace import documents
+from headrace.trainer.metrics.samples import Columns
+from headrace.trainer.metrics.slices import Candidates
+from headrace.trainer.metrics.tensor_totals import TensorTotal
 
 
 def columns_of(

@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import MetricsSection, TaskSection
-from trainer.metrics import messages
-from trainer.metrics.auc import sum_group_aucs
-from trainer.metrics.custom import Metric
-from trainer.metrics.halves import Exclusive, StreamHalves, countable
-from trainer.metrics.measures import Measures, measures, set_gauc
-from trainer.metrics.observed import ObservedBatch
-from trainer.metrics.ranking import GroupMeasures
-from trainer.metrics.reduce import Reduce
-from trainer.metrics.samples import Columns, SampleBuffer
-from trainer.metrics.scope import PackedScope, Scope
-from trainer.metrics.slices import NUM_BUCKETS as SLICE_BUCKETS
-from trainer.metrics.slices import SliceRows, choose
-from trainer.metrics.tensor_totals import TensorTotal
-from trainer.metrics.totals import I64, add_samples, empty
-from trainer.metrics.window import TimeCounts, Window, median_part
+from headrace.trainer.config import MetricsSection, TaskSection
+from headrace.trainer.metrics import messages
+from headrace.trainer.metrics.auc import sum_group_aucs
+from headrace.trainer.metrics.custom import Metric
+from headrace.trainer.metrics.halves import Exclusive, StreamHalves, countable
+from headrace.trainer.metrics.measures import Measures, measures, set_gauc
+from headrace.trainer.metrics.observed import ObservedBatch
+from headrace.trainer.metrics.ranking import GroupMeasures
+from headrace.trainer.metrics.reduce import Reduce
+from headrace.trainer.metrics.samples import Columns, SampleBuffer
+from headrace.trainer.metrics.scope import PackedScope, Scope
+from headrace.trainer.metrics.slices import NUM_BUCKETS as SLICE_BUCKETS
+from headrace.trainer.metrics.slices import SliceRows, choose
+from headrace.trainer.metrics.tensor_totals import TensorTotal
+from headrace.trainer.metrics.totals import I64, add_samples, empty
+from headrace.trainer.metrics.window import TimeCounts, Window, median_part
 
 NUM_BUCKETS = 65_536
 OTHER = "other"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import sign_of_text
+from headrace.keys import sign_of_text
 
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]

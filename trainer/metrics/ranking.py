@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from trainer.metrics.totals import I64
+from headrace.kernel_cache import njit
+from headrace.trainer.metrics.totals import I64
 
 UNIT = 1 << 24
 """Fractions are kept in units of 1 / UNIT. A state holds 2**39 samples."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.metrics.observed import ObservedBatch
+from headrace.trainer.metrics.observed import ObservedBatch
 
 Columns = Mapping[str, NDArray[Any]]
 

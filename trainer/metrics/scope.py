@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.metrics.tensor_totals import TensorTotal
-from trainer.metrics.totals import I64, carry
+from headrace.trainer.metrics.tensor_totals import TensorTotal
+from headrace.trainer.metrics.totals import I64, carry
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import MASK, keys_of, mix_reference
-from trainer.metrics.observed import F32, U64, ids_of
-from trainer.metrics.totals import HEADER, I64, add_samples, carry, empty
+from headrace.keys import MASK, keys_of, mix_reference
+from headrace.trainer.metrics.observed import F32, U64, ids_of
+from headrace.trainer.metrics.totals import HEADER, I64, add_samples, carry, empty
 
 NUM_BUCKETS = 4096
 WIDTH = HEADER + 2 * NUM_BUCKETS

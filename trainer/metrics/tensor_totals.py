@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.metrics.totals import FRACTION_ONE, MAX_VALUE
+from headrace.trainer.metrics.totals import FRACTION_ONE, MAX_VALUE
 
 
 @dataclass(slots=True)

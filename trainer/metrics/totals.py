@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
+from headrace.kernel_cache import njit
 
 I64 = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.metrics.scope import PackedScope, Scope
+from headrace.trainer.metrics.scope import PackedScope, Scope
 
 NUM_PARTS = 24
 MAX_PARTS_COUNTED = 65_536

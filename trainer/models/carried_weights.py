@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.errors import SpecError
-from trainer.models.contract import Axis, SlotAxes
+from headrace.errors import SpecError
+from headrace.trainer.models.contract import Axis, SlotAxes
 
 Sizes = tuple[int, ...]
 Places = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Places along an axis of the old weight, and their places in the new one."""
 Axes = Callable[[], SlotAxes] | None
 """The method `slot_axes` of a model; None if it has none."""
-START = "; choose another store.path, start over with --fresh, or import the rows: `millrace import`"
+START = "; choose another store.path, start over with --fresh, or import the rows: `headrace import`"
 
 
 class NotCarried(SpecError):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 KEY = "model.class"
 MAX_BYTES = 4 << 20

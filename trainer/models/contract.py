@@ -4,7 +4,7 @@ A model is a torch module that is built as `Class(shape, settings)` and called w
 (loss "bce") or value (loss "mse") for each task under the task's name, (B,) each, and other tensors to measure under
 other names. It holds only dense parameters: rows of embedding tables are inputs, and shards update them.
 
-A module may declare `Settings`, a `millrace.config.Section`: the settings in the spec are then checked and passed as an
+A module may declare `Settings`, a `headrace.config.Section`: the settings in the spec are then checked and passed as an
 instance of it; otherwise they are a dictionary. It may define `losses(outputs, inputs) -> Mapping[str, Tensor]`:
 further losses of each sample, (B,) each, which are added to the tasks' losses with the sample's weight. If it takes a
 third argument, that is the batch's `Targets`. It may define `measures(outputs, inputs, targets)`: tensors of any shape

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
-from trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, beside, by_task
-from trainer.models.linear import Linear
-from trainer.models.settings import DcnSettings
+from headrace.trainer.models.contract import Axis, Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import FirstOrder, Heads, Mlp, StackedInput, beside, by_task
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import DcnSettings
 
 
 class VectorCrossLayer(nn.Module):

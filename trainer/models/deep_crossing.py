@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Axis, DeepTower, Inputs, Shape, SlotAxes
-from trainer.models.layers import FirstOrder, Heads, StackedInput, by_task
-from trainer.models.linear import Linear
-from trainer.models.settings import DeepCrossingSettings
+from headrace.trainer.models.contract import Axis, DeepTower, Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import FirstOrder, Heads, StackedInput, by_task
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import DeepCrossingSettings
 
 
 class ResidualUnit(nn.Module):

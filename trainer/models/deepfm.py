@@ -5,9 +5,9 @@ Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Predic
 
 from torch import Tensor, nn
 
-from trainer.models.contract import DeepTower, Inputs, Shape, SlotAxes
-from trainer.models.layers import Fields, Heads, Mlp, StackedInput, TaskScale, Wide, by_task, pairwise_sum
-from trainer.models.settings import DeepFmSettings
+from headrace.trainer.models.contract import DeepTower, Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import Fields, Heads, Mlp, StackedInput, TaskScale, Wide, by_task, pairwise_sum
+from headrace.trainer.models.settings import DeepFmSettings
 
 
 class DeepFm(nn.Module):

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
-from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
-from trainer.models.linear import Linear
-from trainer.models.settings import DinSettings
-from trainer.models.slot_settings import din_slots, without
+from headrace.trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
+from headrace.trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import DinSettings
+from headrace.trainer.models.slot_settings import din_slots, without
 
 
 class ActivationUnit(nn.Module):

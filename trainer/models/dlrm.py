@@ -7,9 +7,9 @@ arXiv:1906.00091). Beyond the paper, first-order weights are added to the logit 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import AxisPart, Inputs, Shape, SlotAxes
-from trainer.models.layers import Fields, FirstOrder, Heads, Mlp, by_task, dense_axis
-from trainer.models.settings import DlrmSettings
+from headrace.trainer.models.contract import AxisPart, Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import Fields, FirstOrder, Heads, Mlp, by_task, dense_axis
+from headrace.trainer.models.settings import DlrmSettings
 
 
 class Dlrm(nn.Module):

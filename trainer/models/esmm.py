@@ -11,11 +11,11 @@ Shapes: as in trainer.models.layers.
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape, SlotAxes
-from trainer.models.layers import Mlp, StackedInput, Wide, by_task, tower_axes
-from trainer.models.linear import Linear
-from trainer.models.needs import two_tasks
-from trainer.models.settings import EsmmSettings
+from headrace.trainer.models.contract import Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import Mlp, StackedInput, Wide, by_task, tower_axes
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.needs import two_tasks
+from headrace.trainer.models.settings import EsmmSettings
 
 
 def product_logit(one_B: Tensor, other_B: Tensor) -> Tensor:

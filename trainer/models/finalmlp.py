@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.models.carried_weights import NotCarried
-from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
-from trainer.models.layers import ChosenInput, FirstOrder, Heads, Mlp, StackedInput, by_task
-from trainer.models.linear import Linear
-from trainer.models.settings import FinalMlpSettings
-from trainer.models.slot_settings import context_shapes, width_of
+from headrace.trainer.models.carried_weights import NotCarried
+from headrace.trainer.models.contract import Axis, Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import ChosenInput, FirstOrder, Heads, Mlp, StackedInput, by_task
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import FinalMlpSettings
+from headrace.trainer.models.slot_settings import context_shapes, width_of
 
 
 class Gates(nn.Module):

@@ -6,10 +6,10 @@ enter only the linear part.
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape, SlotAxes
-from trainer.models.layers import Fields, TaskScale, Wide, by_task, pairwise_sum
-from trainer.models.needs import first_order
-from trainer.models.settings import FmSettings
+from headrace.trainer.models.contract import Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import Fields, TaskScale, Wide, by_task, pairwise_sum
+from headrace.trainer.models.needs import first_order
+from headrace.trainer.models.settings import FmSettings
 
 
 class FactorizationMachine(nn.Module):

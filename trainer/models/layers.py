@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Axis, AxisPart, Inputs, SequenceInput, Shape, SlotAxes
-from trainer.models.linear import KernelUser, Linear, linear
-from trainer.models.needs import some_values, vectors_of_one_length
+from headrace.trainer.models.contract import Axis, AxisPart, Inputs, SequenceInput, Shape, SlotAxes
+from headrace.trainer.models.linear import KernelUser, Linear, linear
+from headrace.trainer.models.needs import some_values, vectors_of_one_length
 
 
 def mean_over_sequence(values_BLD: Tensor, mask_BL: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ bias; tables with dim = 0 are enough.
 
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape, SlotAxes
-from trainer.models.layers import Wide, by_task
-from trainer.models.needs import first_order, some_slot
-from trainer.models.settings import LrSettings
+from headrace.trainer.models.contract import Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import Wide, by_task
+from headrace.trainer.models.needs import first_order, some_slot
+from headrace.trainer.models.settings import LrSettings
 
 
 class LogisticRegression(nn.Module):

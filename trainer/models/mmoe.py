@@ -9,10 +9,10 @@ Shapes: as in trainer.models.layers; E experts.
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Axis, Inputs, Shape, SlotAxes
-from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
-from trainer.models.linear import Linear
-from trainer.models.settings import MmoeSettings
+from headrace.trainer.models.contract import Axis, Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import MmoeSettings
 
 
 class Mmoe(nn.Module):

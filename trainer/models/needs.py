@@ -5,10 +5,10 @@ Each check raises SpecError, which names the slot or key and what to change.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dataset.spec.schema import Schema, Slot
-from millrace.errors import SpecError
-from pserver.config import TableSection
-from trainer.models.contract import Shape, SlotShape
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.errors import SpecError
+from headrace.pserver.config import TableSection
+from headrace.trainer.models.contract import Shape, SlotShape
 
 Need = Callable[[Shape, str], None]
 """Called with the shape and the name of the model."""

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from trainer.classes.class_draws import ClassDraws, probabilities
-from trainer.classes.class_rows import ClassRows, initial_rows
-from trainer.classes.divided_softmax import DividedSoftmax
-from trainer.classes.margins import Margins, cosines, scores
-from trainer.collectives.ranks import Ranks
-from trainer.models.contract import Inputs, Shape, Targets
-from trainer.models.layers import ChosenInput, Mlp
-from trainer.models.linear import Linear
-from trainer.models.settings import NextItemSettings
-from trainer.models.slot_settings import user_shape
+from headrace.trainer.classes.class_draws import ClassDraws, probabilities
+from headrace.trainer.classes.class_rows import ClassRows, initial_rows
+from headrace.trainer.classes.divided_softmax import DividedSoftmax
+from headrace.trainer.classes.margins import Margins, cosines, scores
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.models.contract import Inputs, Shape, Targets
+from headrace.trainer.models.layers import ChosenInput, Mlp
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import NextItemSettings
+from headrace.trainer.models.slot_settings import user_shape
 
 
 class NextItem(nn.Module):

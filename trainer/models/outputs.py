@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 
 def check_outputs(outputs: object, tasks: Sequence[str], num_samples: int) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The registry of models: Millrace's own by name, and a user's module by "package.module:Class".
+"""The registry of models: Headrace's own by name, and a user's module by "package.module:Class".
 
 Checking a spec must not need torch, so this module does not import it. A model is imported when it is built.
 To add a model: one file beside this one, its settings in `settings.py`, one line in `MODELS`.
@@ -14,25 +14,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from millrace.config import Section, validate
-from millrace.errors import SpecError
-from trainer.config import ModelSection
-from trainer.models import needs, settings, slot_settings
-from trainer.models.class_check import split_class
-from trainer.models.needs import Need
+from headrace.config import Section, validate
+from headrace.errors import SpecError
+from headrace.trainer.config import ModelSection
+from headrace.trainer.models import needs, settings, slot_settings
+from headrace.trainer.models.class_check import split_class
+from headrace.trainer.models.needs import Need
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.models.contract import Shape
+    from headrace.trainer.models.contract import Shape
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """One of Millrace's own models."""
+    """One of Headrace's own models."""
 
     target: str
-    """"module:Class"."""
+    """"module:Class", a module of this folder."""
     settings: type[Section]
     needs: tuple[Need, ...]
     """Its requirements on the slots."""
@@ -41,41 +41,39 @@ class RegisteredModel:
     is_tower: bool = False
     """Whether it has a `tower` (trainer.models.contract)."""
 
+    def load(self) -> Callable[["Shape", Any], "nn.Module"]:
+        """Its class, which needs torch."""
+        module, _, name = self.target.partition(":")
+        loaded: Callable[[Shape, Any], nn.Module] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        return loaded
+
 
 VECTORS, VALUES = needs.vectors_of_one_length, needs.some_values
 MODELS: Mapping[str, RegisteredModel] = {
-    "lr": RegisteredModel(
-        "trainer.models.lr:LogisticRegression", settings.LrSettings, (needs.some_slot, needs.first_order)
-    ),
-    "fm": RegisteredModel("trainer.models.fm:FactorizationMachine", settings.FmSettings, (needs.first_order, VECTORS)),
-    "deepfm": RegisteredModel("trainer.models.deepfm:DeepFm", settings.DeepFmSettings, (VECTORS,), is_tower=True),
-    "wide_deep": RegisteredModel(
-        "trainer.models.wide_deep:WideDeep", settings.WideDeepSettings, (VALUES,), is_tower=True
-    ),
+    "lr": RegisteredModel("lr:LogisticRegression", settings.LrSettings, (needs.some_slot, needs.first_order)),
+    "fm": RegisteredModel("fm:FactorizationMachine", settings.FmSettings, (needs.first_order, VECTORS)),
+    "deepfm": RegisteredModel("deepfm:DeepFm", settings.DeepFmSettings, (VECTORS,), is_tower=True),
+    "wide_deep": RegisteredModel("wide_deep:WideDeep", settings.WideDeepSettings, (VALUES,), is_tower=True),
     "deep_crossing": RegisteredModel(
-        "trainer.models.deep_crossing:DeepCrossing", settings.DeepCrossingSettings, (VALUES,), is_tower=True
+        "deep_crossing:DeepCrossing", settings.DeepCrossingSettings, (VALUES,), is_tower=True
     ),
-    "dcn": RegisteredModel("trainer.models.dcn:Dcn", settings.DcnSettings, (VALUES,)),
-    "dcn_v2": RegisteredModel("trainer.models.dcn_v2:DcnV2", settings.DcnV2Settings, (VALUES,)),
-    "dlrm": RegisteredModel("trainer.models.dlrm:Dlrm", settings.DlrmSettings, (VECTORS,)),
+    "dcn": RegisteredModel("dcn:Dcn", settings.DcnSettings, (VALUES,)),
+    "dcn_v2": RegisteredModel("dcn_v2:DcnV2", settings.DcnV2Settings, (VALUES,)),
+    "dlrm": RegisteredModel("dlrm:Dlrm", settings.DlrmSettings, (VECTORS,)),
     "finalmlp": RegisteredModel(
-        "trainer.models.finalmlp:FinalMlp", settings.FinalMlpSettings, (VALUES,), slot_settings.context_shapes
+        "finalmlp:FinalMlp", settings.FinalMlpSettings, (VALUES,), slot_settings.context_shapes
     ),
-    "din": RegisteredModel("trainer.models.din:Din", settings.DinSettings, (VALUES,), slot_settings.din_slots),
-    "sasrec": RegisteredModel(
-        "trainer.models.sasrec:Sasrec", settings.SasrecSettings, (VALUES,), slot_settings.sasrec_slots
-    ),
+    "din": RegisteredModel("din:Din", settings.DinSettings, (VALUES,), slot_settings.din_slots),
+    "sasrec": RegisteredModel("sasrec:Sasrec", settings.SasrecSettings, (VALUES,), slot_settings.sasrec_slots),
     "two_tower": RegisteredModel(
-        "trainer.models.two_tower:TwoTower", settings.TwoTowerSettings, (VALUES,), slot_settings.tower_shapes
+        "two_tower:TwoTower", settings.TwoTowerSettings, (VALUES,), slot_settings.tower_shapes
     ),
-    "mmoe": RegisteredModel("trainer.models.mmoe:Mmoe", settings.MmoeSettings, (VALUES,)),
-    "esmm": RegisteredModel("trainer.models.esmm:Esmm", settings.EsmmSettings, (VALUES, needs.two_tasks)),
+    "mmoe": RegisteredModel("mmoe:Mmoe", settings.MmoeSettings, (VALUES,)),
+    "esmm": RegisteredModel("esmm:Esmm", settings.EsmmSettings, (VALUES, needs.two_tasks)),
 }
 
 OF_CLASSES: Mapping[str, RegisteredModel] = {
-    "next_item": RegisteredModel(
-        "trainer.models.next_item:NextItem", settings.NextItemSettings, (VALUES,), slot_settings.user_shape
-    ),
+    "next_item": RegisteredModel("next_item:NextItem", settings.NextItemSettings, (VALUES,), slot_settings.user_shape),
 }
 """Models of a task with loss "softmax", which say which of many classes is the right one."""
 ALL_MODELS: Mapping[str, RegisteredModel] = {**MODELS, **OF_CLASSES}
@@ -102,11 +100,7 @@ def load_model(section: ModelSection, shape: "Shape", folder: Path) -> "nn.Modul
     if section.name is not None:
         check_section(section, shape)
         entry = _entry(section.name)
-        module_name, class_name = entry.target.split(":")
-        own: nn.Module = getattr(importlib.import_module(module_name), class_name)(
-            shape, _checked(entry.settings, section.settings)
-        )
-        return own
+        return entry.load()(shape, _checked(entry.settings, section.settings))
     return _users(section, shape, folder)
 
 
@@ -149,7 +143,7 @@ def _users_settings(found: type, section: ModelSection) -> Section | dict[str, A
     if declared is None:
         return dict(section.settings)
     if not (isinstance(declared, type) and issubclass(declared, Section)):
-        raise SpecError(f"{section.class_path}.Settings is no millrace.config.Section", "model.class")
+        raise SpecError(f"{section.class_path}.Settings is no headrace.config.Section", "model.class")
     return _checked(declared, section.settings)
 
 

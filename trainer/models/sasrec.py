@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
-from trainer.models.layers import Heads, Mlp, StackedInput, TaskScale, Wide, by_task
-from trainer.models.linear import Linear
-from trainer.models.settings import SasrecSettings
-from trainer.models.slot_settings import sasrec_slots, without
+from headrace.trainer.models.contract import AxisPart, Inputs, SequenceInput, Shape, SlotAxes
+from headrace.trainer.models.layers import Heads, Mlp, StackedInput, TaskScale, Wide, by_task
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import SasrecSettings
+from headrace.trainer.models.slot_settings import sasrec_slots, without
 
 
 class Positions(nn.Module):

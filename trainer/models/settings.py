@@ -1,4 +1,4 @@
-"""Settings of Millrace's own models: the keys of [model.settings].
+"""Settings of Headrace's own models: the keys of [model.settings].
 
 This module does not import torch, so that a spec is checked without it. Each model is a file beside this one.
 """
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from millrace.config import Section
+from headrace.config import Section
 
 
 def _several(value: object) -> object:

@@ -7,9 +7,15 @@ checked.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from millrace.errors import SpecError
-from trainer.models.contract import Shape, SlotShape
-from trainer.models.settings import DinSettings, FinalMlpSettings, NextItemSettings, SasrecSettings, TwoTowerSettings
+from headrace.errors import SpecError
+from headrace.trainer.models.contract import Shape, SlotShape
+from headrace.trainer.models.settings import (
+    DinSettings,
+    FinalMlpSettings,
+    NextItemSettings,
+    SasrecSettings,
+    TwoTowerSettings,
+)
 
 
 def din_slots(shape: Shape, settings: DinSettings) -> tuple[SlotShape, tuple[SlotShape, ...]]:

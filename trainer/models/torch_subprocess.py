@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from millrace import documents, process
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, SpecError
-from millrace.printable import printable
+from headrace import documents, process
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, SpecError
+from headrace.printable import printable
 
 ANSWER_S = 300.0
 """Longest time to build the model and answer."""
@@ -20,19 +20,19 @@ MAX_SHOWN = 2000
 
 
 def answer_of(module: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of `python -m module`. Raises SpecError where it is {"error": ...}, MillraceError where none came."""
+    """The answer of `python -m module`. Raises SpecError where it is {"error": ...}, HeadraceError where none came."""
     command, text = [sys.executable, "-P", "-m", module], json.dumps(question, default=str)
     try:
         finished = process.run(command, deadline=Deadline.after(ANSWER_S), data=text.encode())
     except OSError as error:
-        raise MillraceError(f"the model cannot be inspected: {error}") from error
+        raise HeadraceError(f"the model cannot be inspected: {error}") from error
     if finished.code is None:
-        raise MillraceError(f"the model cannot be inspected: no answer within {ANSWER_S:g} s")
+        raise HeadraceError(f"the model cannot be inspected: no answer within {ANSWER_S:g} s")
     try:
         answer = documents.parse_object(finished.output.decode().splitlines()[-1], "the answer")
     except (ValueError, IndexError) as error:
         errors = printable(finished.errors.decode("utf-8", "replace")[-MAX_SHOWN:].strip())
-        raise MillraceError(
+        raise HeadraceError(
             f"the model cannot be inspected: exit code {finished.code}; its errors: {errors}"
         ) from error
     if "error" in answer:

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape, SlotAxes, Targets
-from trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task, tower_axes
-from trainer.models.linear import Linear
-from trainer.models.settings import TwoTowerSettings
-from trainer.models.slot_settings import tower_shapes
+from headrace.trainer.models.contract import Inputs, Shape, SlotAxes, Targets
+from headrace.trainer.models.layers import ChosenInput, FirstOrder, Mlp, by_task, tower_axes
+from headrace.trainer.models.linear import Linear
+from headrace.trainer.models.settings import TwoTowerSettings
+from headrace.trainer.models.slot_settings import tower_shapes
 
 MIXERS = (-7046029254386353131, -4658895280553007687)
 """Odd numbers of 64 bits. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014)."""

@@ -6,9 +6,9 @@ weights (none where first_order = false) and the dense values; crossed features 
 
 from torch import Tensor, nn
 
-from trainer.models.contract import DeepTower, Inputs, Shape, SlotAxes
-from trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
-from trainer.models.settings import WideDeepSettings
+from headrace.trainer.models.contract import DeepTower, Inputs, Shape, SlotAxes
+from headrace.trainer.models.layers import Heads, Mlp, StackedInput, Wide, by_task
+from headrace.trainer.models.settings import WideDeepSettings
 
 
 class WideDeep(nn.Module):

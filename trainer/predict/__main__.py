@@ -1,13 +1,13 @@
-"""The process of a prediction worker: `python -m trainer.predict --config FILE`, started by service.predict.
+"""The process of a prediction worker: `python -m headrace.trainer.predict --config FILE`, started by service.predict.
 
 FILE is a PredictWorker as JSON. The process leads a process group of its own and ends with its parent.
 """
 
 from pathlib import Path
 
-from millrace import worker_process
-from trainer.predict.config import PredictWorker
-from trainer.predict.worker import run
+from headrace import worker_process
+from headrace.trainer.predict.config import PredictWorker
+from headrace.trainer.predict.worker import run
 
 
 def start(path: Path) -> None:

@@ -3,7 +3,8 @@
 The request is an ordinary PredictionRequest (section `predict` of the job file). This module imports no torch. Only the
 model knows the names of its tensors, so a process that has torch tries them:
 
-    python -m trainer.predict.after_training < {"job": ..., "folder": ..., "request": ...}   ->   {} or {"error": ...}
+    python -m headrace.trainer.predict.after_training < {"job": ..., "folder": ..., "request": ...}
+    -> {} or {"error": ...}
 """
 
 import json
@@ -12,17 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.schema import Schema
-from dataset.spec.source_set import ends
-from millrace import documents
-from millrace.errors import MillraceError, SpecError
-from trainer.config import TrainerJob
-from trainer.models.torch_subprocess import answer_of
-from trainer.predict.config import LIVE, PredictionRequest
-from trainer.predict.output_columns import OutputColumns
-from trainer.predict.prediction_plan import error_at, source_config
-from trainer.spec.history_tables import check_no_statistics
-from trainer.spec.join_tables import check_no_join
+from headrace import documents
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import ends
+from headrace.errors import HeadraceError, SpecError
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.models.torch_subprocess import answer_of
+from headrace.trainer.predict.config import LIVE, PredictionRequest
+from headrace.trainer.predict.output_columns import OutputColumns
+from headrace.trainer.predict.prediction_plan import error_at, source_config
+from headrace.trainer.spec.history_tables import check_no_statistics
+from headrace.trainer.spec.join_tables import check_no_join
 
 SECTION = "predict"
 EMPTY = 8
@@ -37,14 +38,14 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
     if request.version != LIVE:
         raise SpecError(
             f'is {request.version!r}; the model that was just trained predicts, which is "live": leave it out, or use '
-            "`millrace predict` for another version",
+            "`headrace predict` for another version",
             f"{SECTION}.version",
         )
     check_no_statistics(job, SECTION)
     check_no_join(job, SECTION)
     if not all(ends(source) for source in job.sources.values()):
         raise SpecError(
-            "the stream never ends, so the prediction would never start; bound the source, or use `millrace predict` "
+            "the stream never ends, so the prediction would never start; bound the source, or use `headrace predict` "
             "while the job trains",
             SECTION,
         )
@@ -63,15 +64,15 @@ def names_tensors(request: PredictionRequest, job: TrainerJob) -> bool:
 def try_outputs(job: Mapping[str, Any], folder: Path, request: PredictionRequest) -> None:
     """Raise SpecError for an output that the model does not have, or where it cannot be built."""
     asked = {"job": job, "folder": str(folder), "request": request.model_dump(mode="json")}
-    answer_of("trainer.predict.after_training", asked)
+    answer_of("headrace.trainer.predict.after_training", asked)
 
 
 def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
-    from dataset.spec.schema import Schema
-    from millrace.config import validate
-    from trainer.features.deduplication import tables_of
-    from trainer.predict.fixed_batches import FixedBatches
-    from trainer.predict.predictor import Predictor
+    from headrace.config import validate
+    from headrace.dataset.spec.schema import Schema
+    from headrace.trainer.features.deduplication import tables_of
+    from headrace.trainer.predict.fixed_batches import FixedBatches
+    from headrace.trainer.predict.predictor import Predictor
 
     try:
         job = validate(TrainerJob, asked["job"], only_known=True)
@@ -79,7 +80,7 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
         schema = Schema.of(job.slots)
         predictor = Predictor(job, schema, Path(asked["folder"]), request.outputs)
         predictor.try_out(FixedBatches(tables_of(schema, job.tables, None), EMPTY), EMPTY)
-    except MillraceError as error:
+    except HeadraceError as error:
         return {"error": str(error)}
     return {}
 

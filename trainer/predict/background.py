@@ -1,9 +1,9 @@
 """Predicts in the background: with low priority, and at no more than a share of the cores.
 
-`python -m trainer.predict.background MODULE ARGUMENTS` runs a module with the lowest priority. Where the kernel groups
-processes by session (autogroup), niceness counts only within a session, and each of our processes leads a session of
-its own: so the session gets the lowest priority, too. A pipe command leads a session of its own again; the pauses of
-the worker that reads from it hold it back.
+`python -m headrace.trainer.predict.background MODULE ARGUMENTS` runs a module with the lowest priority. Where the
+kernel groups processes by session (autogroup), niceness counts only within a session, and each of our processes leads a
+session of its own: so the session gets the lowest priority, too. A pipe command leads a session of its own again; the
+pauses of the worker that reads from it hold it back.
 """
 
 import contextlib

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from dataset.spec.path_pattern import PathPattern
-from millrace.config import Count, FolderPath, PositiveSize, Section
-from millrace.secrets import Options
-from pserver.config import Wire
+from headrace.config import Count, FolderPath, PositiveSize, Section
+from headrace.dataset.spec.path_pattern import PathPattern
+from headrace.pserver.config import Wire
+from headrace.secrets import Options
 
 LIVE = "live"
 """Version name of the newest commit."""

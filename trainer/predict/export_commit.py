@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from trainer.config import ExportSection, TrainerJob
-from trainer.exports.memory_files import has_memory, memories_of, replay
-from trainer.exports.model_document import describe
-from trainer.exports.reader import Export, chain_of, open_export
-from trainer.importing.export_source import ExportSource
-from trainer.importing.first_commit import make_first_commit
-from trainer.importing.selection import ImportSelection, TensorSelection
-from trainer.importing.table_stores import RememberedRows
-from trainer.spec.history_tables import history_tables
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.trainer.config import ExportSection, TrainerJob
+from headrace.trainer.exports.memory_files import has_memory, memories_of, replay
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.exports.reader import Export, chain_of, open_export
+from headrace.trainer.importing.export_source import ExportSource
+from headrace.trainer.importing.first_commit import make_first_commit
+from headrace.trainer.importing.selection import ImportSelection, TensorSelection
+from headrace.trainer.importing.table_stores import RememberedRows
+from headrace.trainer.spec.history_tables import history_tables
 
 
 def as_commit(address: str, job: TrainerJob, raw: Mapping[str, Any], scratch: Path) -> tuple[Path, dict[str, Any]]:

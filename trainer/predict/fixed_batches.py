@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.spec.schema import Schema
-from pserver.protocol.shards import Keys
-from trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.protocol.shards import Keys
+from headrace.trainer.features.deduplication import Deduplicator, EmbeddingTable, TableLookup
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataset.samples.batch import F32, Samples
-from trainer.config import MetricsSection, TaskSection
-from trainer.features.training_batches import targets
-from trainer.metrics.meter import Meter
-from trainer.metrics.observed import ObservedBatch
-from trainer.metrics.reduce import LocalReduce
-from trainer.metrics.tensor_totals import TensorTotal
+from headrace.dataset.samples.batch import F32, Samples
+from headrace.trainer.config import MetricsSection, TaskSection
+from headrace.trainer.features.training_batches import targets
+from headrace.trainer.metrics.meter import Meter
+from headrace.trainer.metrics.observed import ObservedBatch
+from headrace.trainer.metrics.reduce import LocalReduce
+from headrace.trainer.metrics.tensor_totals import TensorTotal
 
 GROUP, SLICE = "group", "slice."
 

@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataset.samples.batch import I64, Ragged, Samples
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema
-from dataset.stream.source import Segment
-from millrace.errors import SpecError
-from millrace.validation import nearest
-from trainer.config import TaskSection, TrainerJob
-from trainer.predict.config import TIMES, PredictionRequest
-from trainer.predict.slot_shuffle import check_shuffled
+from headrace.dataset.samples.batch import I64, Ragged, Samples
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Segment
+from headrace.errors import SpecError
+from headrace.trainer.config import TaskSection, TrainerJob
+from headrace.trainer.predict.config import TIMES, PredictionRequest
+from headrace.trainer.predict.slot_shuffle import check_shuffled
+from headrace.validation import nearest
 
 PREDICTION, LABEL, WEIGHT = "prediction.", "label.", ".weight"
 META_ARROW = {"float": pa.float32(), "uint64": pa.uint64(), "int64": pa.int64(), "string": pa.string()}

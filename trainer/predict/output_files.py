@@ -25,10 +25,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace import documents
-from millrace.done_markers import DONE, SUCCESS, is_done
-from millrace.durable import REAL, write_whole, writing
-from trainer.checkpoint.commits import hash_of
+from headrace import documents
+from headrace.done_markers import DONE, SUCCESS, is_done
+from headrace.durable import REAL, write_whole, writing
+from headrace.trainer.checkpoint.commits import hash_of
 
 WORK = ".prediction"
 """Folder of work files, until the output is complete."""
@@ -120,7 +120,7 @@ class PredictionOutput:
         return self._read(METRICS)
 
     def rename_old(self) -> None:
-        """Rename files that an older Millrace began to write. Raises Unwritable."""
+        """Rename files that an older Headrace began to write. Raises Unwritable."""
         for name in (METRICS, MANIFEST, DEAD_LETTERS):
             old = self.folder / _old(name)
             with writing(old):
@@ -135,7 +135,7 @@ class PredictionOutput:
 
 
 def _old(name: str) -> str:
-    """Name of a file in an output of an older Millrace."""
+    """Name of a file in an output of an older Headrace."""
     return name.removeprefix("_")
 
 

@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.sources.opening import open_source
-from dataset.spec.config import AnySource, FileFormat, FilesSource, KafkaSource, PipeSection
-from dataset.stream.source import Partition, Segment, Source
-from millrace import documents
-from millrace.blob.store_address import parse
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole, writing
-from millrace.errors import BadInput, MillraceError, SpecError
-from millrace.secrets import without_keys
-from trainer.checkpoint.commits import NAME, VERSION
-from trainer.config import TrainerJob
-from trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionRequest
+from headrace import documents
+from headrace.blob.store_address import parse
+from headrace.dataset.sources.opening import open_source
+from headrace.dataset.spec.config import AnySource, FileFormat, FilesSource, KafkaSource, PipeSection
+from headrace.dataset.stream.source import Partition, Segment, Source
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole, writing
+from headrace.errors import BadInput, HeadraceError, SpecError
+from headrace.secrets import without_keys
+from headrace.trainer.checkpoint.commits import NAME, VERSION
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.predict.config import LIVE, InputSection, KafkaInput, PredictionRequest
 
 PLAN = "plan.json"
 MAX_PARTS = 100_000
@@ -40,7 +40,7 @@ SECURITY = ("sasl_", "ssl_", "security_protocol", "proxy_url", "socks5_proxy")
 """Prefixes of Kafka options for authentication and proxies."""
 
 
-class OutputTaken(MillraceError):
+class OutputTaken(HeadraceError):
     """The output folder has the output of another request."""
 
 

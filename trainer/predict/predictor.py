@@ -20,22 +20,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dataset.samples.batch import F32, Samples
-from dataset.spec.schema import Schema
-from millrace.errors import BadInput, SpecError
-from millrace.validation import nearest
-from trainer.collectives.ranks import SingleRank
-from trainer.config import TaskSection, TrainerJob
-from trainer.dense.all_reduce import AllReduceDense
-from trainer.features.default_rows import DefaultRows, widths_of
-from trainer.features.model_inputs import inputs_of
-from trainer.features.pooling import KernelPooling
-from trainer.models.contract import Inputs
-from trainer.models.outputs import check_outputs
-from trainer.predict.fixed_batches import FixedBatch, FixedBatches, filled_up, no_samples
-from trainer.predict.metric_inputs import targets_of
-from trainer.train.model_building import build_model
-from trainer.train.saved_state import DENSE
+from headrace.dataset.samples.batch import F32, Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import BadInput, SpecError
+from headrace.trainer.collectives.ranks import SingleRank
+from headrace.trainer.config import TaskSection, TrainerJob
+from headrace.trainer.dense.all_reduce import AllReduceDense
+from headrace.trainer.features.default_rows import DefaultRows, widths_of
+from headrace.trainer.features.model_inputs import inputs_of
+from headrace.trainer.features.pooling import KernelPooling
+from headrace.trainer.models.contract import Inputs
+from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.predict.fixed_batches import FixedBatch, FixedBatches, filled_up, no_samples
+from headrace.trainer.predict.metric_inputs import targets_of
+from headrace.trainer.train.model_building import build_model
+from headrace.trainer.train.saved_state import DENSE
+from headrace.validation import nearest
 
 SLOT = "slot."
 """Prefix of a slot's name for its pooled vector."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataset.samples.batch import Samples
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from millrace.seeds import derive
-from millrace.validation import nearest
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.seeds import derive
+from headrace.validation import nearest
 
 
 def check_shuffled(schema: Schema, names: Sequence[str]) -> None:

@@ -17,36 +17,36 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from dataset.loader.batch_loader import Loader, PassTally
-from dataset.loader.dead_letters import DeadLetters
-from dataset.loader.segment_reader import SegmentReader
-from dataset.samples.batch import F32, Samples
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema
-from dataset.stream.source import Segment
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.seeds import derive
-from pserver.client.remote import RemoteShards
-from pserver.protocol.shards import U64, Keys, Prepared, Shards
-from pserver.server.embedded import EmbeddedShards
-from trainer.checkpoint.commits import read_commit
-from trainer.config import TrainerJob
-from trainer.features.deduplication import tables_of
-from trainer.features.kept_state import RowsOf, filled_as_of
-from trainer.metrics.observed import ids_of
-from trainer.metrics.tensor_totals import TensorTotal
-from trainer.predict.background import CpuLimit
-from trainer.predict.config import PredictWorker
-from trainer.predict.fixed_batches import Block, FixedBatch, FixedBatches, no_samples
-from trainer.predict.metric_inputs import metric_table, targets_of
-from trainer.predict.output_columns import OutputColumns, SampleNumbers
-from trainer.predict.output_files import DEAD_LETTERS, PredictionOutput, writing_part
-from trainer.predict.prediction_plan import PredictionPlan, open_input, source_config
-from trainer.predict.predictor import BatchOutputs, Predictor
-from trainer.predict.slot_shuffle import shuffled
-from trainer.spec.history_tables import history_tables
-from trainer.train.assembly import set_up_torch
+from headrace.config import validate
+from headrace.dataset.loader.batch_loader import Loader, PassTally
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.batch import F32, Samples
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.stream.source import Segment
+from headrace.deadline import Deadline
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.protocol.shards import U64, Keys, Prepared, Shards
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.seeds import derive
+from headrace.trainer.checkpoint.commits import read_commit
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.kept_state import RowsOf, filled_as_of
+from headrace.trainer.metrics.observed import ids_of
+from headrace.trainer.metrics.tensor_totals import TensorTotal
+from headrace.trainer.predict.background import CpuLimit
+from headrace.trainer.predict.config import PredictWorker
+from headrace.trainer.predict.fixed_batches import Block, FixedBatch, FixedBatches, no_samples
+from headrace.trainer.predict.metric_inputs import metric_table, targets_of
+from headrace.trainer.predict.output_columns import OutputColumns, SampleNumbers
+from headrace.trainer.predict.output_files import DEAD_LETTERS, PredictionOutput, writing_part
+from headrace.trainer.predict.prediction_plan import PredictionPlan, open_input, source_config
+from headrace.trainer.predict.predictor import BatchOutputs, Predictor
+from headrace.trainer.predict.slot_shuffle import shuffled
+from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.train.assembly import set_up_torch
 
 BLOCK_BATCHES = 16
 """Full batches in a block, the unit of cutting and writing. Smaller blocks would need more padding."""

@@ -5,9 +5,9 @@ Such a job continues as it began. All other jobs are cut by trainer.journal.pass
 
 from collections.abc import Collection, Mapping, Sequence
 
-from dataset.stream.source import Partition, Segment
-from trainer.journal.partitions import SkippedRange, open_ranges
-from trainer.journal.pass_plan import PassPlan, backlog
+from headrace.dataset.stream.source import Partition, Segment
+from headrace.trainer.journal.partitions import SkippedRange, open_ranges
+from headrace.trainer.journal.pass_plan import PassPlan, backlog
 
 
 def equal_counts(waiting: Sequence[int], max_events: int) -> list[int]:

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from dataset.spec.counters import CountersSection
-from dataset.spec.schema import Schema, Slot
-from millrace.deadline import Deadline
-from pserver.protocol.histories import counters_table_of, table_of
-from pserver.protocol.shards import F32, Shards
-from pserver.rows import counter_kernels, history_kernels
+from headrace.dataset.spec.counters import CountersSection
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.histories import counters_table_of, table_of
+from headrace.pserver.protocol.shards import F32, Shards
+from headrace.pserver.rows import counter_kernels, history_kernels
 
 ALL_TIME = "all"
 UNITS_S = (("d", 86_400), ("h", 3_600), ("m", 60))

@@ -12,15 +12,15 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from millrace.errors import MillraceError
-from trainer.checkpoint.commits import Commit, Commits
-from trainer.checkpoint.rewind import Lineage
-from trainer.journal.job_history import JobHistory, LoggedPass, ReplayedPass
-from trainer.journal.log import Log, LogRecord, read
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import Operation, ResizeOperation, SetOperation, SpecOperation, Void
-from trainer.spec import changes
-from trainer.spec.defaults import fill_defaults
+from headrace.errors import HeadraceError
+from headrace.trainer.checkpoint.commits import Commit, Commits
+from headrace.trainer.checkpoint.rewind import Lineage
+from headrace.trainer.journal.job_history import JobHistory, LoggedPass, ReplayedPass
+from headrace.trainer.journal.log import Log, LogRecord, read
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import Operation, ResizeOperation, SetOperation, SpecOperation, Void
+from headrace.trainer.spec import changes
+from headrace.trainer.spec.defaults import fill_defaults
 
 
 def logged_pass(
@@ -124,7 +124,7 @@ def under_spec(
         return list(takewhile(lambda each: not differ(each), replay))
     for each in replay:
         if each.close and (keys := differ(each)):
-            raise MillraceError(
+            raise HeadraceError(
                 f"passes must be replayed as they were logged before {', '.join(keys)} may change; start the job again"
             )
     old = spec_in_force(history, commit)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from pserver.errors import PserverError
-from trainer.checkpoint.commits import Commit
-from trainer.checkpoint.object_store import ObjectStore, PreparedStore
-from trainer.fence.fence_records import LogMode
-from trainer.fence.fence_sequence import FenceMoved, FenceSequence
-from trainer.fence.fenced_log import FencedLog, facts_with_id
-from trainer.journal.log import Log
+from headrace.deadline import Deadline
+from headrace.pserver.errors import PserverError
+from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.checkpoint.object_store import ObjectStore, PreparedStore
+from headrace.trainer.fence.fence_records import LogMode
+from headrace.trainer.fence.fence_sequence import FenceMoved, FenceSequence
+from headrace.trainer.fence.fenced_log import FencedLog, facts_with_id
+from headrace.trainer.journal.log import Log
 
 CLAIM_ROUNDS = 64
 """Times that a claim is decided anew because an older head wrote meanwhile."""

@@ -12,18 +12,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
 
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.schema import Schema, Slot
-from millrace.deadline import Deadline
-from millrace.errors import NotYet, SpecError
-from millrace.failpoints import Failpoint, failpoint
-from millrace.keys import key_of_reference
-from millrace.validation import nearest
-from pserver.config import LAST_DAY, TableSection
-from pserver.protocol.shards import Shards, TableStats
-from pserver.protocol.table_operations import AdvanceDay, ExportCut, ForgetRow, SetTables, ShrinkRows, TableOperation
-from trainer.config import TrainerJob
-from trainer.journal.records import (
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.deadline import Deadline
+from headrace.errors import NotYet, SpecError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.keys import key_of_reference
+from headrace.pserver.config import LAST_DAY, TableSection
+from headrace.pserver.protocol.shards import Shards, TableStats
+from headrace.pserver.protocol.table_operations import (
+    AdvanceDay,
+    ExportCut,
+    ForgetRow,
+    SetTables,
+    ShrinkRows,
+    TableOperation,
+)
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
     ExportedOperation,
@@ -39,10 +45,11 @@ from trainer.journal.records import (
     ShrinkOperation,
     encode,
 )
-from trainer.rank0.replay_log import ReplayLog
-from trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, present_names, with_overrides
-from trainer.spec.history_tables import history_tables, keyed_like
-from trainer.spec.shard_tables import tables_on_shards
+from headrace.trainer.rank0.replay_log import ReplayLog
+from headrace.trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, present_names, with_overrides
+from headrace.trainer.spec.history_tables import history_tables, keyed_like
+from headrace.trainer.spec.shard_tables import tables_on_shards
+from headrace.validation import nearest
 
 Request = Mapping[str, Any]
 """A client's request for an operation: JSON-able, with "op" and an "id" of its own."""

@@ -7,28 +7,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset.sources.opening import open_sources
-from dataset.spec.schema import Schema, Slot
-from dataset.spec.source_set import SourceSet
-from dataset.stream.source import Source
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.keys import bucket_of, key_of_reference
-from millrace.validation import nearest
-from pserver.consistency.modes import policy_of
-from pserver.protocol.shards import Shards
-from trainer.config import TrainerJob, WorkerConfig
-from trainer.fence.head_contact import HeadContact
-from trainer.rank0.key_memories import memories_of_key
-from trainer.rank0.operations import OperationRunner, RankUpdate, Request
-from trainer.rank0.planner import PAUSED, Planner
-from trainer.rank0.recovery import RestartPoint
-from trainer.rank0.replay_log import LogPlanJournal, ReplayLog
-from trainer.rank0.resizing import ResizePreparation
-from trainer.rank0.shrink_guard import has_rule
-from trainer.rank0.shrinks import Shrinks
-from trainer.rank0.slot_guards import SlotGuards
-from trainer.spec.changes import SHARDS, TRAINERS
+from headrace.dataset.sources.opening import open_sources
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Source
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.keys import bucket_of, key_of_reference
+from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.config import TrainerJob, WorkerConfig
+from headrace.trainer.fence.head_contact import HeadContact
+from headrace.trainer.rank0.key_memories import memories_of_key
+from headrace.trainer.rank0.operations import OperationRunner, RankUpdate, Request
+from headrace.trainer.rank0.planner import PAUSED, Planner
+from headrace.trainer.rank0.recovery import RestartPoint
+from headrace.trainer.rank0.replay_log import LogPlanJournal, ReplayLog
+from headrace.trainer.rank0.resizing import ResizePreparation
+from headrace.trainer.rank0.shrink_guard import has_rule
+from headrace.trainer.rank0.shrinks import Shrinks
+from headrace.trainer.rank0.slot_guards import SlotGuards
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
+from headrace.validation import nearest
 
 OPEN_S = 120.0
 """Time limit for the first answer of peers and source."""
@@ -83,7 +83,7 @@ class RankZero:
         return word
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a client's request to a running job, from any thread: {"do": ..., ...}. Raises MillraceError.
+        """Answer a client's request to a running job, from any thread: {"do": ..., ...}. Raises HeadraceError.
 
         "ask": log an "operation" (Operator.ask); "dry_run": count the rows of a shrink (Shrinking.dry_run); "tables":
         whether each has a rule that removes rows; "explain": everything about a "sign" of a "slot"; "feed": the address

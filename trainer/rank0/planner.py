@@ -14,16 +14,16 @@ from functools import partial
 from queue import Empty, Queue
 from typing import Literal, Protocol
 
-from dataset.spec.config import SourceSection
-from dataset.spec.source_set import RECORD_CLOCK, SourceSet
-from dataset.stream.errors import SourceGap
-from dataset.stream.source import Partition, Source
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.retry import Retrier
-from trainer.config import PassesSection
-from trainer.journal.log import LogFull
-from trainer.journal.partitions import (
+from headrace.dataset.spec.config import SourceSection
+from headrace.dataset.spec.source_set import RECORD_CLOCK, SourceSet
+from headrace.dataset.stream.errors import SourceGap
+from headrace.dataset.stream.source import Partition, Source
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.retry import Retrier
+from headrace.trainer.config import PassesSection
+from headrace.trainer.journal.log import LogFull
+from headrace.trainer.journal.partitions import (
     KnownPartition,
     SkippedRange,
     after_skips,
@@ -33,12 +33,12 @@ from trainer.journal.partitions import (
     with_growth,
     with_new_partitions,
 )
-from trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_drained
-from trainer.journal.records import GapOperation, PartitionsOperation
-from trainer.rank0.equal_shares import cut_equally
-from trainer.rank0.rank_speeds import RankSpeeds
-from trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads
-from trainer.rank0.turns import next_turn
+from headrace.trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_drained
+from headrace.trainer.journal.records import GapOperation, PartitionsOperation
+from headrace.trainer.rank0.equal_shares import cut_equally
+from headrace.trainer.rank0.rank_speeds import RankSpeeds
+from headrace.trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads
+from headrace.trainer.rank0.turns import next_turn
 
 POLL_S = 0.05
 """Pause between polls of the source while a plan is requested."""
@@ -63,7 +63,7 @@ class StreamEnded:
 class PlanJournal(Protocol):
     """The planner's way to the job's log. The planner's thread writes here before it answers.
 
-    Each method returns once its argument is durable. Raises MillraceError; LogFull if a later try may succeed.
+    Each method returns once its argument is durable. Raises HeadraceError; LogFull if a later try may succeed.
     """
 
     def operation(self, operation: PartitionsOperation | GapOperation) -> None:
@@ -132,7 +132,7 @@ class Planner:
         self._lost: dict[str, int] = {}
         self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
         self._requests: Queue[_Request | None] = Queue(2)  # a request, and None to end
-        self._answers: Queue[PassPlan | StreamEnded | MillraceError] = Queue(1)
+        self._answers: Queue[PassPlan | StreamEnded | HeadraceError] = Queue(1)
         self._partitions: Sequence[Partition] = ()
         self._absent: set[str] = set()
         self._may_grow = source.bounded and bool(self.known)
@@ -173,7 +173,7 @@ class Planner:
             if self._thread.is_alive() or not self._answers.empty():
                 return None
             raise RuntimeError("the planner's thread has ended by a bug; its traceback is in the output") from None
-        if isinstance(answer, MillraceError):
+        if isinstance(answer, HeadraceError):
             raise answer
         return answer
 
@@ -231,7 +231,7 @@ class Planner:
                         request = None
                         self._answers.put(answer)
             self._show_positions(Deadline.after(LAST_COMMIT_S))
-        except MillraceError as error:
+        except HeadraceError as error:
             if self._stopping.is_set():
                 log.warning("lag tools may not show the last position: %s", error)
             else:

@@ -13,25 +13,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.failpoints import Failpoint, failpoint
-from trainer.checkpoint.commits import CheckedFiles, Commit, Commits
-from trainer.checkpoint.handover import check_newest
-from trainer.checkpoint.rewind import Lineage, known_partitions, matmuls_after
-from trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
-from trainer.journal.log import Log, LogFence, read
-from trainer.journal.partitions import KnownPartition, SkippedRange
-from trainer.journal.records import (
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.trainer.checkpoint.commits import CheckedFiles, Commit, Commits
+from headrace.trainer.checkpoint.handover import check_newest
+from headrace.trainer.checkpoint.rewind import Lineage, known_partitions, matmuls_after
+from headrace.trainer.journal.job_history import HistoryMissing, JobHistory, ReplayedPass
+from headrace.trainer.journal.log import Log, LogFence, read
+from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
+from headrace.trainer.journal.records import (
     GapOperation,
     MatmulOperation,
     Operation,
     RestoreOperation,
     SkipOperation,
 )
-from trainer.rank0.logged_specs import logged_pass, overrides_of, resettled, settled, specs_after, under_spec
-from trainer.rank0.object_head import ObjectHead
-from trainer.rank0.sound_commit import discard_commits, new_timeline, newest_sound
+from headrace.trainer.rank0.logged_specs import logged_pass, overrides_of, resettled, settled, specs_after, under_spec
+from headrace.trainer.rank0.object_head import ObjectHead
+from headrace.trainer.rank0.sound_commit import discard_commits, new_timeline, newest_sound
 
 CLAIM_S = 60.0
 """Longest wait for the store's lock."""
@@ -39,7 +39,7 @@ CLAIM_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class NoSoundCommit(MillraceError):
+class NoSoundCommit(HeadraceError):
     """No commit can be restored, and the log does not reach back to the first pass."""
 
 
@@ -117,7 +117,7 @@ def claim_and_recover(
     failpoint(Failpoint.CLAIMED)
     try:
         return _chosen(joblog, commits, spec, uri, world, logged_only, head, checked, handed)  # 2, 3
-    except MillraceError:
+    except HeadraceError:
         joblog.close()
         raise
 

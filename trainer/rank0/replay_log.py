@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-from millrace.errors import MillraceError
-from millrace.failpoints import Failpoint, failpoint
-from millrace.retry import Retrier
-from trainer.journal.job_history import ReplayedPass
-from trainer.journal.log import Log, LogFull
-from trainer.journal.pass_plan import PassPlan
-from trainer.journal.records import ActingOperation, GapOperation, Operation, PartitionsOperation, PassClose
-from trainer.rank0.planner import LOG_WAITS, Planner, StreamEnded
+from headrace.errors import HeadraceError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.retry import Retrier
+from headrace.trainer.journal.job_history import ReplayedPass
+from headrace.trainer.journal.log import Log, LogFull
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.journal.records import ActingOperation, GapOperation, Operation, PartitionsOperation, PassClose
+from headrace.trainer.rank0.planner import LOG_WAITS, Planner, StreamEnded
 
 COMPARED = ("events", "samples", "rejected", "day", "left_out")
 """These, and the digests, must be the same again when a pass is replayed."""
@@ -25,7 +25,7 @@ COMPARED = ("events", "samples", "rejected", "day", "left_out")
 log = logging.getLogger(__name__)
 
 
-class ReplayDiffers(MillraceError):
+class ReplayDiffers(HeadraceError):
     """A replayed pass differs from the logged one: its result depends on more than the log."""
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar, Protocol
 
-from millrace.errors import MillraceError, NotYet
-from trainer.journal.records import ActingOperation, ResizeOperation
-from trainer.rank0.operations import ClosingPass, Request
-from trainer.spec.changes import SHARDS, TRAINERS
+from headrace.errors import HeadraceError, NotYet
+from headrace.trainer.journal.records import ActingOperation, ResizeOperation
+from headrace.trainer.rank0.operations import ClosingPass, Request
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 SMALL_S = 0.2
 """Rows that were moved in less time are few enough to stop training for those that follow."""
@@ -27,7 +27,7 @@ MAX_FAILED = 16
 """Most remembered requests that failed."""
 
 
-class ResizeFailed(MillraceError):
+class ResizeFailed(HeadraceError):
     """The workers of a resize cannot be prepared. The job goes on as before."""
 
 

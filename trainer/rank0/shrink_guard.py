@@ -20,9 +20,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dataset.spec.schema import Schema
-from pserver.config import SlotLife, TableSection
-from pserver.protocol.table_operations import ShrinkSurvey
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.config import SlotLife, TableSection
+from headrace.pserver.protocol.table_operations import ShrinkSurvey
 
 SLOT, SHOW, CLICK = "slot", "show", "click"
 """The kinds of signals. A signal's name is its kind, a dot, and the slot or table: "slot.user", "click.default"."""

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, assert_never
 
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, NotYet, SpecError
-from millrace.validation import nearest
-from pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
-from pserver.protocol.shards import Shards
-from pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
-from trainer.journal.records import (
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, NotYet, SpecError
+from headrace.pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
+from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
     ExportedOperation,
@@ -28,9 +27,10 @@ from trainer.journal.records import (
     SetOperation,
     ShrinkOperation,
 )
-from trainer.rank0 import shrink_guard
-from trainer.rank0.operations import FROZEN, ClosingPass, Request
-from trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, DayAdvance, has_rule, rule_of, signal
+from headrace.trainer.rank0 import shrink_guard
+from headrace.trainer.rank0.operations import FROZEN, ClosingPass, Request
+from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, DayAdvance, has_rule, rule_of, signal
+from headrace.validation import nearest
 
 SMALL_ROWS = 262_144
 """A smaller table is counted and swept at the close itself, the same in every run. A larger one is counted, and then
@@ -41,7 +41,7 @@ SURVEY_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class ShrinkTooLarge(MillraceError):
+class ShrinkTooLarge(HeadraceError):
     """A shrink would remove more of a table than `max_shrink_fraction`."""
 
 
@@ -279,7 +279,7 @@ def _is_score(value: object) -> bool:
 
 
 def _command(table: str) -> str:
-    return f"millrace shrink JOB.TOML --table {table} --allow"
+    return f"headrace shrink JOB.TOML --table {table} --allow"
 
 
 def _operation(shrink: ShrinkRows, rule: shrink_guard.Rule, id_: str | None = None) -> ShrinkOperation:

@@ -8,9 +8,9 @@ left to trainer.rank0.planner.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from dataset.stream.source import Partition
-from trainer.journal.partitions import SkippedRange, StreamPlace, open_ranges, place
-from trainer.journal.pass_plan import streams
+from headrace.dataset.stream.source import Partition
+from headrace.trainer.journal.partitions import SkippedRange, StreamPlace, open_ranges, place
+from headrace.trainer.journal.pass_plan import streams
 
 CELLS = 16
 """The time of a partition's next record is found up to 1/CELLS of the allowed skew."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataset.samples.slot_counters import SlotCounters, SlotSum, distinct_of
-from trainer.guard_config import GuardBounds
+from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum, distinct_of
+from headrace.trainer.guard_config import GuardBounds
 
 NO_COUNT = 0.5
 """Added to each count for the drift, so that an empty bucket has a share."""

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dataset.spec.schema import Schema
-from millrace.errors import BadInput
-from pserver.protocol.shards import TableStats
-from trainer.guard_config import GuardAction, GuardsSection
-from trainer.journal.records import ActingOperation
-from trainer.rank0.operations import ClosingPass, Request
-from trainer.rank0.slot_bounds import SlotCounts, as_state, figures_of, of_state, outside, slots_of, summed
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import BadInput
+from headrace.pserver.protocol.shards import TableStats
+from headrace.trainer.guard_config import GuardAction, GuardsSection
+from headrace.trainer.journal.records import ActingOperation
+from headrace.trainer.rank0.operations import ClosingPass, Request
+from headrace.trainer.rank0.slot_bounds import SlotCounts, as_state, figures_of, of_state, outside, slots_of, summed
 
 MAX_BLOCKS = 8
 """Blocks of passes in the reference; when one is full, the oldest may leave. So the reference has up to an eighth more
@@ -29,7 +29,7 @@ class SlotOutside(BadInput):
     def __init__(self, version: int, why: str) -> None:
         super().__init__(
             f'pass {version} is not learnt for good: {why}; its action is "stop". Repair the stream, or skip the range '
-            "with `millrace skip`; or, if the data are right, widen the bounds in `guards`, and start the job again"
+            "with `headrace skip`; or, if the data are right, widen the bounds in `guards`, and start the job again"
         )
 
 

@@ -6,14 +6,22 @@ And names the timeline of a store that has no log.
 import logging
 from collections.abc import Sequence
 
-from millrace.blob.blob_errors import BlobUnavailable
-from millrace.deadline import Deadline
-from trainer.checkpoint.commits import MANIFEST, CheckedFiles, Commit, CommitDamaged, Commits, NewerFormat, problems_of
-from trainer.checkpoint.mirror import read_catalog
-from trainer.checkpoint.mirror_fetch import repair
-from trainer.checkpoint.object_store import complete_commit
-from trainer.checkpoint.rewind import Lineage
-from trainer.rank0.object_head import ObjectHead
+from headrace.blob.blob_errors import BlobUnavailable
+from headrace.deadline import Deadline
+from headrace.trainer.checkpoint.commits import (
+    MANIFEST,
+    CheckedFiles,
+    Commit,
+    CommitDamaged,
+    Commits,
+    NewerFormat,
+    problems_of,
+)
+from headrace.trainer.checkpoint.mirror import read_catalog
+from headrace.trainer.checkpoint.mirror_fetch import repair
+from headrace.trainer.checkpoint.object_store import complete_commit
+from headrace.trainer.checkpoint.rewind import Lineage
+from headrace.trainer.rank0.object_head import ObjectHead
 
 MIRROR_S = 3600.0
 """Time limit to read from the mirror."""

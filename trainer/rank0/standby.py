@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from pserver.errors import StoreDamaged
-from pserver.protocol.shards import Shards
-from trainer.checkpoint.commits import CheckedFiles, Commit, CommitDamaged, Commits, problems_of
-from trainer.checkpoint.handover import acted_in, handed_over
-from trainer.rank0.resizing import Moved
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.pserver.errors import StoreDamaged
+from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.checkpoint.commits import CheckedFiles, Commit, CommitDamaged, Commits, problems_of
+from headrace.trainer.checkpoint.handover import acted_in, handed_over
+from headrace.trainer.rank0.resizing import Moved
 
 LOOK_S = 0.01
 """Pause between two looks for a newer commit: training stands still from the last one on."""
@@ -29,7 +29,7 @@ MOVE_S = 3600.0
 log = logging.getLogger(__name__)
 
 
-class StandbyEnded(MillraceError):
+class StandbyEnded(HeadraceError):
     """The resize has not acted, and this generation is not needed any more."""
 
 

@@ -8,11 +8,11 @@ decides as before.
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from dataset.spec.epochs import split_epoch
-from dataset.spec.source_set import SourceSet
-from dataset.stream.source import Partition
-from trainer.journal.partitions import SkippedRange
-from trainer.journal.pass_plan import backlog
+from headrace.dataset.spec.epochs import split_epoch
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Partition
+from headrace.trainer.journal.partitions import SkippedRange
+from headrace.trainer.journal.pass_plan import backlog
 
 
 class Turn(NamedTuple):

@@ -1,13 +1,13 @@
-"""`python -m trainer.replica CONFIG` runs a replica, as `millrace replica` does; CONFIG is a ReplicaConfig as JSON."""
+"""`python -m headrace.trainer.replica CONFIG` runs a replica, as `headrace replica` does; CONFIG is JSON."""
 
 import sys
 
-from millrace import documents, logs
-from millrace.config import validate
-from millrace.errors import SpecError
-from millrace.lifecycle import run_to_end
-from trainer.replica.config import ReplicaConfig
-from trainer.replica.replica import run
+from headrace import documents, logs
+from headrace.config import validate
+from headrace.errors import SpecError
+from headrace.lifecycle import run_to_end
+from headrace.trainer.replica.config import ReplicaConfig
+from headrace.trainer.replica.replica import run
 
 
 def main() -> None:

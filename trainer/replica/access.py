@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millrace.http.front_door import bounded, is_cross_site, is_known_host, is_too_long, served_names
+from headrace.http.front_door import bounded, is_cross_site, is_known_host, is_too_long, served_names
 
 BODY_S = 10.0
 """Longest time for a request's body to arrive: a slow client must not keep others out."""

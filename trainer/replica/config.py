@@ -4,10 +4,10 @@ from pathlib import Path
 
 from pydantic import field_validator, model_validator
 
-from millrace.address import is_loopback, parse_address
-from millrace.config import Count, Duration, PositiveCount, PositiveSize, Section, Size
-from millrace.errors import SpecError
-from millrace.http.tls import check_tls
+from headrace.address import is_loopback, parse_address
+from headrace.config import Count, Duration, PositiveCount, PositiveSize, Section, Size
+from headrace.errors import SpecError
+from headrace.http.tls import check_tls
 
 
 class ReplicaConfig(Section):

@@ -13,8 +13,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from millrace.errors import BadInput
-from trainer.exports.onnx_model import PREFIX, OnnxModel
+from headrace.errors import BadInput
+from headrace.trainer.exports.onnx_model import PREFIX, OnnxModel
 
 Tensors = Mapping[str, NDArray[Any]]
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from trainer.exports.destination import ExportFolder, ExportUnusable
-from trainer.exports.memory_files import ServedMemory, has_memory, memories_at, replay
-from trainer.exports.reader import CURRENT, FORMAT, Export, check_fields, object_of, open_folder, state_at
-from trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
-from trainer.replica.kept_versions import ServedVersion
-from trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.trainer.exports.destination import ExportFolder, ExportUnusable
+from headrace.trainer.exports.memory_files import ServedMemory, has_memory, memories_at, replay
+from headrace.trainer.exports.reader import CURRENT, FORMAT, Export, check_fields, object_of, open_folder, state_at
+from headrace.trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
+from headrace.trainer.replica.kept_versions import ServedVersion
+from headrace.trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
 
 ONNX, GOLDEN = "dense.onnx", "golden.parquet"
 FIELDS = {"format": int, "timeline": str, "version": int, "chain": list}

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.address import is_loopback
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Refused, Unavailable
-from millrace.identity import certificates
-from millrace.identity.authority import FOLDER, open_authority
-from millrace.identity.credentials import Credentials
-from millrace.identity.join_token import read_token
-from millrace.identity.peers import PeerName, PeerRole
-from millrace.rpc.channels import TlsPeer
-from millrace.rpc.feed_joining import ask_feed_address
-from millrace.rpc.job_client import JobClient, NotRunning
+from headrace import documents
+from headrace.address import is_loopback
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Refused, Unavailable
+from headrace.identity import certificates
+from headrace.identity.authority import FOLDER, open_authority
+from headrace.identity.credentials import Credentials
+from headrace.identity.join_token import read_token
+from headrace.identity.peers import PeerName, PeerRole
+from headrace.rpc.channels import TlsPeer
+from headrace.rpc.feed_joining import ask_feed_address
+from headrace.rpc.job_client import JobClient, NotRunning
 
 MAX_ANSWER_BYTES = 1 << 20
 
@@ -145,7 +145,7 @@ def at_url(job_url: str, token: str | None = None) -> Find:
     return find
 
 
-def _refusal(error: urllib.error.HTTPError, url: str) -> MillraceError:
+def _refusal(error: urllib.error.HTTPError, url: str) -> HeadraceError:
     """Unavailable for errors that pass (server errors, a job that is not up, too many requests), else Refused."""
     passes = error.code >= 500 or error.code in (408, 409, 425, 429)
     kind = Unavailable if passes else Refused

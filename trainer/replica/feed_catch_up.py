@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.retry import Backoff
-from pserver.feed.feed_client import FeedTooSlow
-from trainer.replica.export_updates import ExportUpdates
-from trainer.replica.feed_updates import FeedPosition
-from trainer.replica.kept_versions import ServedVersion
-from trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.pserver.feed.feed_client import FeedTooSlow
+from headrace.retry import Backoff
+from headrace.trainer.replica.export_updates import ExportUpdates
+from headrace.trainer.replica.feed_updates import FeedPosition
+from headrace.trainer.replica.kept_versions import ServedVersion
+from headrace.trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
 
 PAUSES = Backoff((10.0, 30.0, 60.0, 120.0, 300.0, 600.0), endless=True)
 """How long exports are followed before the feed is tried again: longer each time that it was in vain."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.keys import unique_keys
-from pserver.feed.table_changes import PresentRows, TableDelta
-from trainer.replica.updates import U64, ReplicaRows, TableUpdate
+from headrace.keys import unique_keys
+from headrace.pserver.feed.table_changes import PresentRows, TableDelta
+from headrace.trainer.replica.updates import U64, ReplicaRows, TableUpdate
 
 NONE = np.empty(0, np.uint64)
 

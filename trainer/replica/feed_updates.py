@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError, Unavailable
-from pserver.feed.feed_client import FeedStream
-from pserver.feed.feed_messages import FeedMessage
-from pserver.feed.table_changes import TableDelta
-from pserver.proto import feed_pb2 as pb
-from trainer.replica.feed_address import FeedAddress, Find
-from trainer.replica.feed_merge import merge_steps
-from trainer.replica.updates import ReplicaUpdate, TableUpdate
-from trainer.status.freshness import EventTimes
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError, Unavailable
+from headrace.pserver.feed.feed_client import FeedStream
+from headrace.pserver.feed.feed_messages import FeedMessage
+from headrace.pserver.feed.table_changes import TableDelta
+from headrace.pserver.proto import feed_pb2 as pb
+from headrace.trainer.replica.feed_address import FeedAddress, Find
+from headrace.trainer.replica.feed_merge import merge_steps
+from headrace.trainer.replica.updates import ReplicaUpdate, TableUpdate
+from headrace.trainer.status.freshness import EventTimes
 
 RANK0 = -1
 """Number of rank 0 among the numbers of shards."""
@@ -133,7 +133,7 @@ class _Following:
         self.rank0 = _Rank0Parts()
         self.shards = [_ShardParts() for _ in where.shards]
         self.turn = threading.Condition()
-        self.error: MillraceError | None = None
+        self.error: HeadraceError | None = None
         self.given = 0
         """Versions up to this one are not returned any more."""
         self._since, self._generation = since, generation
@@ -163,7 +163,7 @@ class _Following:
                     self.turn.notify_all()
                 if part.kind == pb.FeedPart.READ:
                     self._heard_read(number)
-        except MillraceError as error:
+        except HeadraceError as error:
             with self.turn:
                 self.error = self.error or error
                 self.turn.notify_all()

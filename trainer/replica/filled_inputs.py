@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from dataset.samples.batch import Ragged, Samples
-from dataset.samples.slot_counters import SlotCounters
-from dataset.samples.trim import trim
-from dataset.spec.config import SlotKind
-from millrace.errors import BadInput
-from pserver.rows.kernels import EMPTY, find
-from trainer.features.kept_state import RowsOf, counted_column, history_column
-from trainer.replica.replica_table import TableView
-from trainer.replica.serving_model import NO_WEIGHTS, InferenceInputs, ServingModel, SlotLayout, TableSigns
-from trainer.replica.updates import F32, U64
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.samples.trim import trim
+from headrace.dataset.spec.config import SlotKind
+from headrace.errors import BadInput
+from headrace.pserver.rows.kernels import EMPTY, find
+from headrace.trainer.features.kept_state import RowsOf, counted_column, history_column
+from headrace.trainer.replica.replica_table import TableView
+from headrace.trainer.replica.serving_model import NO_WEIGHTS, InferenceInputs, ServingModel, SlotLayout, TableSigns
+from headrace.trainer.replica.updates import F32, U64
 
 
 class MemoryMissing(BadInput):

@@ -17,22 +17,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import millrace
-from millrace.config import Count
-from millrace.errors import MillraceError
-from millrace.http import http_server
-from millrace.http.connections import InferenceConnection
-from millrace.http.listening import Listener
-from trainer.replica.access import RequestGate
-from trainer.replica.config import ReplicaConfig
-from trainer.replica.inference_handler import InferenceHandler, NoSuchModel, check_name
-from trainer.replica.inference_messages import metadata
-from trainer.replica.kept_versions import KeptVersion
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
-from trainer.replica.update_loop import UpdateLoop
+import headrace
+from headrace.config import Count
+from headrace.errors import HeadraceError
+from headrace.http import http_server
+from headrace.http.connections import InferenceConnection
+from headrace.http.listening import Listener
+from headrace.trainer.replica.access import RequestGate
+from headrace.trainer.replica.config import ReplicaConfig
+from headrace.trainer.replica.inference_handler import InferenceHandler, NoSuchModel, check_name
+from headrace.trainer.replica.inference_messages import metadata
+from headrace.trainer.replica.kept_versions import KeptVersion
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
+from headrace.trainer.replica.update_loop import UpdateLoop
 
-PLATFORM = "millrace_onnx"
+PLATFORM = "headrace_onnx"
 EXTENSIONS = ["rollback", "follow"]
 
 STATUS: dict[type[Exception], HTTPStatus] = {
@@ -85,10 +85,10 @@ class InferenceShortcut:
 
 def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics) -> FastAPI:
     """The application for all requests except inference."""
-    api = FastAPI(title="Millrace replica", version=millrace.__version__, openapi_url="/openapi.json", docs_url=None)
+    api = FastAPI(title="Headrace replica", version=headrace.__version__, openapi_url="/openapi.json", docs_url=None)
     api.add_exception_handler(HTTPException, _error)
     api.add_exception_handler(RequestValidationError, _error)
-    api.add_exception_handler(MillraceError, _error)
+    api.add_exception_handler(HeadraceError, _error)
     _add_health(api, state, keeper)
     _add_models(api, state, keeper)
 
@@ -104,7 +104,7 @@ def _add_health(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
     @api.get("/v2")
     async def server() -> dict[str, Any]:
         """Name, version and extensions of this server."""
-        return {"name": "millrace replica", "version": millrace.__version__, "extensions": EXTENSIONS}
+        return {"name": "headrace replica", "version": headrace.__version__, "extensions": EXTENSIONS}
 
     @api.get("/v2/health/live")
     async def live() -> dict[str, bool]:

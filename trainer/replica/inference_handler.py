@@ -10,13 +10,13 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
-from millrace import documents
-from millrace.errors import BadInput
-from trainer.replica.access import send_answer, send_error
-from trainer.replica.filled_inputs import MemoryMissing
-from trainer.replica.inference_messages import InvalidInference, RequestReader, format_answer
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import NoVersionLoaded, ReplicaState
+from headrace import documents
+from headrace.errors import BadInput
+from headrace.trainer.replica.access import send_answer, send_error
+from headrace.trainer.replica.filled_inputs import MemoryMissing
+from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader, format_answer
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState
 
 INLINE_BYTES = 1 << 16
 """Longer requests are answered by another thread, so that they do not delay short ones."""

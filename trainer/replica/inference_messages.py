@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from dataset.formats.arrow_columns import hash_texts
-from millrace.errors import BadInput
-from millrace.validation import nearest
-from trainer.replica.serving_model import (
+from headrace.dataset.formats.arrow_columns import hash_texts
+from headrace.errors import BadInput
+from headrace.trainer.replica.serving_model import (
     F64,
     I64,
     NO_WEIGHTS,
@@ -36,7 +35,8 @@ from trainer.replica.serving_model import (
     TableSigns,
     golden_inputs,
 )
-from trainer.replica.updates import F32, U64
+from headrace.trainer.replica.updates import F32, U64
+from headrace.validation import nearest
 
 Json = Mapping[str, Any]
 LENGTHS, WEIGHT = ".lengths", ".weight"

@@ -6,9 +6,9 @@ Versions since the last whole update share tables and are one step apart. Versio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainer.replica.dense_graph import Tensors
-from trainer.replica.replica_table import ReplicaTable, TableStep
-from trainer.replica.serving_model import ServingModel
+from headrace.trainer.replica.dense_graph import Tensors
+from headrace.trainer.replica.replica_table import ReplicaTable, TableStep
+from headrace.trainer.replica.serving_model import ServingModel
 
 
 @dataclass(frozen=True, slots=True)

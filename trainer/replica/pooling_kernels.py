@@ -9,9 +9,9 @@ W floats of a row; U unique keys.
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.kernel_cache import njit
-from millrace.keys import GOLDEN, key_of_reference, mix
-from pserver.rows.kernels import EMPTY, shift_of
+from headrace.kernel_cache import njit
+from headrace.keys import GOLDEN, key_of_reference, mix
+from headrace.pserver.rows.kernels import EMPTY, shift_of
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

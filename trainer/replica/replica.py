@@ -11,20 +11,20 @@ from pathlib import Path
 import pyarrow as pa
 from prometheus_client import disable_created_metrics
 
-from millrace.deadline import Deadline
-from millrace.http.listening import Listener, listen
-from millrace.lifecycle import stop_flag
-from trainer.replica import feed_address
-from trainer.replica.config import ReplicaConfig, read_token
-from trainer.replica.export_updates import ExportUpdates
-from trainer.replica.feed_catch_up import FeedWithExports
-from trainer.replica.feed_updates import FeedUpdates
-from trainer.replica.http_api import gated, serving
-from trainer.replica.kept_versions import ServedVersion
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState
-from trainer.replica.update_loop import ReplicaSource, UpdateLoop
-from trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
+from headrace.deadline import Deadline
+from headrace.http.listening import Listener, listen
+from headrace.lifecycle import stop_flag
+from headrace.trainer.replica import feed_address
+from headrace.trainer.replica.config import ReplicaConfig, read_token
+from headrace.trainer.replica.export_updates import ExportUpdates
+from headrace.trainer.replica.feed_catch_up import FeedWithExports
+from headrace.trainer.replica.feed_updates import FeedUpdates
+from headrace.trainer.replica.http_api import gated, serving
+from headrace.trainer.replica.kept_versions import ServedVersion
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.update_loop import ReplicaSource, UpdateLoop
+from headrace.trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
 
 SWITCH_S = 0.0005
 """Interval of thread switches of the interpreter: requests wait for the update thread no longer than this."""
@@ -66,7 +66,7 @@ def run(config: ReplicaConfig) -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     state = ReplicaState(config.keep_versions, config.keep_memory)
     figures = ReplicaMetrics(state)
-    with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="millrace-replica-") as scratch:
+    with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="headrace-replica-") as scratch:
         source = source_of(config, Path(scratch) / "fetched")
         keeper = UpdateLoop(source, state, figures)
         api, tls = gated(state, keeper, figures, config), config.tls()

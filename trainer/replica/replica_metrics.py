@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trainer.replica.replica_state import ReplicaState
-from trainer.replica.updates import ReplicaUpdate
-from trainer.status.freshness import DelayHistogram, EventTimes
+from headrace.trainer.replica.replica_state import ReplicaState
+from headrace.trainer.replica.updates import ReplicaUpdate
+from headrace.trainer.status.freshness import DelayHistogram, EventTimes
 
-PREFIX = "millrace_replica_"
+PREFIX = "headrace_replica_"
 LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 REASONS = ("unusable", "broken", "golden", "older", "no-base", "no-model", "another-job", "bug")
 """Labels of refusals; the log has the details."""
@@ -92,14 +92,14 @@ class _StateCollector(Collector):
         """The gauges, each where its value is known."""
         served, now_s = self._state.served, time.time()
         version = GaugeMetricFamily(
-            "millrace_replica_version", "The version that is served", labels=["job", "timeline"]
+            "headrace_replica_version", "The version that is served", labels=["job", "timeline"]
         )
-        age = GaugeMetricFamily("millrace_replica_version_age_seconds", "Since the version was first served here")
-        event_age = GaugeMetricFamily("millrace_replica_event_age_seconds", "Since the newest event that is served")
-        rows = GaugeMetricFamily("millrace_replica_rows", "Rows of the version that is served", labels=["table"])
-        held = GaugeMetricFamily("millrace_replica_held_back", "1 while a version is served that somebody chose")
-        kept = GaugeMetricFamily("millrace_replica_kept_versions", "Versions there to go back to, and the newest")
-        num_bytes = GaugeMetricFamily("millrace_replica_kept_bytes", "Memory of what is kept beside the newest version")
+        age = GaugeMetricFamily("headrace_replica_version_age_seconds", "Since the version was first served here")
+        event_age = GaugeMetricFamily("headrace_replica_event_age_seconds", "Since the newest event that is served")
+        rows = GaugeMetricFamily("headrace_replica_rows", "Rows of the version that is served", labels=["table"])
+        held = GaugeMetricFamily("headrace_replica_held_back", "1 while a version is served that somebody chose")
+        kept = GaugeMetricFamily("headrace_replica_kept_versions", "Versions there to go back to, and the newest")
+        num_bytes = GaugeMetricFamily("headrace_replica_kept_bytes", "Memory of what is kept beside the newest version")
         if served is not None:
             version.add_metric([served.version.job, served.version.timeline], served.version.number)
             age.add_metric([], now_s - served.served_at_s)

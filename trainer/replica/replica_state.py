@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from millrace.errors import BadInput, DeadlineExceeded, MillraceError
-from trainer.exports.golden import TOLERANCE
-from trainer.replica.dense_graph import DenseGraph
-from trainer.replica.filled_inputs import filled
-from trainer.replica.kept_versions import KeptVersion, ServedVersion, TableEpoch, VersionHistory
-from trainer.replica.replica_table import ReplicaTable, TableStep, TableView
-from trainer.replica.serving_model import InferenceInputs, ServingModel, golden_difference
-from trainer.replica.updates import F32, U64, ReplicaRows, ReplicaUpdate, TableUpdate
+from headrace.errors import BadInput, DeadlineExceeded, HeadraceError
+from headrace.trainer.exports.golden import TOLERANCE
+from headrace.trainer.replica.dense_graph import DenseGraph
+from headrace.trainer.replica.filled_inputs import filled
+from headrace.trainer.replica.kept_versions import KeptVersion, ServedVersion, TableEpoch, VersionHistory
+from headrace.trainer.replica.replica_table import ReplicaTable, TableStep, TableView
+from headrace.trainer.replica.serving_model import InferenceInputs, ServingModel, golden_difference
+from headrace.trainer.replica.updates import F32, U64, ReplicaRows, ReplicaUpdate, TableUpdate
 
 LEAVE_S = 60.0
 """Longest time a request may read rows; longer is a bug."""
@@ -34,15 +34,15 @@ class UpdateRefused(BadInput):
         self.reason = reason
 
 
-class RollbackInForce(MillraceError):
+class RollbackInForce(HeadraceError):
     """A rollback is in force: nothing newer is served until `follow`."""
 
 
-class NoVersionLoaded(MillraceError):
+class NoVersionLoaded(HeadraceError):
     """No version has been loaded yet."""
 
 
-class VersionNotKept(MillraceError):
+class VersionNotKept(HeadraceError):
     """A version that is not kept."""
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pserver.rows.arrays import FreeNumbers, allocate, moved
-from pserver.rows.kernels import EMPTY, enter, find, take_out
-from trainer.replica.pooling_kernels import replace
-from trainer.replica.updates import F32, U64, ReplicaRows
+from headrace.pserver.rows.arrays import FreeNumbers, allocate, moved
+from headrace.pserver.rows.kernels import EMPTY, enter, find, take_out
+from headrace.trainer.replica.pooling_kernels import replace
+from headrace.trainer.replica.updates import F32, U64, ReplicaRows
 
 I32 = NDArray[np.int32]
 

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataset.features.served_events import ServedFeatures
-from millrace.errors import BadInput
-from trainer.exports import golden as goldens
-from trainer.exports.memory_files import memories_of, served_schema
-from trainer.replica import pooling_kernels
-from trainer.replica.dense_graph import DenseGraph, Tensors
-from trainer.replica.replica_table import TableView
-from trainer.replica.updates import F32, U64
+from headrace.dataset.features.served_events import ServedFeatures
+from headrace.errors import BadInput
+from headrace.trainer.exports import golden as goldens
+from headrace.trainer.exports.memory_files import memories_of, served_schema
+from headrace.trainer.replica import pooling_kernels
+from headrace.trainer.replica.dense_graph import DenseGraph, Tensors
+from headrace.trainer.replica.replica_table import TableView
+from headrace.trainer.replica.updates import F32, U64
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -10,14 +10,14 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
-from millrace.deadline import Deadline
-from millrace.errors import DeadlineExceeded, MillraceError, NotYet, Unavailable
-from millrace.retry import Backoff
-from pserver.feed.feed_client import FeedTooSlow
-from trainer.replica.kept_versions import ServedVersion
-from trainer.replica.replica_metrics import ReplicaMetrics
-from trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused
-from trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
+from headrace.deadline import Deadline
+from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
+from headrace.pserver.feed.feed_client import FeedTooSlow
+from headrace.retry import Backoff
+from headrace.trainer.replica.kept_versions import ServedVersion
+from headrace.trainer.replica.replica_metrics import ReplicaMetrics
+from headrace.trainer.replica.replica_state import ReplicaState, RollbackInForce, UpdateRefused
+from headrace.trainer.replica.updates import ReplicaUpdate, ReplicaUpdates
 
 TURN_S = 1.0
 """Longest wait for an update before a check whether the process must end."""
@@ -76,7 +76,7 @@ class UpdateLoop:
                 if isinstance(error, FeedTooSlow):
                     self._figures.dropped.inc()
                 self._rest(f"no updates come: {error}", stopping)
-            except MillraceError as error:
+            except HeadraceError as error:
                 pending = None
                 self._refuse(error)
                 self._rest(str(error), stopping)
@@ -98,7 +98,7 @@ class UpdateLoop:
             "serving version %d of timeline %s: %s", update.version, update.timeline, what,
         )  # fmt: skip
 
-    def _refuse(self, error: MillraceError) -> None:
+    def _refuse(self, error: HeadraceError) -> None:
         newest = self._state.versions()
         self._figures.refused.labels(error.reason if isinstance(error, UpdateRefused) else "unusable").inc()
         self._source.resume(newest[-1].version if newest else None)

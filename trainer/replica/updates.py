@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.deadline import Deadline
-from trainer.status.freshness import EventTimes
+from headrace.deadline import Deadline
+from headrace.trainer.status.freshness import EventTimes
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]

@@ -1,6 +1,6 @@
 """One table for all keys of a job file: what a change of a key means for a job that has rows.
 
-The start of a job (trainer.spec.changes.significant_keys), `millrace set` and `millrace spec diff` read this table. A
+The start of a job (trainer.spec.changes.significant_keys), `headrace set` and `headrace spec diff` read this table. A
 test demands a class for every key. Pure.
 """
 
@@ -8,14 +8,14 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
-from millrace.config import is_index
+from headrace.config import is_index
 
 
 class ChangeClass(StrEnum):
     """The meaning of a change of a key."""
 
     HOT = "hot"
-    """It acts at the next close (`millrace set`), or at a restart, between passes."""
+    """It acts at the next close (`headrace set`), or at a restart, between passes."""
     AT_ONCE = "at a restart"
     """It acts at a restart; the result of a pass does not depend on it."""
     BETWEEN = "between passes"
@@ -69,7 +69,7 @@ NEVER = ("name", "seed")
 NEVER_OF_TABLES = ("dim", "first_order", "optimizer.kind", "optimizer.per", "default_row")
 """These define the layout of a row, and whether the dense part has a default row, which stored rows rely on."""
 OF_MODELS = ("hidden", "towers", "cross_layers", "low_rank", "structure", "bottom", "classes", "mode")
-"""Settings of Millrace's own models that define the shapes of their weights."""
+"""Settings of Headrace's own models that define the shapes of their weights."""
 HOT = (
     *(f"tables.*.{key}" for key in ("optimizer.lr", "first_order_optimizer.lr", *_LIFE, "max_shrink_fraction")),
     *(f"tables.*.slots.*.{key}" for key in ("lr", "first_order_lr", *_LIFE)),
@@ -78,7 +78,7 @@ HOT = (
     "dense.schedule",
 )
 """Keys that may be set while the job runs; "*" is any name, "#" a number from 0."""
-_RESIZE = "`millrace resize` changes it while the job runs"
+_RESIZE = "`headrace resize` changes it while the job runs"
 _SHAPES = "if the shapes of the weights stay; a model with other ones is a new model, and is refused"
 
 TABLE: tuple[KeyClass, ...] = (
@@ -94,7 +94,7 @@ TABLE: tuple[KeyClass, ...] = (
     KeyClass("join", _NEW),
     KeyClass("tasks", _BETWEEN, _SHAPES),
     *(KeyClass(key, _HOT) for key in HOT),
-    KeyClass("tables.*.admission", _BETWEEN, "`millrace set` changes n, p and score of an entry while the job runs"),
+    KeyClass("tables.*.admission", _BETWEEN, "`headrace set` changes n, p and score of an entry while the job runs"),
     KeyClass("cluster.trainers", _AT_ONCE, _RESIZE),
     KeyClass("cluster.shards", _AT_ONCE, _RESIZE),
     KeyClass(WIRE, _BETWEEN),

@@ -1,6 +1,6 @@
 """Changes of the spec of a job that continues: which keys may change at once, which only between passes, which never.
 
-trainer.spec.change_classes has the class of each key. Keys may also be set while the job runs (`millrace set`). Such an
+trainer.spec.change_classes has the class of each key. Keys may also be set while the job runs (`headrace set`). Such an
 override wins over the job file until the file changes the same key. Pure functions. The log holds the spec in force; a
 new spec, and a set, is logged as an operation before it acts.
 """
@@ -9,21 +9,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dataset.spec.schema import Schema
-from dataset.spec.stream_spec import SlotsSpec
-from millrace.config import validate
-from millrace.errors import SpecError
-from millrace.renamed_keys import present_path
-from millrace.secrets import SECRET_KEYS
-from millrace.validation import nearest
-from trainer.config import TrainerJob
-from trainer.spec.change_classes import HOT, ChangeClass, class_of, is_hot
-from trainer.spec.defaults import fill_defaults
-from trainer.spec.slot_changes import SlotChanges, slot_changes
-from trainer.spec.slot_rules import check_slot_rules
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.stream_spec import SlotsSpec
+from headrace.errors import SpecError
+from headrace.renamed_keys import present_path
+from headrace.secrets import SECRET_KEYS
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.spec.change_classes import HOT, ChangeClass, class_of, is_hot
+from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.spec.slot_changes import SlotChanges, slot_changes
+from headrace.trainer.spec.slot_rules import check_slot_rules
+from headrace.validation import nearest
 
 TRAINERS, SHARDS = "cluster.trainers", "cluster.shards"
-"""The keys that `millrace resize` overrides."""
+"""The keys that `headrace resize` overrides."""
 OF_SLICES = "dense.optimizer.kind"
 """This defines the layout of a row with a slice of the dense parameters."""
 
@@ -212,7 +212,7 @@ def after_set(job: TrainerJob, overrides: Overrides, keys: Overrides) -> Trainer
     keys = present_names(keys)
     for key in keys:
         if key in (TRAINERS, SHARDS):
-            raise SpecError("cannot be set; `millrace resize` changes it while the job runs", key)
+            raise SpecError("cannot be set; `headrace resize` changes it while the job runs", key)
         if not is_hot(key):
             raise SpecError(f"cannot be set while the job runs; {_hint(job, key)}these can: {', '.join(HOT)}", key)
     before, changed = with_overrides(job, overrides), with_overrides(job, {**overrides, **keys})

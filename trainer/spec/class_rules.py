@@ -1,10 +1,10 @@
 """Checks of a softmax over many classes against the other sections of a spec: what works with it. Pure."""
 
-from millrace.errors import SpecError
-from trainer.config import TaskSection, TrainerJob
+from headrace.errors import SpecError
+from headrace.trainer.config import TaskSection, TrainerJob
 
 MODEL = "next_item"
-"""The model of Millrace with such a task."""
+"""The model of Headrace with such a task."""
 WHOLE_NUMBERS = ("uint64", "int64")
 
 
@@ -17,7 +17,7 @@ def num_classes_of(job: TrainerJob) -> dict[str, int]:
 
 
 def has_divided_classes(job: TrainerJob) -> bool:
-    """Whether classes of a model of Millrace are divided over trainers, so that none has the whole model."""
+    """Whether classes of a model of Headrace are divided over trainers, so that none has the whole model."""
     return job.model.name == MODEL and job.model.settings.get("mode", "full") != "full"
 
 

@@ -12,12 +12,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from millrace import documents
-from millrace.config import Section, validate
-from millrace.errors import SpecError
-from millrace.renamed_keys import with_present_names
-from trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
-from trainer.models.registry import ALL_MODELS
+from headrace import documents
+from headrace.config import Section, validate
+from headrace.errors import SpecError
+from headrace.renamed_keys import with_present_names
+from headrace.trainer.config import NEWEST_DEFAULTS, ModelSection, TrainerJob
+from headrace.trainer.models.registry import ALL_MODELS
 
 FIRST = 1
 """The set of a logged or committed spec without a number."""

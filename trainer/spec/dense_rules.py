@@ -1,9 +1,9 @@
 """Checks of the section `dense` against the other sections of a spec: what works with each strategy. Pure."""
 
-from dataset.spec.join_section import LearnAt
-from millrace.errors import SpecError
-from trainer.config import TrainerJob
-from trainer.models.registry import MODELS
+from headrace.dataset.spec.join_section import LearnAt
+from headrace.errors import SpecError
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.models.registry import MODELS
 
 
 def check_dense_rules(job: TrainerJob) -> None:

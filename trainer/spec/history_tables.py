@@ -9,14 +9,14 @@ key is that of the sign in the slot `key`, so that whoever forgets a user forget
 import re
 from collections.abc import Iterator
 
-from dataset.spec.config import MetaSlot
-from dataset.spec.schema import Schema, Slot
-from millrace.errors import SpecError
-from millrace.validation import nearest
-from pserver.config import Initial, Sgd, TableSection
-from pserver.protocol.histories import Remembered, counters_table_of, statistics_of, table_of
-from pserver.rows import counter_kernels, history_kernels
-from trainer.config import TrainerJob
+from headrace.dataset.spec.config import MetaSlot
+from headrace.dataset.spec.schema import Schema, Slot
+from headrace.errors import SpecError
+from headrace.pserver.config import Initial, Sgd, TableSection
+from headrace.pserver.protocol.histories import Remembered, counters_table_of, statistics_of, table_of
+from headrace.pserver.rows import counter_kernels, history_kernels
+from headrace.trainer.config import TrainerJob
+from headrace.validation import nearest
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,56}")
 """Names of slots whose histories or counters can have a table."""

@@ -5,15 +5,15 @@ A row holds the sample of an impression, or a click that came before it (pserver
 
 from collections.abc import Iterable
 
-from dataset.spec.config import MetaSlot
-from dataset.spec.join_section import JoinSection, LearnAt
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from millrace.validation import nearest
-from pserver.config import Initial, Sgd, TableSection
-from pserver.protocol.joins import JOIN_TABLE
-from pserver.rows.join_kernels import join_width_of
-from trainer.config import TrainerJob
+from headrace.dataset.spec.config import MetaSlot
+from headrace.dataset.spec.join_section import JoinSection, LearnAt
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.pserver.config import Initial, Sgd, TableSection
+from headrace.pserver.protocol.joins import JOIN_TABLE
+from headrace.pserver.rows.join_kernels import join_width_of
+from headrace.trainer.config import TrainerJob
+from headrace.validation import nearest
 
 KEYS = ("uint64", "int64", "string")
 NUMBERS = ("float", "uint64", "int64")

@@ -1,8 +1,8 @@
 """Checks of epochs, shuffling and kept samples against the other sections of a spec. Pure."""
 
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from trainer.config import TrainerJob
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.trainer.config import TrainerJob
 
 
 def check_order(job: TrainerJob, schema: Schema) -> None:

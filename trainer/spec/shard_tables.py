@@ -8,10 +8,10 @@ as all others (trainer.dense.shard_slices).
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from dataset.spec.config import AnySlot
-from dataset.spec.join_section import JoinSection
-from dataset.spec.schema import Schema
-from pserver.config import (
+from headrace.dataset.spec.config import AnySlot
+from headrace.dataset.spec.join_section import JoinSection
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.config import (
     DENSE_SLICES,
     MAX_FLOAT32,
     SLICE_FLOATS,
@@ -22,7 +22,7 @@ from pserver.config import (
     Sgd,
     TableSection,
 )
-from trainer.dense_config import (
+from headrace.trainer.dense_config import (
     DenseAdagrad,
     DenseAdam,
     DenseAdamW,
@@ -32,8 +32,8 @@ from trainer.dense_config import (
     DenseSection,
     DenseSgd,
 )
-from trainer.spec.history_tables import history_tables
-from trainer.spec.join_tables import join_tables
+from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.spec.join_tables import join_tables
 
 
 def tables_on_shards(

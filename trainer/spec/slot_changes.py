@@ -6,8 +6,8 @@ Pure.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dataset.spec.config import DenseSlot, SparseSlot
-from dataset.spec.schema import Schema, Slot
+from headrace.dataset.spec.config import DenseSlot, SparseSlot
+from headrace.dataset.spec.schema import Schema, Slot
 
 ROWS = ("table", "share", "values", "history")
 """Keys of a sparse slot that its rows depend on."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from dataset.spec.schema import Schema
-from millrace.errors import SpecError
-from millrace.validation import nearest
-from pserver.config import SlotLife, TableSection
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.pserver.config import SlotLife, TableSection
+from headrace.validation import nearest
 
 
 def check_slot_rules(tables: Mapping[str, TableSection], schema: Schema) -> None:

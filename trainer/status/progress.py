@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainer.journal.pass_plan import PassPlan
-from trainer.status.step_clock import StepClock
-from trainer.status.time_spent import TimeSpent, advice, pipe_wait
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.status.step_clock import StepClock
+from headrace.trainer.status.time_spent import TimeSpent, advice, pipe_wait
 
 RATE_WINDOW_S = 10.0
 """Rates cover the passes that closed within this time."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.traffic import Links
-from pserver.protocol.shards import ShardFigures
-from trainer.status.straggler import WaitTotals, straggler
+from headrace.pserver.protocol.shards import ShardFigures
+from headrace.traffic import Links
+from headrace.trainer.status.straggler import WaitTotals, straggler
 
 F64 = NDArray[np.float64]
 

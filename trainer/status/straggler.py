@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.status.time_spent import LoopPart
+from headrace.trainer.status.time_spent import LoopPart
 
 LEAST_SHARE = 0.05
 """A rank is named if another one waits for it for at least this share of the time."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import TypeVar
 
-from trainer.status.step_clock import WaitsFor
+from headrace.trainer.status.step_clock import WaitsFor
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ PARTS = {
 """The part to which a step counts, by what it waits for."""
 ADVICE = {
     LoopPart.PIPE: "raise pipe.processes, or make the generator faster (`generate_columns` takes many events at once); "
-    "`python -m dataset --spec JOB.TOML --limit 100000` measures source and generator alone",
+    "`python -m headrace.dataset --spec JOB.TOML --limit 100000` measures source and generator alone",
     LoopPart.LOADER: "make batches larger (train.batch_size), or give the job more cores",
     LoopPart.FORWARD: "make batches larger (train.batch_size) or the model smaller, or give the job more cores, a GPU "
     "(train.device), or more trainers (cluster.trainers)",

@@ -15,83 +15,83 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dataset.loader.batch_loader import Loader, PassReader
-from dataset.loader.dead_letters import BadFraction, DeadLetters
-from dataset.spec.schema import Schema
-from millrace.blob.store_address import parse
-from millrace.config import validate
-from millrace.deadline import Deadline
-from millrace.errors import SpecError
-from millrace.failpoints import arm
-from millrace.identity.credentials import Identity
-from millrace.inputs import digests
-from millrace.interfaces import LOOPBACK_INTERFACE
-from millrace.rpc import refusals
-from millrace.rpc.rendezvous import RendezvousClient
-from millrace.secrets import with_secrets
-from pserver.client.remote import RemoteShards
-from pserver.config import PartStore
-from pserver.consistency.modes import policy_of
-from pserver.consistency.policy import Consistency
-from pserver.feed import feed_server
-from pserver.protocol.shards import Shards
-from pserver.server.embedded import EmbeddedShards
-from trainer.checkpoint.commit_protocols import ManifestFacts
-from trainer.checkpoint.commits import Commit, Commits
-from trainer.checkpoint.committer import Committer
-from trainer.checkpoint.mirror_uploader import MirrorUploader
-from trainer.checkpoint.object_commits import ObjectCommits
-from trainer.collectives.rank_store import meet_trainers
-from trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
-from trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
-from trainer.dense.batch_norms import batch_norms
-from trainer.dense.pipeline import PipelineDense
-from trainer.dense.strategy import DenseStrategy, dense_strategy
-from trainer.exports.coordinator import ExportCoordinator
-from trainer.exports.pointers import newest_timeline
-from trainer.features.deduplication import tables_of
-from trainer.features.default_rows import DefaultRows, widths_of
-from trainer.features.pass_gate import GatedReader
-from trainer.features.pooling import pooling_for
-from trainer.features.training_batches import BatchMaker, TrainingBatch
-from trainer.fence.head_contact import watched
-from trainer.journal.log import Log
-from trainer.models.inference_mode import depends_on_mode
-from trainer.rank0.object_head import ObjectHead
-from trainer.rank0.parts import CLOSE_S, OPEN_S, RankZero, rank_zero, source_of
-from trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
-from trainer.rank0.resizing import ResizePreparation
-from trainer.rank0.standby import Standby
-from trainer.spec.defaults import fill_defaults
-from trainer.spec.history_tables import remembered_of
-from trainer.spec.join_tables import windows_of
-from trainer.spec.shard_tables import tables_on_shards
-from trainer.status.progress import TrainerProgress
-from trainer.status.step_clock import STALL_SHARE, StepClock, WaitsFor
-from trainer.train.carried_state import CarriedState
-from trainer.train.close import PassCloser
-from trainer.train.device_choice import fix_workspaces, pick_device
-from trainer.train.exchanges import Exchanges
-from trainer.train.export_setup import open_exporting, resume_exports
-from trainer.train.fake_negatives import label_learnt_at_once
-from trainer.train.fingerprint import comparable, fingerprint, merged_rows
-from trainer.train.first_pass import read_first
-from trainer.train.freed_memory import keep_freed_memory
-from trainer.train.geo_exchanges import GeoExchanges, settings_in_force
-from trainer.train.infer_first import InferFirst
-from trainer.train.kernel_choice import KernelSchedule, agreed_schedule
-from trainer.train.learning_rate import LearningRate
-from trainer.train.loop import TrainLoop
-from trainer.train.model_building import build_model
-from trainer.train.model_feed import FeedContent, ModelFeed, open_feed
-from trainer.train.observer import Observer
-from trainer.train.own_metrics import own_metrics
-from trainer.train.pipeline_step import PipelineStepper
-from trainer.train.reading import open_reader
-from trainer.train.restored_state import restore
-from trainer.train.saved_state import SavedState, StateHolders
-from trainer.train.step import Stepper
-from trainer.train.trainer_parts import TrainerParts
+from headrace.blob.store_address import parse
+from headrace.config import validate
+from headrace.dataset.loader.batch_loader import Loader, PassReader
+from headrace.dataset.loader.dead_letters import BadFraction, DeadLetters
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import SpecError
+from headrace.failpoints import arm
+from headrace.identity.credentials import Identity
+from headrace.inputs import digests
+from headrace.interfaces import LOOPBACK_INTERFACE
+from headrace.pserver.client.remote import RemoteShards
+from headrace.pserver.config import PartStore
+from headrace.pserver.consistency.modes import policy_of
+from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.feed import feed_server
+from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.rpc import refusals
+from headrace.rpc.rendezvous import RendezvousClient
+from headrace.secrets import with_secrets
+from headrace.trainer.checkpoint.commit_protocols import ManifestFacts
+from headrace.trainer.checkpoint.commits import Commit, Commits
+from headrace.trainer.checkpoint.committer import Committer
+from headrace.trainer.checkpoint.mirror_uploader import MirrorUploader
+from headrace.trainer.checkpoint.object_commits import ObjectCommits
+from headrace.trainer.collectives.rank_store import meet_trainers
+from headrace.trainer.collectives.ranks import Ranks, SingleRank, TorchRanks, on_rank_0
+from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob, TrainSection, WorkerConfig
+from headrace.trainer.dense.batch_norms import batch_norms
+from headrace.trainer.dense.pipeline import PipelineDense
+from headrace.trainer.dense.strategy import DenseStrategy, dense_strategy
+from headrace.trainer.exports.coordinator import ExportCoordinator
+from headrace.trainer.exports.pointers import newest_timeline
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.default_rows import DefaultRows, widths_of
+from headrace.trainer.features.pass_gate import GatedReader
+from headrace.trainer.features.pooling import pooling_for
+from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
+from headrace.trainer.fence.head_contact import watched
+from headrace.trainer.journal.log import Log
+from headrace.trainer.models.inference_mode import depends_on_mode
+from headrace.trainer.rank0.object_head import ObjectHead
+from headrace.trainer.rank0.parts import CLOSE_S, OPEN_S, RankZero, rank_zero, source_of
+from headrace.trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
+from headrace.trainer.rank0.resizing import ResizePreparation
+from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.spec.history_tables import remembered_of
+from headrace.trainer.spec.join_tables import windows_of
+from headrace.trainer.spec.shard_tables import tables_on_shards
+from headrace.trainer.status.progress import TrainerProgress
+from headrace.trainer.status.step_clock import STALL_SHARE, StepClock, WaitsFor
+from headrace.trainer.train.carried_state import CarriedState
+from headrace.trainer.train.close import PassCloser
+from headrace.trainer.train.device_choice import fix_workspaces, pick_device
+from headrace.trainer.train.exchanges import Exchanges
+from headrace.trainer.train.export_setup import open_exporting, resume_exports
+from headrace.trainer.train.fake_negatives import label_learnt_at_once
+from headrace.trainer.train.fingerprint import comparable, fingerprint, merged_rows
+from headrace.trainer.train.first_pass import read_first
+from headrace.trainer.train.freed_memory import keep_freed_memory
+from headrace.trainer.train.geo_exchanges import GeoExchanges, settings_in_force
+from headrace.trainer.train.infer_first import InferFirst
+from headrace.trainer.train.kernel_choice import KernelSchedule, agreed_schedule
+from headrace.trainer.train.learning_rate import LearningRate
+from headrace.trainer.train.loop import TrainLoop
+from headrace.trainer.train.model_building import build_model
+from headrace.trainer.train.model_feed import FeedContent, ModelFeed, open_feed
+from headrace.trainer.train.observer import Observer
+from headrace.trainer.train.own_metrics import own_metrics
+from headrace.trainer.train.pipeline_step import PipelineStepper
+from headrace.trainer.train.reading import open_reader
+from headrace.trainer.train.restored_state import restore
+from headrace.trainer.train.saved_state import SavedState, StateHolders
+from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.trainer_parts import TrainerParts
 
 MIRROR_END_S = 60.0
 """Longest wait at the end for the upload of the last commit to the mirror; then a warning is logged."""

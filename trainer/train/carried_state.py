@@ -16,21 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dataset.spec.schema import Schema
-from millrace.config import validate
-from millrace.errors import BadInput
-from trainer.config import TrainerJob
-from trainer.dense.flat_dense import PREFIX
-from trainer.dense.flat_optimizer import STEP, initial_state
-from trainer.dense.flat_parameters import begins_of
-from trainer.dense.rank_tensors import PREFIXES
-from trainer.features.default_rows import PREFIX as DEFAULT_ROW
-from trainer.features.default_rows import widths_of
-from trainer.models.carried_weights import Axes, CarriedWeight, Sizes, carried_weights
-from trainer.models.contract import Shape
-from trainer.models.needs import shape_of
-from trainer.spec.defaults import fill_defaults
-from trainer.train.model_building import build_model
+from headrace.config import validate
+from headrace.dataset.spec.schema import Schema
+from headrace.errors import BadInput
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.dense.flat_dense import PREFIX
+from headrace.trainer.dense.flat_optimizer import STEP, initial_state
+from headrace.trainer.dense.flat_parameters import begins_of
+from headrace.trainer.dense.rank_tensors import PREFIXES
+from headrace.trainer.features.default_rows import PREFIX as DEFAULT_ROW
+from headrace.trainer.features.default_rows import widths_of
+from headrace.trainer.models.carried_weights import Axes, CarriedWeight, Sizes, carried_weights
+from headrace.trainer.models.contract import Shape
+from headrace.trainer.models.needs import shape_of
+from headrace.trainer.spec.defaults import fill_defaults
+from headrace.trainer.train.model_building import build_model
 
 MODEL = "model."
 """Before the names of weights in commits."""

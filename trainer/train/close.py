@@ -9,36 +9,36 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dataset.loader.batch_loader import Loader, PassTally
-from dataset.loader.dead_letters import BadFraction, DeadLetters
-from dataset.samples.slot_counters import SlotCounters
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import BadInput, MillraceError
-from millrace.failpoints import Failpoint, failpoint
-from pserver.config import LAST_DAY
-from pserver.consistency.policy import Consistency
-from pserver.protocol.shards import Shards, TableStats
-from pserver.rows.digest import add
-from trainer.collectives.ranks import Ranks, gather_messages, on_rank_0
-from trainer.dense.strategy import DenseStrategy
-from trainer.features.training_batches import TrainingBatch
-from trainer.journal.pass_plan import PassPlan, num_positions
-from trainer.journal.records import PassClose
-from trainer.rank0.operations import ClosingPass, RankUpdate
-from trainer.rank0.parts import RankZero
-from trainer.status.freshness import Freshness
-from trainer.status.progress import PassReading, TrainerProgress
-from trainer.status.rank_figures import RankFigures
-from trainer.train.learning_rate import LearningRate
-from trainer.train.observer import SECONDS_PER_DAY, Observer, figures_of
+from headrace.dataset.loader.batch_loader import Loader, PassTally
+from headrace.dataset.loader.dead_letters import BadFraction, DeadLetters
+from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import BadInput, HeadraceError
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.config import LAST_DAY
+from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.protocol.shards import Shards, TableStats
+from headrace.pserver.rows.digest import add
+from headrace.trainer.collectives.ranks import Ranks, gather_messages, on_rank_0
+from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.journal.pass_plan import PassPlan, num_positions
+from headrace.trainer.journal.records import PassClose
+from headrace.trainer.rank0.operations import ClosingPass, RankUpdate
+from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.status.freshness import Freshness
+from headrace.trainer.status.progress import PassReading, TrainerProgress
+from headrace.trainer.status.rank_figures import RankFigures
+from headrace.trainer.train.learning_rate import LearningRate
+from headrace.trainer.train.observer import SECONDS_PER_DAY, Observer, figures_of
 
 MAX_NAMED = 8
 """Most ranges of partitions that an error names."""
 EPOCH = date(1970, 1, 1).toordinal()
 
 
-class RanksDiffer(MillraceError):
+class RanksDiffer(HeadraceError):
     """Trainers have different dense parameters: a bug, or machines with different arithmetic."""
 
 
@@ -62,7 +62,7 @@ class DayJumps(BadInput):
         super().__init__(
             f"pass {plan.number}: half of its events are of {found} or later, {days} days after the day of the pass "
             f"before; {why}. It read {where}{more}. Probably a clock upstream is wrong: skip its events with "
-            f"`millrace skip`; or, if the days are right, {right}"
+            f"`headrace skip`; or, if the days are right, {right}"
         )
 
 

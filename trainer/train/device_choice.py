@@ -4,7 +4,7 @@ from collections.abc import MutableMapping
 
 import torch
 
-from millrace.errors import SpecError
+from headrace.errors import SpecError
 
 CUBLAS_CONFIG, CUBLAS_WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 """Variable of the environment, and its value: with fixed workspaces (8 of 4,096 KiB) NVIDIA's cuBLAS has the same bits

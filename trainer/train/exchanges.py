@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from dataset.samples.batch import F32
-from millrace.deadline import Deadline
-from millrace.timeline import Span, span
-from pserver.protocol.shards import Gradients, Shards, StepScale
-from trainer.features.training_batches import TrainingBatch
-from trainer.status.step_clock import StepClock, WaitsFor
+from headrace.dataset.samples.batch import F32
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.shards import Gradients, Shards, StepScale
+from headrace.timeline import Span, span
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.status.step_clock import StepClock, WaitsFor
 
 Rows = Mapping[str, F32]
 CLOSE_S = 2.0

@@ -6,22 +6,22 @@ from pathlib import Path
 
 from torch import nn
 
-from dataset.features.served_events import describe_features
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from pserver.protocol.shards import F32, Keys, Shards
-from trainer.checkpoint.commits import Commit
-from trainer.checkpoint.committer import Committer
-from trainer.config import TrainerJob, WorkerConfig
-from trainer.dense.strategy import DenseStrategy
-from trainer.exports.coordinator import ExportCoordinator
-from trainer.exports.export_settings import STAGES, ExportSettings
-from trainer.exports.exporter_process import ExporterProcess
-from trainer.exports.request import ExporterConfig, ExportRequest
-from trainer.rank0.parts import RankZero
-from trainer.spec.changes import schema_of
-from trainer.train.export_stage import ExportStager
-from trainer.train.observer import Observer
+from headrace.dataset.features.served_events import describe_features
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.shards import F32, Keys, Shards
+from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.checkpoint.committer import Committer
+from headrace.trainer.config import TrainerJob, WorkerConfig
+from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.exports.coordinator import ExportCoordinator
+from headrace.trainer.exports.export_settings import STAGES, ExportSettings
+from headrace.trainer.exports.exporter_process import ExporterProcess
+from headrace.trainer.exports.request import ExporterConfig, ExportRequest
+from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.spec.changes import schema_of
+from headrace.trainer.train.export_stage import ExportStager
+from headrace.trainer.train.observer import Observer
 
 LOOK_S = 60.0
 """Longest time to read the rows of the golden predictions."""

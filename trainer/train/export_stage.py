@@ -18,24 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dataset.samples.batch import F32, Samples
-from dataset.spec.schema import Schema
-from millrace.durable import REAL, write_whole, writing
-from pserver.config import TableSection
-from pserver.protocol.shards import Keys
-from trainer.config import ExportSection, TaskSection
-from trainer.exports.golden import as_bytes, as_exported, table_of
-from trainer.exports.model_document import describe
-from trainer.exports.model_files import GOLDEN, TEMPLATE, WHY
-from trainer.exports.reader import MODEL
-from trainer.exports.request import ExportRequest
-from trainer.exports.value_encoding import Dtype
-from trainer.features.deduplication import Deduplicator, EmbeddingTable, tables_of
-from trainer.features.default_rows import default_rows_of, widths_of, without_marks
-from trainer.features.model_inputs import inputs_of
-from trainer.features.pooling import KernelPooling
-from trainer.models.needs import shape_of
-from trainer.train.tracing import FrozenModel, TraceFailed, trace
+from headrace.dataset.samples.batch import F32, Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.durable import REAL, write_whole, writing
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import Keys
+from headrace.trainer.config import ExportSection, TaskSection
+from headrace.trainer.exports.golden import as_bytes, as_exported, table_of
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.exports.model_files import GOLDEN, TEMPLATE, WHY
+from headrace.trainer.exports.reader import MODEL
+from headrace.trainer.exports.request import ExportRequest
+from headrace.trainer.exports.value_encoding import Dtype
+from headrace.trainer.features.deduplication import Deduplicator, EmbeddingTable, tables_of
+from headrace.trainer.features.default_rows import default_rows_of, widths_of, without_marks
+from headrace.trainer.features.model_inputs import inputs_of
+from headrace.trainer.features.pooling import KernelPooling
+from headrace.trainer.models.needs import shape_of
+from headrace.trainer.train.tracing import FrozenModel, TraceFailed, trace
 
 log = logging.getLogger(__name__)
 

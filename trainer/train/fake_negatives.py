@@ -6,7 +6,7 @@ Shapes: B samples of the batch.
 import torch
 from torch import Tensor
 
-from dataset.spec.join_section import JoinSection, LearnAt
+from headrace.dataset.spec.join_section import JoinSection, LearnAt
 
 
 def label_learnt_at_once(join: JoinSection | None) -> str | None:

@@ -8,9 +8,9 @@ import numba
 import numpy as np
 import torch
 
-from trainer.checkpoint.commits import Commit
-from trainer.dense_config import DenseSection
-from trainer.spec.defaults import fill_defaults
+from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.spec.defaults import fill_defaults
 
 ACCUMULATE = "accumulate"
 """Key of the fingerprint of jobs that learn from several batches in one step."""

@@ -3,11 +3,11 @@
 It is read, parsed and cut into batches. The shards look up its rows once they have them (BatchMaker.begin).
 """
 
-from dataset.loader.batch_loader import Loader
-from trainer.collectives.ranks import Ranks
-from trainer.features.training_batches import BatchMaker, TrainingBatch
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0.recovery import RestartPoint
+from headrace.dataset.loader.batch_loader import Loader
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.recovery import RestartPoint
 
 
 def read_first(

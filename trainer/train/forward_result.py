@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataset.samples.batch import F32
-from trainer.features.default_rows import Readers
-from trainer.models.contract import Inputs
+from headrace.dataset.samples.batch import F32
+from headrace.trainer.features.default_rows import Readers
+from headrace.trainer.models.contract import Inputs
 
 
 @dataclass(slots=True)

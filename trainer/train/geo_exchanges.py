@@ -16,18 +16,18 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import F32
-from millrace.keys import unique_keys
-from pserver.config import TableSection
-from pserver.protocol.shards import Gradients, Keys, Prepared, Shards, StepScale, absent
-from pserver.rows.arrays import frozen
-from pserver.rows.row_settings import RowSettings
-from trainer.collectives.ranks import Ranks
-from trainer.features.training_batches import TrainingBatch, keys_of_batch
-from trainer.rank0.parts import RankZero
-from trainer.status.step_clock import StepClock, WaitsFor
-from trainer.train.exchanges import Exchanges, Rows, StepInput
-from trainer.train.infer_first import announced_ahead
+from headrace.dataset.samples.batch import F32
+from headrace.keys import unique_keys
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import Gradients, Keys, Prepared, Shards, StepScale, absent
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.rows.row_settings import RowSettings
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.features.training_batches import TrainingBatch, keys_of_batch
+from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.status.step_clock import StepClock, WaitsFor
+from headrace.trainer.train.exchanges import Exchanges, Rows, StepInput
+from headrace.trainer.train.infer_first import announced_ahead
 
 I32 = NDArray[np.int32]
 

@@ -11,16 +11,16 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from dataset.samples.batch import F32, Ragged
-from millrace.deadline import Deadline
-from pserver.protocol.shards import Keys, Shards
-from trainer.config import MetricsSection
-from trainer.features.micro_batches import micro_batches
-from trainer.features.training_batches import NO_SLICES, TrainingBatch, prepared
-from trainer.status.step_clock import StepClock, WaitsFor
-from trainer.train.observer import Observer
-from trainer.train.step import Stepper
-from trainer.train.step_facts import StepFacts
+from headrace.dataset.samples.batch import F32, Ragged
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.shards import Keys, Shards
+from headrace.trainer.config import MetricsSection
+from headrace.trainer.features.micro_batches import micro_batches
+from headrace.trainer.features.training_batches import NO_SLICES, TrainingBatch, prepared
+from headrace.trainer.status.step_clock import StepClock, WaitsFor
+from headrace.trainer.train.observer import Observer
+from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step_facts import StepFacts
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.collectives.ranks import Ranks, on_rank_0
-from trainer.config import TrainSection
-from trainer.journal.records import MatmulOperation
-from trainer.models.linear import (
+from headrace.trainer.collectives.ranks import Ranks, on_rank_0
+from headrace.trainer.config import TrainSection
+from headrace.trainer.journal.records import MatmulOperation
+from headrace.trainer.models.linear import (
     NO_TABLE,
     Kernel,
     KernelTable,
@@ -32,8 +32,8 @@ from trainer.models.linear import (
     use_table,
     weight_gradient,
 )
-from trainer.rank0.recovery import RestartPoint
-from trainer.train.fingerprint import completed
+from headrace.trainer.rank0.recovery import RestartPoint
+from headrace.trainer.train.fingerprint import completed
 
 MARGIN = 0.9
 """oneDNN is chosen where it takes less than this share of MKL's time."""

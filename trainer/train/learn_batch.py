@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from millrace.timeline import Span, span
-from pserver.protocol.shards import Gradients
-from trainer.features.micro_batches import micro_batches
-from trainer.features.training_batches import TrainingBatch
-from trainer.status.time_spent import LoopPart
-from trainer.train.exchanges import Rows
-from trainer.train.row_sums import RowSums
-from trainer.train.trainer_parts import TrainerParts
+from headrace.pserver.protocol.shards import Gradients
+from headrace.timeline import Span, span
+from headrace.trainer.features.micro_batches import micro_batches
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.status.time_spent import LoopPart
+from headrace.trainer.train.exchanges import Rows
+from headrace.trainer.train.row_sums import RowSums
+from headrace.trainer.train.trainer_parts import TrainerParts
 
 
 def learn_batch(

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trainer.dense.strategy import DenseStrategy
-from trainer.dense_config import DenseSection
-from trainer.rate_schedules import Constant, Schedule, share_at
+from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.rate_schedules import Constant, Schedule, share_at
 
 SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 

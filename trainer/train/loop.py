@@ -12,24 +12,24 @@ from dataclasses import replace
 
 import torch
 
-from millrace.deadline import Deadline
-from millrace.errors import MillraceError
-from millrace.seeds import derive
-from millrace.timeline import Span, span, stepped
-from pserver.protocol.shards import Gradients
-from trainer.features.micro_batches import micro_batches
-from trainer.features.training_batches import TrainingBatch
-from trainer.journal.pass_plan import PassPlan
-from trainer.rank0.planner import StreamEnded
-from trainer.status.step_clock import WaitsFor
-from trainer.status.time_spent import LoopPart
-from trainer.train.exchanges import StepInput
-from trainer.train.first_pass import read_ahead
-from trainer.train.infer_first import announced_ahead
-from trainer.train.learn_batch import learn_batch
-from trainer.train.step_facts import StepFacts
-from trainer.train.step_weights import own_figures, step_weights
-from trainer.train.trainer_parts import TrainerParts
+from headrace.deadline import Deadline
+from headrace.errors import HeadraceError
+from headrace.pserver.protocol.shards import Gradients
+from headrace.seeds import derive
+from headrace.timeline import Span, span, stepped
+from headrace.trainer.features.micro_batches import micro_batches
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.planner import StreamEnded
+from headrace.trainer.status.step_clock import WaitsFor
+from headrace.trainer.status.time_spent import LoopPart
+from headrace.trainer.train.exchanges import StepInput
+from headrace.trainer.train.first_pass import read_ahead
+from headrace.trainer.train.infer_first import announced_ahead
+from headrace.trainer.train.learn_batch import learn_batch
+from headrace.trainer.train.step_facts import StepFacts
+from headrace.trainer.train.step_weights import own_figures, step_weights
+from headrace.trainer.train.trainer_parts import TrainerParts
 
 IDLE_WAIT_S = 0.2
 """Longest time rank 0 waits for a plan before it tells the other ranks that there is none yet."""
@@ -42,7 +42,7 @@ FINISH_WAIT_S = 0.02
 log = logging.getLogger(__name__)
 
 
-class NonFinite(MillraceError):
+class NonFinite(HeadraceError):
     """A loss or gradient is not finite, and `on_nonfinite` is "fail"."""
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from millrace.errors import SpecError
-from trainer.config import MAX_LOSS_SCALE, LossScaleSection, TrainSection
+from headrace.errors import SpecError
+from headrace.trainer.config import MAX_LOSS_SCALE, LossScaleSection, TrainSection
 
 LOWER = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By `train.amp`: the lower type; None: all is float32."""

@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import nn
 
-from millrace.errors import SpecError
-from trainer.models.layers import Mlp
+from headrace.errors import SpecError
+from headrace.trainer.models.layers import Mlp
 
 MAX_NAMED = 40
 """Most names in a message."""

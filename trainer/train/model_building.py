@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dataset.spec.schema import Schema
-from millrace.seeds import derive
-from trainer.collectives.ranks import Ranks
-from trainer.config import TrainerJob
-from trainer.models.needs import shape_of
-from trainer.models.registry import load_model
+from headrace.dataset.spec.schema import Schema
+from headrace.seeds import derive
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.registry import load_model
 
 
 def build_model(

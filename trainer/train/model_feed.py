@@ -17,24 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dataset.features.served_events import describe_features
-from dataset.spec.schema import Schema
-from millrace.deadline import Deadline
-from millrace.errors import Unavailable
-from millrace.identity.credentials import Identity
-from millrace.rpc.tls_listener import TlsEndpoint
-from pserver.feed import feed_messages, feed_server
-from pserver.feed.feed_server import FeedServer
-from pserver.feed.publisher import Subscribers, Subscription
-from pserver.protocol.shards import Shards
-from trainer.config import ExportSection, TrainerJob, WorkerConfig
-from trainer.exports.model_document import describe
-from trainer.features.default_rows import default_rows_of, widths_of
-from trainer.models.needs import shape_of
-from trainer.rank0.parts import RankZero
-from trainer.spec.history_tables import history_tables
-from trainer.train.saved_state import StateHolders
-from trainer.train.tracing import TraceFailed, trace
+from headrace.dataset.features.served_events import describe_features
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.errors import Unavailable
+from headrace.identity.credentials import Identity
+from headrace.pserver.feed import feed_messages, feed_server
+from headrace.pserver.feed.feed_server import FeedServer
+from headrace.pserver.feed.publisher import Subscribers, Subscription
+from headrace.pserver.protocol.shards import Shards
+from headrace.rpc.tls_listener import TlsEndpoint
+from headrace.trainer.config import ExportSection, TrainerJob, WorkerConfig
+from headrace.trainer.exports.model_document import describe
+from headrace.trainer.features.default_rows import default_rows_of, widths_of
+from headrace.trainer.models.needs import shape_of
+from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.train.saved_state import StateHolders
+from headrace.trainer.train.tracing import TraceFailed, trace
 
 ASK_S = 10.0
 """Longest time for shards to open their ports."""

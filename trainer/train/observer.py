@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.samples.batch import Samples
-from dataset.spec.config import SlotKind
-from dataset.spec.schema import Schema
-from trainer.collectives.ranks import Ranks
-from trainer.config import TrainerJob
-from trainer.features.training_batches import TrainingBatch
-from trainer.metrics.custom import Metric
-from trainer.metrics.halves import Exclusive
-from trainer.metrics.meter import Meter, MeterState
-from trainer.metrics.observed import ObservedBatch, ids_of
-from trainer.status.freshness import EventTimes, EventTimesCollector
-from trainer.train.forward_result import ForwardResult
-from trainer.train.signals import SignalsCollector
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.config import SlotKind
+from headrace.dataset.spec.schema import Schema
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.metrics.custom import Metric
+from headrace.trainer.metrics.halves import Exclusive
+from headrace.trainer.metrics.meter import Meter, MeterState
+from headrace.trainer.metrics.observed import ObservedBatch, ids_of
+from headrace.trainer.status.freshness import EventTimes, EventTimesCollector
+from headrace.trainer.train.forward_result import ForwardResult
+from headrace.trainer.train.signals import SignalsCollector
 
 SECONDS_PER_DAY = 86_400
 INFER_FIRST = "infer_first"

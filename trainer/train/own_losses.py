@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dataset.samples.batch import F32
-from trainer.config import TaskSection
-from trainer.features.model_inputs import targets_of
-from trainer.features.training_batches import TrainingBatch
-from trainer.models.contract import Inputs, Targets
+from headrace.dataset.samples.batch import F32
+from headrace.trainer.config import TaskSection
+from headrace.trainer.features.model_inputs import targets_of
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.models.contract import Inputs, Targets
 
 WITH_TARGETS = 3
 """Number of arguments of a `losses` that asks for the targets."""

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from millrace.errors import SpecError
-from trainer.metrics.custom import MAX_SIZE, RESERVED, Metric
-from trainer.models.registry import import_class
+from headrace.errors import SpecError
+from headrace.trainer.metrics.custom import MAX_SIZE, RESERVED, Metric
+from headrace.trainer.models.registry import import_class
 
 NAME = re.compile(r"[a-z][a-z0-9_@]{0,63}")
 

@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from dataset.samples.batch import F32
-from trainer.collectives.ranks import Ranks
-from trainer.collectives.stage_steps import StagePlan
-from trainer.config import TrainerJob
-from trainer.dense.batch_norms import evaluating
-from trainer.dense.pipeline import PipelineDense
-from trainer.dense.stages import Stage
-from trainer.dense_config import PipelineSection
-from trainer.features.training_batches import TrainingBatch
-from trainer.models.contract import DeepTower
-from trainer.models.layers import by_task
-from trainer.train.forward_result import ForwardResult
-from trainer.train.step import Stepper
+from headrace.dataset.samples.batch import F32
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.collectives.stage_steps import StagePlan
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.dense.batch_norms import evaluating
+from headrace.trainer.dense.pipeline import PipelineDense
+from headrace.trainer.dense.stages import Stage
+from headrace.trainer.dense_config import PipelineSection
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.models.contract import DeepTower
+from headrace.trainer.models.layers import by_task
+from headrace.trainer.train.forward_result import ForwardResult
+from headrace.trainer.train.step import Stepper
 
 
 class PipelineStepper(Stepper):

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping
 
-from dataset.loader.batch_loader import PassReader
-from dataset.loader.dead_letters import DeadLetters
-from dataset.loader.kept_files import KeptFiles
-from dataset.loader.kept_segments import KeptSegments, MemorySegments
-from dataset.loader.pass_shuffle import RankShare
-from dataset.loader.segment_reader import SegmentReader
-from dataset.spec.schema import Schema
-from dataset.spec.source_set import SourceSet
-from dataset.stream.source import Source
-from pserver.protocol.shards import Shards
-from trainer.config import TrainerJob, WorkerConfig
-from trainer.features.deduplication import tables_of
-from trainer.features.history_reader import HistoryReader
-from trainer.features.join_reader import JoinReader
-from trainer.spec.class_rules import num_classes_of
+from headrace.dataset.loader.batch_loader import PassReader
+from headrace.dataset.loader.dead_letters import DeadLetters
+from headrace.dataset.loader.kept_files import KeptFiles
+from headrace.dataset.loader.kept_segments import KeptSegments, MemorySegments
+from headrace.dataset.loader.pass_shuffle import RankShare
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.stream.source import Source
+from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.config import TrainerJob, WorkerConfig
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.history_reader import HistoryReader
+from headrace.trainer.features.join_reader import JoinReader
+from headrace.trainer.spec.class_rules import num_classes_of
 
 
 def open_reader(

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from millrace.errors import MillraceError
+from headrace.errors import HeadraceError
 
 Surroundings = Callable[[], AbstractContextManager[None]]
 """Makes the context of a forward pass."""
 
 
-class RecomputeDiffers(MillraceError):
+class RecomputeDiffers(HeadraceError):
     """A block is not computed the same way twice."""
 
     def __init__(self, block: str, trouble: str) -> None:

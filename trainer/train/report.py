@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.durable import REAL, write_whole, writing
-from pserver.protocol.shards import Shards
-from trainer.dense.strategy import DenseStrategy
-from trainer.status.progress import TrainerProgress
-from trainer.train.observer import INFER_FIRST
+from headrace.deadline import Deadline
+from headrace.durable import REAL, write_whole, writing
+from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.status.progress import TrainerProgress
+from headrace.trainer.train.observer import INFER_FIRST
 
 REPORT = "report.json"
 

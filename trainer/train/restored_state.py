@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.deadline import Deadline
-from millrace.failpoints import Failpoint, failpoint
-from pserver.commit.part_objects import PartObjects
-from pserver.protocol.shards import Shards
-from trainer.checkpoint.commits import Commit, read_commit
-from trainer.collectives.ranks import Ranks, on_rank_0
-from trainer.rank0.recovery import RestartPoint
-from trainer.rank0.standby import Standby
-from trainer.train.saved_state import StateHolders
+from headrace.deadline import Deadline
+from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.commit.part_objects import PartObjects
+from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.checkpoint.commits import Commit, read_commit
+from headrace.trainer.collectives.ranks import Ranks, on_rank_0
+from headrace.trainer.rank0.recovery import RestartPoint
+from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.train.saved_state import StateHolders
 
 RESTORE_S = 3600.0
 """Longest time to restore the rows of a commit."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from dataset.samples.batch import F32
-from pserver.protocol.shards import Gradients
-from trainer.features.default_rows import DefaultRows, Readers
-from trainer.features.pooling import Pooling
-from trainer.features.training_batches import TrainingBatch
+from headrace.dataset.samples.batch import F32
+from headrace.pserver.protocol.shards import Gradients
+from headrace.trainer.features.default_rows import DefaultRows, Readers
+from headrace.trainer.features.pooling import Pooling
+from headrace.trainer.features.training_batches import TrainingBatch
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from millrace.errors import SpecError
-from trainer.dense_config import DenseSection, RecomputeSection
-from trainer.train.model_blocks import blocks_of, layers_of, parts_of
-from trainer.train.offload import Offloaded
-from trainer.train.recompute import Recomputed, Surroundings
+from headrace.errors import SpecError
+from headrace.trainer.dense_config import DenseSection, RecomputeSection
+from headrace.trainer.train.model_blocks import blocks_of, layers_of, parts_of
+from headrace.trainer.train.offload import Offloaded
+from headrace.trainer.train.recompute import Recomputed, Surroundings
 
 RECOMPUTE, OFFLOAD = "dense.recompute.blocks", "dense.offload"
 

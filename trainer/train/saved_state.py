@@ -18,15 +18,15 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 from torch import Tensor
 
-from millrace.errors import MillraceError
-from trainer.dense.strategy import DenseStrategy
-from trainer.metrics.meter import MeterState
-from trainer.status.progress import TrainerProgress
-from trainer.train.carried_state import CarriedState
-from trainer.train.close import PassCloser
-from trainer.train.learning_rate import LearningRate
-from trainer.train.mixed_precision import LossScale
-from trainer.train.observer import Observer
+from headrace.errors import HeadraceError
+from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.metrics.meter import MeterState
+from headrace.trainer.status.progress import TrainerProgress
+from headrace.trainer.train.carried_state import CarriedState
+from headrace.trainer.train.close import PassCloser
+from headrace.trainer.train.learning_rate import LearningRate
+from headrace.trainer.train.mixed_precision import LossScale
+from headrace.trainer.train.observer import Observer
 
 DENSE, ARRAYS = "dense.safetensors", "metrics.safetensors"
 
@@ -45,13 +45,13 @@ class SavedState:
     """JSON-able data."""
 
     def write(self, folder: Path, *, sync: bool = True) -> list[str]:
-        """Write and `sync` rank 0's files of a commit; returns their names. Raises MillraceError and OSError."""
+        """Write and `sync` rank 0's files of a commit; returns their names. Raises HeadraceError and OSError."""
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
             save_tensors(dict(self.dense), folder / DENSE)
             save_arrays(arrays, folder / ARRAYS)
         except SafetensorError as error:  # also raised for errors of the disk
-            raise MillraceError(f"{folder}: {error}") from error
+            raise HeadraceError(f"{folder}: {error}") from error
         for name in (DENSE, ARRAYS) if sync else ():
             with (folder / name).open("rb") as file:
                 os.fsync(file.fileno())

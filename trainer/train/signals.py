@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dataset.samples.batch import Samples
-from dataset.spec.schema import Schema
-from pserver.config import TableSection
-from trainer.features.deduplication import EmbeddingTable, tables_of
-from trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
+from headrace.dataset.samples.batch import Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.config import TableSection
+from headrace.trainer.features.deduplication import EmbeddingTable, tables_of
+from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
 
 
 class SignalsCollector:

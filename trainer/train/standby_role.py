@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.errors import NotYet
-from trainer.rank0.standby import Standby
-from trainer.train.assembly import Trainer
+from headrace.errors import NotYet
+from headrace.trainer.rank0.standby import Standby
+from headrace.trainer.train.assembly import Trainer
 
 
 class StandbyRole:
@@ -27,7 +27,7 @@ class StandbyRole:
         self._trainer = None
 
     def status(self) -> Mapping[str, Any]:
-        """See millrace.rpc.role.serve_role, as the others."""
+        """See headrace.rpc.role.serve_role, as the others."""
         if self._trainer is not None:
             return self._trainer.parts.progress.status()
         return {"generation": self._generation, **self._standby.status()}

@@ -9,24 +9,24 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from dataset.samples.batch import F32
-from dataset.spec.schema import Schema
-from pserver.protocol.shards import Gradients
-from trainer.config import TaskSection, TrainSection
-from trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
-from trainer.dense_config import DenseSection
-from trainer.features.default_rows import DefaultRows
-from trainer.features.model_inputs import inputs_of
-from trainer.features.pooling import Pooling
-from trainer.features.training_batches import TrainingBatch
-from trainer.models.outputs import check_outputs
-from trainer.train.fake_negatives import fake_negative_weights
-from trainer.train.forward_result import ForwardResult, GivenBatch
-from trainer.train.kernel_choice import KernelSchedule
-from trainer.train.mixed_precision import LossScale, Precision
-from trainer.train.own_losses import OwnLosses
-from trainer.train.row_sums import RowSums
-from trainer.train.saved_activations import saved_activations
+from headrace.dataset.samples.batch import F32
+from headrace.dataset.spec.schema import Schema
+from headrace.pserver.protocol.shards import Gradients
+from headrace.trainer.config import TaskSection, TrainSection
+from headrace.trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
+from headrace.trainer.dense_config import DenseSection
+from headrace.trainer.features.default_rows import DefaultRows
+from headrace.trainer.features.model_inputs import inputs_of
+from headrace.trainer.features.pooling import Pooling
+from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.models.outputs import check_outputs
+from headrace.trainer.train.fake_negatives import fake_negative_weights
+from headrace.trainer.train.forward_result import ForwardResult, GivenBatch
+from headrace.trainer.train.kernel_choice import KernelSchedule
+from headrace.trainer.train.mixed_precision import LossScale, Precision
+from headrace.trainer.train.own_losses import OwnLosses
+from headrace.trainer.train.row_sums import RowSums
+from headrace.trainer.train.saved_activations import saved_activations
 
 
 class Stepper:

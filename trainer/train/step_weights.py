@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pserver.consistency.policy import StepFigures
-from trainer.config import TaskSection
-from trainer.features.training_batches import TrainingBatch
+from headrace.pserver.consistency.policy import StepFigures
+from headrace.trainer.config import TaskSection
+from headrace.trainer.features.training_batches import TrainingBatch
 
 
 def own_figures(batch: TrainingBatch | None, tasks: Sequence[TaskSection], *, average: bool) -> StepFigures:

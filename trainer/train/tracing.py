@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from millrace.errors import BadInput, MillraceError
-from trainer.config import TaskSection
-from trainer.exports.onnx_model import F32, PREFIX, OnnxModel, first_line, with_weights
-from trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
-from trainer.models.linear import NO_TABLE, use_table
-from trainer.models.outputs import check_outputs
+from headrace.errors import BadInput, HeadraceError
+from headrace.trainer.config import TaskSection
+from headrace.trainer.exports.onnx_model import F32, PREFIX, OnnxModel, first_line, with_weights
+from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
+from headrace.trainer.models.linear import NO_TABLE, use_table
+from headrace.trainer.models.outputs import check_outputs
 
 OPSET = 18
 """Of ONNX, from December 2022, so that older runtimes accept it, too."""
@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 """Largest allowed difference of trace and module for random weights, relative for values above 1."""
 
 
-class TraceFailed(MillraceError):
+class TraceFailed(HeadraceError):
     """The module cannot be converted to ONNX; exports do without it."""
 
 
@@ -153,7 +153,7 @@ def trace(model: nn.Module, shape: Shape, tasks: Sequence[TaskSection]) -> bytes
             template = _traced(module, shape, outputs)
             _disturb(module, 2)
             _check(template, module, shape, outputs)
-    except MillraceError as error:
+    except HeadraceError as error:
         raise TraceFailed(str(error)) from error
     except Exception as error:  # noqa: BLE001  # a user's module, or the tracer, may raise anything
         raise TraceFailed(f"the module cannot be traced: {first_line(error)}") from error

@@ -2,25 +2,25 @@
 
 from dataclasses import dataclass
 
-from dataset.loader.batch_loader import Loader
-from pserver.consistency.policy import Consistency
-from pserver.protocol.shards import Shards
-from trainer.checkpoint.committer import Committer
-from trainer.collectives.ranks import Ranks
-from trainer.config import TaskSection, TrainSection
-from trainer.dense.strategy import DenseStrategy
-from trainer.exports.coordinator import ExportCoordinator
-from trainer.features.pass_gate import GatedReader
-from trainer.features.training_batches import BatchMaker, TrainingBatch
-from trainer.rank0.parts import RankZero
-from trainer.status.progress import TrainerProgress
-from trainer.train.close import PassCloser
-from trainer.train.exchanges import Exchanges
-from trainer.train.infer_first import InferFirst
-from trainer.train.learning_rate import LearningRate
-from trainer.train.model_feed import ModelFeed
-from trainer.train.observer import Observer
-from trainer.train.step import Stepper
+from headrace.dataset.loader.batch_loader import Loader
+from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.checkpoint.committer import Committer
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.config import TaskSection, TrainSection
+from headrace.trainer.dense.strategy import DenseStrategy
+from headrace.trainer.exports.coordinator import ExportCoordinator
+from headrace.trainer.features.pass_gate import GatedReader
+from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
+from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.status.progress import TrainerProgress
+from headrace.trainer.train.close import PassCloser
+from headrace.trainer.train.exchanges import Exchanges
+from headrace.trainer.train.infer_first import InferFirst
+from headrace.trainer.train.learning_rate import LearningRate
+from headrace.trainer.train.model_feed import ModelFeed
+from headrace.trainer.train.observer import Observer
+from headrace.trainer.train.step import Stepper
 
 
 @dataclass(frozen=True)

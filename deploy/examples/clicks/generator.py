@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.generator import DataGenerator, signs
+from headrace import DataGenerator, signs
 
 TOPICS = np.uint64(1 << 16)
 """A crossed id is the user times this, plus the topic."""

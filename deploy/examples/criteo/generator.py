@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.generator import DataGenerator
+from headrace import DataGenerator
 
 NUM_INTEGERS, NUM_CATEGORIES = 13, 26
 

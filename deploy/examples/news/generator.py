@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dataset.generator import DataGenerator, signs
+from headrace import DataGenerator, signs
 
 PLAIN = {
     "user": "user_id",

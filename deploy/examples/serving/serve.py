@@ -1,11 +1,11 @@
-"""Serve exports without Millrace: python serve.py [--events FILE] FOLDER, the folder with current.json; or give a base
+"""Serve exports without Headrace: python serve.py [--events FILE] FOLDER, the folder with current.json; or give a base
 and the deltas after it.
 
 Without events it predicts the export's golden samples and compares. FILE has one event a line, JSON keyed by slot:
 {"user": 17, "tags": ["a", "b"], "tags.weight": [1, 0.5], "price": 3.5}; or it is a Parquet file like golden.parquet.
 An event may leave out slots with histories or counters: they come from the export ("event_time" has the event's unix
 seconds, where windows of counters end; without it, they end now).
-With --raw its lines are events of the job's stream (pipe.kind = "columns"); this alone needs Millrace's `dataset`.
+With --raw its lines are events of the job's stream (pipe.kind = "columns"); this alone needs Headrace's `dataset`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ BATCH = 1024
 TIME = "event_time"
 SIXTHS = [round(2 ** (30 - age / 6)) for age in range(6)]
 """By how much counts with a half-life fade, in 1 / 2 ** 30: whole numbers, so that they round as the job's do."""
-DONE = ("_DONE", "DONE")  # the second in exports of an older Millrace
+DONE = ("_DONE", "DONE")  # the second in exports of an older Headrace
 
 
 def mix(sign_N, group):
@@ -166,8 +166,8 @@ def batches_of(path, slots):
 
 def raw_batches_of(path, model, time_field):
     """Samples of a file of raw events, in batches, each with the line of each sample."""
-    from dataset.features.served_events import ServedFeatures
-    from millrace.errors import BadInput
+    from headrace.dataset.features.served_events import ServedFeatures
+    from headrace.errors import BadInput
 
     if "features" not in model:
         filled = [slot["name"] for slot in model["slots"] if "statistics" in slot]

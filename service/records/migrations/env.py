@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from service.records.schema import Base
+from headrace.service.records.schema import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

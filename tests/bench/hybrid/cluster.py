@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.trainer.metrics.auc import exact_auc
+from headrace.trainer.metrics.halves import FILE_NAME
+from headrace.trainer.metrics.samples import row_type
 from tests.bench.living import DATA, EXAMPLES
 from tests.machines import network
 from tests.machines.external_job import USUAL_TIMEOUT_S, ExternalJob, Output, object_store
 from tests.machines.network import Machine
-from trainer.metrics.auc import exact_auc
-from trainer.metrics.halves import FILE_NAME
-from trainer.metrics.samples import row_type
 
 EVENTS = DATA / "criteo" / "criteo_80k.txt.gz"
 HERE = Path(__file__).parent

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from millrace.errors import SpecError
-from service.spec.job import load_job
+from headrace.errors import SpecError
+from headrace.service.spec.job import load_job
 from tests.bench.hybrid.linked_run import over_links, rate_of, sent_bytes
 from tests.bench.living import EXAMPLES
 from tests.bench.modes import FILES

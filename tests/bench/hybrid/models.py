@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from trainer.models.contract import Inputs, Shape
-from trainer.models.layers import Heads, Mlp, StackedInput, by_task
+from headrace.trainer.models.contract import Inputs, Shape
+from headrace.trainer.models.layers import Heads, Mlp, StackedInput, by_task
 
 HIDDEN = (1024, 1024, 1024)
 

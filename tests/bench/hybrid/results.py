@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from millrace.durable import REAL, write_whole
+from headrace.durable import REAL, write_whole
 from tests.bench.hybrid.cluster import HERE, Measured
 from tests.bench.hybrid.setups import Setup
 

@@ -16,36 +16,36 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dataset.__main__ import first_segments
-from dataset.loader.batch_loader import PassTally
-from dataset.loader.segment_reader import SegmentReader
-from dataset.samples.batch import Samples, cut_batches
-from dataset.sources.opening import open_source
-from dataset.spec.schema import Schema
-from millrace.address import format_address, parse_address
-from millrace.deadline import Deadline
-from pserver.protocol.shards import Gradients, Keys, StepScale
-from pserver.server.pushes import Push
-from pserver.server.shard import Shard
-from service.spec.job import load_job
+from headrace.address import format_address, parse_address
+from headrace.dataset.__main__ import first_segments
+from headrace.dataset.loader.batch_loader import PassTally
+from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.samples.batch import Samples, cut_batches
+from headrace.dataset.sources.opening import open_source
+from headrace.dataset.spec.schema import Schema
+from headrace.deadline import Deadline
+from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
+from headrace.pserver.server.pushes import Push
+from headrace.pserver.server.shard import Shard
+from headrace.service.spec.job import load_job
+from headrace.trainer.collectives.collective_traffic import CollectiveTraffic
+from headrace.trainer.collectives.rank_store import connect_store, serve_store
+from headrace.trainer.collectives.ranks import TorchRanks
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.dense.strategy import DenseStrategy, dense_strategy
+from headrace.trainer.features.deduplication import tables_of
+from headrace.trainer.features.pooling import pooling_for
+from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
+from headrace.trainer.metrics.auc import exact_auc
+from headrace.trainer.metrics.halves import FILE_NAME
+from headrace.trainer.metrics.samples import row_type
+from headrace.trainer.train.assembly import set_up_torch
+from headrace.trainer.train.model_building import build_model
+from headrace.trainer.train.row_sums import RowSums
+from headrace.trainer.train.step import Stepper
 from tests.bench.hybrid.cluster import BATCH, RUN_S, START_S, Cluster, Measured, curve_of, fill
 from tests.machines import network
 from tests.machines.external_job import Output, setting, started
-from trainer.collectives.collective_traffic import CollectiveTraffic
-from trainer.collectives.rank_store import connect_store, serve_store
-from trainer.collectives.ranks import TorchRanks
-from trainer.config import TrainerJob
-from trainer.dense.strategy import DenseStrategy, dense_strategy
-from trainer.features.deduplication import tables_of
-from trainer.features.pooling import pooling_for
-from trainer.features.training_batches import BatchMaker, TrainingBatch
-from trainer.metrics.auc import exact_auc
-from trainer.metrics.halves import FILE_NAME
-from trainer.metrics.samples import row_type
-from trainer.train.assembly import set_up_torch
-from trainer.train.model_building import build_model
-from trainer.train.row_sums import RowSums
-from trainer.train.step import Stepper
 
 CPU = torch.device("cpu")
 TABLE = "default"

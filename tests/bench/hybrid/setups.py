@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from dataset.spec.schema import Schema
-from service.spec.job import load_job
+from headrace.dataset.spec.schema import Schema
+from headrace.service.spec.job import load_job
+from headrace.trainer.config import TrainerJob
+from headrace.trainer.control.job_spec import shape_of
+from headrace.trainer.models.registry import load_model
 from tests.bench.hybrid.cluster import BATCH, HERE, Cluster
-from trainer.config import TrainerJob
-from trainer.control.job_spec import shape_of
-from trainer.models.registry import load_model
 
 
 def _deep_crossing(*inner: int) -> tuple[str, ...]:

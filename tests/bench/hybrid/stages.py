@@ -52,7 +52,7 @@ def here(events: Path, trainers: int, settings: Sequence[str]) -> tuple[float, l
     with tempfile.TemporaryDirectory() as store:
         given = [f'sources.lines.paths=["{events}"]', f"store.path={store}", *settings]
         given.append(f"cluster={{trainers={trainers}, shards=1}}")
-        command = [sys.executable, "-m", "service", "run", str(EXAMPLES / "criteo" / "job.toml")]
+        command = [sys.executable, "-m", "headrace.service", "run", str(EXAMPLES / "criteo" / "job.toml")]
         command += [word for setting in given for word in ("--set", setting)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         seen: list[list[float]] = [[] for _ in range(trainers)]

@@ -1,0 +1,219 @@
+"""Declares, reads and validates sections of the job spec.
+
+A section is a frozen pydantic model in the `config.py` of the package that reads it; `service.spec.job` composes
+them. This module has the base class, the units, and reading of TOML with overrides; headrace.validation formats errors.
+"""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from headrace import documents
+from headrace.errors import SpecError
+from headrace.renamed_keys import Renamed, with_present_names, with_written_names
+from headrace.validation import format_errors
+
+DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SIZE_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+MAX_OVERRIDES_BYTES = 1 << 20
+"""Longest file of overrides."""
+MAX_DURATION_S = 36_500 * 86_400.0
+"""A hundred years; longer waits overflow clocks."""
+MIN_DURATION_S = 0.001
+"""The shortest interval that can be waited for."""
+
+
+class Section(BaseModel):
+    """A part of the spec, frozen. Unknown keys are errors, and so are numbers that JSON lacks, as the log is JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    renamed: ClassVar[Renamed] = {}
+    """Of a whole spec: its keys with an old name, which `validate` accepts."""
+
+
+def _with_unit(text: object, units: Mapping[str, float], example: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", text) if isinstance(text, str) else None
+    if match is None or match[2] not in units:
+        raise ValueError(f"{text!r} is not of the form {example!r}; units are {', '.join(units)}")
+    value = float(match[1]) * units[match[2]]
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is too large")
+    return value
+
+
+def parse_duration(text: object) -> float:
+    """Seconds of a text such as "250ms", "1s" or "24h"."""
+    return _with_unit(text, DURATION_S, "30s")
+
+
+def parse_size(text: object) -> int:
+    """Bytes of a text such as "64KiB" or "512MiB"."""
+    return int(_with_unit(text, SIZE_BYTES, "512MiB"))
+
+
+def _duration_or_seconds(value: object) -> float:
+    # A default, or a model built in code or from its own dump, is already in seconds.
+    return value if isinstance(value, float) else parse_duration(value)
+
+
+def _takes_time(duration_s: float) -> float:
+    if duration_s < MIN_DURATION_S:
+        raise ValueError(f"is shorter than {MIN_DURATION_S * 1000:g}ms")
+    return duration_s
+
+
+def _size_or_bytes(value: object) -> int:
+    return value if type(value) is int else parse_size(value)
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration_or_seconds),
+    Field(ge=0, le=MAX_DURATION_S),
+    WithJsonSchema({"type": "string", "examples": ["1s", "24h"]}),
+]
+"""Seconds, written "1s", "24h"; may be 0."""
+
+PositiveDuration = Annotated[Duration, AfterValidator(_takes_time)]
+"""Seconds of an interval or a deadline, above 0."""
+
+Size = Annotated[
+    int,
+    BeforeValidator(_size_or_bytes),
+    Field(ge=0, lt=1 << 62),
+    WithJsonSchema({"type": "string", "examples": ["512MiB"]}),
+]
+"""Bytes, written "512MiB"; may be 0."""
+
+PositiveSize = Annotated[Size, Field(ge=1)]
+"""Bytes, at least 1."""
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+"""A count or an index; sums of two fit 64 bits."""
+
+PositiveCount = Annotated[Count, Field(ge=1)]
+"""A count, at least 1."""
+
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""The seed of all random choices."""
+
+SlotGroup = Annotated[int, Field(ge=0, lt=1 << 16)]
+"""Number of a slot group; rows store it in 16 bits."""
+
+
+MAX_PATH_BYTES, MAX_NAME_BYTES = 4_095, 255
+"""Linux limits of a path and of each name in it."""
+
+
+def _path_of_a_folder(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("is empty, or holds a NUL character, which no path may")
+    if len(text.encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"has {len(text.encode())} bytes; a path has at most {MAX_PATH_BYTES}")
+    if longest := max((name for name in text.split("/") if len(name.encode()) > MAX_NAME_BYTES), default=""):
+        raise ValueError(f"has a name of {len(longest.encode())} bytes; a file system takes at most {MAX_NAME_BYTES}")
+    return text
+
+
+FolderPath = Annotated[str, AfterValidator(_path_of_a_folder)]
+"""The path of a folder that may be created."""
+
+
+def load_toml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The spec at `path` as a dictionary, with each `a.b=value` of `overrides` applied.
+
+    A value is parsed as TOML, or else taken as plain text. A list is indexed by number: `slots.0.dim=8`. `@FILE` stands
+    for the overrides in a file, a JSON list of texts. Raises SpecError naming the file, line and key.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # not TOML, or beyond a bound of Python on numbers or depth
+        raise SpecError(f"{path}: not TOML: {error}") from error
+    for override in overrides:
+        for each in _texts_of(Path(override[1:])) if override.startswith("@") else [override]:
+            _override(raw, each)
+    return raw
+
+
+def _texts_of(path: Path) -> list[str]:
+    """The overrides in a file, which other users cannot see as they see arguments. Raises SpecError."""
+    try:
+        with path.open("rb") as file:
+            found = documents.parse(documents.read_bounded(file, MAX_OVERRIDES_BYTES), path, MAX_OVERRIDES_BYTES)
+    except (OSError, documents.InvalidDocument) as error:
+        raise SpecError(f"--set @{path} cannot be read: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise SpecError(f'--set @{path} is not a JSON list of texts: ["a.b=value", "a.c=[1, 2]"]')
+    return found
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise SpecError(f"--set {override!r} is not of the form a.b=value")
+    *parents, last = path.split(".")
+    node: Any = raw
+    for done, name in enumerate(parents):
+        node = _child(node, name, ".".join(parents[: done + 1]))
+    value = parse_value(text)
+    if isinstance(node, list):
+        _child(node, last, path)
+        node[int(last)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise SpecError("cannot be set: its parent holds a plain value", path)
+
+
+def parse_value(text: str) -> Any:
+    """The value of a text on the command line: parsed as TOML, or else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def is_index(name: str) -> bool:
+    """Whether a part of a key's path is the index of a list entry, without leading zeros."""
+    return re.fullmatch(r"0|[1-9][0-9]{0,8}", name) is not None
+
+
+def _child(node: Any, name: str, path: str) -> Any:
+    if isinstance(node, list):
+        if not is_index(name) or int(name) >= len(node):
+            raise SpecError(f"is a list of {len(node)}; name an entry by its number from 0", path)
+        return node[int(name)]
+    if not isinstance(node, dict):
+        raise SpecError("cannot be set: its parent holds a plain value", path)
+    return node.setdefault(name, {})
+
+
+Model = TypeVar("Model", bound=Section)
+
+
+def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = False) -> Model:
+    """`raw` as a `model`; `only_known` drops top-level sections that the model does not declare.
+
+    Raises SpecError with one line for each error: the key's path, the value, the allowed values, the nearest name.
+    """
+    raw, written = with_present_names(raw, model.renamed)
+    if only_known:
+        raw = {name: value for name, value in raw.items() if name in model.model_fields}
+    if documents.value_nested_deeper(raw, documents.MAX_DEPTH):
+        raise SpecError(f"lists and sections are nested deeper than {documents.MAX_DEPTH}")
+    try:
+        # Strict, so that true is not 1 and "7" not 7; from JSON, so that a list may become a tuple and a text an enum.
+        return model.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        lines = format_errors(model, error.errors(include_url=False))
+        raise SpecError("\n".join(with_written_names(line, written) for line in lines)) from None

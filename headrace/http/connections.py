@@ -1,0 +1,151 @@
+"""Connections of our HTTP servers: how long a request's head may take and be, and heads that two servers read apart.
+
+How many there are is headrace.http.listening's work; bodies are that of headrace.http.front_door.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD = 32 << 10
+"""Most bytes of a request that are not its body: its line and headers. One read may exceed it."""
+HEAD_S = 15.0
+"""How long a connection may be open without a complete head: a slow client must not block others."""
+INVALID = "Invalid HTTP request received."
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class InvalidRequestHead(ValueError):
+    """A head that is answered with 400, after which the connection is closed."""
+
+
+def check_head(headers: Headers, http_version: str) -> None:
+    """Raise InvalidRequestHead for headers that are too long, or that do not define the end of the body (RFC 9112, 6.1
+    and 6.3).
+
+    A proxy in front could see another end, and take a part of the body for a request of another client.
+    """
+    if sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD:
+        raise InvalidRequestHead(f"a head is at most {MAX_HEAD} bytes long")
+    codings = [value.strip().lower() for name, value in headers if name.lower() == b"transfer-encoding"]
+    if not codings:
+        return
+    if codings != [b"chunked"] or http_version != "1.1":
+        raise InvalidRequestHead("a body is sent whole, or chunked once in HTTP/1.1")
+    if any(name.lower() == b"content-length" for name, _ in headers):
+        raise InvalidRequestHead("Content-Length and Transfer-Encoding exclude each other")
+
+
+class _Timed(asyncio.Protocol):
+    """Closes a connection without a request for HEAD_S. Runs on the event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    cycle: Any
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        super().data_received(data)
+        self._expect()
+
+    def _expect(self) -> None:
+        """Close after HEAD_S, unless a request is under way."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        elif self._timer is None and self.transport.get_protocol() is self:
+            self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _CheckedH11(h11.Connection):
+    """As h11.Connection, but refuses ambiguous heads."""
+
+    def next_event(self) -> Any:
+        """See h11.Connection."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            try:
+                check_head(list(event.headers), event.http_version.decode("ascii"))
+            except InvalidRequestHead as error:
+                raise h11.RemoteProtocolError(str(error)) from None
+        return event
+
+
+class PagesConnection(_Timed, H11Protocol):
+    """A connection that may become a websocket; for the service."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See H11Protocol."""
+        super().__init__(*args, **kwargs)
+        self.conn = _CheckedH11(h11.SERVER, MAX_HEAD)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to the websocket protocol."""
+        super().handle_websocket_upgrade(event)
+        self._stop()
+
+    def on_response_complete(self) -> None:
+        """Expect the next request; uvicorn closes sooner if none begins."""
+        super().on_response_complete()
+        self._expect()
+
+
+class InferenceConnection(_Timed, HttpToolsProtocol):
+    """A connection whose requests are parsed in C; for a replica, where parsing costs as much as answering."""
+
+    _num_read = 0
+    """Bytes of the present read."""
+    _num_since = 0
+    """Bytes since the last complete head or piece of a body."""
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._num_read = len(data)
+        super().data_received(data)
+        self._num_since += len(data)
+        if self._num_since > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response(INVALID)
+
+    def on_headers_complete(self) -> None:
+        """See httptools; an exception ends the connection with 400."""
+        check_head(self.headers, self.parser.get_http_version())
+        super().on_headers_complete()
+        self._advance()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        super().on_body(body)
+        self._advance()
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        super().on_message_complete()
+        self._advance()
+
+    def on_response_complete(self) -> None:
+        """Expect the next request; uvicorn closes sooner if none begins."""
+        super().on_response_complete()
+        self._expect()
+
+    def _advance(self) -> None:
+        self._num_since = -self._num_read
