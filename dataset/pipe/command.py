@@ -1,8 +1,10 @@
 """Prepares a pipe command: program, folder, environment. dataset.pipe.process starts it."""
 
 import base64
+import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import zlib
@@ -23,6 +25,9 @@ PACKAGES = Path(headrace.__file__).resolve().parents[1]
 """Folder of our package, for PYTHONPATH of a generator that another interpreter runs."""
 OLD_NAMES = Path(headrace.__file__).resolve().with_name("dataset") / "old_names"
 """Folder of the name that generators of before version 0.2 import."""
+
+_OLD_IMPORT = re.compile(rb"^\s*(?:from|import)\s+dataset\b", re.MULTILINE)
+_MAX_SCRIPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,23 @@ def check_pipe(config: AnyPipe, schema: Schema, folder: Path) -> None:
         prepare_command(config, schema, folder)
     else:
         make_decoder(config, fields_of(config, schema), folder)
+
+
+def old_name_hint(config: AnyPipe, folder: Path) -> str | None:
+    """A hint for a pipe command in the spec's `folder` that uses `dataset`, the old name of our package; else None."""
+    if not isinstance(config, PipeSection) or any((folder / name).exists() for name in ("dataset.py", "dataset")):
+        return None
+    if importlib.util.find_spec("dataset") is not None:  # another distribution's
+        return None
+    if config.command[1:3] == ("-m", "dataset"):
+        return "pipe.command: `-m dataset` is `-m headrace.dataset` now; the old name works in pipe commands only"
+    for path in (folder / word for word in config.command):
+        if path.is_file() and _OLD_IMPORT.search(path.read_bytes()[:_MAX_SCRIPT_BYTES]):
+            return (
+                f"{path} imports `dataset`, now `headrace.dataset`: write `from headrace import DataGenerator`; "
+                "the old name works in pipe commands only"
+            )
+    return None
 
 
 def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:

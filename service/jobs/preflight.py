@@ -3,7 +3,9 @@
 Nothing is started, written or connected to. service.spec.references checks the spec itself.
 """
 
-from headrace.dataset.pipe.command import check_pipe
+import logging
+
+from headrace.dataset.pipe.command import check_pipe, old_name_hint
 from headrace.dataset.sources.kafka_options import consumer_options, library_of
 from headrace.dataset.sources.opening import open_source
 from headrace.dataset.spec.config import FilesSource, KafkaSource
@@ -18,6 +20,8 @@ from headrace.service.predict.after_training import check_before
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.control.commit_store import replay_first
 from headrace.trainer.control.job_spec import check_class
+
+log = logging.getLogger(__name__)
 
 LIST_S = 60.0
 """Longest time to list the files of a source."""
@@ -39,6 +43,7 @@ def check_job(job: LoadedJob) -> str | None:
         except SpecError as error:
             missing = str(error)
     check_before(job, tensors=False)
+    check_launcher(job.spec.cluster.launcher)  # last: mistakes in the spec are found where nothing can be trained
     return missing
 
 
@@ -47,12 +52,14 @@ def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
     if _check_start(job, fresh=fresh):
         check_carried(job)
     check_before(job, fresh=fresh)
+    check_launcher(job.spec.cluster.launcher)
 
 
 def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     """True if the run continues one that the store holds."""
-    check_launcher(job.spec.cluster.launcher)
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
+    if (hint := old_name_hint(job.spec.pipe, job.folder)) is not None:
+        log.warning("%s", hint)
     if job.spec.model.class_path is not None:
         check_class(job.spec.model.class_path, job.folder)
     for number, path in enumerate(job.spec.metrics.own):
