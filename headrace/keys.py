@@ -1,15 +1,13 @@
 """The fixed hashes of Headrace: text to signs (feature ids), signs to keys, keys to buckets.
 
-They are part of every stored row and export, so they never change; golden vectors are in the tests. Each has a Numba
-function for arrays and a plain twin that defines it.
+They are part of every stored row and export, so they never change; golden vectors are in the tests. Here are the plain
+functions that define them; headrace.key_kernels has their twins for arrays, with Numba, which loads slowly.
 
-Shapes: N signs.
+Shapes: N keys with repeats, U unique keys.
 """
 
 import numpy as np
 from numpy.typing import NDArray
-
-from headrace.kernel_cache import njit
 
 U64 = NDArray[np.uint64]
 
@@ -31,14 +29,6 @@ def mix_reference(value: int) -> int:
     return value ^ (value >> 31)
 
 
-@njit(nogil=True, cache=True, inline="always")
-def mix(value):  # type: ignore[no-untyped-def]
-    """The finaliser of splitmix64 on a np.uint64, for use inside kernels."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
 def unique_keys(*many: U64) -> U64:
     """(U,) The keys of all arrays, each once, ascending.
 
@@ -57,14 +47,6 @@ def key_of_reference(sign: int, group: int) -> int:
     return mix_reference((sign + (group + 1) * GOLDEN) & MASK)
 
 
-@njit(nogil=True, cache=True)
-def keys_of(sign_N, group, out_N):  # type: ignore[no-untyped-def]
-    """Write the keys of `sign_N` (uint64) in slot group `group` to `out_N`."""
-    step = np.uint64(group + 1) * np.uint64(GOLDEN)
-    for n in range(len(sign_N)):
-        out_N[n] = mix(sign_N[n] + step)
-
-
 def sign_of(key: int, group: int) -> int:
     """The sign that `key_of_reference` made `key` from: its inverse."""
     value = key
@@ -72,19 +54,6 @@ def sign_of(key: int, group: int) -> int:
     value = _unshift((value * MIX_INVERSES[1]) & MASK, 27)
     value = _unshift((value * MIX_INVERSES[0]) & MASK, 30)
     return (value - (group + 1) * GOLDEN) & MASK
-
-
-@njit(nogil=True, cache=True)
-def signs_of(keys_N, group_N, out_N):  # type: ignore[no-untyped-def]
-    """Write the signs of `keys_N` (uint64), each in its slot group (uint16), to `out_N`; the twin of `sign_of`."""
-    for n in range(len(keys_N)):
-        value = keys_N[n]
-        value = value ^ (value >> np.uint64(31)) ^ (value >> np.uint64(62))
-        value = value * np.uint64(MIX_INVERSES[1])
-        value = value ^ (value >> np.uint64(27)) ^ (value >> np.uint64(54))
-        value = value * np.uint64(MIX_INVERSES[0])
-        value = value ^ (value >> np.uint64(30)) ^ (value >> np.uint64(60))
-        out_N[n] = value - (np.uint64(group_N[n]) + np.uint64(1)) * np.uint64(GOLDEN)
 
 
 def _unshift(value: int, by: int) -> int:
@@ -101,15 +70,6 @@ def sign_of_text(text: bytes) -> int:
     value = FNV_OFFSET
     for byte in text:
         value = ((value ^ byte) * FNV_PRIME) & MASK
-    return value
-
-
-@njit(nogil=True, cache=True)
-def fnv1a(data, begin, end):  # type: ignore[no-untyped-def]
-    """FNV-1a of `data[begin:end]` (uint8), for use inside kernels; the twin of `sign_of_text`."""
-    value = np.uint64(FNV_OFFSET)
-    for i in range(begin, end):
-        value = (value ^ np.uint64(data[i])) * np.uint64(FNV_PRIME)
     return value
 
 

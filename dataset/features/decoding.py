@@ -9,9 +9,10 @@ Shapes: E events.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SEPARATOR = "."
 """Between the names of a path: "user.id" is field "id" of field "user"."""
@@ -47,8 +48,10 @@ class EventField:
         return tuple(self.path.split(SEPARATOR))
 
     @property
-    def type(self) -> pa.DataType:
+    def type(self) -> "pa.DataType":
         """The Arrow type of its values."""
+        import pyarrow as pa  # late: the check of a job file imports this module
+
         match self.kind:
             case FieldKind.WHOLE:
                 return pa.int64() if self.signed else pa.uint64()
@@ -64,7 +67,7 @@ class EventField:
 class Decoded:
     """The fields of some events."""
 
-    fields: pa.RecordBatch
+    fields: "pa.RecordBatch"
     """E rows. One column for each field that was asked for, in that order, under its path: of the field's type, or a
     list of it. Null: the event lacks the field, or the field is null. A column may be of lists although some of its
     events have a single value: then each is a list of one. Values of events in `errors` are not used."""
@@ -79,6 +82,6 @@ class Decoder(Protocol):
     The answer for an event depends on the event alone: not on its neighbours, and not on events decoded before.
     """
 
-    def decode(self, events: pa.BinaryArray) -> Decoded:
+    def decode(self, events: "pa.BinaryArray") -> Decoded:
         """The fields of the events; an event that cannot be read is in `errors`, and never raises."""
         ...

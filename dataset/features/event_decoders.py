@@ -7,14 +7,20 @@ from typing import assert_never
 from headrace.dataset.features.decoding import Decoder, EventField
 from headrace.dataset.features.json_decoder import JsonDecoder
 from headrace.dataset.spec.config import ColumnsPipe
+from headrace.extras import require
 
 
 def make_decoder(pipe: ColumnsPipe, fields: Sequence[EventField], folder: Path | None) -> Decoder:
-    """A decoder of the job's events that gives `fields`. Paths in the spec are relative to `folder`; None: to none."""
+    """A decoder of the job's events that gives `fields`. Paths in the spec are relative to `folder`; None: to none.
+
+    Raises SpecError.
+    """
     match pipe.format:
         case "json":
             return JsonDecoder(fields)
         case "avro" | "protobuf":
+            if pipe.format == "avro":
+                require("fastavro", '"avro"', "pipe.format")
             # Imported late, as few jobs need the libraries.
             from headrace.dataset.features.schema_decoders import open_schema_decoder
 

@@ -8,7 +8,8 @@ import math
 import numpy as np
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, MASK, mix_reference
 
 
 def crossed_reference(parts: list[int]) -> int:

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headrace.dataset.features.avro_events import AvroEvents
 from headrace.dataset.features.decoding import Decoded, EventField
 from headrace.dataset.features.event_reader import EventReader, InvalidSchema
 from headrace.dataset.features.plain_rows import Unreadable, decoded_of
@@ -88,6 +87,8 @@ class RegistryDecoder:
 
 def open_avro(schema: RegisteredSchema) -> EventReader:
     """The reader of a schema of Avro. Raises InvalidSchema."""
+    from headrace.dataset.features.avro_events import AvroEvents
+
     return AvroEvents(schema.text, [each.text for each in schema.references])
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.dataset.features.avro_events import AvroEvents
 from headrace.dataset.features.decoding import Decoder, EventField
 from headrace.dataset.features.event_reader import EventReader, InvalidSchema, SchemaDecoder
 from headrace.dataset.features.protobuf_events import MAX_SCHEMA_BYTES, ProtobufEvents, ProtobufSchema
@@ -43,6 +42,8 @@ def open_schema_decoder(pipe: EventFormat, fields: Sequence[EventField], folder:
 
 def _reader(content: bytes, pipe: EventFormat, fields: Sequence[EventField]) -> EventReader:
     if pipe.format == "avro":
+        from headrace.dataset.features.avro_events import AvroEvents
+
         avro = AvroEvents(content)
         avro.check_fields(fields)
         return avro

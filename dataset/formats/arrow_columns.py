@@ -23,7 +23,8 @@ from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.stream.source import Events, Segment
 from headrace.errors import BadInput
 from headrace.kernel_cache import njit
-from headrace.keys import fnv1a, sign_of_text
+from headrace.key_kernels import fnv1a
+from headrace.keys import sign_of_text
 
 REQUEST = pa.schema(
     [

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.dataset.formats.plain_lines import parse_plain
 from headrace.kernel_cache import njit
-from headrace.keys import fnv1a
+from headrace.key_kernels import fnv1a
 
 
 class CellKind(IntEnum):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.dataset.samples.batch import I64, Samples, cut_batches
 from headrace.dataset.stream.event_values import take_events
 from headrace.dataset.stream.source import Events, Segment
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.seeds import derive
 
 BLOCK_SAMPLES = 8_192

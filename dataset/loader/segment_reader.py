@@ -23,7 +23,6 @@ from headrace.dataset.pipe.arrow_runner import ArrowRunner
 from headrace.dataset.pipe.class_bounds import reject_classes
 from headrace.dataset.pipe.columns_runner import ColumnsRunner
 from headrace.dataset.pipe.command import Command, prepare_command
-from headrace.dataset.pipe.event_time import check_event_time
 from headrace.dataset.pipe.multislot_runner import MultiSlotRunner
 from headrace.dataset.pipe.pool import PipePool
 from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
@@ -42,7 +41,7 @@ from headrace.dataset.spec.config import (
 )
 from headrace.dataset.spec.epochs import split_epoch
 from headrace.dataset.spec.schema import Schema
-from headrace.dataset.spec.source_set import SourceSet
+from headrace.dataset.spec.source_set import SourceSet, check_event_time
 from headrace.dataset.stream.errors import BadEvent, SourceGap, SourceUnavailable
 from headrace.dataset.stream.event_values import take_events
 from headrace.dataset.stream.source import Events, Segment, Source

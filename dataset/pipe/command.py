@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
-from headrace.dataset.features.event_decoders import make_decoder
 from headrace.dataset.features.slot_rules import fields_of
 from headrace.dataset.spec.config import AnyPipe, PipeSection
 from headrace.dataset.spec.schema import Schema
@@ -68,6 +67,8 @@ def check_pipe(config: AnyPipe, schema: Schema, folder: Path) -> None:
     if isinstance(config, PipeSection):
         prepare_command(config, schema, folder)
     else:
+        from headrace.dataset.features.event_decoders import make_decoder  # late: Numba and pyarrow load slowly
+
         make_decoder(config, fields_of(config, schema), folder)
 
 
@@ -80,12 +81,17 @@ def old_name_hint(config: AnyPipe, folder: Path) -> str | None:
     if config.command[1:3] == ("-m", "dataset"):
         return "pipe.command: `-m dataset` is `-m headrace.dataset` now; the old name works in pipe commands only"
     for path in (folder / word for word in config.command):
-        if path.is_file() and _OLD_IMPORT.search(path.read_bytes()[:_MAX_SCRIPT_BYTES]):
+        if path.is_file() and _OLD_IMPORT.search(_head_of(path)):
             return (
                 f"{path} imports `dataset`, now `headrace.dataset`: write `from headrace import DataGenerator`; "
                 "the old name works in pipe commands only"
             )
     return None
+
+
+def _head_of(script: Path) -> bytes:
+    with script.open("rb") as file:
+        return file.read(_MAX_SCRIPT_BYTES)
 
 
 def prepare_command(config: PipeSection, schema: Schema, folder: Path, spec: Path | None = None) -> Command:

@@ -11,34 +11,11 @@ import pyarrow.json
 
 from headrace import documents
 from headrace.dataset.samples.batch import F64, Samples
-from headrace.dataset.spec.config import EventTime, MetaSlot
-from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.config import EventTime
 from headrace.dataset.stream.event_values import LINE_FEED, concat_values
 from headrace.dataset.stream.source import Events
-from headrace.errors import SpecError
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-WHOLE = ("int64", "uint64")
-
-
-def check_event_time(config: EventTime, traced: bool, schema: Schema, path: str) -> None:
-    """Raise SpecError if the event time cannot come from where `config`, at `path` of the spec, says.
-
-    `traced`: whether the pipe's samples can be traced to their events.
-    """
-    if config.slot is not None:
-        slot = schema.by_name.get(config.slot)
-        if slot is None or not isinstance(slot.entry, MetaSlot) or slot.entry.type not in WHOLE:
-            problem = (
-                f"{config.slot!r} is not a meta slot of whole numbers, and floats hold a unix time to 128 s only; "
-            )
-            raise SpecError(problem + 'use a slot with kind = "meta", type = "int64"', f"{path}.slot")
-    elif not traced and config.kind != "none":
-        raise SpecError(
-            'samples of protocol = "multislot" cannot be traced to their events; '
-            'name a meta slot with the time, or use protocol = "arrow"',
-            path,
-        )
 
 
 def slot_times(config: EventTime, samples: Samples) -> F64:

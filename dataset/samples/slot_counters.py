@@ -17,7 +17,8 @@ from headrace.dataset.samples.batch import U64, Ragged, Samples
 from headrace.dataset.spec.config import SlotKind
 from headrace.dataset.spec.schema import Schema
 from headrace.kernel_cache import njit
-from headrace.keys import mix, mix_reference
+from headrace.key_kernels import mix
+from headrace.keys import mix_reference
 
 REGISTER_BITS = 11
 NUM_REGISTERS = 1 << REGISTER_BITS

@@ -6,12 +6,12 @@ lack make kafka-python read the records. Everything else is refused.
 
 import difflib
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from headrace.dataset.spec.config import KafkaLibrary
 from headrace.errors import SpecError
+from headrace.extras import is_installed, require
 from headrace.secrets import SECRET_KEYS, resolve_secret
 
 OURS = {
@@ -153,13 +153,11 @@ def library_of(wanted: KafkaLibrary | None, options: Mapping[str, Any], at: str 
 
     Raises SpecError if librdkafka is wanted and cannot read.
     """
-    installed = find_spec("confluent_kafka") is not None
     option = only_kafka_python(options)
     if wanted is not KafkaLibrary.LIBRDKAFKA:
-        usable = installed and not option
+        usable = not option and is_installed("confluent_kafka")
         return wanted or (KafkaLibrary.LIBRDKAFKA if usable else KafkaLibrary.KAFKA_PYTHON)
-    if not installed:
-        raise SpecError("librdkafka is not installed; pip install 'headrace[kafka]', or leave it out", f"{at}.library")
+    require("confluent_kafka", '"librdkafka"', f"{at}.library")
     if option:
         problem = f'librdkafka has no {option} = {options[option]!r}; use library = "kafka-python", or leave it out'
         raise SpecError(problem, f"{at}.library")

@@ -9,6 +9,7 @@ from headrace.dataset.spec.epochs import split_epoch
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Source
 from headrace.deadline import Deadline
+from headrace.extras import require
 
 
 def open_source(
@@ -18,7 +19,7 @@ def open_source(
 
     `known`: names of the partitions that the job found before a restart; None: only segments of a plan are read.
 
-    Raises SpecError if the configuration is wrong, SourceUnavailable without an answer in time.
+    Raises SpecError if the configuration is wrong or a library is missing, SourceUnavailable without an answer in time.
     """
     if config.epochs > 1:
         from headrace.dataset.sources.repeated import RepeatedSource
@@ -32,6 +33,7 @@ def open_source(
 
             return FileStream(config, folder, known, deadline)
         case KafkaSource():
+            require("kafka", "a source of Kafka", "sources.*.kind")
             from headrace.dataset.sources.kafka_source import KafkaStream
 
             return KafkaStream(config, job=job, folder=folder, deadline=deadline)

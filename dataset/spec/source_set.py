@@ -9,13 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from headrace.dataset.spec.config import MAX_SOURCES, AnySource, FilesSource, KafkaSource, SourceSection
+from headrace.dataset.spec.config import (
+    MAX_SOURCES,
+    AnySource,
+    EventTime,
+    FilesSource,
+    KafkaSource,
+    MetaSlot,
+    SourceSection,
+)
 from headrace.dataset.spec.path_pattern import Pattern
+from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
 from headrace.validation import nearest
 
 SEPARATOR = ":"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+WHOLE = ("int64", "uint64")
 RECORD_CLOCK = "record"
 """The clock of sources whose records have time stamps."""
 
@@ -148,5 +158,25 @@ def _check_after(name: str, after: str, sources: Mapping[str, AnySource]) -> Non
         raise SpecError(
             f"{after!r} never ends, so {name!r} would never begin; files end with follow = false, Kafka with "
             'end = "latest" or a time',
+            path,
+        )
+
+
+def check_event_time(config: EventTime, traced: bool, schema: Schema, path: str) -> None:
+    """Raise SpecError if the event time cannot come from where `config`, at `path` of the spec, says.
+
+    `traced`: whether the pipe's samples can be traced to their events.
+    """
+    if config.slot is not None:
+        slot = schema.by_name.get(config.slot)
+        if slot is None or not isinstance(slot.entry, MetaSlot) or slot.entry.type not in WHOLE:
+            problem = (
+                f"{config.slot!r} is not a meta slot of whole numbers, and floats hold a unix time to 128 s only; "
+            )
+            raise SpecError(problem + 'use a slot with kind = "meta", type = "int64"', f"{path}.slot")
+    elif not traced and config.kind != "none":
+        raise SpecError(
+            'samples of protocol = "multislot" cannot be traced to their events; '
+            'name a meta slot with the time, or use protocol = "arrow"',
             path,
         )

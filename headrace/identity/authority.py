@@ -21,8 +21,6 @@ from headrace.identity import certificates
 from headrace.identity.credentials import Credentials
 from headrace.identity.peers import PeerName, PeerRole
 
-FOLDER = "identity"
-"""Folder in a job's store for its authority and its join token."""
 FILE = "authority.pem"
 """The key and the certificate of the authority, in this order, for the owner only."""
 LIFETIME = timedelta(days=3650)

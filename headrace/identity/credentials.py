@@ -1,4 +1,7 @@
-"""The credentials of one process: its key, its certificate, and the certificate of the job's authority."""
+"""The credentials of one process: its key, its certificate, and the certificate of the job's authority.
+
+The configuration of every process imports this module, so what reads certificates is imported where one is read.
+"""
 
 from datetime import datetime
 from typing import Protocol, Self
@@ -6,7 +9,6 @@ from typing import Protocol, Self
 from pydantic import Field
 
 from headrace.config import Section
-from headrace.identity import certificates
 from headrace.identity.peers import PeerName, PeerRole
 
 
@@ -37,16 +39,22 @@ class Credentials(Section):
     @property
     def ends(self) -> datetime:
         """When its certificate ends."""
+        from headrace.identity import certificates
+
         return certificates.load(self.certificate).not_valid_after_utc
 
     @property
     def half_life(self) -> datetime:
         """When half the life of its certificate is over, and it is renewed."""
+        from headrace.identity import certificates
+
         return certificates.half_life(certificates.load(self.certificate))
 
     @property
     def name(self) -> PeerName:
         """The name in its certificate. Raises WrongPeer for one that is damaged."""
+        from headrace.identity import certificates
+
         return certificates.name_of(certificates.load(self.certificate))
 
     def peer(self, role: PeerRole, number: int) -> PeerName:

@@ -17,17 +17,13 @@ from headrace import documents
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
 from headrace.file_lock import is_locked
-from headrace.identity.authority import FOLDER, open_authority
+from headrace.identity import FOLDER
+from headrace.identity.authority import open_authority
 from headrace.identity.peers import PeerName, PeerRole
 from headrace.rpc.channels import TlsPeer
 from headrace.rpc.role import RoleClient
+from headrace.rpc.run_files import LOCK, RANK0, WORKERS
 
-LOCK = "lock"
-"""File in a store. A launcher holds a lock on it while it runs the store's job."""
-WORKERS = "workers"
-"""Folder in a store: a folder per generation, with its private files."""
-RANK0 = "rank0.json"
-"""File in the folder of a generation: address and secret of rank 0, once it serves, and its name off loopback."""
 CALL_S = 5.0
 """Longest time for one call that rank 0 answers from memory."""
 ANSWER_S, MIN_ANSWER_S = 30.0, 0.5

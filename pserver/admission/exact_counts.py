@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, NUM_BUCKETS, mix
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, NUM_BUCKETS
 from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
 
 

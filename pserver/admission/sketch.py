@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix, mix_reference
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, MASK, NUM_BUCKETS, mix_reference
 from headrace.pserver.admission.counting import F32, U64, CountingUnit, Flags, Rates, amount_of, amount_of_reference
 
 DEPTH = 4

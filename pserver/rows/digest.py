@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, MASK, mix_reference
 
 U64 = NDArray[np.uint64]
 NUM_STATISTICS = 6

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, MASK, mix_reference
 from headrace.pserver.config import Initial, TableSection
 
 F32 = NDArray[np.float32]

@@ -134,8 +134,7 @@ def make(
     _check_stream(loaded, asked.stream)
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        made = make_export(loaded.store, asked.stream, asked.kind, deadline)
-        return {"stream": asked.stream, "name": made.name, "current": made.current, "said": str(made)}
+        return make_export(loaded.store, asked.stream, asked.kind, deadline).message(asked.stream)
 
     return start_operation(
         host, "export", job, caller, one_step("waiting for the next close and the export", EXPORT_S, work), response

@@ -1,77 +1,48 @@
-"""`headrace faults`: reads arguments, runs the rounds, prints their results."""
+"""`headrace faults`: reads arguments; see service.cli.fault_output."""
 
 import random
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from headrace.printable import print_printable
-from headrace.service.cli.arguments import Overrides, SpecFile
-from headrace.service.faults.rounds import FaultRuns, Round
-from headrace.service.faults.summary_table import table_of, total_line
-from headrace.service.monitor.lines import labelled
+from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.cli.panels import Panel
 
-BY_CLOSES = "every close, the report and every file exported, compared with the undisturbed run's"
-BY_COUNTS = "events and counts of every close and of the report, and the exports made: in this mode weights differ"
-BY_RERUN = "every close and the digest, compared with a rerun of the run's own log; each request acted once"
+app = typer.Typer()
 
 
-class _Quiet:
-    """Writes the workers' lines to a file. See service.monitor.shows.Show."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
-
-    def on_line(self, worker: str, text: str) -> None:
-        print_printable(labelled(worker, text), file=self._file, flush=True)
-
-    def watching(self, _status: Callable[[], Mapping[str, Any]]) -> nullcontext[None]:
-        return nullcontext()
-
-
+@app.command(rich_help_panel=Panel.OPERATE)
 def faults(
     job: SpecFile,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs with deaths, each to the end of the stream.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Repeats the choice of points, roles and delays.")] = None,
-    events: Annotated[int | None, typer.Option(min=1, help="End a simulated stream after so many events.")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of runs with deaths, each to the end of the stream.")
+    ] = 1,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Repeats the choice of points, roles and delays.")
+    ] = None,
+    events: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="End a simulated stream after this many events.")
+    ] = None,
     operator: Annotated[
         bool, typer.Option("--operator", help="Have an operator set, shrink, forget and export meanwhile.")
     ] = False,
     overrides: Overrides = [],  # noqa: B006  # typer copies it
+    as_json: Json = False,
 ) -> None:
-    """Kill a job's workers at every point and at random, in stores of its own, and compare what comes out."""
-    console = Console()
+    """Kill a job's workers at every point and at random, and compare the results with an undisturbed run.
+
+    The job's own store is not used: each run has one of its own. Exit code 1 if a result differs.
+
+    Example: headrace faults job.toml --rounds 3 --events 100000
+    """
+    from headrace.service.cli.fault_output import run_rounds
+    from headrace.service.faults.rounds import FaultRuns
+
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    console.print(f"seed {chosen}")
-    lines: list[_Quiet] = []
-    runs = FaultRuns(
-        *(job, overrides, events, chosen), lambda worker, text: lines[0].on_line(worker, text), operated=operator
-    )
-    show = _Quiet(runs.folder / "output.txt")
-    lines.append(show)
-    console.print(f"undisturbed: {runs.undisturbed()} passes")
-    found: list[Round] = []
-    for number in range(1, rounds + 1):
-        found.append(runs.disturbed(number, show))
-        console.print(f"round {number}: {total_line(found[-1:])}{_trouble(found[-1])}", soft_wrap=True)
-    by_closes = BY_CLOSES if runs.repeatable else BY_COUNTS
-    console.print(table_of(found, BY_RERUN if runs.by_rerun else by_closes))
-    console.print(f"{total_line(found)} (seed {chosen})")
-    if all(each.identical for each in found):
-        runs.clear()
-        return
-    console.print(f"stores and output are kept: {runs.folder}", soft_wrap=True)
-    raise typer.Exit(1)
-
-
-def _trouble(found: Round) -> str:
-    unasked = [
-        f"generation {number} ended in another way than planned: {reason}" for number, reason in found.unasked.items()
-    ]
-    text = "; ".join([*found.wrong, *unasked])
-    return f"; {text} ({found.store})" if text else ""
+    if not run_rounds(
+        lambda on_line: FaultRuns(job, overrides, events, chosen, on_line, operated=operator),
+        rounds,
+        chosen,
+        as_json=as_json,
+    ):
+        raise typer.Exit(1)

@@ -3,34 +3,34 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headrace.config import parse_duration
 from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
+from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from headrace.service.client.paths import path_of
-from headrace.service.history import version_ages
-from headrace.service.history.frozen_runs import frozen_parts
-from headrace.service.history.kept_ages import MeasuredAges, format_measured, keep_ages, of_message, read_ages
-from headrace.service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
-from headrace.service.monitor.lines import labelled
-from headrace.trainer.control.job_log import read_history
 
-guarding = typer.Typer()
+if TYPE_CHECKING:
+    from headrace.service.history.kept_ages import MeasuredAges
+
+app = typer.Typer()
+
+OPTIONS = {"overrides": "--set", "worth": "--worth"}
+"""By parameter."""
 
 
-@guarding.command()
+@app.command(rich_help_panel=Panel.LOOK)
 def doctor(
     job: JobOrFile,
     overrides: Overrides = [],  # noqa: B006  # typer copies it
-    by: Annotated[SlotOrder, typer.Option("--by", help="What comes first: the greatest shift, value or cost.")] = (
-        SlotOrder.SHIFT
-    ),
+    by: Annotated[
+        Literal["shift", "value", "cost"],
+        typer.Option("--by", help="What comes first: the greatest shift, value or cost."),
+    ] = "shift",
     worth: Annotated[
         Path | None,
         typer.Option("--worth", metavar="FILE", help="The output of `headrace evaluate --worth --json`."),
@@ -39,13 +39,20 @@ def doctor(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print what is known of each slot at the newest commit, and what looks wrong; the job may run."""
+    """Print what is known of each slot at the newest commit, and what looks wrong. The job may run.
+
+    Example: headrace doctor job.toml --by cost
+    """
+    from headrace.service.client.paths import path_of
+    from headrace.service.inspect.slot_report import JobReport, SlotOrder, format_report, read_worth, report_of
+
     if (name := remote_name(job, url)) is None:
-        found = report_of(load_run(job, overrides), by, {} if worth is None else read_worth(worth)).message()
+        losses = {} if worth is None else read_worth(worth)
+        found = report_of(load_run(job, overrides), SlotOrder(by), losses).message()
     else:
         _only_here(overrides=overrides, worth=worth)
         with service_at(url, token) as client:
-            found = client.get(path_of("jobs", name, "doctor"), by=by.value)
+            found = client.get(path_of("jobs", name, "doctor"), by=by)
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -56,11 +63,13 @@ def doctor(
         print_printable(line)
 
 
-@guarding.command()
+@app.command(rich_help_panel=Panel.LOOK)
 def freshness(
     job: JobOrFile,
     overrides: Overrides = [],  # noqa: B006
-    versions: Annotated[int, typer.Option("--versions", min=1, max=64, help="Most old versions to run again.")] = 4,
+    versions: Annotated[
+        int, typer.Option("--versions", min=1, max=64, metavar="N", help="Most old versions to run again.")
+    ] = 4,
     horizon: Annotated[
         str, typer.Option("--horizon", metavar="TIME", help="Greatest age, in event time: 12h, 2d.")
     ] = "2d",
@@ -69,30 +78,46 @@ def freshness(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Measure what the age of a served version costs: old commits predict the events after them; the job may run.
+    """Measure the cost of serving an older model: old commits predict the events after them. The job may run.
 
     The result is kept in the store: the job's report, its page and the API show it.
+
+    Example: headrace freshness job.toml --versions 4 --horizon 2d
     """
+    from headrace.service.client.paths import path_of
+    from headrace.service.history.kept_ages import of_message, read_ages
+
     if (name := remote_name(job, url)) is not None:
         if not last:
             raise SpecError("measures on the job's machine alone; add --last for the last result", "headrace freshness")
         _only_here(overrides=overrides)
         with service_at(url, token) as client:
             _print_ages(of_message(client.get(path_of("jobs", name, "freshness"))), as_json)
-        return
+    elif last:
+        _print_ages(read_ages(load_run(job, overrides).store), as_json)
+    else:
+        _print_ages(_measure_ages(job, overrides, versions, horizon), as_json)
+
+
+def _measure_ages(job: Path, overrides: list[str], versions: int, horizon: str) -> "MeasuredAges":
+    """Run old versions again, and keep what came of it."""
+    from headrace.service.history import version_ages
+    from headrace.service.history.frozen_runs import frozen_parts
+    from headrace.service.history.kept_ages import keep_ages
+    from headrace.trainer.control.job_log import read_history
+
     loaded = load_run(job, overrides)
-    if last:
-        _print_ages(read_ages(loaded.store), as_json)
-        return
     passes = read_history(loaded.store / "log").closed
     parts = frozen_parts(loaded, versions, _seconds(horizon), _print_line)
     if not parts:
         raise SpecError("no pass that a version did not learn is so young; give a longer time", "--horizon")
     used = sorted({part.version for part in parts})
-    _print_ages(keep_ages(loaded.store, passes, used, version_ages.costs_of(parts)), as_json)
+    return keep_ages(loaded.store, passes, used, version_ages.costs_of(parts))
 
 
-def _print_ages(found: MeasuredAges | None, as_json: bool) -> None:
+def _print_ages(found: "MeasuredAges | None", as_json: bool) -> None:
+    from headrace.service.history.kept_ages import format_measured
+
     if as_json:
         print(json.dumps(None if found is None else found.message(), indent=2))
         return
@@ -107,11 +132,9 @@ def _only_here(**options: object) -> None:
             raise SpecError("needs a job file on this machine, not a job of a service", OPTIONS[name])
 
 
-OPTIONS = {"overrides": "--set", "worth": "--worth"}
-"""By parameter."""
-
-
 def _seconds(horizon: str) -> float:
+    from headrace.config import parse_duration
+
     try:
         return parse_duration(horizon)
     except ValueError as error:
@@ -119,4 +142,6 @@ def _seconds(horizon: str) -> float:
 
 
 def _print_line(worker: str, text: str) -> None:
+    from headrace.service.monitor.lines import labelled
+
     print_printable(labelled(worker, text), file=sys.stderr, flush=True)

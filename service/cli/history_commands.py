@@ -2,87 +2,127 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.deadline import Deadline
 from headrace.printable import print_printable
-from headrace.service.cli import commit_output
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.cli.panels import Panel, PanelledGroup
 from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from headrace.service.client import job_actions
-from headrace.service.cluster.store import check_run, stopped
-from headrace.service.history import commit_list as work
-from headrace.service.history import paired_test
-from headrace.service.history import rewind as steering
-from headrace.service.history.commit_request import make_commit
-from headrace.service.history.log_text import print_log
-from headrace.service.history.rerun import rerun_job
-from headrace.service.monitor.display import choose_show
-from headrace.service.spec.job import LoadedJob, load_job
-from headrace.trainer.control.commit_store import Commits
-from headrace.trainer.control.job_log import SkippedRange
 
-past = typer.Typer()
-commits = typer.Typer(no_args_is_help=True, help="A job's commits: list, verify, pin, prune.")
-past.add_typer(commits, name="commits")
+if TYPE_CHECKING:
+    from headrace.service.spec.job import LoadedJob
+
+app = typer.Typer()
+commits = typer.Typer(cls=PanelledGroup, no_args_is_help=True, help="List, verify, pin and prune commits of a job.")
+app.add_typer(commits, name="commits", rich_help_panel=Panel.OPERATE)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A commit's name, or its version.", show_default=False)]
 Holder = Annotated[str, typer.Option("--as", metavar="WHO", help="Name of the holder; a commit may have several.")]
 
 
-def load_run(job: Path, overrides: list[str]) -> LoadedJob:
+def load_run(job: Path, overrides: list[str]) -> "LoadedJob":
     """Load a job whose store contains a run of it. Raises SpecError."""
+    from headrace.service.cluster.store import check_run
+    from headrace.service.spec.job import load_job
+
     loaded = load_job(job, overrides)
     check_run(loaded.store, loaded.spec.name)
     return loaded
 
 
-@past.command()
+@app.command(rich_help_panel=Panel.LOOK)
 def log(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006  # typer copies it
-    last: Annotated[int | None, typer.Option(min=1, help="Print only the newest records, this many.")] = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Print only the newest records, this many.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the job's log: every claim, plan, operation and close."""
+    """Print the job's log: every claim, plan, operation and close.
+
+    Example: headrace log job.toml --last 20
+    """
+    from headrace.service.history.log_text import print_log
+
     print_log(load_run(job, overrides).store / "log", last=last, as_json=as_json)
 
 
 @commits.command("list")
 def list_(job: SpecFile, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
-    """Print the commits, oldest first."""
+    """Print the commits, oldest first.
+
+    Example: headrace commits list job.toml
+    """
+    from headrace.service.cli import commit_output
+
     commit_output.list_commits(load_run(job, overrides).store, as_json=as_json)
 
 
 @commits.command()
 def show(job: SpecFile, name: Name, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
-    """Print what a commit contains; as JSON, its whole manifest."""
+    """Print what a commit contains; as JSON, its whole manifest.
+
+    Example: headrace commits show job.toml 17
+    """
+    from headrace.service.cli import commit_output
+
     commit_output.show_commit(load_run(job, overrides).store, name, as_json=as_json)
 
 
 @commits.command()
 def verify(
     job: SpecFile,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this commit, by name or version.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this commit, by name or version.")] = None,
     overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Read every part of every commit back, and count the rows; exit code 1 if one is damaged."""
+    """Read every part of every commit back, and count the rows. Exit code 1 if one is damaged.
+
+    Example: headrace commits verify job.toml
+    """
+    from headrace.service.cli import commit_output
+
     commit_output.verify_commits(load_run(job, overrides).store, name, as_json=as_json)
 
 
 @commits.command()
-def pin(job: SpecFile, name: Name, overrides: Overrides = [], who: Holder = "pin") -> None:  # noqa: B006
-    """Keep a commit from being pruned."""
-    print(f"{work.pin(load_run(job, overrides).store, name, who)} is held by {who}")
+def pin(
+    job: SpecFile,
+    name: Name,
+    overrides: Overrides = [],  # noqa: B006
+    who: Holder = "pin",
+    as_json: Json = False,
+) -> None:
+    """Keep a commit from being pruned.
+
+    Example: headrace commits pin job.toml 17 --as friday
+    """
+    from headrace.service.history import commit_list
+
+    pinned = commit_list.pin(load_run(job, overrides).store, name, who)
+    print(json.dumps({"name": pinned, "holder": who}) if as_json else f"{pinned} is held by {who}")
 
 
 @commits.command()
-def unpin(job: SpecFile, name: Name, overrides: Overrides = [], who: Holder = "pin") -> None:  # noqa: B006
-    """Remove a pin, so that the commit can be pruned."""
-    print(f"{work.unpin(load_run(job, overrides).store, name, who)} is no longer held by {who}")
+def unpin(
+    job: SpecFile,
+    name: Name,
+    overrides: Overrides = [],  # noqa: B006
+    who: Holder = "pin",
+    as_json: Json = False,
+) -> None:
+    """Remove a pin, so that the commit can be pruned.
+
+    Example: headrace commits unpin job.toml 17 --as friday
+    """
+    from headrace.service.history import commit_list
+
+    freed = commit_list.unpin(load_run(job, overrides).store, name, who)
+    print(json.dumps({"name": freed, "no_longer": who}) if as_json else f"{freed} is no longer held by {who}")
 
 
 @commits.command()
@@ -90,41 +130,78 @@ def prune(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006
     keep: Annotated[
-        int | None, typer.Option(min=1, help="How many of the newest to keep; default: commit.keep.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="How many of the newest to keep; default: commit.keep of the job file."),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Remove all commits of a stopped job except the newest and the pinned ones."""
+    """Remove all commits of a stopped job except the newest and the pinned ones.
+
+    Example: headrace commits prune job.toml --keep 3
+    """
+    from headrace.service.cluster.store import stopped
+    from headrace.service.history import commit_list
+    from headrace.trainer.control.commit_store import Commits
+
     loaded = load_run(job, overrides)
     with stopped(loaded.store, loaded.spec.name):
-        removed = work.prune(loaded.store, keep or loaded.spec.commit.keep)
+        removed = commit_list.prune(loaded.store, keep or loaded.spec.commit.keep)
+    left = Commits(loaded.store).names()
+    if as_json:
+        print(json.dumps({"removed": removed, "left": left}, indent=2))
+        return
     for name in removed:
         print(f"{name} is removed")
-    print(f"{len(removed)} commits removed, {len(Commits(loaded.store).names())} left")
+    print(f"{len(removed)} commits removed, {len(left)} left")
 
 
-@past.command()
-def commit(job: JobOrFile, overrides: Overrides = [], url: Url = None, token: Token = None) -> None:  # noqa: B006
-    """Have a running job make a commit now, and wait for it."""
+@app.command(rich_help_panel=Panel.OPERATE)
+def commit(
+    job: JobOrFile,
+    overrides: Overrides = [],  # noqa: B006
+    url: Url = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Make a commit of a running job now. Waits until it is complete, and prints its name.
+
+    Example: headrace commit job.toml
+    """
+    from headrace.service.client import job_actions
+
     if (name := remote_name(job, url)) is not None:
         with service_at(url, token) as client:
-            print(job_actions.commit(client, name, Deadline.after(job_actions.COMMIT_S)))
-        return
-    loaded = load_run(job, overrides)
-    print(make_commit(loaded.store, Deadline.after(loaded.spec.commit.deadline)))
+            made = job_actions.commit(client, name, Deadline.after(job_actions.COMMIT_S))
+    else:
+        from headrace.service.history.commit_request import make_commit
+
+        loaded = load_run(job, overrides)
+        made = make_commit(loaded.store, Deadline.after(loaded.spec.commit.deadline))
+    print(json.dumps({"name": made}) if as_json else made)
 
 
-@past.command()
+@app.command(rich_help_panel=Panel.OPERATE)
 def rewind(
     job: SpecFile,
     to: Annotated[str, typer.Option("--to", metavar="NAME", help="A commit's name, or its version.")],
     overrides: Overrides = [],  # noqa: B006
+    as_json: Json = False,
 ) -> None:
-    """Have a stopped job continue from a commit, on a new timeline; later events are trained again as new passes."""
-    for line in steering.format_rewound(steering.rewind_job(load_run(job, overrides), to)):
+    """Make a stopped job continue from a commit, on a new timeline. Later events are trained again, as new passes.
+
+    Example: headrace rewind job.toml --to 17
+    """
+    from headrace.service.history.rewind import format_rewound, rewind_job
+
+    done = rewind_job(load_run(job, overrides), to)
+    if as_json:
+        print(json.dumps(done.message(), indent=2))
+        return
+    for line in format_rewound(done):
         print_printable(line)
 
 
-@past.command()
+@app.command(rich_help_panel=Panel.OPERATE)
 def skip(
     job: SpecFile,
     partition: Annotated[str, typer.Argument(help="Its name, as in `headrace log`.", show_default=False)],
@@ -132,14 +209,25 @@ def skip(
     end: Annotated[int, typer.Argument(help="The position after the last one.", show_default=False)],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the log.")],
     overrides: Overrides = [],  # noqa: B006
+    as_json: Json = False,
 ) -> None:
-    """Have a stopped job skip a bad range of a partition that it has not trained yet."""
+    """Make a stopped job skip a bad range of a partition that it has not trained yet.
+
+    Example: headrace skip job.toml clicks/0 5000 5100 --reason "wrong labels"
+    """
+    from headrace.service.history.rewind import format_skipped, skip_job
+    from headrace.trainer.control.job_log import SkippedRange
+
     wanted = SkippedRange(partition, begin, end)
-    for line in steering.format_skipped(wanted, steering.skip_job(load_run(job, overrides), wanted, reason)):
+    void = skip_job(load_run(job, overrides), wanted, reason)
+    if as_json:
+        print(json.dumps({"partition": partition, "begin": begin, "end": end, "void_passes": void}, indent=2))
+        return
+    for line in format_skipped(wanted, void):
         print_printable(line)
 
 
-@past.command()
+@app.command(rich_help_panel=Panel.OPERATE)
 def rerun(
     job: SpecFile,
     start: Annotated[str, typer.Option("--from", metavar="NAME", help="A commit, by name or version; 0: the start.")],
@@ -148,18 +236,31 @@ def rerun(
         bool, typer.Option("--keep", help="Keep the rerun's store even if all passes are identical.")
     ] = False,
 ) -> None:
-    """Train the job's log again in another store, and compare the digests of every pass; exit code 1 if one differs."""
+    """Train the job's log again in another store, and compare every pass. Exit code 1 if one differs.
+
+    Example: headrace rerun job.toml --from 17
+    """
+    from headrace.service.history.rerun import rerun_job
+    from headrace.service.monitor.display import choose_show
+
     raise typer.Exit(rerun_job(load_run(job, overrides), start, choose_show(), keep=keep))
 
 
-@past.command()
+@app.command(rich_help_panel=Panel.LOOK)
 def compare(
     first: SpecFile,
-    second: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The spec of the other job.", show_default=False)],
-    after: Annotated[int, typer.Option("--after", min=0, help="Leave out the first parts, this many.")] = 0,
+    second: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The other job file.", show_default=False)],
+    after: Annotated[
+        int, typer.Option("--after", min=0, metavar="N", help="Leave out the first parts, this many.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare how well two jobs predicted the same events, with a paired test over passes; reads their logs only."""
+    """Compare how well two jobs predicted the same events, with a paired test over passes. Reads their logs only.
+
+    Example: headrace compare job.toml other.toml
+    """
+    from headrace.service.history import paired_test
+
     ours, theirs = (load_run(job, []).store / "log" for job in (first, second))
     found = paired_test.compare_jobs(ours, theirs, after)
     if as_json:

@@ -4,32 +4,34 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.errors import HeadraceError, SpecError
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
-from headrace.service.exports.model_import import ImportRequest, import_into
-from headrace.service.inspect import comparison, facts, model_state
-from headrace.service.monitor.lines import count
-from headrace.service.spec.job import LoadedJob, load_job
-from headrace.trainer.control.model_states import at_time, at_version, open_export
-from headrace.trainer.control.model_states import materialize as write_export
+from headrace.service.cli.panels import Panel
 
-looking = typer.Typer()
+if TYPE_CHECKING:
+    from headrace.service.spec.job import LoadedJob
+
+app = typer.Typer()
 
 OfJob = Annotated[Path | None, typer.Option("--job", metavar="JOB.TOML", help="The names are commits of this job.")]
-Top = Annotated[int, typer.Option("--top", min=0, help="How many of the rows that moved farthest to name.")]
+Top = Annotated[
+    int, typer.Option("--top", min=0, metavar="N", help="How many of the rows that moved farthest to name.")
+]
 Address = Annotated[str, typer.Argument(metavar="EXPORT", help="Its folder or s3:// address.", show_default=False)]
 
 
-def _job(path: Path | None, overrides: list[str]) -> LoadedJob | None:
+def _job(path: Path | None, overrides: list[str]) -> "LoadedJob | None":
+    from headrace.service.spec.job import load_job
+
     return None if path is None else load_job(path, overrides)
 
 
-@looking.command()
+@app.command(rich_help_panel=Panel.LOOK)
 def inspect(
     name: Annotated[str, typer.Argument(help="An export's address, or a commit.", show_default=False)],
     job: OfJob = None,
@@ -37,12 +39,17 @@ def inspect(
     top: Top = 10,
     as_json: Json = False,
 ) -> None:
-    """Print what an export or a commit contains, whether it is sound, what moved; exit code 1 if it is damaged."""
+    """Print what an export or a commit contains, whether it is sound, and what moved. Exit code 1 if it is damaged.
+
+    Example: headrace inspect runs/clicks/exports/serving
+    """
+    from headrace.service.inspect import facts
+
     if not facts.inspect(_job(job, overrides), name, top, as_json=as_json):
         raise typer.Exit(1)
 
 
-@looking.command()
+@app.command(rich_help_panel=Panel.LOOK)
 def diff(
     old: Annotated[str, typer.Argument(help="An export's address, or a commit.", show_default=False)],
     new: Annotated[str, typer.Argument(help="Another export or commit.", show_default=False)],
@@ -51,7 +58,12 @@ def diff(
     top: Top = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare the whole models of two exports or commits; exit code 0: equal, 1: different, 2: an error."""
+    """Compare the whole models of two exports or commits. Exit code 0: equal, 1: different, 2: an error.
+
+    Example: headrace diff 16 17 --job job.toml
+    """
+    from headrace.service.inspect import comparison, model_state
+
     try:
         with model_state.ModelSource(_job(job, overrides)).states(old, new) as (before, after):
             found = comparison.compare(before, after, top)
@@ -66,14 +78,23 @@ def diff(
     raise typer.Exit(int(found.differs))
 
 
-@looking.command()
+@app.command(rich_help_panel=Panel.SERVE)
 def materialize(
     export: Address,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write the base; created.")],
     to: Annotated[int | None, typer.Option("--to", metavar="VERSION", help="Up to this version.")] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Up to this event time, ISO 8601.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Merge a base and its deltas into one base."""
+    """Merge a base and its deltas into one base.
+
+    Example: headrace materialize s3://models/clicks --out merged
+    """
+    from headrace.service.inspect import model_state
+    from headrace.service.monitor.lines import count
+    from headrace.trainer.control.model_states import at_time, at_version, open_export
+    from headrace.trainer.control.model_states import materialize as write_export
+
     if to is not None and at is not None:
         raise SpecError("give --to or --at, not both")
     with model_state.export_folder() as folder:
@@ -84,7 +105,12 @@ def materialize(
             last = at_time(last, seconds_of(at))
         manifest = write_export(last, out.absolute())
     rows = sum(int(table["rows"]) for table in manifest["tables"].values())
-    print_printable(f"{out}: {manifest['name']}, {count(rows)} rows, {manifest['why']}")
+    if as_json:
+        print(
+            json.dumps({"folder": str(out), "name": manifest["name"], "rows": rows, "why": manifest["why"]}, indent=2)
+        )
+    else:
+        print_printable(f"{out}: {manifest['name']}, {count(rows)} rows, {manifest['why']}")
 
 
 def seconds_of(text: str) -> float:
@@ -96,7 +122,7 @@ def seconds_of(text: str) -> float:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-@looking.command("import")
+@app.command("import", rich_help_panel=Panel.OPERATE)
 def import_(
     job: SpecFile,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="An export, Paddle's text, or Parquet.")],
@@ -108,6 +134,12 @@ def import_(
     dense: Annotated[str, typer.Option("--dense", metavar="GLOB", help="Dense tensors to load, as in 'mlp.*'.")] = "*",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
-    """Give a job with an empty store the rows and dense tensors of another model."""
+    """Give a job with an empty store the rows and dense tensors of another model.
+
+    Example: headrace import job.toml s3://models/clicks --dry-run
+    """
+    from headrace.service.exports.model_import import ImportRequest, import_into
+    from headrace.service.spec.job import load_job
+
     chosen = tuple(filter(None, (name.strip() for name in tables.split(","))))
     import_into(load_job(job, overrides), ImportRequest(source, chosen, slots, dense, dry_run))

@@ -4,13 +4,13 @@ from typing import Annotated
 
 import typer
 
-from headrace.identity.authority import open_authority
-from headrace.identity.join_token import open_token, rotate_token
 from headrace.service.cli.arguments import Overrides, SpecFile
-from headrace.service.cluster.store import identity_folder
-from headrace.service.spec.job import load_job
+from headrace.service.cli.panels import Panel
+
+app = typer.Typer()
 
 
+@app.command(rich_help_panel=Panel.CLUSTER)
 def join_token(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006  # typer copies it
@@ -18,10 +18,18 @@ def join_token(
         bool, typer.Option("--rotate", help="Replace it: no further worker joins with the old one.")
     ] = False,
 ) -> None:
-    """Print the job's join token for `headrace worker`, on the machine of `headrace run`; made at the first call.
+    """Print the token with which workers of other machines join the job. Made at the first call.
 
-    Who has it may run workers of the job and read its rows: copy it to the machines of the workers, with mode 600.
+    Call it on the machine of `headrace run`. Whoever has the token may run workers of the job and read its rows: copy
+    it to the machines of the workers, with mode 600.
+
+    Example: headrace join-token job.toml > join_token
     """
+    from headrace.identity.authority import open_authority
+    from headrace.identity.join_token import open_token, rotate_token
+    from headrace.service.cluster.store import identity_folder
+    from headrace.service.spec.job import load_job
+
     loaded = load_job(job, overrides)
     folder = identity_folder(loaded.store)
     authority = open_authority(folder, loaded.spec.name)

@@ -7,36 +7,38 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headrace.config import validate
 from headrace.errors import SpecError
 from headrace.lifecycle import on_stop_signal
 from headrace.printable import print_printable
-from headrace.pserver.config import Wire
 from headrace.service.cli.arguments import Json, Overrides
+from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import Token, Url, remote_name, service_at
-from headrace.service.client import job_actions
-from headrace.service.monitor.lines import count, labelled
-from headrace.service.predict import slot_worth
-from headrace.service.predict.prediction import predict
-from headrace.service.predict.summary import summary_of_prediction
-from headrace.service.spec.job import LoadedJob, load_job
-from headrace.trainer.control.prediction_output import PredictionOutput
-from headrace.trainer.control.predictions import LIVE, PredictionRequest, error_at, with_absolute_paths
 
-predicting = typer.Typer()
+if TYPE_CHECKING:
+    from headrace.service.spec.job import LoadedJob
+
+app = typer.Typer()
+
+LIVE = "live"
+"""The version that `trainer.predict.config` calls so; here again, since its module loads slowly."""
+Wire = Literal["float32", "bfloat16", "int8"]
+"""The choices of pserver.config.Wire."""
 
 Job = Annotated[
     Path | None,
-    typer.Argument(metavar="[JOB.TOML]", help="The job spec; with --export also --spec.", show_default=False),
+    typer.Argument(metavar="JOB.TOML", help="The job file; with --export also --spec.", show_default=False),
 ]
 Spec = Annotated[
-    Path | None, typer.Option("--spec", help="The job file that says how events are parsed, where no job runs by it.")
+    Path | None,
+    typer.Option("--spec", metavar="FILE", help="Parse events as this job file says, for an export that no job made."),
 ]
-Input = Annotated[list[str], typer.Option("--input", metavar="FILE", help="Files of events, or globs; again for more.")]
+Input = Annotated[
+    list[str], typer.Option("--input", metavar="FILE", help="Files of events, or globs. Repeat it for more.")
+]
 Topic = Annotated[
     str | None,
     typer.Option(
@@ -52,51 +54,67 @@ VersionOf = Annotated[
 Export = Annotated[
     str | None, typer.Option("--export", metavar="DIR", help="The export to predict with; or its address.")
 ]
-Trainers = Annotated[int, typer.Option("--trainers", min=1, max=64, help="Processes that predict.")]
+Trainers = Annotated[int, typer.Option("--trainers", min=1, max=64, metavar="N", help="Processes that predict.")]
 Shards = Annotated[
     int | None,
-    typer.Option("--shards", min=0, max=64, help="Processes that hold the rows; 0: in the one trainer, as by default."),
+    typer.Option(
+        "--shards", min=0, max=64, metavar="N", help="Processes that hold the rows; 0, the default: in the one trainer."
+    ),
 ]
 Share = Annotated[
     float | None,
-    typer.Option("--share", min=0.01, max=1, help="Of the cores; unless given, half while the job trains, else all."),
+    typer.Option(
+        "--share",
+        min=0.01,
+        max=1,
+        metavar="PART",
+        help="Part of the cores to use. Default: half while the job trains, else all.",
+    ),
 ]
 WireOf = Annotated[
     Wire, typer.Option("--wire", help="How rows travel from the processes that hold them; fewer bits round them.")
 ]
 
 
-@predicting.command("predict")
+@app.command("predict", rich_help_panel=Panel.SERVE)
 def predict_(
     job: Job = None,
     input_: Input = [],  # noqa: B006  # typer copies it
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the Parquet goes.")] = ...,  # type: ignore[assignment]
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder for the Parquet.")] = ...,  # type: ignore[assignment]
     version: VersionOf = LIVE,
     export: Export = None,
     spec: Spec = None,
     topic: Topic = None,
     columns: Annotated[
-        str, typer.Option("--columns", metavar="A,B", help='Slots that are handed through, and "event_time".')
+        str, typer.Option("--columns", metavar="A,B", help='Slots to copy to the output, or "event_time".')
     ] = "",
     outputs: Annotated[
-        str, typer.Option("--outputs", metavar="A,B", help="Tensors of the model; the predictions unless given.")
+        str, typer.Option("--outputs", metavar="A,B", help="Tensors of the model to write. Default: the predictions.")
     ] = "",
     trainers: Trainers = 1,
     shards: Shards = None,
     share: Share = None,
-    wire: WireOf = Wire.FLOAT32,
+    wire: WireOf = "float32",
     segment_events: Annotated[
-        int, typer.Option("--segment-events", min=1, help="Events of one output file: what a kill may lose.")
+        int,
+        typer.Option("--segment-events", min=1, metavar="N", help="Events of one output file: what a kill may lose."),
     ] = 20_000,
     overrides: Overrides = [],  # noqa: B006
     url: Url = None,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Predict events with the rows of one version, as inference reads them; a rerun goes on where it was killed.
+    """Predict events with one version of the model, and write Parquet. A killed prediction continues when run again.
 
     With a job's name at a service, files and folders are the service's.
+
+    Example: headrace predict job.toml --input "day-8/*.gz" --output predictions
     """
+    from headrace.service.client import job_actions
+    from headrace.service.monitor.lines import count
+    from headrace.service.predict.summary import summary_of_prediction
+    from headrace.trainer.control.prediction_output import PredictionOutput
+
     remote = None if job is None else remote_name(job, url)
     local_input = input_of(input_, topic)
     request = {
@@ -120,7 +138,7 @@ def predict_(
         print_printable(line)
 
 
-@predicting.command()
+@app.command(rich_help_panel=Panel.SERVE)
 def evaluate(
     job: Job = None,
     input_: Input = [],  # noqa: B006
@@ -131,10 +149,12 @@ def evaluate(
     trainers: Trainers = 1,
     shards: Shards = None,
     share: Share = None,
-    wire: WireOf = Wire.FLOAT32,
+    wire: WireOf = "float32",
     shuffle: Annotated[
         list[str],
-        typer.Option("--shuffle", metavar="SLOT", help="Give the model other samples' values; again for more."),
+        typer.Option(
+            "--shuffle", metavar="SLOT", help="Give the model other samples' values of a slot. Repeat it for more."
+        ),
     ] = [],  # noqa: B006
     worth: Annotated[
         bool, typer.Option("--worth", help="Shuffle each slot in turn, and print what the metrics lose by it.")
@@ -142,7 +162,14 @@ def evaluate(
     overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Measure one version on a holdout, and print the metrics only."""
+    """Measure one version of the model on events that it has not learned, and print the metrics only.
+
+    Example: headrace evaluate job.toml --input "day-8/*.gz"
+    """
+    from headrace.service.predict import slot_worth
+    from headrace.service.predict.summary import summary_of_prediction
+    from headrace.trainer.control.prediction_output import PredictionOutput
+
     loaded = _job_of(job, spec, overrides)
     request = {"input": input_of(input_, topic), **_common(version, export, trainers, shards, share, wire)}
 
@@ -169,10 +196,12 @@ def _common(
 ) -> dict[str, Any]:
     if export is not None and version != LIVE:
         raise SpecError("give --version or --export, not both")
-    return {"version": export or version, "trainers": trainers, "shards": shards, "share": share, "wire": wire.value}
+    return {"version": export or version, "trainers": trainers, "shards": shards, "share": share, "wire": wire}
 
 
-def _job_of(job: Path | None, spec: Path | None, overrides: Sequence[str]) -> LoadedJob:
+def _job_of(job: Path | None, spec: Path | None, overrides: Sequence[str]) -> "LoadedJob":
+    from headrace.service.spec.job import load_job
+
     if (job is None) == (spec is None):
         raise SpecError(
             "give the job file; with --export it may be --spec: an export does not say how events are parsed, nor of "
@@ -210,7 +239,11 @@ def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
     return {"kafka": {"topic": name, **({"ranges": ranges} if colon else {})}}
 
 
-def _run(job: LoadedJob, raw: dict[str, Any]) -> dict[str, Any]:
+def _run(job: "LoadedJob", raw: dict[str, Any]) -> dict[str, Any]:
+    from headrace.config import validate
+    from headrace.service.predict.prediction import predict
+    from headrace.trainer.control.predictions import PredictionRequest, with_absolute_paths
+
     request = with_absolute_paths(validate(PredictionRequest, raw), Path.cwd())
     with _cancelled_by_signal() as cancelled, _as_option():
         return predict(job, request, _print_progress, cancelled, on_line=_print_line)
@@ -223,6 +256,8 @@ def _as_option() -> Iterator[None]:
         yield
     except SpecError as error:
         if error.path.startswith("input.paths"):
+            from headrace.trainer.control.predictions import error_at
+
             raise error_at(error, "--input") from None
         raise
 
@@ -240,4 +275,6 @@ def _print_progress(_share: float | None, text: str) -> None:
 
 
 def _print_line(worker: str, text: str) -> None:
+    from headrace.service.monitor.lines import labelled
+
     print_printable(labelled(worker, text), file=sys.stderr, flush=True)

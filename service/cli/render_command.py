@@ -7,10 +7,12 @@ import typer
 
 from headrace.errors import SpecError, Unwritable
 from headrace.service.cli.arguments import Overrides, SpecFile
+from headrace.service.cli.panels import Panel, PanelledGroup
 from headrace.service.kubernetes.config import IMAGE, ManifestSettings
-from headrace.service.kubernetes.manifests import render_job
 
-render = typer.Typer(no_args_is_help=True, help="Write what an orchestrator needs to run a job.")
+app = typer.Typer()
+render = typer.Typer(cls=PanelledGroup, no_args_is_help=True, help="Write what an orchestrator needs to run a job.")
+app.add_typer(render, name="render", rich_help_panel=Panel.CLUSTER)
 
 
 @render.callback()
@@ -31,7 +33,7 @@ def kubernetes(
     environment_secret: Annotated[
         str, typer.Option(metavar="NAME", help="Secret whose keys become variables; default: JOB-environment.")
     ] = "",
-    replicas: Annotated[int, typer.Option(min=0, max=1000, help="Pods that serve predictions.")] = 0,
+    replicas: Annotated[int, typer.Option(min=0, max=1000, metavar="N", help="Pods that serve predictions.")] = 0,
     metrics_from: Annotated[
         str | None, typer.Option(metavar="NAME", help="Namespace of Prometheus, which may read the job's figures.")
     ] = None,
@@ -45,7 +47,11 @@ def kubernetes(
     """Print Kubernetes manifests for a job whose `cluster.launcher` is "external".
 
     Secrets are named in them, never shown. Nothing is sent to a cluster: `kubectl apply` does it.
+
+    Example: headrace render kubernetes job.toml --namespace ads --out manifests
     """
+    from headrace.service.kubernetes.manifests import render_job
+
     settings = ManifestSettings(
         image=image,
         namespace=namespace,

@@ -5,19 +5,28 @@ from typing import Annotated
 
 import typer
 
-from headrace import logs
-from headrace.config import validate
-from headrace.trainer.control.replicas import ReplicaConfig, serve
+from headrace.service.cli.panels import Panel
+
+app = typer.Typer()
+
+Exports = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|URI",
+        help="Follow a stream of exports: the folder of current.json. With a live feed: while too slow for it.",
+    ),
+]
+FeedToken = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="File with the token for the service in --feed, or with the join token for --join."
+    ),
+]
 
 
+@app.command(rich_help_panel=Panel.SERVE)
 def replica(
-    exports: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|URI",
-            help="Follow a stream of exports: the folder of current.json. With a live feed: while too slow for it.",
-        ),
-    ] = None,
+    exports: Exports = None,
     feed: Annotated[
         str | None, typer.Option(metavar="URL", help="Follow the live feed of a service's job, http://.../v1/jobs/JOB.")
     ] = None,
@@ -41,22 +50,26 @@ def replica(
     anyone: Annotated[
         bool, typer.Option("--anyone", help="Listen on another address than loopback without a token.")
     ] = False,
-    feed_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File with the token for the service in --feed, or with the join token for --join."
-        ),
-    ] = None,
+    feed_token_file: FeedToken = None,
     address_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File that gets host:port once the replica listens.")
     ] = None,
-    keep: Annotated[int, typer.Option(min=0, help="Most older versions to keep for a rollback.")] = 100,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Most older versions to keep for a rollback.")] = 100,
     keep_memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory for them.")] = "1GiB",
-    max_batch: Annotated[int, typer.Option(min=1, help="Most samples of one request.")] = 4096,
+    max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Most samples of one request.")] = 4096,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="The longest request.")] = "8MiB",
-    max_requests: Annotated[int, typer.Option(min=1, help="Most requests at a time; further ones get 503.")] = 256,
+    max_requests: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Most requests at a time; further ones get 503.")
+    ] = 256,
 ) -> None:
-    """Serve predictions over the Open Inference Protocol, from exports or a live feed, until Ctrl-C."""
+    """Serve predictions over the Open Inference Protocol, from exports or a live feed, until Ctrl-C.
+
+    Example: headrace replica --exports runs/clicks/exports/serving
+    """
+    from headrace import logs
+    from headrace.config import validate
+    from headrace.trainer.control.replicas import ReplicaConfig, serve
+
     options = {
         "exports": exports,
         "feed": feed,

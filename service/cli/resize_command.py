@@ -1,18 +1,23 @@
 """`headrace resize`: a running job goes on with other numbers of workers."""
 
+import json
 from typing import Annotated
 
 import typer
 
 from headrace.deadline import Deadline
-from headrace.service.cli.arguments import Overrides
+from headrace.service.cli.arguments import Json, Overrides
 from headrace.service.cli.history_commands import load_run
+from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
-from headrace.service.client import job_actions
-from headrace.service.cluster.resize import MOVE_S
-from headrace.service.cluster.resize import resize as resize_job
+
+app = typer.Typer()
+
+MOVE_S = 900.0
+"""As service.cluster.resize has it."""
 
 
+@app.command(rich_help_panel=Panel.OPERATE)
 def resize(
     job: JobOrFile,
     shards: Annotated[
@@ -24,15 +29,25 @@ def resize(
     timeout: Wait = MOVE_S,
     url: Url = None,
     token: Token = None,
+    as_json: Json = False,
 ) -> None:
-    """Have a running job go on with other numbers of shards and trainers; return once these train.
+    """Change the number of shards and trainers of a running job. Waits until the new workers train.
 
     The numbers override the job file, also after a restart, until the job file changes the same key.
+
+    Example: headrace resize job.toml --shards 4 --trainers 2
     """
     if (name := remote_name(job, url)) is not None:
+        from headrace.service.client import job_actions
+
         with service_at(url, token) as client:
             found = job_actions.resize(client, name, shards, trainers, Deadline.after(timeout))
     else:
+        from headrace.service.cluster.resize import resize as resize_job
+
         store = load_run(job, overrides).store
         found = resize_job(store, shards, trainers, Deadline.after(timeout)).message()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
     print(f"shards {found['shards'] or 'embedded'}, trainers {found['trainers']}, after version {found['version']}")

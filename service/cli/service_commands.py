@@ -11,40 +11,51 @@ from typing import Annotated
 import typer
 
 from headrace import documents
-from headrace.config import load_toml
 from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli import service_output
 from headrace.service.cli.arguments import Json, Overrides
+from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import JobName, Token, Url, service_at
 from headrace.service.client.paths import path_of
 
-remote = typer.Typer()
+app = typer.Typer()
 
 
-@remote.command()
+@app.command(rich_help_panel=Panel.SERVICE)
 def submit(
-    job: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The job spec, here.", show_default=False)],
+    job: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="The job file, on this machine.", show_default=False)],
     overrides: Overrides = [],  # noqa: B006  # typer copies it
-    name: Annotated[str | None, typer.Option("--name", help="Overrides the name in the spec.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Override the name in the job file.")
+    ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="DIR", help="Folder at the service for the spec's relative paths."),
+        typer.Option("--base", metavar="DIR", help="Folder at the service for relative paths of the job file."),
     ] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Do not start until `resume`.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Do not start it until `headrace resume`.")] = False,
     url: Url = None,
     token: Token = None,
+    as_json: Json = False,
 ) -> None:
-    """Have a service run a job; print the job's name."""
+    """Hand a job to a service, which runs it. Prints the job's name.
+
+    Example: headrace submit job.toml --url https://train.example:8080
+    """
+    from headrace.config import load_toml
+
     body = {"spec": _plain(load_toml(job, overrides)), "name": name, "base": base, "start": not hold}
     with service_at(url, token) as client:
         made = client.post("/v1/jobs", {key: value for key, value in body.items() if value is not None})
-    print(made["name"])
+    print(json.dumps(made, indent=2) if as_json else made["name"])
 
 
-@remote.command("ls")
+@app.command("ls", rich_help_panel=Panel.SERVICE)
 def list_(url: Url = None, token: Token = None, as_json: Json = False) -> None:
-    """Print a service's jobs and their phases."""
+    """List the jobs of a service, with their phases.
+
+    Example: headrace ls --url https://train.example:8080
+    """
     with service_at(url, token) as client:
         jobs = list(client.items("/v1/jobs"))
     if as_json:
@@ -54,9 +65,12 @@ def list_(url: Url = None, token: Token = None, as_json: Json = False) -> None:
             print_printable(line)
 
 
-@remote.command()
+@app.command(rich_help_panel=Panel.SERVICE)
 def status(job: JobName, url: Url = None, token: Token = None, as_json: Json = False) -> None:
-    """Print a job's phase, figures and alarms."""
+    """Print a job's phase, figures and alarms.
+
+    Example: headrace status clicks --url https://train.example:8080
+    """
     with service_at(url, token) as client:
         found = client.get(path_of("jobs", job))
     if as_json:
@@ -65,62 +79,73 @@ def status(job: JobName, url: Url = None, token: Token = None, as_json: Json = F
         print_printable(*service_output.status_lines(found), sep="\n")
 
 
-@remote.command()
-def watch(job: JobName, url: Url = None, token: Token = None) -> None:
-    """Print a job's progress until the job ends; exit code 1 if it failed."""
+@app.command(rich_help_panel=Panel.SERVICE)
+def watch(job: JobName, url: Url = None, token: Token = None, as_json: Json = False) -> None:
+    """Print a job's progress until the job ends. Exit code 1 if it failed. With --json an object a line.
+
+    Example: headrace watch clicks --url https://train.example:8080
+    """
     with service_at(url, token) as client:
-        for line in service_output.progress_lines(client, job):
+        for line in service_output.progress_lines(client, job, as_json=as_json):
             print_printable(line, flush=True)
         phase = client.get(path_of("jobs", job))["phase"]
     raise typer.Exit(1 if phase in ("failed", "broken") else 0)
 
 
-@remote.command()
+@app.command(rich_help_panel=Panel.SERVICE)
 def logs(
     job: JobName,
     worker: Annotated[
         str | None, typer.Option("--worker", metavar="NAME", help='Only lines of this worker, as in "trainer-0".')
     ] = None,
     last: Annotated[
-        int, typer.Option("--last", min=1, max=service_output.PAGE, help="Print the newest lines, this many.")
+        int,
+        typer.Option("--last", min=1, max=service_output.PAGE, metavar="N", help="Print the newest lines, this many."),
     ] = 50,
-    everything: Annotated[bool, typer.Option("--all", help="Print all lines that are kept.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print all lines that the service keeps.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more lines, until Ctrl-C.")] = False,
     url: Url = None,
     token: Token = None,
+    as_json: Json = False,
 ) -> None:
-    """Print the output of a job's processes."""
+    """Print the output of a job's processes. With --json an object a line.
+
+    Example: headrace logs clicks --worker trainer-0 --follow
+    """
     with service_at(url, token) as client:
         for line in service_output.output_lines(client, job, worker, None if everything else last, follow=follow):
-            print_printable(line, flush=follow)
+            print_printable(json.dumps(line) if as_json else f"{line['worker']}: {line['text']}", flush=follow)
 
 
 def _action(name: str, description: str) -> None:
-    def act(job: JobName, url: Url = None, token: Token = None) -> None:
+    def act(job: JobName, url: Url = None, token: Token = None, as_json: Json = False) -> None:
         with service_at(url, token) as client:
             done = client.post(path_of("jobs", job, name))
-        print_printable(service_output.phase_line(done))
+        print_printable(json.dumps(done, indent=2) if as_json else service_output.phase_line(done))
 
-    act.__doc__ = description
-    remote.command(name)(act)
+    example = f"Example: headrace {name} clicks --url https://train.example:8080"
+    app.command(name, rich_help_panel=Panel.SERVICE, help=f"{description}\n\n{example}")(act)
 
 
-_action("pause", "Have a service's job start no new pass; its workers keep running.")
-_action("resume", "Have a service's job continue; a job that has ended starts again where it stopped.")
-_action("drain", "Have a service's job finish its pass, commit, complete its exports and end.")
+_action("pause", "Stop a service's job from starting new passes; its workers keep running.")
+_action("resume", "Continue a service's job; a job that has ended starts again where it stopped.")
+_action("drain", "End a service's job in order: it finishes its pass, commits and completes its exports.")
 _action("stop", "Like drain, but a job that takes long to end is killed.")
 _action("restart", "Stop a service's job, then start it again where it stopped.")
 
 
-@remote.command()
+@app.command(rich_help_panel=Panel.SERVICE)
 def delete(
     job: JobName,
-    keep_store: Annotated[bool, typer.Option("--keep-store", help="Keep its store on the disk.")] = False,
+    keep_store: Annotated[bool, typer.Option("--keep-store", help="Keep the job's store on the disk.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Delete a job that does not run from a service, with its folder and store."""
+    """Delete a job that does not run from a service, with its folder and store.
+
+    Example: headrace delete clicks --keep-store
+    """
     if not yes:
         extent = "" if keep_store else ", with all that it has learned"
         typer.confirm(f"Delete the job {job!r}{extent}?", abort=True)

@@ -1,5 +1,6 @@
 """A service's answers about its jobs, as lines of text."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -61,25 +62,31 @@ def table_lines(tables: Sequence[Json]) -> list[str]:
     return lines
 
 
-def progress_lines(client: "ServiceClient", job: str) -> Iterator[str]:
-    """A line of progress for each event of the stream, until the job ends."""
+def progress_lines(client: "ServiceClient", job: str, *, as_json: bool = False) -> Iterator[str]:
+    """A line of progress for each event of the stream, until the job ends; as JSON, what the event has."""
     for name, data in client.events(path_of("jobs", job, "metrics", "stream")):
-        if name == "figures":
-            yield progress_line(as_status(data))
-        elif name == "end":
-            yield f"{job}: {data['phase']}"
+        if name not in ("figures", "end"):
+            continue
+        if as_json:
+            yield json.dumps(data)
+        else:
+            yield progress_line(as_status(data)) if name == "figures" else f"{job}: {data['phase']}"
+        if name == "end":
             return
 
 
 def output_lines(
     client: "ServiceClient", job: str, worker: str | None, last: int | None, *, follow: bool
-) -> Iterator[str]:
-    """The output of a job's processes: the `last` lines, or all that are kept; with `follow` also new lines."""
+) -> Iterator[dict[str, str]]:
+    """The output of a job's processes by line: the `last`, or all that are kept; with `follow` also new ones.
+
+    Each has its `worker` and its `text`.
+    """
     path, newest = path_of("jobs", job, "output"), "true" if last is not None else None
     page = client.get(path, worker=worker, limit=last or PAGE, last=newest)
     while True:
         for line in page["items"]:
-            yield f"{line['worker']}: {line['text']}"
+            yield {"worker": line["worker"], "text": line["text"]}
         if not page["items"]:
             if not follow:
                 return

@@ -1,4 +1,4 @@
-"""`headrace size`: tells memory, disk, wire and cores of a job for so many events and ids, from a measured sample."""
+"""`headrace size`: estimates memory, disk, network and cores of a job for a daily number of events."""
 
 import json
 import sys
@@ -8,28 +8,34 @@ import typer
 
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
-from headrace.service.jobs.preflight import check_run
-from headrace.service.sizing.job_size import Demand, size_job
-from headrace.service.sizing.size_text import MAX_SAMPLE, format_size, size_message
-from headrace.service.sizing.stream_facts import read_stream_facts
-from headrace.service.sizing.training_facts import alone, measure_training
-from headrace.service.spec.job import load_job
+from headrace.service.cli.panels import Panel
+
+app = typer.Typer()
 
 GIB = 1 << 30
+MAX_SAMPLE = 10_000_000
+"""As service.sizing.size_text has it."""
 
 Events = Annotated[
-    float, typer.Option("--events", min=1, max=1e15, help="Events a day, as in 2e9.", show_default=False)
+    float, typer.Option("--events", min=1, max=1e15, metavar="N", help="Events a day, as in 2e9.", show_default=False)
 ]
 Ids = Annotated[
     float | None,
-    typer.Option("--ids", min=1, max=1e15, help="Rows of all tables; default: as the sample's ids grow."),
+    typer.Option("--ids", min=1, max=1e15, metavar="N", help="Rows of all tables. Default: as the sample's ids grow."),
 ]
-Days = Annotated[float, typer.Option("--days", min=1, max=36_500, help="Days after which the size is told.")]
-Sample = Annotated[int, typer.Option("--sample", min=1_000, max=MAX_SAMPLE, help="Events that are measured.")]
-Memory = Annotated[float, typer.Option("--shard-memory", min=1, max=65_536, help="GiB that a shard may have.")]
-Peak = Annotated[float, typer.Option("--peak", min=1, max=100, help="The busiest hour's rate over the average.")]
+Days = Annotated[
+    float, typer.Option("--days", min=1, max=36_500, metavar="N", help="Estimate the size after this many days.")
+]
+Sample = Annotated[int, typer.Option("--sample", min=1_000, max=MAX_SAMPLE, metavar="N", help="Events to measure.")]
+Memory = Annotated[
+    float, typer.Option("--shard-memory", min=1, max=65_536, metavar="GIB", help="Memory of a shard, in GiB.")
+]
+Peak = Annotated[
+    float, typer.Option("--peak", min=1, max=100, metavar="RATIO", help="Rate of the busiest hour over the average.")
+]
 
 
+@app.command(rich_help_panel=Panel.TRAIN)
 def size(
     job: SpecFile,
     events: Events,
@@ -41,11 +47,20 @@ def size(
     overrides: Overrides = [],  # noqa: B006  # typer copies it
     as_json: Json = False,
 ) -> None:
-    """Measure a sample of a job's stream, and tell what so many events a day need: memory, disk, network, cores.
+    """Estimate memory, disk, network and cores for a daily number of events, from a measured sample.
 
     It reads the first events of the stream through the pipe, trains them with one trainer and one shard in a store
     beside the job's, and removes that store.
+
+    Example: headrace size job.toml --events 2e9 --days 30
     """
+    from headrace.service.jobs.preflight import check_run
+    from headrace.service.sizing.job_size import Demand, size_job
+    from headrace.service.sizing.size_text import format_size, size_message
+    from headrace.service.sizing.stream_facts import read_stream_facts
+    from headrace.service.sizing.training_facts import alone, measure_training
+    from headrace.service.spec.job import load_job
+
     loaded = alone(load_job(job, overrides))
     check_run(loaded, fresh=True)
     print_printable(f"reading up to {sample:,} events through the pipe ...", file=sys.stderr)

@@ -10,23 +10,16 @@ import typer
 from headrace.errors import SpecError, Unwritable
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
+from headrace.service.cli.panels import Panel, PanelledGroup
 from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from headrace.service.cluster.store_defaults import numbered_by, with_defaults_alone, with_store_defaults
-from headrace.service.jobs.preflight import check_job
-from headrace.service.jobs.spec_difference import (
-    carried_over,
-    changes_between,
-    format_carried,
-    format_changes,
+
+app = typer.Typer()
+spec = typer.Typer(
+    cls=PanelledGroup, no_args_is_help=True, help="Check a job file; compare two; print the schema; propose one."
 )
-from headrace.service.proposals.event_sample import EventSample
-from headrace.service.proposals.inference import infer_job
-from headrace.service.spec.job import Job, job_of, load_job
-from headrace.trainer.control.spec_changes import ChangeClass
+app.add_typer(spec, name="spec", rich_help_panel=Panel.TRAIN)
 
-spec = typer.Typer(no_args_is_help=True, help="Check a job spec; compare two; print the schema; propose one.")
-
-New = Annotated[Path, typer.Argument(metavar="NEW.TOML", help="The changed job spec.", show_default=False)]
+New = Annotated[Path, typer.Argument(metavar="NEW.TOML", help="The changed job file.", show_default=False)]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Show what the store of NEW.TOML would carry over: rows, weights, shapes."),
@@ -34,11 +27,24 @@ DryRun = Annotated[
 
 
 @spec.command()
-def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
-    """Check whether the job could start here, and print what is wrong if not."""
+def check(job: SpecFile, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
+    """Check whether the job could start on this machine. Prints what is wrong, with its key.
+
+    Exit code 2 if something is wrong.
+
+    Example: headrace spec check job.toml
+    """
+    from headrace.service.jobs.preflight import check_job
+    from headrace.service.spec.job import load_job
+
     loaded = load_job(job, overrides)
     missing = check_job(loaded)
     cluster = loaded.spec.cluster
+    if as_json:
+        sizes = {"trainers": cluster.trainers, "shards": cluster.num_shards}
+        facts = {"job": loaded.spec.name, **sizes, "store": str(loaded.store), "missing_data": missing}
+        print(json.dumps(facts, indent=2))
+        return
     print(f"{job} is valid")
     print(f"job {loaded.spec.name}; trainers {cluster.trainers}; shards {cluster.num_shards or 'embedded'}")
     print(f"store {loaded.store}")
@@ -48,7 +54,12 @@ def check(job: SpecFile, overrides: Overrides = []) -> None:  # noqa: B006
 
 @spec.command()
 def schema() -> None:
-    """Print the JSON Schema of job specs."""
+    """Print the JSON Schema of job files.
+
+    Example: headrace spec schema > job.schema.json
+    """
+    from headrace.service.spec.job import Job
+
     print(json.dumps(Job.model_json_schema(), indent=2))
 
 
@@ -65,7 +76,14 @@ def diff(
 
     JOB is the old job file; or with --url the name of a job, for what runs there. Exit code 1 where a new model is
     needed.
+
+    Example: headrace spec diff job.toml new.toml --dry-run
     """
+    from headrace.service.cluster.store_defaults import numbered_by, with_defaults_alone, with_store_defaults
+    from headrace.service.jobs.spec_difference import carried_over, changes_between, format_carried, format_changes
+    from headrace.service.spec.job import job_of, load_job
+    from headrace.trainer.control.spec_changes import ChangeClass
+
     after = with_defaults_alone(load_job(new))
     if (name := remote_name(old, url)) is not None:
         with service_at(url, token) as client:
@@ -91,14 +109,19 @@ def infer(
         typer.Argument(metavar="EVENTS.JSONL", help="JSON objects, one a line; plain or gzip.", show_default=False),
     ],
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1_000_000, help="Number of lines that are read.")
+        int, typer.Option("--limit", min=1, max=1_000_000, metavar="N", help="Number of lines to read.")
     ] = 10_000,
     out: Annotated[Path | None, typer.Option("--out", metavar="JOB.TOML", help="A new file; default: stdout.")] = None,
 ) -> None:
-    """Propose a job spec for events: its slots, label and time, with what was seen of each field.
+    """Propose a job file for events: its slots, label and time, with what was seen of each field.
 
     The proposal has pipe.kind = "columns", so that no program is needed. It is a guess, for a person to check.
+
+    Example: headrace spec infer events.jsonl --out job.toml
     """
+    from headrace.service.proposals.event_sample import EventSample
+    from headrace.service.proposals.inference import infer_job
+
     sample = EventSample(events, limit)
     proposal = infer_job(sample, Path.cwd() if out is None else out.resolve().parent)
     if out is None:

@@ -2,36 +2,31 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from headrace.config import load_toml
-from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
 from headrace.printable import print_printable
 from headrace.service.cli.arguments import Json, SpecFile
-from headrace.service.spec.job import load_job
-from headrace.service.sweeps.sweep_runs import Sweep
-from headrace.service.sweeps.sweep_settings import (
-    SweepSetting,
-    ablations,
-    check_settings,
-    grid,
-    read_settings,
-    without_slices,
-)
-from headrace.service.sweeps.sweep_table import table_of
+from headrace.service.cli.panels import Panel
+
+if TYPE_CHECKING:
+    from headrace.service.sweeps.sweep_runs import SweepResult
+    from headrace.service.sweeps.sweep_settings import SweepSetting
+
+app = typer.Typer()
 
 Sets = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=A,B", help="Values of a key; again for a grid. One value belongs to all runs."),
+    typer.Option("--set", metavar="KEY=A,B", help="Values of a key. Repeat it for a grid; one value is for all runs."),
 ]
-Without = Annotated[list[str], typer.Option("--without", metavar="SLOT", help="Leave a slot out; again for more.")]
+Without = Annotated[list[str], typer.Option("--without", metavar="SLOT", help="Leave a slot out. Repeat it for more.")]
 
 
+@app.command(rich_help_panel=Panel.TRAIN)
 def sweep(
     job: SpecFile,
     sets: Sets = [],  # noqa: B006  # typer copies it
@@ -39,29 +34,31 @@ def sweep(
         Path | None, typer.Option("--settings", metavar="FILE", help="TOML with a table of keys for each setting.")
     ] = None,
     without: Without = [],  # noqa: B006
-    ablate: Annotated[bool, typer.Option("--ablate", help="One more run for each slot, without it.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Runs side by side, after the first.")] = 1,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Add a run for each slot, without that slot.")] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, max=64, metavar="N", help="Runs side by side, after the first.")
+    ] = 1,
     keep: Annotated[str, typer.Option("--keep", metavar="SIZE", help="Most bytes of samples kept on disk.")] = "8GiB",
-    after: Annotated[int, typer.Option("--after", min=0, help="Passes left out of the paired test, at first.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Emptied; default: runs/sweep.")] = None,
+    after: Annotated[
+        int, typer.Option("--after", min=0, metavar="N", help="Leave the first passes out of the paired test.")
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the runs; emptied. Default: runs/sweep.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run several settings of a job over the same events, and compare them in a table, with significance.
 
     The stream is read once: later runs take the samples of the first from disk.
+
+    Example: headrace sweep job.toml --set tables.default.dim=8,16 --jobs 2
     """
+    from headrace.service.sweeps.sweep_runs import Sweep
+    from headrace.service.sweeps.sweep_settings import check_settings
+
     if settings is not None and (sets or without or ablate):
         raise SpecError("--settings has all settings; leave out --set, --without and --ablate")
-    if settings is not None:
-        chosen = read_settings(settings)
-    else:
-        chosen = grid(sets, without)
-    chosen = _with_its_slices(job, chosen)
-    if ablate:
-        if len(chosen) > 1:
-            raise SpecError("--ablate leaves each slot out of one setting; give each key of --set one value")
-        schema = Schema.of(load_job(job, chosen[0].overrides).spec.slots)
-        chosen = _with_its_slices(job, ablations(chosen[0], schema))
+    chosen = _choose(job, sets, settings, without, ablate=ablate)
     check_settings(chosen)
     folder = out or job.resolve().parent / "runs" / "sweep"
     results = Sweep(job.resolve(), folder, chosen, keep=keep, after=after).run(
@@ -70,11 +67,39 @@ def sweep(
     if as_json:
         print(json.dumps([each.message() for each in results], indent=2))
         return
+    _print_table(results)
+
+
+def _choose(
+    job: Path, sets: list[str], settings: Path | None, without: list[str], *, ablate: bool
+) -> "list[SweepSetting]":
+    """The settings that the options name. Raises SpecError."""
+    from headrace.dataset.spec.schema import Schema
+    from headrace.service.spec.job import load_job
+    from headrace.service.sweeps.sweep_settings import ablations, grid, read_settings
+
+    chosen = _with_its_slices(job, grid(sets, without) if settings is None else read_settings(settings))
+    if not ablate:
+        return chosen
+    if len(chosen) > 1:
+        raise SpecError("--ablate leaves each slot out of one setting; give each key of --set one value")
+    schema = Schema.of(load_job(job, chosen[0].overrides).spec.slots)
+    return _with_its_slices(job, ablations(chosen[0], schema))
+
+
+def _print_table(results: "Sequence[SweepResult]") -> None:
+    from rich.console import Console
+
+    from headrace.service.sweeps.sweep_table import table_of
+
     Console(width=None if sys.stdout.isatty() else 160).print(table_of(results))
 
 
-def _with_its_slices(job: Path, chosen: list[SweepSetting]) -> list[SweepSetting]:
+def _with_its_slices(job: Path, chosen: "list[SweepSetting]") -> "list[SweepSetting]":
     """The settings without slices of metrics by slots that they leave out; says which."""
+    from headrace.config import load_toml
+    from headrace.service.sweeps.sweep_settings import without_slices
+
     found = []
     for each in chosen:
         metrics = load_toml(job, each.overrides).get("metrics") if each.without else None

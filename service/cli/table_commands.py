@@ -5,27 +5,23 @@ A command that changes rows waits until the change acts, at the close of a pass.
 """
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from headrace.config import parse_value
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.printable import print_printable
-from headrace.pserver.config import LAST_DAY, MAX_DAYS, MAX_FLOAT32
-from headrace.rpc.job_client import JobClient
-from headrace.service.cli import service_output
 from headrace.service.cli.arguments import Json, Overrides, SpecFile
 from headrace.service.cli.history_commands import load_run
-from headrace.service.cli.targets import JobOrFile, Token, Url, remote_name, service_at
-from headrace.service.client import job_actions
-from headrace.service.client.paths import path_of
-from headrace.service.tables import row, table_operations
+from headrace.service.cli.panels import Panel
+from headrace.service.cli.targets import JobOrFile, Token, Url, Wait, remote_name, service_at
 
-operating = typer.Typer()
+app = typer.Typer()
 
-Timeout = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Longest time to wait.")]
+LAST_DAY, MAX_DAYS = 32_767, 1_000_000
+"""As pserver.config has them."""
 Slot = Annotated[str, typer.Argument(help="A sparse slot.", show_default=False)]
 COUNTS_RESTART = (
     "where counters of another width are needed (thresholds below 256, 65,536, 2**32), the counts restart at 0, "
@@ -35,29 +31,39 @@ NONE = "none"
 """A value on the command line that removes a threshold."""
 
 
-@operating.command("set")
+@app.command("set", rich_help_panel=Panel.OPERATE)
 def set_(
     job: JobOrFile,
     values: Annotated[
         list[str], typer.Argument(metavar="KEY=VALUE...", help="As in tables.default.optimizer.lr=0.02.")
     ],
     overrides: Overrides = [],  # noqa: B006  # typer copies it
-    timeout: Timeout = 120.0,
+    timeout: Wait = 120.0,
     url: Url = None,
     token: Token = None,
+    as_json: Json = False,
 ) -> None:
     """Set learning rates, decays and thresholds of a running job; "none" removes a threshold.
 
     A setting overrides the job file, also after a restart, until the job file changes the same key.
+
+    Example: headrace set job.toml tables.default.optimizer.lr=0.02
     """
     keys = dict(_pair(text) for text in values)
     if (name := remote_name(job, url)) is not None:
+        from headrace.service.client import job_actions
+
         with service_at(url, token) as client:
             version = job_actions.set_keys(client, name, keys, Deadline.after(timeout))
     else:
+        from headrace.rpc.job_client import JobClient
+
         version = JobClient(load_run(job, overrides).store).carry_out(
             {"op": "set", "keys": keys}, Deadline.after(timeout)
         )
+    if as_json:
+        print(json.dumps({"keys": keys, "version": version}, indent=2))
+        return
     for key, value in keys.items():
         print(f"{key} = {NONE if value is None else value} acts from version {version} on{_counting_note(key)}")
 
@@ -69,6 +75,8 @@ def _counting_note(key: str) -> str:
 
 
 def _pair(text: str) -> tuple[str, object]:
+    from headrace.config import parse_value
+
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise SpecError(f"{text!r} is not of the form KEY=VALUE")
@@ -80,27 +88,35 @@ def _pair(text: str) -> tuple[str, object]:
     return key, meant
 
 
-@operating.command()
+@app.command(rich_help_panel=Panel.OPERATE)
 def shrink(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006
-    table: Annotated[str | None, typer.Option("--table", help="Only this table; default: all.")] = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="NAME", help="Only this table; default: all.")] = None,
     delete_below: Annotated[
-        float | None, typer.Option("--delete-below", min=0, metavar="SCORE", help="Replaces the spec's rule.")
+        float | None, typer.Option("--delete-below", min=0, metavar="SCORE", help="Replaces the rule of the job file.")
     ] = None,
     delete_after_days: Annotated[
         int | None,
-        typer.Option("--delete-after-days", min=0, max=MAX_DAYS, metavar="DAYS", help="Replaces the spec's rule."),
+        typer.Option(
+            "--delete-after-days", min=0, max=MAX_DAYS, metavar="DAYS", help="Replaces the rule of the job file."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count, by slot and reason.")] = False,
-    allow: Annotated[bool, typer.Option("--allow", help="Delete even more than max_shrink_fraction.")] = False,
-    timeout: Timeout = 120.0,
+    allow: Annotated[bool, typer.Option("--allow", help="Delete more than max_shrink_fraction allows.")] = False,
+    timeout: Wait = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Delete rows of a job's tables by their rule; exit code 1 if there are too many.
+    """Delete rows of a job's tables by their rule. Exit code 1 if there are too many.
 
-    For a job that does not run, rows are counted in its newest commit and deleted in the next run.
+    For a job that does not run, rows are counted in its newest commit and deleted in the next run. With --json an
+    object a line for each table.
+
+    Example: headrace shrink job.toml --dry-run
     """
+    from headrace.pserver.config import MAX_FLOAT32
+    from headrace.service.tables import table_operations
+
     if delete_below is not None and not delete_below <= MAX_FLOAT32:
         raise SpecError(f"is a score, at most {MAX_FLOAT32} (got {delete_below})", "--delete-below")
     loaded, deadline = load_run(job, overrides), Deadline.after(timeout)
@@ -109,18 +125,18 @@ def shrink(
     chosen = table_operations.choose_tables(table_operations.tables_with_rules(loaded, deadline), table, ruled=ruled)
     if not dry_run:
         for report in table_operations.shrink(loaded, chosen, {**rule, "allow": allow}, deadline):
-            print_printable(report)
+            print_printable(json.dumps(asdict(report)) if as_json else report)
         return
     for each in chosen:
         answer = table_operations.dry_run(loaded, each, rule, deadline)
         print_printable(json.dumps(answer) if as_json else "\n".join(table_operations.format_dry_run(answer)))
 
 
-@operating.command("tables")
+@app.command("tables", rich_help_panel=Panel.LOOK)
 def tables_(
     job: JobOrFile,
     overrides: Overrides = [],  # noqa: B006
-    timeout: Timeout = 60.0,
+    timeout: Wait = 60.0,
     url: Url = None,
     token: Token = None,
     as_json: Json = False,
@@ -128,12 +144,20 @@ def tables_(
     """Print a job's tables: rows, memory, and figures of each slot.
 
     If the job does not run, its newest commit is read.
+
+    Example: headrace tables job.toml
     """
+    from headrace.service.cli import service_output
+
     commit = None
     if (name := remote_name(job, url)) is not None:
+        from headrace.service.client.paths import path_of
+
         with service_at(url, token) as client:
             found = list(client.items(path_of("jobs", name, "tables")))
     else:
+        from headrace.service.tables import table_operations
+
         found, commit = table_operations.local_tables(load_run(job, overrides), Deadline.after(timeout))
     if as_json:
         print(json.dumps(found, indent=2))
@@ -144,20 +168,25 @@ def tables_(
         print_printable(line)
 
 
-@operating.command()
+@app.command(rich_help_panel=Panel.OPERATE)
 def forget(
     job: SpecFile,
     slot: Slot,
     value: Annotated[str, typer.Argument(help="A sign (feature id), or its text.", show_default=False)],
     overrides: Overrides = [],  # noqa: B006
-    timeout: Timeout = 120.0,
+    timeout: Wait = 120.0,
 ) -> None:
-    """Delete one value's row from a running job, and the dead letters that contain it; name the remaining copies."""
+    """Delete one value's row from a running job, and the dead letters that contain it. Names the remaining copies.
+
+    Example: headrace forget job.toml user 4711
+    """
+    from headrace.service.tables import row
+
     for line in row.forget(load_run(job, overrides), slot, value, Deadline.after(timeout)):
         print_printable(line)
 
 
-@operating.command("day-tick")
+@app.command("day-tick", rich_help_panel=Panel.OPERATE)
 def day_tick(
     job: SpecFile,
     overrides: Overrides = [],  # noqa: B006
@@ -165,25 +194,38 @@ def day_tick(
         int | None,
         typer.Option("--to", min=0, max=LAST_DAY, metavar="DAY", help="The day to begin."),
     ] = None,
-    timeout: Timeout = 120.0,
+    timeout: Wait = 120.0,
+    as_json: Json = False,
 ) -> None:
-    """Begin the next day of a running job whose events have no time."""
+    """Begin the next day of a running job whose events have no time.
+
+    Example: headrace day-tick job.toml
+    """
+    from headrace.service.tables import table_operations
+
     day, version = table_operations.begin_day(load_run(job, overrides).store, to, Deadline.after(timeout))
+    if as_json:
+        print(json.dumps({"day": day, "version": version}))
+        return
     print(f"day {day} begins with version {version}")
 
 
-@operating.command()
+@app.command(rich_help_panel=Panel.LOOK)
 def explain(
     job: SpecFile,
     slot: Slot,
     sign: Annotated[str, typer.Argument(help="A sign (feature id), or its text.", show_default=False)],
     overrides: Overrides = [],  # noqa: B006
-    timeout: Timeout = 60.0,
+    timeout: Wait = 60.0,
     as_json: Json = False,
 ) -> None:
     """Print all that a job knows of one sign: where its row is, why it has one or none, and when it is deleted.
 
     If the job does not run, its newest commit is read.
+
+    Example: headrace explain job.toml user 4711
     """
+    from headrace.service.tables import row
+
     known = row.explain(load_run(job, overrides), slot, sign, Deadline.after(timeout))
     print_printable(json.dumps(known) if as_json else "\n".join(row.format_explanation(known)))

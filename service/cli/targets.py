@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 URL = "HEADRACE_URL"
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar=URL, metavar="URL", help="The service; JOB is then a job's name there."),
+    typer.Option("--url", envvar=URL, metavar="URL", help="Address of a service. JOB is then the name of a job there."),
 ]
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", envvar="HEADRACE_TOKEN", metavar="TOKEN", help="Prefer the variable: other users can see options."
+        "--token",
+        envvar="HEADRACE_TOKEN",
+        metavar="TOKEN",
+        help="API token. Prefer the environment variable: other users can see command lines.",
     ),
 ]
 JobOrFile = Annotated[
     Path,
-    typer.Argument(metavar="JOB", help="The job spec, a .toml file; or with --url a job's name.", show_default=False),
+    typer.Argument(metavar="JOB", help="The job file, ending in .toml; with --url a job's name.", show_default=False),
 ]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name at the service.", show_default=False)]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job at the service.", show_default=False)]
 Wait = Annotated[float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Longest time to wait.")]
 
 

@@ -5,18 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headrace.config import parse_duration
 from headrace.errors import SpecError
-from headrace.service.auth.roles import Role
-from headrace.service.auth.tokens import Token, Tokens
 from headrace.service.cli.arguments import Json
-from headrace.service.jobs.config import load_service
+from headrace.service.cli.panels import Panel, PanelledGroup
 
-token = typer.Typer(no_args_is_help=True, help="Tokens that clients of a service authenticate with.")
+if TYPE_CHECKING:
+    from headrace.service.auth.tokens import Token, Tokens
+
+app = typer.Typer()
+token = typer.Typer(cls=PanelledGroup, no_args_is_help=True, help="Create, list and revoke API tokens of a service.")
+app.add_typer(token, name="token", rich_help_panel=Panel.SERVICE)
 
 Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
 Which = Annotated[str, typer.Argument(metavar="NAME", help="Its name or id.", show_default=False)]
@@ -36,16 +38,25 @@ def create(
         str | None, typer.Option("--expires", metavar="DURATION", help="Such as 12h or 30d. Default: never.")
     ] = None,
     config: Config = HERE,
+    as_json: Json = False,
 ) -> None:
-    """Create a token and print it. It cannot be printed again."""
+    """Create a token and print it. It cannot be printed again.
+
+    Example: headrace token create grafana --role viewer --expires 365d
+    """
+    from headrace.service.auth.roles import Role
+
     with _tokens(config) as tokens:
-        _, text = tokens.create(name, Role.of(role), _lifetime(expires))
-    print(text)
+        made, text = tokens.create(name, Role.of(role), _lifetime(expires))
+    print(json.dumps({**described(made), "token": text}, indent=2) if as_json else text)
 
 
 @token.command("list")
 def list_(config: Config = HERE, as_json: Json = False) -> None:
-    """List the tokens, without their secrets."""
+    """List the tokens, without their secrets.
+
+    Example: headrace token list
+    """
     with _tokens(config) as tokens:
         there = [described(one) for one in tokens.rows.all()]
     if as_json:
@@ -58,14 +69,20 @@ def list_(config: Config = HERE, as_json: Json = False) -> None:
 
 
 @token.command()
-def revoke(name: Which, config: Config = HERE) -> None:
-    """Revoke a token. A running service notices within a second."""
+def revoke(name: Which, config: Config = HERE, as_json: Json = False) -> None:
+    """Revoke a token. A running service notices within a second.
+
+    Example: headrace token revoke grafana
+    """
     with _tokens(config) as tokens:
         revoked = tokens.revoke(name)
+    if as_json:
+        print(json.dumps(described(revoked), indent=2))
+        return
     print(f"the token {revoked.name!r} ({revoked.id}) is revoked")
 
 
-def described(token: Token) -> dict[str, str | None]:
+def described(token: "Token") -> dict[str, str | None]:
     """A token as it is listed: everything but its secret."""
     now = datetime.now(UTC)
     state = "live" if token.live(now) else "expired" if token.revoked_at is None else "revoked"
@@ -80,9 +97,10 @@ def _times(token: dict[str, str | None]) -> str:
 
 
 @contextmanager
-def _tokens(config: Path) -> Iterator[Tokens]:
-    # Imported here: every command imports this module, and few need SQLAlchemy and Alembic, which load slowly.
+def _tokens(config: Path) -> Iterator["Tokens"]:
     from headrace.service.auth.token_store import StoredTokens
+    from headrace.service.auth.tokens import Tokens
+    from headrace.service.jobs.config import load_service
     from headrace.service.records.database import opened
 
     service = load_service(config)
@@ -92,6 +110,8 @@ def _tokens(config: Path) -> Iterator[Tokens]:
 
 
 def _lifetime(text: str | None) -> timedelta | None:
+    from headrace.config import parse_duration
+
     try:
         return None if text is None else timedelta(seconds=parse_duration(text))
     except (ValueError, OverflowError) as error:

@@ -1,5 +1,6 @@
 """`headrace upgrade`: jobs of a service move to another build."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -8,10 +9,15 @@ import typer
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.printable import print_printable
+from headrace.service.cli.arguments import Json
+from headrace.service.cli.panels import Panel
 from headrace.service.cli.targets import Token, Url, Wait, service_at
 from headrace.service.client import job_actions
 
+app = typer.Typer()
 
+
+@app.command(rich_help_panel=Panel.SERVICE)
 def upgrade(
     job: Annotated[str | None, typer.Argument(metavar="JOB", help="The job's name.", show_default=False)] = None,
     build: Annotated[
@@ -22,15 +28,19 @@ def upgrade(
     timeout: Wait = job_actions.UPGRADE_S,
     url: Url = None,
     token: Token = None,
+    as_json: Json = False,
 ) -> None:
-    """Have a service's job end at a close, and go on in another environment; return once it trains."""
+    """Move a service's job to another build of Headrace, at a close. Waits until it trains there.
+
+    Example: headrace upgrade clicks --build next
+    """
     if (job is None) != everything:
         raise SpecError("name either a job or --all", "JOB")
     if job is not None and ("/" in job or job.endswith(".toml")):
         raise SpecError(f"{job} is a job file on this machine; use the name of a job of the service", "JOB")
     with service_at(url, token) as client:
-        for line in moved_lines(job_actions.upgrade(client, job, build, Deadline.after(timeout))):
-            print_printable(line)
+        moved = job_actions.upgrade(client, job, build, Deadline.after(timeout))
+    print_printable(json.dumps(moved, indent=2) if as_json else "\n".join(moved_lines(moved)))
 
 
 def moved_lines(moved: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,20 +10,18 @@ import typer
 
 from headrace import logs
 from headrace.address import parse_address
-from headrace.config import parse_duration
 from headrace.errors import Refused, SpecError
-from headrace.http.health import health_served
-from headrace.identity.join_token import StaleToken, read_token
 from headrace.lifecycle import stop_flag
-from headrace.rpc.joining import AgentFacts
 from headrace.service.cli.arguments import Health
-from headrace.service.cluster.agent import Agent, Joined
-from headrace.service.cluster.machine import cores_here, machine_id
+from headrace.service.cli.panels import Panel
+
+app = typer.Typer()
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """Variables of the environment that torchrun and indexed jobs set."""
 
 
+@app.command(rich_help_panel=Panel.CLUSTER)
 def worker(
     join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the launcher listens: `cluster.listen`.")],
     token_file: Annotated[
@@ -46,7 +44,15 @@ def worker(
 
     Start one for each trainer and shard, in any order, by hand or by torchrun. RANK, WORLD_SIZE and LOCAL_RANK choose
     the worker where they are set: trainers first, then shards. Exit codes: that of the job; 75 to be started again.
+
+    Example: headrace worker --join head:7070 --token-file join_token
     """
+    from headrace.http.health import health_served
+    from headrace.identity.join_token import StaleToken, read_token
+    from headrace.rpc.joining import AgentFacts
+    from headrace.service.cluster.agent import Agent, Joined
+    from headrace.service.cluster.machine import cores_here, machine_id
+
     logs.setup("worker")
     _check_address(join)
     _check_private(token_file)
@@ -94,6 +100,8 @@ def _check_private(token_file: Path) -> None:
 
 
 def _seconds(wait: str) -> float:
+    from headrace.config import parse_duration
+
     try:
         return parse_duration(wait)
     except (ValueError, OverflowError) as error:

@@ -26,12 +26,14 @@ def commit(client: "ServiceClient", job: str, deadline: Deadline) -> str:
     return str(client.done(client.post(path_of("jobs", job, "commits")), deadline)["name"])
 
 
-def export(client: "ServiceClient", job: str, stream: str | None, kind: str | None, deadline: Deadline) -> str:
-    """Have an export made; return a summary. `stream` may be None if the job has only one."""
+def export(
+    client: "ServiceClient", job: str, stream: str | None, kind: str | None, deadline: Deadline
+) -> dict[str, Any]:
+    """Have an export made; return its facts and a summary, "said". `stream` may be None if the job has only one."""
     if stream is None:
         stream = _only_stream(client, job)
     body = {"stream": stream, **({} if kind is None else {"kind": kind})}
-    return str(client.done(client.post(path_of("jobs", job, "exports"), body), deadline)["said"])
+    return dict(client.done(client.post(path_of("jobs", job, "exports"), body), deadline))
 
 
 def set_keys(client: "ServiceClient", job: str, keys: Mapping[str, Any], deadline: Deadline) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.errors import DeadlineExceeded, HeadraceError, Refused, Unavailable, Unwritable
+from headrace.extras import missing
 from headrace.identity.certificates import draw_key, signing_request
 from headrace.identity.credentials import Credentials
 from headrace.identity.join_token import JoinToken
@@ -211,6 +212,8 @@ class Agent:
     def _start(self, given: WorkerOffer, folder: Path) -> AgentChild:
         """Start the worker. Raises CannotStart, Unwritable."""
         role, _, number = given.worker.partition("-")
+        if role == WorkerRole.TRAINER and (problem := missing("torch", "a trainer")):
+            raise CannotStart(given.worker, problem)
         config = dict(given.config)
         if self._to.folder is not None and "folder" in config:
             config["folder"] = str(self._to.folder)

@@ -1,6 +1,6 @@
 """One run of a job on this machine: claims its store, makes its launcher, reads its report at the end.
 
-The caller shows it: on a terminal (service.cli.run_command), or to the service (service.jobs.launcher).
+The caller shows it: on a terminal (service.server.foreground_run), or to the service (service.jobs.launcher).
 """
 
 import sys
@@ -25,12 +25,12 @@ from headrace.service.cluster.launchers import LauncherSettings, open_launcher
 from headrace.service.cluster.replica_joining import feed_answer, replicas_joining
 from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.run_folder import worker_folder
-from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLauncher, WorkerRole
+from headrace.service.cluster.runtime import LAUNCHER, LOCAL, Launcher, OnLine, SpareLauncher, WorkerRole
 from headrace.service.cluster.store import IDENTITY, PAUSED, REPORT, WORKERS, claimed, clear_live
 from headrace.service.cluster.store_defaults import old_defaults_note, with_store_defaults
 from headrace.service.cluster.supervision import RunOutcome
 from headrace.service.cluster.trace_file import begin_trace, finish_trace
-from headrace.service.cluster.worker_plan import LOCAL, MODULES
+from headrace.service.cluster.worker_plan import MODULES
 from headrace.service.monitor.lines import summary_lines
 from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.job import LoadedJob

@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError
 from headrace.lifecycle import ExitCode, on_stop_signal
 from headrace.retry import Backoff
 from headrace.rpc import refusals
-from headrace.rpc.job_client import RANK0
+from headrace.rpc.run_files import RANK0
 from headrace.service.cluster.chief import ChiefConnection
 from headrace.service.cluster.generation import TICK_S, Events, Faults, Generation
 from headrace.service.cluster.restarts import Death, End, RestartLimits, decide

@@ -7,11 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any
 
 from headrace import documents
-from headrace.errors import SpecError
 from headrace.process import ChildProcess, unbuffered
 from headrace.service.cluster.worker_plan import PYTHON
 
@@ -75,12 +73,3 @@ class RayConnection:
     def _drain(self) -> None:
         for line in self._process.stderr:
             self._printed.append(line.decode(errors="replace").strip())
-
-
-def check_installed() -> None:
-    """Raise SpecError where Ray is not installed."""
-    if find_spec("ray") is None:
-        raise SpecError(
-            "Ray is not installed here; `pip install 'headrace[ray]'` installs it, also on every node of the cluster",
-            "cluster.launcher",
-        )

@@ -22,9 +22,8 @@ from headrace.rpc.feed_joining import MAX_CALLS, FeedAnswer, serve_feed_address
 from headrace.rpc.job_client import JobClient, NotRunning
 from headrace.rpc.rpc_server import RpcServer
 from headrace.rpc.tls_listener import TlsEndpoint
-from headrace.service.cluster.runtime import LAUNCHER, OnLine
+from headrace.service.cluster.runtime import LAUNCHER, LOCAL, OnLine
 from headrace.service.cluster.store import IDENTITY
-from headrace.service.cluster.worker_plan import LOCAL
 from headrace.service.spec.config import NOBODY_JOINS, ClusterSection
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.control.replicas import certified

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import Unavailable
 
+LOCAL = "local"
+"""The launcher that runs all workers on this machine."""
 LAUNCHER = "launcher"
 """The name of the launcher among the names of workers, for its own lines."""
 KILL_S = 30.0

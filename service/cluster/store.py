@@ -16,8 +16,8 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, SymbolicLinkFound, check_no_link, unfinished_name, write_whole, writing
 from headrace.errors import DeadlineExceeded, SpecError
 from headrace.file_lock import is_locked, locked
-from headrace.identity.authority import FOLDER as AUTHORITY_FOLDER
-from headrace.rpc import job_client
+from headrace.identity import FOLDER as AUTHORITY_FOLDER
+from headrace.rpc import run_files
 from headrace.shared_folder import FOLDER as SHARED_FOLDER
 
 MARKER = "headrace.json"
@@ -28,7 +28,7 @@ FORMAT = 1
 """Number of a store's layout. A store with a newer one is refused and left alone."""
 MAX_MARKER_BYTES = 1 << 20
 """Longest MARKER or RUN file."""
-LOCK = job_client.LOCK
+LOCK = run_files.LOCK
 """The lock that the launcher of the run holds as long as it lives."""
 CHECK_S = 0.2
 """Longest time that `in_use` may hold the lock while it checks it."""
@@ -38,7 +38,7 @@ REPORT = "report.json"
 """The chief's report at the end of a run; removed when the run continues."""
 FRESHNESS = "freshness.json"
 """The last result of `headrace freshness`; see service.history.kept_ages."""
-WORKERS = job_client.WORKERS
+WORKERS = run_files.WORKERS
 """Private files of the running workers; removed with them."""
 HANDOVER = "handover"
 """The state that workers hand over at a resize: see trainer.checkpoint.handover."""

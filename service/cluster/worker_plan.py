@@ -21,7 +21,7 @@ from headrace.pserver.config import TableSection, Wire
 from headrace.rpc.channels import TlsPeer
 from headrace.secrets import dump_with_secrets, with_secrets
 from headrace.service.cluster.inputs import input_files
-from headrace.service.cluster.runtime import Resources, WorkerRole, WorkerSpec
+from headrace.service.cluster.runtime import LOCAL, Resources, WorkerRole, WorkerSpec
 from headrace.service.cluster.store import CACHE, LIVE, TRACE_PARTS
 from headrace.service.spec.config import WorkerResources
 from headrace.service.spec.job import LoadedJob
@@ -38,8 +38,6 @@ MODULES = {
     WorkerRole.TRAINER: ("headrace.trainer.train.assembly", "headrace.rpc.role", "pyarrow.compute"),
 }
 """The modules that workers of a role import, also those that they import late."""
-LOCAL = "local"
-"""The launcher that runs all workers on this machine."""
 BESIDE = "headrace.trainer.predict.background"
 """The module that runs another one at the lowest priority."""
 

@@ -3,7 +3,6 @@
 The jobs are defined in service.demo.demo_jobs and shown by service.demo.race.
 """
 
-import importlib.util
 import logging
 import shutil
 import signal
@@ -24,12 +23,14 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.durable import writing
 from headrace.errors import SpecError
+from headrace.extras import missing
 from headrace.file_lock import is_locked
 from headrace.http import listening
 from headrace.lifecycle import ExitCode, on_stop_signal
 from headrace.printable import print_printable
 from headrace.process import run
 from headrace.service.cluster.job_run import read_report
+from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.store import REPORT, marker_of, remove
 from headrace.service.demo.demo_jobs import (
     FREEZE_AFTER,
@@ -74,6 +75,7 @@ def run_demo(events: int | None, overrides: Sequence[str], listen: str | None, r
     """
     job, late = demo_job(root, events, overrides, time.time()), late_job(root)  # 1
     check_pipe(job.spec.pipe, Schema.of(job.spec.slots), job.folder)
+    check_launcher(job.spec.cluster.launcher)
     address = listen or free_address(LISTEN)
     clear_root(root)
     logging.getLogger("headrace.service.jobs.supervisor").setLevel(logging.ERROR)  # the display shows what it does
@@ -229,8 +231,8 @@ def late_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
 
 def page_line(url: str) -> str:
     """The line that names the page's address."""
-    if importlib.util.find_spec("nicegui") is None:
-        return f"no live page: pip install 'headrace[ui]' brings it; the API answers at {url}/v1/jobs"
+    if problem := missing("nicegui", "the live page"):
+        return f"{problem}; the API answers at {url}/v1/jobs"
     return f"open {url}/ to watch it live; Ctrl-C ends it"
 
 

@@ -13,12 +13,13 @@ from typing import Any
 from headrace.config import load_toml
 from headrace.dataset.spec.config import PipeSection
 from headrace.service.auth.config import AccessSection, AllowSection
+from headrace.service.demo.examples import EXAMPLES
 from headrace.service.jobs.config import LimitsSection, ServiceConfig
 from headrace.service.spec.job import LoadedJob, job_of
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "clicks" / "job.toml"
-"""The job of the demo; it is part of a checkout."""
-LATER = EXAMPLE.parents[1] / "clicks_later"
+EXAMPLE = EXAMPLES / "clicks" / "job.toml"
+"""The job of the demo."""
+LATER = EXAMPLES / "clicks_later"
 """The example whose clicks come later."""
 NAME, TWIN, LATE = "demo", "demo-frozen", "demo-late"
 LATE_IMPRESSIONS = 10_000

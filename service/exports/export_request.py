@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError
@@ -25,6 +26,10 @@ class RequestedExport:
 
     def __str__(self) -> str:
         return self.summary
+
+    def message(self, stream: str) -> dict[str, Any]:
+        """As JSON, for an export of `stream`."""
+        return {"stream": stream, "name": self.name, "current": self.current, "said": self.summary}
 
 
 def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) -> RequestedExport:

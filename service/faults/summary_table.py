@@ -1,8 +1,9 @@
-"""The results of fault runs for people: a table of deaths and a line that sums them up. Pure."""
+"""The results of fault runs: a table of deaths, a line that sums them up, and JSON. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from rich.table import Table
 
@@ -60,3 +61,19 @@ def total_line(rounds: Sequence[Round]) -> str:
     requests = sum(carried_out(each.requests) for each in rounds)
     more = [f"{exports} exports"] * bool(exports) + [f"{requests} requests acted"] * bool(requests)
     return "; ".join([line, *more])
+
+
+def message_of(found: Round) -> dict[str, Any]:
+    """A round as JSON: its deaths by place and worker, and what differs."""
+    deaths = [(*place_of(died), died.recovered_s) for died in found.died]
+    return {
+        "store": str(found.store),
+        "identical": found.identical,
+        "ended": found.ended,
+        "deaths": [{"point": point, "role": worker, "recovered_s": took} for point, worker, took in deaths],
+        "not_reached": [{"point": missed.point, "role": missed.worker} for missed in found.missed],
+        "wrong": found.wrong,
+        "ended_otherwise": {str(number): reason for number, reason in found.unasked.items()},
+        "exports": found.num_exports,
+        "requests": carried_out(found.requests),
+    }

@@ -16,7 +16,7 @@ from headrace.pserver.consistency.modes import policy_of
 from headrace.pserver.consistency.sync import Sync
 from headrace.service.cluster.job_run import print_outcome, read_report
 from headrace.service.cluster.job_runner import JobRunner
-from headrace.service.cluster.launchers import open_launcher
+from headrace.service.cluster.launchers import check_launcher, open_launcher
 from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import REPORT, RERUNS, WORKERS
@@ -54,6 +54,7 @@ def rerun_job(job: LoadedJob, start: str, show: Show, *, keep: bool) -> int:
     Returns the exit code: 1 if a pass differs or was not compared. The rerun's store is removed if all are identical,
     unless `keep`.
     """
+    check_launcher()
     commit = None if start == "0" else find_commit(job.store, start)
     with ExitStack() as held:
         if commit is not None:

@@ -1,7 +1,7 @@
 """`headrace rewind` and `headrace skip` for a stopped job. trainer.checkpoint.rewind writes the records."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.deadline import Deadline
@@ -42,6 +42,10 @@ class RewindResult:
     """The place of damage in the log; empty if it is sound."""
     aside: Path | None
     """The folder that keeps the damaged log."""
+
+    def message(self) -> dict[str, str | int | None]:
+        """As JSON."""
+        return {**asdict(self), "aside": None if self.aside is None else str(self.aside)}
 
 
 def rewind_job(job: LoadedJob, to: str) -> RewindResult:

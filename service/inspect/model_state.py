@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
-from headrace.keys import signs_of
+from headrace.key_kernels import signs_of
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.pserver.rows.row_format import groups_of
 from headrace.service.cluster.store import check_run

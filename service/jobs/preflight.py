@@ -12,11 +12,11 @@ from headrace.dataset.spec.config import FilesSource, KafkaSource
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
+from headrace.extras import require
 from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.store import check_free
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.spec_difference import check_carried
-from headrace.service.predict.after_training import check_before
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.control.commit_store import replay_first
 from headrace.trainer.control.job_spec import check_class
@@ -42,7 +42,7 @@ def check_job(job: LoadedJob) -> str | None:
             _check_files(job)
         except SpecError as error:
             missing = str(error)
-    check_before(job, tensors=False)
+    _check_prediction(job, tensors=False)
     check_launcher(job.spec.cluster.launcher)  # last: mistakes in the spec are found where nothing can be trained
     return missing
 
@@ -51,8 +51,15 @@ def check_run(job: LoadedJob, *, fresh: bool = False) -> None:
     """Raise SpecError before a run begins. The run itself checks its data, and most changes since the last run."""
     if _check_start(job, fresh=fresh):
         check_carried(job)
-    check_before(job, fresh=fresh)
+    _check_prediction(job, fresh=fresh)
     check_launcher(job.spec.cluster.launcher)
+
+
+def _check_prediction(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -> None:
+    if job.spec.predict is not None:
+        from headrace.service.predict.after_training import check_before  # late: it brings all that predicts
+
+        check_before(job, fresh=fresh, tensors=tensors)
 
 
 def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
@@ -67,6 +74,7 @@ def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     for name, source in job.spec.sources.items():
         if isinstance(source, KafkaSource):
             consumer_options(source.options, job.folder, f"sources.{name}.options")
+            require("kafka", "a source of Kafka", f"sources.{name}.kind")
             library_of(source.library, source.options, f"sources.{name}")
     return check_free(job.store, job.spec.name, fresh=fresh)
 

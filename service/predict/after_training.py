@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
+from headrace.extras import require
 from headrace.lifecycle import ExitCode, on_stop_signal
 from headrace.service.cluster.job_run import JobRun
 from headrace.service.cluster.runtime import LAUNCHER, OnLine
@@ -42,6 +43,8 @@ def check_before(job: LoadedJob, *, fresh: bool = False, tensors: bool = True) -
     """
     if (request := request_of(job)) is None:
         return
+    if request.input.kafka is not None:
+        require("kafka", "input from Kafka", f"{SECTION}.input.kafka")
     folder, at = Path(request.output), f"{SECTION}.output"
     output = PredictionOutput(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -21,6 +21,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.durable import writing
 from headrace.errors import DeadlineExceeded, SpecError
+from headrace.extras import require
 from headrace.file_lock import locked
 from headrace.secrets import check_shown
 from headrace.service.cluster.launchers import open_launcher
@@ -95,6 +96,7 @@ def predict(
     1. Claim the output, which is empty or of the same request. 2. Hold the version. 3. Fix the plan. 4. Workers make
     the missing parts. 5. Metrics over all parts. 6. Manifest, then _DONE.
     """
+    require("torch", "a prediction")
     job = with_store_defaults(job) if job else job_of(request)
     check_no_statistics(job.spec, "slots")
     check_no_join(job.spec, "join")

@@ -240,9 +240,7 @@ def _engine_of(url: str) -> Engine:
         raise SpecError("no URL of a database; as in sqlite:////var/lib/headrace/records.db", "database") from None
     except (NoSuchModuleError, ImportError) as error:
         raise SpecError(
-            f"{_first_line(error)}; PostgreSQL is postgresql+psycopg://USER@HOST/NAME, with the extra `postgres`: "
-            "pip install 'headrace[postgres]'",
-            "database",
+            f"{_first_line(error)}; PostgreSQL is postgresql+psycopg://USER@HOST/NAME", "database"
         ) from None
     raise SpecError(f"{kind} is not known; known are sqlite and postgresql", "database")
 

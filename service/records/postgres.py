@@ -10,6 +10,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, t
 from sqlalchemy.exc import InterfaceError, InternalError
 
 from headrace.errors import SpecError
+from headrace.extras import require
 from headrace.service.records.schema import Base, json_of_row
 
 DIALECT: Final = "postgresql"
@@ -32,7 +33,12 @@ UNUSABLE = (InterfaceError, InternalError)
 
 
 def engine_of(url: URL) -> Engine:
-    """The engine for `url`. Raises SpecError where it holds the password in a place that errors could show."""
+    """The engine for `url`.
+
+    Raises SpecError where it holds the password in a place that errors could show, or its driver is not installed.
+    """
+    if url.get_driver_name() == "psycopg":
+        require("psycopg", "PostgreSQL", "database")
     if "password" in url.query:
         raise SpecError(
             'write the password before the "@", or better in the file that "?passfile=" names; as in '

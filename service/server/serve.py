@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, NoReturn
 
 from headrace.http.listening import listen
 from headrace.lifecycle import stop_flag
@@ -30,14 +28,12 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.2
 """Time between two looks whether another service has taken the place of this one."""
 
-Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="The service's configuration.")]
 
-
-def serve(config: Config = Path("service.toml")) -> None:
-    """Host jobs, and serve the API that creates and controls them. The jobs outlive this command."""
+def serve(path: Path) -> None:
+    """Serve as serve_until_stopped, as the whole work of this process."""
     setup("service")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    serve_until_stopped(config)
+    serve_until_stopped(path)
 
 
 def serve_until_stopped(path: Path) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from headrace.dataset.features.slot_rules import check_slot_features
-from headrace.dataset.pipe.event_time import check_event_time
 from headrace.dataset.spec.config import ColumnsPipe, EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
 from headrace.dataset.spec.schema import Schema, Slot
-from headrace.dataset.spec.source_set import check_sources
+from headrace.dataset.spec.source_set import check_event_time, check_sources
 from headrace.errors import SpecError
 from headrace.pserver.config import DENSE_SLICES
 from headrace.trainer.config import TrainerJob

@@ -21,6 +21,7 @@ from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.lifecycle import on_stop_signal
 from headrace.process import DEVNULL, STDOUT, ChildProcess, dying_with_parent
+from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.run_folder import run_folder, write_private
 from headrace.service.cluster.store import REPORT
 from headrace.service.history.paired_test import JobComparison, compare_jobs
@@ -74,6 +75,7 @@ class Sweep:
         loaded = [self._loaded(number) for number in range(len(settings))]
         for each in loaded:
             check_swept(each)
+            check_launcher(each.spec.cluster.launcher)
         self._groups = [group_overrides(each.spec, SUFFIX) for each in loaded]
 
     def run(self, jobs: int, show: Callable[[str], None]) -> list[SweepResult]:

@@ -5,7 +5,7 @@ page, and loading it would slow their start.
 """
 
 import asyncio
-import importlib.util
+import importlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.extras import is_installed, missing
 from headrace.service.ui.downloads import Download
 from headrace.service.ui.page_access import ROOT, VISIT, BrowserAuth, PageGate, Visit
 from headrace.service.ui.recorder import Recorder
@@ -28,7 +29,6 @@ from headrace.service.ui.sign_in import SigningIn
 if TYPE_CHECKING:
     from nicegui import Client
 
-MISSING = "The live page is not installed: pip install 'headrace[ui]' adds it. The API is at /v1/openapi.json.\n"
 RECONNECT_S = 15.0
 """How long a page that lost its connection is kept."""
 
@@ -38,7 +38,7 @@ def mount(api: FastAPI, max_pages: int, max_each: int) -> None:
 
     Its server must then support WebSockets and lifespan events; `api.state.live` says so.
     """
-    if importlib.util.find_spec("nicegui") is None:
+    if not is_installed("nicegui"):
         api.router.routes.append(Route("/", _missing, include_in_schema=False))
         return
     sessions, recorder = Sessions(), Recorder(api.state.statuses)
@@ -65,7 +65,7 @@ def mount(api: FastAPI, max_pages: int, max_each: int) -> None:
 
 
 async def _missing(_request: Request) -> Response:
-    return PlainTextResponse(MISSING)
+    return PlainTextResponse(f"{missing('nicegui', 'the live page')}. The API is at /v1/openapi.json.\n")
 
 
 async def _home(_request: Request) -> Response:

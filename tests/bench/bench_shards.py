@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.deadline import Deadline
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.pserver.client.remote import RemoteShards
 from headrace.pserver.config import Adagrad, ShardProcess, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, Shards, StepScale

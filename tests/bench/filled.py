@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from headrace.deadline import Deadline
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.pserver.config import Adagrad, TableSection
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
 from headrace.pserver.server.embedded import EmbeddedShards

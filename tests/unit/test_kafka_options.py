@@ -1,5 +1,6 @@
 import logging
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -199,7 +200,7 @@ def test_librdkafka_takes_each_translated_option():
     ],
 )
 def test_kafka_python_reads_where_librdkafka_cannot_follow(monkeypatch, settings, option):
-    monkeypatch.setattr(kafka_options, "find_spec", lambda name: object())
+    monkeypatch.setattr(kafka_options, "is_installed", lambda name: True)
     assert library_of(None, settings) is (KafkaLibrary.KAFKA_PYTHON if option else KafkaLibrary.LIBRDKAFKA)
     assert library_of(KafkaLibrary.KAFKA_PYTHON, settings) is KafkaLibrary.KAFKA_PYTHON
     if option:
@@ -208,9 +209,9 @@ def test_kafka_python_reads_where_librdkafka_cannot_follow(monkeypatch, settings
 
 
 def test_kafka_python_reads_where_librdkafka_is_not_installed(monkeypatch):
-    monkeypatch.setattr(kafka_options, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     assert library_of(None, {}) is KafkaLibrary.KAFKA_PYTHON
-    with pytest.raises(SpecError, match=r"library: librdkafka is not installed; pip install 'headrace\[kafka\]'"):
+    with pytest.raises(SpecError, match=r"library: \"librdkafka\" needs confluent-kafka, .*'headrace\[kafka\]'"):
         library_of(KafkaLibrary.LIBRDKAFKA, {})
 
 

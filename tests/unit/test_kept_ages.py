@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from headrace.documents import InvalidDocument
 from headrace.service.api.schemas import finite
-from headrace.service.cli.run_command import _age_lines
 from headrace.service.cluster.store import FRESHNESS, MADE_BY_A_RUN
 from headrace.service.history import kept_ages
 from headrace.service.history.kept_ages import brief_lines, format_measured, keep_ages, of_message, read_ages
 from headrace.service.history.version_ages import AgeCost
+from headrace.service.server.foreground_run import _age_lines
 from headrace.service.ui.api_client import RequestRefused
 from headrace.service.ui.job_guards import (
     AGE_COLUMNS,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from headrace import keys
+from headrace import key_kernels, keys
 
 U64 = st.integers(0, keys.MASK)
 GROUP = st.integers(0, 65535)
@@ -50,13 +50,13 @@ def test_a_key_gives_back_its_sign(sign, group):
 @given(st.lists(U64, max_size=50), GROUP)
 def test_the_kernel_of_keys_is_its_twin(signs, group):
     out = np.empty(len(signs), np.uint64)
-    keys.keys_of(np.array(signs, np.uint64), group, out)
+    key_kernels.keys_of(np.array(signs, np.uint64), group, out)
     assert out.tolist() == [keys.key_of_reference(sign, group) for sign in signs]
 
 
 @njit
 def _fnv1a(data):
-    return keys.fnv1a(data, 0, len(data))
+    return key_kernels.fnv1a(data, 0, len(data))
 
 
 @given(st.binary(max_size=60))
@@ -82,7 +82,7 @@ def test_dense_signs_spread_evenly_over_buckets():
 def test_the_kernel_of_signs_is_its_twin(keyed):
     signs = np.empty(len(keyed), np.uint64)
     own, groups = [key for key, _ in keyed], [group for _, group in keyed]
-    keys.signs_of(np.array(own, np.uint64), np.array(groups, np.uint16), signs)
+    key_kernels.signs_of(np.array(own, np.uint64), np.array(groups, np.uint16), signs)
     assert signs.tolist() == [keys.sign_of(key, group) for key, group in keyed]
 
 

@@ -15,6 +15,7 @@ NEEDED = [
     Requirement(text)
     for texts in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     for text in texts
+    if not text.startswith("headrace[")  # an extra that names others
 ]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import SpecError
 from headrace.http.health import health_served
-from headrace.service.cli.run_command import metrics_served
 from headrace.service.cluster.machine import MACHINE, cores_here, machine_id
+from headrace.service.server.foreground_run import metrics_served
 from tests.kafka.cluster import free_ports
 
 CORES = len(os.sched_getaffinity(0))

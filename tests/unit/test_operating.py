@@ -14,7 +14,7 @@ from headrace.file_lock import locked
 from headrace.keys import sign_of_text
 from headrace.rpc.job_client import JobClient, NotRunning, Unfinished
 from headrace.rpc.role import serve_role
-from headrace.service.cli.table_commands import _counting_note, _pair, operating
+from headrace.service.cli.table_commands import _counting_note, _pair, app
 from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.monitor.status import Status
 from headrace.service.spec.job import load_job
@@ -193,13 +193,13 @@ def test_a_value_that_no_json_carries_is_refused_by_its_key(text):
 def test_a_shrink_with_a_rule_beyond_all_bounds_is_refused_before_the_job_is_looked_for():
     shrink = ["shrink", "nowhere.toml", "--dry-run"]
     for option, value in (("--delete-below", "nan"), ("--delete-after-days", "9223372036854775808")):
-        refused = CliRunner().invoke(operating, [*shrink, option, value])
+        refused = CliRunner().invoke(app, [*shrink, option, value])
         assert refused.exit_code == 2 and option in refused.output
     for beyond in ("inf", "1e+39"):
         with pytest.raises(
             SpecError, match=rf"--delete-below: is a score, at most 3\.4.*e\+38 \(got {re.escape(beyond)}\)"
         ):
-            CliRunner().invoke(operating, [*shrink, "--delete-below", beyond], catch_exceptions=False)
+            CliRunner().invoke(app, [*shrink, "--delete-below", beyond], catch_exceptions=False)
 
 
 def test_a_sign_is_a_number_or_the_hash_of_a_text():

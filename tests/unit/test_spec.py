@@ -60,7 +60,7 @@ def test_several_trainers_have_a_shard_unless_more_are_set(cluster, shards):
 
 
 def test_checking_a_spec_needs_no_torch():
-    code = "import sys, service.cli.main; sys.exit('torch' in sys.modules)"
+    code = "import sys, headrace.service.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

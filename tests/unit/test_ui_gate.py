@@ -1,7 +1,7 @@
 """Access to the live pages: who is accepted, and what is refused before a page is built."""
 
 import asyncio
-import importlib.util
+import sys
 
 import httpx
 import pytest
@@ -226,7 +226,7 @@ def test_the_first_address_leads_to_the_pages_and_the_document_has_none_of_them(
 
 
 def test_without_the_extra_the_first_address_says_how_to_have_it(monkeypatch, host):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "nicegui", None)
     api = app(host, ApiSettings.of_a_run())
     mount.mount(api, 4, 2)
     http = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://127.0.0.1")

@@ -101,8 +101,7 @@ class Committer:
         self._failing: tuple[float, str] | None = None
         self._not_before_s = 0.0
         self._asked = threading.Event()
-        self._pause_s = self._write_s = 0.0
-        self._num_rows = 0
+        self._pause_s, self._write_s, self._num_rows = 0.0, 0.0, 0
 
     @property
     def has_handed_over(self) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, MASK, mix, mix_reference
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, MASK, mix_reference
 from headrace.seeds import derive
 
 F64 = NDArray[np.float64]

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.blob.store_address import StoreKind as AddressKind
 from headrace.blob.store_address import parse
@@ -31,8 +31,10 @@ from headrace.trainer.exports.rollback import RollbackDecision, RollbackState
 from headrace.trainer.exports.schedule import DueExport
 from headrace.trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
 from headrace.trainer.journal.records import ExportedOperation, ExportOperation, RollbackOperation
-from headrace.trainer.rank0.operations import ClosingPass
 from headrace.trainer.spec.history_tables import history_tables
+
+if TYPE_CHECKING:
+    from headrace.trainer.rank0.operations import ClosingPass
 
 EXPORTS = "exports"
 """Folder in the store for exports of streams without a path."""
@@ -179,7 +181,7 @@ def destination_of(text: str) -> ExportLocation:
 
 
 def export_operation(
-    setting: ExportSettings, stream: str, due: DueExport, close: ClosingPass, time_s: float | None, id_: str | None
+    setting: ExportSettings, stream: str, due: DueExport, close: "ClosingPass", time_s: float | None, id_: str | None
 ) -> ExportOperation:
     """The operation that cuts an export."""
     parent = due.parent
@@ -220,7 +222,7 @@ def facts_of(
     setting: ExportSettings,
     body: Body,
     chain: ExportStreamState,
-    close: ClosingPass,
+    close: "ClosingPass",
     day: int,
     low_s: float | None,
     rollback: str = "",

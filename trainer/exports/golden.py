@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from headrace.dataset.samples.batch import F32, U64, Ragged, Samples
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import BadInput
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.trainer.exports.onnx_model import OnnxModel
 from headrace.trainer.exports.value_encoding import Dtype, encode
 

@@ -6,7 +6,7 @@ Shapes: U keys of a chunk, N rows of a file.
 import numpy as np
 import pyarrow as pa
 
-from headrace.keys import signs_of
+from headrace.key_kernels import signs_of
 from headrace.pserver.protocol.shards import U64
 
 KEYED = (

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from headrace.blob.blob_writer import BlobWriter
 from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint, failpoint
-from headrace.keys import signs_of
+from headrace.key_kernels import signs_of
 from headrace.priority import Pace
 from headrace.pserver.config import TableSection
 from headrace.pserver.lifecycle.aging import KEEPERS

@@ -18,7 +18,7 @@ from headrace.dataset.spec.config import SlotKind
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.lists import offsets_of, pick
 from headrace.pserver.protocol.histories import HistoryAnswers, HistoryQuestions, counters_table_of, table_of
 from headrace.pserver.protocol.shards import Shards

@@ -16,7 +16,7 @@ from headrace.dataset.samples.rejection import Reason, RejectedSample
 from headrace.dataset.samples.sample_bytes import encode_samples
 from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.lists import offsets_of, pick
 from headrace.pserver.protocol.joins import F32, U8, U64, JoinEvents
 from headrace.trainer.features.neighbours import numbered

@@ -24,7 +24,7 @@ from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.lists import pick
 from headrace.pserver.protocol.join_clock import TimeSpans
 from headrace.pserver.protocol.joins import U8, U64, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome

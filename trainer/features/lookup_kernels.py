@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, key_of_reference, mix
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, key_of_reference
 from headrace.prefetch import AHEAD, prefetch
 
 F32 = NDArray[np.float32]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.kernel_cache import njit
-from headrace.keys import keys_of
+from headrace.key_kernels import keys_of
 from headrace.lists import offsets_of
 from headrace.pserver.protocol.histories import HistoryAnswers, HistoryQuestions, statistics_of
 from headrace.trainer.features.deduplication import EmbeddingTable

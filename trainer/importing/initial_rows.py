@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import BadInput
-from headrace.keys import keys_of, sign_of
+from headrace.key_kernels import keys_of
+from headrace.keys import sign_of
 from headrace.pserver.config import TableSection
 from headrace.pserver.rows.row_format import HEAD, pack
 from headrace.pserver.rows.row_settings import RowSettings

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.keys import MASK, keys_of, mix_reference
+from headrace.key_kernels import keys_of
+from headrace.keys import MASK, mix_reference
 from headrace.trainer.metrics.observed import F32, U64, ids_of
 from headrace.trainer.metrics.totals import HEADER, I64, add_samples, carry, empty
 

@@ -11,6 +11,7 @@ from typing import Any
 from headrace import documents, process
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, SpecError
+from headrace.extras import require
 from headrace.printable import printable
 
 ANSWER_S = 300.0
@@ -20,7 +21,11 @@ MAX_SHOWN = 2000
 
 
 def answer_of(module: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of `python -m module`. Raises SpecError where it is {"error": ...}, HeadraceError where none came."""
+    """The answer of `python -m module`.
+
+    Raises SpecError where it is {"error": ...} or torch is not installed, HeadraceError where none came.
+    """
+    require("torch", "the job's model")
     command, text = [sys.executable, "-P", "-m", module], json.dumps(question, default=str)
     try:
         finished = process.run(command, deadline=Deadline.after(ANSWER_S), data=text.encode())

@@ -20,7 +20,6 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.models.torch_subprocess import answer_of
 from headrace.trainer.predict.config import LIVE, PredictionRequest
-from headrace.trainer.predict.output_columns import OutputColumns
 from headrace.trainer.predict.prediction_plan import error_at, source_config
 from headrace.trainer.spec.history_tables import check_no_statistics
 from headrace.trainer.spec.join_tables import check_no_join
@@ -32,6 +31,8 @@ EMPTY = 8
 
 def check_after(request: PredictionRequest, job: TrainerJob) -> None:
     """Raise SpecError where `job` cannot end with this prediction."""
+    from headrace.trainer.predict.output_columns import OutputColumns  # late: every check of a job imports this module
+
     for key in ("spec", "base"):
         if getattr(request, key) is not None:
             raise SpecError("the job file is the spec; leave it out", f"{SECTION}.{key}")

@@ -17,8 +17,8 @@ from headrace import documents
 from headrace.address import is_loopback
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Refused, Unavailable
-from headrace.identity import certificates
-from headrace.identity.authority import FOLDER, open_authority
+from headrace.identity import FOLDER, certificates
+from headrace.identity.authority import open_authority
 from headrace.identity.credentials import Credentials
 from headrace.identity.join_token import read_token
 from headrace.identity.peers import PeerName, PeerRole

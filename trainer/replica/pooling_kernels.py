@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernel_cache import njit
-from headrace.keys import GOLDEN, key_of_reference, mix
+from headrace.key_kernels import mix
+from headrace.keys import GOLDEN, key_of_reference
 from headrace.pserver.rows.kernels import EMPTY, shift_of
 
 F32 = NDArray[np.float32]

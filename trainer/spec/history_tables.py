@@ -14,7 +14,6 @@ from headrace.dataset.spec.schema import Schema, Slot
 from headrace.errors import SpecError
 from headrace.pserver.config import Initial, Sgd, TableSection
 from headrace.pserver.protocol.histories import Remembered, counters_table_of, statistics_of, table_of
-from headrace.pserver.rows import counter_kernels, history_kernels
 from headrace.trainer.config import TrainerJob
 from headrace.validation import nearest
 
@@ -35,6 +34,10 @@ def remembered_of(schema: Schema) -> dict[str, Remembered]:
 
 def history_tables(schema: Schema) -> dict[str, TableSection]:
     """The tables of histories and counters as shards hold them: rows whose bits no step learns."""
+    if not (schema.histories or schema.counters):
+        return {}
+    from headrace.pserver.rows import counter_kernels, history_kernels  # late: Numba loads slowly, and few jobs need it
+
     histories = {
         table_of(slot.name): _section(history_kernels.width_of(slot.history.last), slot.history.delete_after_days)
         for slot in schema.histories

@@ -11,7 +11,6 @@ from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
 from headrace.pserver.config import Initial, Sgd, TableSection
 from headrace.pserver.protocol.joins import JOIN_TABLE
-from headrace.pserver.rows.join_kernels import join_width_of
 from headrace.trainer.config import TrainerJob
 from headrace.validation import nearest
 
@@ -30,6 +29,8 @@ def join_tables(join: JoinSection | None) -> dict[str, TableSection]:
 
 
 def _section(join: JoinSection) -> TableSection:
+    from headrace.pserver.rows.join_kernels import join_width_of  # late: Numba loads slowly, and few jobs have a join
+
     return TableSection(
         dim=join_width_of(join.max_sample_bytes),
         first_order=False,
