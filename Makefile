@@ -1,8 +1,9 @@
-# make demo and make test need only python3 (3.11 or later) and make: they create the environment in .venv.
+# make demo and make test need only python3 (3.11 or later) and make: each installs what it needs into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+READY := $(VENV)/.ready-for-tests
+READY_FOR_DEMO := $(VENV)/.ready-for-demo
 LOCK := requirements.lock
 LOCKED ?=
 PYTEST := $(BIN)/pytest tests -n 2 --dist loadfile --no-loadscope-reorder
@@ -13,9 +14,9 @@ LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threa
 # Tests start thousands of processes: none of them compiles our modules again, whatever the caller's environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check docs bench soak faults lock proto format clean
+.PHONY: demo test test-all check docs bench soak faults lock proto format release clean
 
-demo: $(READY)
+demo: $(READY_FOR_DEMO)
 	$(BIN)/headrace demo $(if $(EVENTS),--events $(EVENTS))
 
 test: $(READY)
@@ -59,21 +60,33 @@ faults: $(READY)
 # The versions in the environment. With LOCKED=1 a new environment gets exactly these.
 lock: $(READY)
 	{ echo "# Written by \`make lock\`: what a run of CI had. pyproject.toml says what is needed."; \
-	  $(BIN)/pip freeze --exclude-editable; } > $(LOCK).new
+	  $(BIN)/pip freeze --all --exclude pip --exclude-editable; } > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
 
 proto: $(READY)
 	$(BIN)/python -m headrace.proto.generate
 
+release: $(READY)
+	rm -rf build/release
+	$(BIN)/python -c 'from pathlib import Path; from tests.wheel import build; build(Path("build/release"))'
+	$(BIN)/twine check --strict build/release/dist/*
+	$(BIN)/check-wheel-contents build/release/dist/*.whl
+	$(BIN)/pytest -q tests/e2e/test_wheel.py
+	@sed -n '/^## Releases/,/^## /p' CONTRIBUTING.md | sed '$$d'
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+INSTALL = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+  "Headrace needs Python 3.11 or later; run make PYTHON=python3.11")' && $(PYTHON) deploy/environment.py $(VENV)
+
 $(READY): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or later; run make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev,docs,kafka,postgres,ray,ui]' $(if $(LOCKED),--constraint $(LOCK))
+	$(INSTALL) dev,docs $(if $(LOCKED),--constraint $(LOCK))
+	touch $@ $(READY_FOR_DEMO)
+
+$(READY_FOR_DEMO): pyproject.toml
+	$(INSTALL) train,ui $(if $(LOCKED),--constraint $(LOCK))
 	touch $@
 
 clean:

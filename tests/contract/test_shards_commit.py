@@ -314,7 +314,7 @@ def test_rows_that_cannot_be_copied_leave_no_store_open(tmp_path):
 def test_points_of_death_come_in_the_order_of_the_steps(world, kind, tmp_path, monkeypatch):
     seen = []
     for module in ("server.embedded", "server.step_calls", "commit.shard_commits"):
-        monkeypatch.setattr(f"pserver.{module}.failpoint", lambda point: seen.append(point.value))
+        monkeypatch.setattr(f"headrace.pserver.{module}.failpoint", lambda point: seen.append(point.value))
     w.train(world.one, 1, [batch(1)], seed=1, steps=1)
     assert seen == ["partly-pushed"] * max(kind, 1)
     seen.clear()

@@ -37,12 +37,12 @@ def script(page):
     return "\n".join(parts)
 
 
-def followed(page, folder, *apart):
-    """What a reader sees who follows `page` in `folder`, which has the environment of the clone.
+def followed(page, folder, *apart, environment=sys.prefix):
+    """What a reader sees who follows `page` in `folder`, which has `environment`.
 
     `apart`: the command that the shell runs under.
     """
-    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / ".venv").symlink_to(environment)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HEADRACE"))}
     said = folder / "output"
     with said.open("w") as out:
