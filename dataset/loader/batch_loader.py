@@ -80,7 +80,11 @@ class PassReader(Protocol):
 
 
 class RejectingReader(PassReader, Protocol):
-    """A PassReader that takes samples back, which turned out bad after the pipe."""
+    """A PassReader that tells where samples are from, and takes those back that turned out bad after the pipe."""
+
+    def partitions(self) -> Sequence[str]:
+        """The partition of each block of the last `read`."""
+        ...
 
     def reject(self, pass_number: int, samples: Sequence[RejectedSample], tally: PassTally) -> None:
         """Treat the events of samples of the last `read` as rejected ones, on its thread and after its end. Raises

@@ -67,6 +67,18 @@ class SourceSet:
         """The inverse of `joined`."""
         return partition.partition(SEPARATOR)[2] if self.several else partition
 
+    def stream_of(self, partition: str) -> str:
+        """The name of what is read in one order: a partition, or the files of a source without parallel partitions."""
+        name = self.name_of(partition)
+        section = self.sections[name]
+        if not isinstance(section, FilesSource):
+            return partition
+        if section.partition_by is None:
+            return self.joined(name, "")
+        field, own = section.partition_by.strip("{}"), self.own_name(partition)
+        found = (pattern.values(own) for pattern in map(Pattern, section.paths) if pattern.fields)
+        return self.joined(name, next((values[field] for values in found if values), own))
+
     def split(self, by_partition: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Values by partition, as values by source and by the source's own name of the partition."""
         found: dict[str, dict[str, int]] = {name: {} for name in self.sections}

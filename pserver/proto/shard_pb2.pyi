@@ -151,11 +151,9 @@ class JoinClockReply(_message.Message):
     def __init__(self, bound_s: _Optional[float] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("caller", "pass_number", "num_events", "last_s", "keys", "places", "times", "labels", "lengths", "samples", "holds", "part", "num_parts", "answer")
+    __slots__ = ("caller", "pass_number", "keys", "places", "times", "labels", "lengths", "samples", "holds", "part", "num_parts", "answer", "all_times", "streams", "runs")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
-    NUM_EVENTS_FIELD_NUMBER: _ClassVar[int]
-    LAST_S_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
@@ -166,10 +164,11 @@ class JoinRequest(_message.Message):
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    ALL_TIMES_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
     pass_number: int
-    num_events: int
-    last_s: float
     keys: bytes
     places: bytes
     times: bytes
@@ -180,21 +179,28 @@ class JoinRequest(_message.Message):
     part: int
     num_parts: int
     answer: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., num_events: _Optional[int] = ..., last_s: _Optional[float] = ..., keys: _Optional[bytes] = ..., places: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., holds: _Optional[bool] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., answer: _Optional[int] = ...) -> None: ...
+    all_times: bytes
+    streams: bytes
+    runs: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., pass_number: _Optional[int] = ..., keys: _Optional[bytes] = ..., places: _Optional[bytes] = ..., times: _Optional[bytes] = ..., labels: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., holds: _Optional[bool] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., answer: _Optional[int] = ..., all_times: _Optional[bytes] = ..., streams: _Optional[bytes] = ..., runs: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("outcomes", "joined", "expired", "num_unmatched", "num_answers")
+    __slots__ = ("outcomes", "joined", "expired", "num_unmatched", "num_answers", "positions", "ends")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     NUM_UNMATCHED_FIELD_NUMBER: _ClassVar[int]
     NUM_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     outcomes: bytes
     joined: ReleasedSamples
     expired: ReleasedSamples
     num_unmatched: int
     num_answers: int
-    def __init__(self, outcomes: _Optional[bytes] = ..., joined: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., expired: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., num_unmatched: _Optional[int] = ..., num_answers: _Optional[int] = ...) -> None: ...
+    positions: bytes
+    ends: bytes
+    def __init__(self, outcomes: _Optional[bytes] = ..., joined: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., expired: _Optional[_Union[ReleasedSamples, _Mapping]] = ..., num_unmatched: _Optional[int] = ..., num_answers: _Optional[int] = ..., positions: _Optional[bytes] = ..., ends: _Optional[bytes] = ...) -> None: ...
 
 class ReleasedSamples(_message.Message):
     __slots__ = ("keys", "orders", "times", "labels", "lengths", "samples")

@@ -6,6 +6,7 @@ Shapes: as in pserver.protocol.joins; I items of a list that is cut.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,12 +15,12 @@ from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol.histories import array_from
 from headrace.pserver.protocol.join_clock import TimeSpans
-from headrace.pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
+from headrace.pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome, PassTimes
 from headrace.pserver.protocol.placement import Placement
 
 BYTES_OF_REST = 1 << 10
 """Bytes of a message beside its lists, more or less."""
-BYTES_OF_EVENT, BYTES_OF_RELEASED, BYTES_OF_OUTCOME = 28, 32, 1
+BYTES_OF_EVENT, BYTES_OF_TIME, BYTES_OF_RELEASED, BYTES_OF_OUTCOME = 28, 8, 40, 9
 """Bytes of one item beside its sample."""
 
 
@@ -32,19 +33,23 @@ def route(events: JoinEvents, placement: Placement) -> tuple[list[JoinEvents], l
 
 def gathered(answers: Sequence[JoinAnswers], places: Sequence[I64]) -> JoinAnswers:
     """The answers of all shards in the order of the events, and what expires by its order in the log."""
-    outcome_Q = np.empty(sum(map(len, places)), np.uint8)
+    num = sum(map(len, places))
+    outcome_Q, position_Q = np.empty(num, np.uint8), np.empty(num, np.int64)
     for each, at_P in zip(answers, places, strict=True):
-        outcome_Q[at_P] = each.outcome_Q
+        outcome_Q[at_P], position_Q[at_P] = each.outcome_Q, each.position_Q
     joined_E = [
         at_P[each.outcome_Q == JoinOutcome.JOINED][: len(each.joined)]  # none where clicked impressions wait on
         for each, at_P in zip(answers, places, strict=True)
     ]
     joined = JoinedSamples.concat([each.joined for each in answers])
     expired = JoinedSamples.concat([each.expired for each in answers])
+    by_order_X = np.argsort(expired.order_E, kind="stable")
     return JoinAnswers(
         outcome_Q,
         joined.chosen(np.argsort(np.concatenate(joined_E), kind="stable")),
-        expired.chosen(np.argsort(expired.order_E, kind="stable")),
+        position_Q,
+        expired.chosen(by_order_X),
+        np.concatenate([each.end_X for each in answers])[by_order_X],
         sum(each.num_unmatched for each in answers),
     )
 
@@ -61,9 +66,19 @@ def runs_of(bytes_I: I64, max_bytes: int) -> list[tuple[int, int]]:
 
 
 def cut(events: JoinEvents, max_bytes: int) -> list[JoinEvents]:
-    """The events of one rank in parts, one for each message."""
-    runs = runs_of(BYTES_OF_EVENT + np.diff(events.offset_Q1), max_bytes)
-    return [events] if len(runs) == 1 else [events.chosen(np.arange(*run)) for run in runs]
+    """The events of one rank in parts, one for each message: first the times of all, then those of the shard."""
+    num = len(events.times)
+    runs = runs_of(
+        np.concatenate([np.full(num, BYTES_OF_TIME), BYTES_OF_EVENT + np.diff(events.offset_Q1)]),
+        max_bytes - 2 * BYTES_OF_TIME * len(events.times.stream_K),
+    )
+    if len(runs) == 1:
+        return [events]
+    parts = []
+    for begin, end in runs:
+        times = events.times.between(min(begin, num), min(end, num))
+        parts.append(replace(events.chosen(np.arange(max(begin - num, 0), max(end - num, 0))), times=times))
+    return parts
 
 
 def request_of(caller: pb.Caller, events: JoinEvents, part: int = 0, num_parts: int = 1) -> pb.JoinRequest:
@@ -73,8 +88,9 @@ def request_of(caller: pb.Caller, events: JoinEvents, part: int = 0, num_parts: 
         num_parts=num_parts,
         caller=caller,
         pass_number=events.pass_number,
-        num_events=events.num_events,
-        last_s=events.last_s,
+        all_times=events.times.time_A.tobytes(),
+        streams=events.times.stream_K.tobytes(),
+        runs=events.times.length_K.astype(np.uint32).tobytes(),
         keys=events.key_Q.tobytes(),
         places=events.place_Q.astype(np.uint32).tobytes(),
         times=events.time_Q.tobytes(),
@@ -90,13 +106,20 @@ def events_from(request: pb.JoinRequest) -> JoinEvents:
     key_Q, time_Q = array_from(request.keys, np.uint64), array_from(request.times, np.float64)
     label_Q, place_Q = array_from(request.labels, np.float32), array_from(request.places, np.uint32).astype(np.int64)
     offset_Q1, data_N = _lists(request.lengths, request.samples)
+    times = PassTimes(
+        array_from(request.all_times, np.float64),
+        array_from(request.streams, np.uint64),
+        array_from(request.runs, np.uint32).astype(np.int64),
+    )
+    num_events = int(times.length_K.sum())
     fits = len(key_Q) == len(time_Q) == len(label_Q) == len(place_Q) == len(offset_Q1) - 1
-    if not fits or (place_Q >= request.num_events).any() or request.part >= request.num_parts:
+    fits &= len(times.stream_K) == len(times.length_K) and len(times) <= num_events
+    fits &= request.num_parts > 1 or len(times) == num_events
+    if not fits or (place_Q >= num_events).any() or request.part >= request.num_parts:
         raise InvalidShardCall("events of a join that do not fit each other")
-    if not (np.isfinite(time_Q).all() and np.isfinite(label_Q).all() and request.last_s < np.inf):  # no NaN either
+    if not all(np.isfinite(each).all() for each in (time_Q, label_Q, times.time_A)):
         raise InvalidShardCall("events of a join with a time or a label that is no number")
-    given = request.pass_number, request.num_events, request.last_s
-    return JoinEvents(*given, key_Q, place_Q, time_Q, label_Q, request.holds, offset_Q1, data_N)
+    return JoinEvents(request.pass_number, times, key_Q, place_Q, time_Q, label_Q, request.holds, offset_Q1, data_N)
 
 
 def reply_of(answers: JoinAnswers, max_bytes: int, number: int = 0) -> pb.JoinReply:
@@ -108,14 +131,16 @@ def reply_of(answers: JoinAnswers, max_bytes: int, number: int = 0) -> pb.JoinRe
     if number >= len(runs):
         raise InvalidShardCall(f"part {number} of an answer that has {len(runs)}")
     begin, end = runs[number]
-    joined, expired = (
-        each if len(runs) == 1 else each.chosen(np.arange(max(begin - start, 0), max(min(end, stop) - start, 0)))
-        for each, start, stop in ((answers.joined, *ends[:2]), (answers.expired, *ends[1:]))
+    of_joined, of_expired = (
+        np.arange(max(begin - start, 0), max(min(end, stop) - start, 0)) for start, stop in (ends[:2], ends[1:])
     )
+    of_events = slice(begin, min(end, ends[0]))
     return pb.JoinReply(
-        outcomes=answers.outcome_Q[begin : min(end, ends[0])].tobytes(),
-        joined=_released(joined),
-        expired=_released(expired),
+        outcomes=answers.outcome_Q[of_events].tobytes(),
+        positions=answers.position_Q[of_events].tobytes(),
+        joined=_released(answers.joined.chosen(of_joined) if len(runs) > 1 else answers.joined),
+        expired=_released(answers.expired.chosen(of_expired) if len(runs) > 1 else answers.expired),
+        ends=answers.end_X[of_expired].tobytes(),
         num_unmatched=answers.num_unmatched,
         num_answers=len(runs),
     )
@@ -126,7 +151,11 @@ def answers_from(replies: Sequence[pb.JoinReply]) -> JoinAnswers:
     outcome_Q = np.concatenate([array_from(reply.outcomes, np.uint8) for reply in replies])
     joined = JoinedSamples.concat([_samples_from(reply.joined) for reply in replies])
     expired = JoinedSamples.concat([_samples_from(reply.expired) for reply in replies])
-    return JoinAnswers(outcome_Q, joined, expired, replies[0].num_unmatched)
+    position_Q, end_X = (
+        np.concatenate([array_from(each, np.int64) for each in column])
+        for column in zip(*((reply.positions, reply.ends) for reply in replies), strict=True)
+    )
+    return JoinAnswers(outcome_Q, joined, position_Q, expired, end_X, replies[0].num_unmatched)
 
 
 def clock_request_of(caller: pb.Caller, pass_number: int, spans: TimeSpans, max_ahead_s: float) -> pb.JoinClockRequest:

@@ -2,11 +2,12 @@
 
 Samples are bytes here: the trainer makes them, and reads them again. pserver.tables.pass_joins answers.
 
-Shapes: Q events, E samples that are released, P chosen ones, N bytes of samples.
+Shapes: Q events, A events of a rank for all shards, K runs of events of one stream, E samples that are released, X of
+them by no click, P chosen ones, N bytes of samples.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -36,7 +37,32 @@ class JoinOutcome(IntEnum):
     REPEATED_CLICK = 3
     """Its impression has a click already; it is dropped."""
     LATE = 4
-    """A click later than the window: it is dropped. Or an impression that waits, and whose click was too late."""
+    """A click that ends the window by being later: it is dropped. Or an impression that waits, and whose click was too
+    late."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """The event times of a rank's part of a pass, in the order of the log."""
+
+    time_A: F64
+    """Unix seconds, finite."""
+    stream_K: U64
+    """The streams of runs of events."""
+    length_K: I64
+    """Events of each run."""
+
+    def __len__(self) -> int:
+        return len(self.time_A)
+
+    @property
+    def stream_A(self) -> U64:
+        """The stream of each event."""
+        return np.repeat(self.stream_K, self.length_K)
+
+    def between(self, begin: int, end: int) -> "PassTimes":
+        """Some of the times, with the streams of all."""
+        return PassTimes(self.time_A[begin:end], self.stream_K, self.length_K)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +70,8 @@ class JoinEvents:
     """The events of one rank in one pass, or those of them that one shard holds the keys of."""
 
     pass_number: int
-    num_events: int
-    """Number of all events of the rank."""
-    last_s: float
-    """The greatest event time of all events of the rank; -inf without any."""
+    times: PassTimes
+    """Those of all events of the rank."""
     key_Q: U64
     place_Q: I64
     """Number of the event among those of its rank, from 0."""
@@ -64,9 +88,7 @@ class JoinEvents:
     def chosen(self, at_P: I64) -> "JoinEvents":
         """Some of the events."""
         columns = self.key_Q[at_P], self.place_Q[at_P], self.time_Q[at_P], self.label_Q[at_P], self.holds
-        return JoinEvents(
-            self.pass_number, self.num_events, self.last_s, *columns, *pick(self.offset_Q1, self.data_N, at_P)
-        )
+        return JoinEvents(self.pass_number, self.times, *columns, *pick(self.offset_Q1, self.data_N, at_P))
 
     @classmethod
     def whole(cls, parts: Sequence["JoinEvents"]) -> "JoinEvents":
@@ -74,8 +96,7 @@ class JoinEvents:
         first = parts[0]
         return cls(
             first.pass_number,
-            first.num_events,
-            first.last_s,
+            replace(first.times, time_A=np.concatenate([part.times.time_A for part in parts])),
             np.concatenate([part.key_Q for part in parts]),
             np.concatenate([part.place_Q for part in parts]),
             np.concatenate([part.time_Q for part in parts]),
@@ -87,11 +108,11 @@ class JoinEvents:
     @classmethod
     def concat(cls, parts: Sequence["JoinEvents"]) -> "JoinEvents":
         """The events of several ranks in their order, numbered through."""
-        before = np.cumsum([0, *(part.num_events for part in parts)]).tolist()
+        before = np.cumsum([0, *(len(part.times) for part in parts)]).tolist()
+        times = [(part.times.time_A, part.times.stream_K, part.times.length_K) for part in parts]
         return cls(
             parts[0].pass_number,
-            before[-1],
-            max(part.last_s for part in parts),
+            PassTimes(*(np.concatenate(column) for column in zip(*times, strict=True))),
             np.concatenate([part.key_Q for part in parts]),
             np.concatenate([part.place_Q + begin for part, begin in zip(parts, before[:-1], strict=True)]),
             np.concatenate([part.time_Q for part in parts]),
@@ -142,7 +163,11 @@ class JoinAnswers:
     """A JoinOutcome for each event."""
     joined: JoinedSamples
     """One for each event with JoinOutcome.JOINED, in their order; none where clicked impressions wait on."""
+    position_Q: I64
+    """Where each event counts, among all events of the pass."""
     expired: JoinedSamples
     """Impressions that still wait and whose window has ended, by their order in the log: this rank's part of them."""
+    end_X: I64
+    """Position of the event that ends the window of each."""
     num_unmatched: int
     """Clicks without an impression that are given up: this rank's part of them."""

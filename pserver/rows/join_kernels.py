@@ -1,10 +1,11 @@
-"""The decision of a join: which impressions and clicks of a pass meet, in the order of their times.
+"""The decision of a join: which impressions and clicks of a pass meet, in the order of pserver.rows.join_order.
 
 A row holds what waits under one key, as words of 32 bits in the bits of its floats: the state, the pass and the number
 in it of the impression, its event time in two words, the label of a click that waits, the number of bytes of the
 sample, and the sample. Unused words are 0. No arithmetic touches them.
 
-Shapes: Q events in order, U keys, B bytes of a sample at most, W words of a row, N bytes of samples.
+Shapes: Q events, A events of all shards, U keys, X windows that end, B bytes of a sample at most, W words of a row, N
+bytes of samples.
 """
 
 from dataclasses import dataclass
@@ -55,11 +56,6 @@ class WaitingRows:
         label_U = np.ascontiguousarray(word_UW[:, 5]).view(np.float32)
         return cls(word_UW[:, 0].astype(np.uint8), order_U, time_U, label_U)
 
-    def over(self, window_s: float, end_s: float) -> NDArray[np.bool_]:
-        """(U,) whether the window has ended before `end_s`; that of the clock never does."""
-        over_U: NDArray[np.bool_] = (self.time_U + window_s < end_s) & (self.state_U != CLOCK)
-        return over_U
-
     def packed(self, at_C: I64, offset_C1: I64, data_N: U8, width: int) -> F32:
         """(C, width) rows of some keys with their samples."""
         word_CW = np.zeros((len(at_C), width), np.uint32)
@@ -88,27 +84,41 @@ def samples_of(rows_UD: F32) -> tuple[I64, U8]:
 
 @njit(nogil=True, cache=True)
 def decide(  # type: ignore[no-untyped-def]
-    turn_Q, number_Q, order_Q, time_Q, label_Q, window_s, holds, state_U, order_U, time_U, label_U, holder_U, outcome_Q,
-    source_Q, released_order_Q, released_time_Q, released_label_Q,
+    turn_Q, number_Q, order_Q, position_Q, time_Q, label_Q, end_Q, num_all, window_s, holds, state_U, order_U, time_U,
+    label_U, end_U, holder_U, outcome_Q, source_Q, released_order_Q, released_time_Q, released_label_Q, number_X,
+    state_X, order_X, time_X, label_X, end_X, holder_X,
 ):  # fmt: skip
-    """Write the outcome of each event, and for a release the event that brought the sample, or STORED.
+    """Write the outcome of each event, and for a release the event that brought the sample, or STORED; and what waited
+    in each window that ends. Returns the number of these.
 
-    `turn_Q`: the events in the order in which they count. `number_Q`: the key of each event, by its place in the
-    columns by U, which become those after the pass. `holds`: clicked impressions wait on. `holder_U`: the event whose
-    sample waits, STORED or UNKNOWN.
+    `turn_Q`: the events in the order in which they count. `position_Q`: of each among the `num_all` events of all
+    shards, in that order; `end_Q`: that of the event that ends its window, or `num_all`. `number_Q`: the key of each
+    event, by its place in the columns by U, which become those after the pass. `holds`: clicked impressions wait on.
+    `holder_U`: the event whose sample waits, STORED or UNKNOWN. The columns by X hold a window for each event and key.
     """
-    for q in turn_Q:
-        u = number_Q[q]
+    num = 0
+    for turn in range(len(turn_Q) + len(state_U)):
+        q = turn_Q[turn] if turn < len(turn_Q) else -1
+        u = number_Q[q] if q >= 0 else turn - len(turn_Q)  # after the last event: every key
+        position = position_Q[q] if q >= 0 else num_all - 1
+        late = False
+        if state_U[u] != NOTHING and end_U[u] <= position:
+            number_X[num], state_X[num], order_X[num], time_X[num] = u, state_U[u], order_U[u], time_U[u]
+            label_X[num], end_X[num], holder_X[num] = label_U[u], end_U[u], holder_U[u]
+            num += 1
+            late = q >= 0 and label_Q[q] != 0 and state_U[u] == WAITING and end_U[u] == position
+            state_U[u] = NOTHING
+        if q < 0:
+            continue
         click = label_Q[q] != 0
         outcome_Q[q], source_Q[q] = _HELD, UNKNOWN
-        if state_U[u] == NOTHING:
+        if late:
+            outcome_Q[q] = _LATE
+        elif state_U[u] == NOTHING:
             state_U[u] = EARLY if click else WAITING
-            order_U[u], time_U[u], label_U[u] = order_Q[q], time_Q[q], label_Q[q]
+            order_U[u], time_U[u], label_U[u], end_U[u] = order_Q[q], time_Q[q], label_Q[q], end_Q[q]
             holder_U[u] = UNKNOWN if click else q
         elif click and state_U[u] == WAITING:
-            if time_Q[q] > time_U[u] + window_s:
-                outcome_Q[q] = _LATE
-                continue
             outcome_Q[q], source_Q[q] = _JOINED, holder_U[u]
             released_order_Q[q], released_time_Q[q], released_label_Q[q] = order_U[u], time_U[u], label_Q[q]
             state_U[u], label_U[u] = CLICKED, label_Q[q]
@@ -120,37 +130,50 @@ def decide(  # type: ignore[no-untyped-def]
             outcome_Q[q] = _REPEATED_IMPRESSION
         elif time_U[u] > time_Q[q] + window_s:
             outcome_Q[q] = _LATE
-            state_U[u], order_U[u], time_U[u], label_U[u], holder_U[u] = WAITING, order_Q[q], time_Q[q], 0.0, q
+            state_U[u], order_U[u], time_U[u], label_U[u] = WAITING, order_Q[q], time_Q[q], 0.0
+            end_U[u], holder_U[u] = end_Q[q], q
         else:
             outcome_Q[q], source_Q[q] = _JOINED, q
             released_order_Q[q], released_time_Q[q], released_label_Q[q] = order_Q[q], time_Q[q], label_U[u]
-            state_U[u], order_U[u], time_U[u], holder_U[u] = CLICKED, order_Q[q], time_Q[q], q if holds else UNKNOWN
+            state_U[u], order_U[u], time_U[u] = CLICKED, order_Q[q], time_Q[q]
+            end_U[u], holder_U[u] = end_Q[q], q if holds else UNKNOWN
+    return num
 
 
 Waiting = tuple[int, int, float, float, bytes]
 """State, order, event time, label and sample of a key."""
+Ended = tuple[int, int, float, float, bytes]
+"""The event that ends a window, by its place among those given; order, time, label and sample of the impression."""
 
 
 def join_reference(
     events: list[tuple[int, int, float, float, bytes]],
     window_s: float,
     known: dict[int, Waiting],
-    end_s: float,
     *,
     holds: bool = False,
-) -> tuple[list[tuple[int, float, float, bytes]], list[tuple[int, float, float, bytes]], int]:
-    """The twin, with the end of a pass: events are (key, order, time, label, sample) in the order in which they count;
+) -> tuple[list[tuple[int, float, float, bytes]], list[Ended], int]:
+    """The twin, which knows no passes: events are (key, order, time, label, sample) in the order in which they count;
     `known` is changed.
 
-    Returns the outcome of each event with the time, label and sample that meet; then what expires, as
-    (order, time, label, sample) by order; and the number of clicks that are given up. `end_s`: the greatest time of the
-    pass.
+    Returns the outcome of each event with the time, label and sample that meet; then what waited in windows that end,
+    as they end; and the number of clicks that are given up.
     """
     told: list[tuple[int, float, float, bytes]] = []
-    for key, order, time_s, label, sample in events:
+    ended, num_given_up = list[Ended](), 0
+    waited = (WAITING, CLICKED) if holds else (WAITING,)
+    for place, (key, order, time_s, label, sample) in enumerate(events):
+        gone = {each: known[each] for each in known if known[each][2] + window_s < time_s}
+        for each in gone:
+            del known[each]
+        ended += sorted((place, *waiting[1:]) for waiting in gone.values() if waiting[0] in waited)
+        num_given_up += sum(waiting[0] == EARLY for waiting in gone.values())
+        late = label != 0 and key in gone and gone[key][0] == WAITING
         state, _, since_s, waits, held = known.get(key, (NOTHING, 0, 0.0, 0.0, b""))
         outcome = _HELD, 0.0, 0.0, b""
-        if label == 0:
+        if late:
+            outcome = _LATE, 0.0, 0.0, b""
+        elif label == 0:
             if state == NOTHING:
                 known[key] = WAITING, order, time_s, 0.0, sample
             elif state == EARLY and since_s <= time_s + window_s:
@@ -165,14 +188,8 @@ def join_reference(
             known[key] = EARLY, order, time_s, label, b""
         elif state != WAITING:
             outcome = _REPEATED_CLICK, 0.0, 0.0, b""
-        elif time_s > since_s + window_s:
-            outcome = _LATE, 0.0, 0.0, b""
         else:
             known[key] = CLICKED, known[key][1], since_s, label, held
             outcome = _JOINED, since_s, label, held
         told.append(outcome)
-    gone = [key for key, waiting in known.items() if waiting[2] + window_s < end_s]
-    ended = [known.pop(key) for key in gone]
-    waited = (WAITING, CLICKED) if holds else (WAITING,)
-    expired = sorted((order, time_s, label, sample) for state, order, time_s, label, sample in ended if state in waited)
-    return told, expired, sum(waiting[0] == EARLY for waiting in ended)
+    return told, ended, num_given_up

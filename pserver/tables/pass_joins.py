@@ -1,11 +1,11 @@
 """The impressions and clicks that wait for each other on one shard, and what a pass releases.
 
-During a pass every rank sends the events of its part once. The answers are made when all ranks have sent theirs: from
-the rows as the last closed pass left them, and from the events in the order of their times; of equal times in the order
-of the log, which is that of ranks, and within a rank's part that of its events. At the end of the pass, impressions
-whose window is over are released without a click, and clicks whose window is over are given up; "over" compares with
-the greatest event time of the pass. So all answers depend on the log alone. The rows change at the close of the pass: a
-pass that is given up leaves nothing.
+During a pass every rank sends the events of its part once, with the times of those that other shards get. The answers
+are made when all ranks have sent theirs: from the rows as the last closed pass left them, and from the events in the
+order of pserver.rows.join_order; the order of the log is that of ranks, and within a rank's part that of its events. A
+window ends at the first event that is later than its end: an impression is then released without a click, and a click
+given up. So all answers depend on the log alone. The rows change at the close of the pass: a pass that is given up
+leaves nothing.
 
 Shapes: as in pserver.rows.join_kernels; R rows of the table, E samples released by events, X by the end of windows.
 """
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.keys import unique_keys
 from headrace.lists import joined_lists, pick
 from headrace.pserver.errors import InvalidShardCall
-from headrace.pserver.protocol.joins import I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
+from headrace.pserver.protocol.joins import F64, I64, U8, JoinAnswers, JoinedSamples, JoinEvents, JoinOutcome
 from headrace.pserver.protocol.shards import F32, U64
 from headrace.pserver.rows import join_kernels
 from headrace.pserver.rows.arrays import frozen
 from headrace.pserver.rows.join_kernels import (
     CLICKED,
+    CLOCK,
     EARLY,
     HEAD_WORDS,
     NOTHING,
@@ -35,6 +35,7 @@ from headrace.pserver.rows.join_kernels import (
     WaitingRows,
     samples_of,
 )
+from headrace.pserver.rows.join_order import ends_of_waiting, merged_order, write_ends
 from headrace.pserver.tables.rank_answers import RankAnswers
 from headrace.pserver.tables.table import ShardTable
 
@@ -74,7 +75,10 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
         parts.setdefault(number, part)
         if len(parts) < num_parts:
             return None
-        return JoinEvents.whole([parts[number] for number in sorted(self._parts.pop(rank))])
+        whole = JoinEvents.whole([parts[number] for number in sorted(self._parts.pop(rank))])
+        if len(whole.times) != whole.times.length_K.sum():
+            raise InvalidShardCall("parts of events of a join that do not fit each other")
+        return whole
 
     def _check(self, sent: JoinEvents) -> None:
         if self._table is None:
@@ -88,22 +92,21 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
 
     def _answer(self, table: ShardTable, parts: Sequence[JoinEvents]) -> dict[int, JoinAnswers]:
         made = _JoinOfPass.of(JoinEvents.concat(parts), table, self._window_s)
-        over_U, (others, others_R) = made.over(self._window_s), made.others(table, self._window_s)
+        ended, others_R = made.ended(table, self._window_s)
         joined, joined_E = made.joined()
         waited = (WAITING, CLICKED) if parts[0].holds else (WAITING,)
-        expired = JoinedSamples.concat([made.expired(over_U, waited), _expired_others(table, others, others_R, waited)])
-        early_U = over_U & (made.rows.state_U == EARLY)
-        given_up_G = np.concatenate([made.keys_U[early_U], others_R[others.state_U == EARLY]])
-        self._gone_G = np.concatenate([made.keys_U[over_U & (made.before_U != NOTHING)], others_R])
-        self._changed = made.changed(over_U, table.num_weights)
+        expired = ended.chosen(np.flatnonzero(np.isin(ended.state_X, waited)))
+        given_up_G = ended.samples.key_E[ended.state_X == EARLY]
+        self._gone_G = np.concatenate([made.gone(), others_R])
+        self._changed = made.changed(table.num_weights)
         shared, begin = _shares(expired, len(parts)), 0
         answers: dict[int, JoinAnswers] = {}
         given_up = np.bincount((given_up_G % np.uint64(len(parts))).astype(np.int64), minlength=len(parts))
         for rank, part in enumerate(parts):
             end = begin + len(part.key_Q)
             mine_P = np.flatnonzero((joined_E >= begin) & (joined_E < end))
-            outcome_Q = made.outcome_Q[begin:end]
-            answers[rank] = JoinAnswers(outcome_Q, joined.chosen(mine_P), shared[rank], int(given_up[rank]))
+            of_events = made.outcome_Q[begin:end], joined.chosen(mine_P), made.position_Q[begin:end]
+            answers[rank] = JoinAnswers(*of_events, shared[rank].samples, shared[rank].end_X, int(given_up[rank]))
             begin = end
         return answers
 
@@ -120,10 +123,26 @@ class PassJoins(RankAnswers[JoinEvents, JoinAnswers]):
 
 
 @dataclass(frozen=True, slots=True)
+class _Ended:
+    """The rows of windows that end in a pass, with their samples."""
+
+    samples: JoinedSamples
+    state_X: U8
+    end_X: I64
+
+    def chosen(self, at_P: I64) -> "_Ended":
+        return _Ended(self.samples.chosen(at_P), self.state_X[at_P], self.end_X[at_P])
+
+
+@dataclass(frozen=True, slots=True)
 class _JoinOfPass:
     """The keys of a pass after its events."""
 
     events: JoinEvents
+    time_A: F64
+    """Times of the events of all shards, in the order in which they count."""
+    position_Q: I64
+    """Where each event is among them."""
     keys_U: U64
     before_U: U8
     """States before the pass."""
@@ -133,8 +152,10 @@ class _JoinOfPass:
     """The key of each event, by its place in `keys_U`."""
     outcome_Q: U8
     source_Q: I64
-    released: tuple[U64, NDArray[np.float64], F32]
+    released: tuple[U64, F64, F32]
     """(Q,) order, event time and label of the samples that events release."""
+    windows: tuple[I64, U8, U64, F64, F32, I64, I64]
+    """(X,) key, state, order, event time, label, end and holder of each window that ends."""
     samples: tuple[I64, U8]
     """Those of the rows before, then those of the events, then an empty one."""
 
@@ -142,19 +163,33 @@ class _JoinOfPass:
     def of(cls, events: JoinEvents, table: ShardTable, window_s: float) -> "_JoinOfPass":
         keys_U = unique_keys(events.key_Q)
         number_Q, num = np.searchsorted(keys_U, events.key_Q), len(events.key_Q)
+        turn_A = merged_order(events.times.time_A, events.times.stream_A)
+        time_A, num_all = events.times.time_A[turn_A], len(turn_A)
+        position_A, end_A = np.empty(num_all, np.int64), np.empty(num_all, np.int64)
+        position_A[turn_A] = np.arange(num_all)
+        write_ends(time_A, window_s, end_A)
+        position_Q = position_A[events.place_Q]
         stored_UD = table.rows_of(keys_U)
         rows = WaitingRows.of_words(stored_UD.view(np.uint32))
         before_U, holder_U = rows.state_U.copy(), np.full(len(keys_U), STORED, np.int64)
         order_Q = np.uint64(events.pass_number) << np.uint64(32) | events.place_Q.astype(np.uint64)
         released = np.zeros(num, np.uint64), np.zeros(num), np.zeros(num, np.float32)
         outcome_Q, source_Q = np.empty(num, np.uint8), np.empty(num, np.int64)
-        columns = rows.state_U, rows.order_U, rows.time_U, rows.label_U, holder_U
-        turn_Q = np.lexsort((events.place_Q, events.time_Q))
-        given = turn_Q, number_Q, order_Q, frozen(events.time_Q), frozen(events.label_Q), window_s, events.holds
-        join_kernels.decide(*given, *columns, outcome_Q, source_Q, *released)
+        end_U = np.where(before_U == CLOCK, num_all, ends_of_waiting(time_A, window_s, rows.time_U))
+        columns = rows.state_U, rows.order_U, rows.time_U, rows.label_U, end_U, holder_U
+        of_events = frozen(events.time_Q), frozen(events.label_Q), end_A[position_Q]
+        given = np.argsort(position_Q), number_Q, order_Q, position_Q, *of_events, num_all, window_s, events.holds
+        most = num + len(keys_U)
+        number_X, end_X, holder_X = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+        state_X, order_X = np.empty(most, np.uint8), np.empty(most, np.uint64)
+        time_X, label_X = np.empty(most), np.empty(most, np.float32)
+        ended = number_X, state_X, order_X, time_X, label_X, end_X, holder_X
+        cut = slice(join_kernels.decide(*given, *columns, outcome_Q, source_Q, *released, *ended))
+        windows = number_X[cut], state_X[cut], order_X[cut], time_X[cut], label_X[cut], end_X[cut], holder_X[cut]
         empty = np.zeros(2, np.int64), np.empty(0, np.uint8)
         samples = joined_lists([samples_of(stored_UD), (events.offset_Q1, events.data_N), empty])
-        return cls(events, keys_U, before_U, rows, holder_U, number_Q, outcome_Q, source_Q, released, samples)
+        of_keys = keys_U, before_U, rows, holder_U, number_Q
+        return cls(events, time_A, position_Q, *of_keys, outcome_Q, source_Q, released, windows, samples)
 
     def joined(self) -> tuple[JoinedSamples, I64]:
         """The samples that events release, and the events."""
@@ -163,27 +198,31 @@ class _JoinOfPass:
         columns = self.events.key_Q[at_E], order_Q[at_E], time_Q[at_E], label_Q[at_E]
         return JoinedSamples(*columns, *self._samples(self.source_Q[at_E], self.number_Q[at_E])), at_E
 
-    def over(self, window_s: float) -> NDArray[np.bool_]:
-        """(U,) whether the window of a key ends with the pass."""
-        over_U: NDArray[np.bool_] = (self.rows.state_U != NOTHING) & self.rows.over(window_s, self.events.last_s)
-        return over_U
-
-    def expired(self, over_U: NDArray[np.bool_], waited: Sequence[int]) -> JoinedSamples:
-        """The impressions among them that wait, in states of `waited`."""
-        at_X = np.flatnonzero(over_U & np.isin(self.rows.state_U, waited))
-        columns = self.keys_U[at_X], self.rows.order_U[at_X], self.rows.time_U[at_X], self.rows.label_U[at_X]
-        return JoinedSamples(*columns, *self._samples(self.holder_U[at_X], at_X))
-
-    def others(self, table: ShardTable, window_s: float) -> tuple[WaitingRows, U64]:
-        """The rows of other keys whose window ends with the pass."""
+    def ended(self, table: ShardTable, window_s: float) -> tuple[_Ended, U64]:
+        """The windows that end; and the keys among them that the pass has no events of."""
+        number_X, state_X, order_X, time_X, label_X, end_X, holder_X = self.windows
+        mine = JoinedSamples(self.keys_U[number_X], order_X, time_X, label_X, *self._samples(holder_X, number_X))
         keys_R, words_RW = table.first_words(HEAD_WORDS)
-        over_X = np.flatnonzero(WaitingRows.of_words(words_RW).over(window_s, self.events.last_s))
-        other_X = over_X[~np.isin(keys_R[over_X], self.keys_U)]
-        return WaitingRows.of_words(words_RW[other_X]), keys_R[other_X]
+        rows = WaitingRows.of_words(words_RW)
+        end_R = ends_of_waiting(self.time_A, window_s, rows.time_U)
+        is_over_R = (end_R < len(self.time_A)) & (rows.state_U != CLOCK)
+        at_X = np.flatnonzero(is_over_R)
+        at_X = at_X[~np.isin(keys_R[at_X], self.keys_U)]
+        columns = keys_R[at_X], rows.order_U[at_X], rows.time_U[at_X], rows.label_U[at_X]
+        others = JoinedSamples(*columns, *samples_of(table.rows_of(keys_R[at_X])))
+        states_X = np.concatenate([state_X, rows.state_U[at_X]])
+        ends_X = np.concatenate([end_X, end_R[at_X]])
+        return _Ended(JoinedSamples.concat([mine, others]), states_X, ends_X), keys_R[at_X]
 
-    def changed(self, over_U: NDArray[np.bool_], width: int) -> tuple[U64, F32]:
-        """Keys and new rows. A key never comes back to a state that it had."""
-        at_C = np.flatnonzero((self.rows.state_U != self.before_U) & ~over_U)
+    def gone(self) -> U64:
+        """The keys of events whose rows are no longer there."""
+        gone_G: U64 = self.keys_U[(self.before_U != NOTHING) & (self.rows.state_U == NOTHING)]
+        return gone_G
+
+    def changed(self, width: int) -> tuple[U64, F32]:
+        """Keys and new rows."""
+        is_new_U = np.isin(np.arange(len(self.keys_U)), self.windows[0])
+        at_C = np.flatnonzero((self.rows.state_U != NOTHING) & ((self.rows.state_U != self.before_U) | is_new_U))
         return self.keys_U[at_C], self.rows.packed(at_C, *self._samples(self.holder_U[at_C], at_C), width)
 
     def _samples(self, holder_P: I64, number_P: I64) -> tuple[I64, U8]:
@@ -193,14 +232,8 @@ class _JoinOfPass:
         return pick(*self.samples, at_P)
 
 
-def _expired_others(table: ShardTable, others: WaitingRows, keys_R: U64, waited: Sequence[int]) -> JoinedSamples:
-    at_X = np.flatnonzero(np.isin(others.state_U, waited))
-    columns = keys_R[at_X], others.order_U[at_X], others.time_U[at_X], others.label_U[at_X]
-    return JoinedSamples(*columns, *samples_of(table.rows_of(keys_R[at_X])))
-
-
-def _shares(expired: JoinedSamples, num_ranks: int) -> list[JoinedSamples]:
+def _shares(expired: _Ended, num_ranks: int) -> list[_Ended]:
     """The samples of each rank, by their order: the key deals them, so that no number of shards matters."""
-    rank_X = (expired.key_E % np.uint64(num_ranks)).astype(np.int64)
-    by_order_X = np.argsort(expired.order_E, kind="stable")
+    rank_X = (expired.samples.key_E % np.uint64(num_ranks)).astype(np.int64)
+    by_order_X = np.argsort(expired.samples.order_E, kind="stable")
     return [expired.chosen(by_order_X[rank_X[by_order_X] == rank]) for rank in range(num_ranks)]

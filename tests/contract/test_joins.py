@@ -1,4 +1,5 @@
-"""The law of a join: what is released depends on the log alone, whatever the numbers of trainers and shards."""
+"""The law of a join: what is released depends on the log alone, whatever its passes and the numbers of trainers and
+shards."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import join_messages
 from headrace.pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
-from headrace.pserver.protocol.joins import JOIN_TABLE, JoinEvents
+from headrace.pserver.protocol.joins import JOIN_TABLE, JoinEvents, PassTimes
 from headrace.pserver.rows.digest import add
 from headrace.pserver.rows.join_kernels import join_reference, join_width_of
 from tests.contract import shards_world as w
@@ -38,12 +39,13 @@ def passes_of(drawn):
     ]
 
 
-def events_of(pass_number, events, holds=False):
+def events_of(pass_number, events, holds=False, streams=()):
     lengths = [len(data) for *_, data in events]
+    times = np.array([at for _, at, _, _ in events], np.float64)
+    streams = np.array(streams or [0] * len(events), np.uint64)
     return JoinEvents(
         pass_number,
-        len(events),
-        max((at for _, at, _, _ in events), default=-np.inf),
+        PassTimes(times, streams, np.ones(len(events), np.int64)),
         np.array([key for key, *_ in events], np.uint64),
         np.arange(len(events)),
         np.array([at for _, at, _, _ in events], np.float64),
@@ -92,17 +94,13 @@ def run(world, passes, first=1, repeats=False, holds=False):
 
 
 def plain(passes, holds=False):
-    """The law: a dictionary that reads the log, each pass in the order of time."""
+    """The law: a dictionary that reads the log event by event, and knows no passes."""
     known, found = {}, []
     for number, events in enumerate(passes, 1):
         numbered = [(key, number << 32 | place, *rest) for place, (key, *rest) in enumerate(events)]
-        end_s = max((at for _, at, _, _ in events), default=-np.inf)
-        turns = sorted(range(len(events)), key=lambda place, events=events: (events[place][1], place))
-        in_order = [numbered[place] for place in turns]
-        in_turn, expired, unmatched = join_reference(in_order, WINDOW_S, known, end_s, holds=holds)
-        outcomes = [in_turn[turns.index(place)] for place in range(len(events))]
+        outcomes, ended, unmatched = join_reference(numbered, WINDOW_S, known, holds=holds)
         joined = [each[1:] for each in outcomes if each[0] == 1 and not holds]
-        found.append(([each[0] for each in outcomes], joined, expired, unmatched))
+        found.append(([each[0] for each in outcomes], joined, sorted(each[1:] for each in ended), unmatched))
     return found
 
 
@@ -129,6 +127,35 @@ def test_releases_and_digests_are_those_of_one_trainer_with_any_numbers(drawn, h
         with world_of(shards, ranks) as world:
             assert run(world, passes, repeats=ranks == 2, holds=holds) == one, (shards, ranks)
             assert world.one.digest(w.soon()) == digest
+
+
+@settings(max_examples=40, deadline=None)
+@given(EVENTS.map(lambda events: [(key, 3 * at, *rest) for key, at, *rest in events]), st.booleans())
+def test_where_passes_begin_and_end_changes_nothing(drawn, holds):
+    (events,) = passes_of([drawn])
+    whole = plain([events], holds)[0]
+    for size in (1, 2, 7, 1000):
+        passes = [events[begin : begin + size] for begin in range(0, len(events), size)]
+        with world_of(0, 1) as world:
+            released = run(world, passes, holds=holds).released
+        outcomes, joined, expired, unmatched = zip(*released, strict=True) if released else ([], [], [], [])
+        assert [each for part in outcomes for each in part] == whole[0], size
+        assert [each[1:] for part in joined for each in part] == [each[1:] for each in whole[1]] or holds
+        assert sorted(each[1:] for part in expired for each in part) == sorted(each[1:] for each in whole[2])
+        assert sum(unmatched) == whole[3]
+
+
+def test_streams_of_a_pass_are_merged_by_time_and_each_keeps_its_order():
+    """Impressions of one partition, then clicks of another: of these, one is out of turn."""
+    shown = [(key_of(key), 20.0 * key, 0.0, b"x") for key in range(3)]
+    clicked = [(key_of(key), 20.0 * key + 5, 1.0, b"") for key in (0, 2, 1)]
+    with world_of(0, 1) as world:
+        world.one.open_pass(1, w.soon())
+        answers = world.one.join(events_of(1, shown + clicked, streams=[7, 7, 7, 8, 8, 8]), w.soon())
+    assert answers.position_Q.tolist() == [0, 2, 3, 1, 4, 5], "the last click comes after the one of 45 s"
+    assert answers.outcome_Q.tolist() == [0, 0, 0, 1, 1, 0]
+    assert told(answers.expired) == [(1 << 32 | 1, 20.0, 0.0, b"x")] and answers.end_X.tolist() == [3]
+    assert answers.num_unmatched == 0
 
 
 PASSES = [
@@ -178,7 +205,10 @@ def test_a_shard_refuses_events_out_of_turn():
             world.one.join(events_of(1, []), w.soon())
 
 
-@pytest.mark.parametrize("part", ["keys", "places", "times", "labels", "lengths", "samples"])
+PARTS = ["keys", "places", "times", "labels", "lengths", "samples", "all_times", "streams", "runs"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_messages_that_do_not_fit_are_refused(part):
     request = join_messages.request_of(pb.Caller(), events_of(1, PASSES[0]))
     again = join_messages.events_from(request)
@@ -188,12 +218,12 @@ def test_messages_that_do_not_fit_are_refused(part):
         join_messages.events_from(request)
 
 
-@pytest.mark.parametrize("wrong", [{"last_s": np.nan}, {"last_s": np.inf}, {"times": np.nan}, {"labels": np.nan}])
+@pytest.mark.parametrize("wrong", [{"all_times": np.nan}, {"all_times": np.inf}, {"times": np.nan}, {"labels": np.nan}])
 def test_messages_with_no_numbers_are_refused(wrong):
     request = join_messages.request_of(pb.Caller(), events_of(1, PASSES[0]))
     for part, value in wrong.items():
-        kind = {"times": np.float64, "labels": np.float32}.get(part)
-        setattr(request, part, value if kind is None else np.full(4, value, kind).tobytes())
+        kind = np.float32 if part == "labels" else np.float64
+        setattr(request, part, np.full(4, value, kind).tobytes())
     with pytest.raises(InvalidShardCall, match="is no number"):
         join_messages.events_from(request)
 

@@ -128,11 +128,6 @@ def is_wrong(event):
     return event["ts"] == YEAR_2099 or isinstance(event.get("user"), list)
 
 
-def place_of(latest, at_s):
-    """The first event of a pass that is later than the window of an impression."""
-    return next(place for place, each in enumerate(latest) if each > at_s + WINDOW_S)
-
-
 def offline(events, size=PASS):
     """The events of the offline join: as many, each with the samples that it releases; and how many clicks are late."""
     known, found, late = {}, [], 0
@@ -143,12 +138,11 @@ def offline(events, size=PASS):
             for place, each in enumerate(part)
             if not is_wrong(each)
         ]
-        given.sort(key=lambda each: each[2])
-        told, expired, _ = join_reference(given, WINDOW_S, known, given[-1][2], holds=True)
+        told, ended, _ = join_reference(given, WINDOW_S, known, holds=True)
         late += sum(outcome == 4 for outcome, *_ in told)
-        latest, samples = [at_s for _, _, at_s, _, _ in given], [[] for _ in part]
-        for _, at_s, label, sample in expired:
-            samples[place_of(latest, at_s)].append(json.loads(sample) | {"click": label})
+        samples = [[] for _ in part]
+        for place, _, _, label, sample in ended:
+            samples[place].append(json.loads(sample) | {"click": label})
         found += [{"samples": each} for each in samples]
     return found, late
 

@@ -1,5 +1,7 @@
 """From the events of a pass to samples with their labels."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.samples.slot_counters import SlotCounters
-from headrace.dataset.spec.config import MetaSlot, SparseSlot
+from headrace.dataset.spec.config import FilesSource, MetaSlot, SparseSlot
 from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import SourceSet
 from headrace.deadline import Deadline
 from headrace.pserver.rows.join_kernels import join_reference
 from headrace.pserver.server.embedded import EmbeddedShards
@@ -27,6 +30,7 @@ SCHEMA = Schema.of(
         MetaSlot(name="weight", kind="meta"),
     )
 )
+SOURCES = SourceSet.of(FilesSource(kind="files", paths=["x"]))
 JOIN = JoinSection(label="click", key="key", window=10.0, max_sample_bytes=64)
 EVENTS = st.lists(
     st.lists(
@@ -65,14 +69,17 @@ def block_of(events, begin_s):
 class Blocks:
     """A PassReader of two blocks a pass, each with its own numbers of events."""
 
-    def __init__(self, passes):
-        self._passes, self.rejected = passes, []
+    def __init__(self, passes, advance_s=6.0):
+        self._passes, self.rejected, self._advance_s = passes, [], advance_s
 
     def read(self, pass_number, segments, tally):
         tally.slots = SlotCounters(SCHEMA)
         events = self._passes[pass_number - 1]
         for part in (events[:3], events[3:]):
-            yield block_of(part, 6.0 * pass_number)
+            yield block_of(part, self._advance_s * pass_number)
+
+    def partitions(self):
+        return ["x", "x"]
 
     def reject(self, pass_number, samples, tally):
         self.rejected.append(samples)
@@ -87,7 +94,7 @@ def run(passes, join, blocks=None):
     """By pass: the samples as (signs, label, weight, time, event), and the tally."""
     shards = EmbeddedShards(join_tables(join), 1, joins=windows_of(join))
     blocks = blocks or Blocks(passes)
-    reader, found = JoinReader(blocks, join, SCHEMA, shards, 20.0, 5, "weight"), []
+    reader, found = JoinReader(blocks, join, SCHEMA, shards, 20.0, 5, "weight", SOURCES), []
     for number in range(1, len(passes) + 1):
         shards.open_pass(number, Deadline.after(20))
         reader.opened(number)
@@ -117,15 +124,11 @@ def plain(passes, *, at_once=False, holds=False):
             num_long += bool(at == at and not clicked and len(signs) > 5)
             if at == at and (clicked or len(signs) <= 5):
                 given.append((key, number << 32 | len(given), 6.0 * number + at, float(clicked), bytes(signs)))
-        given.sort(key=lambda each: each[2])
-        end_s = max((each[2] for each in given), default=-np.inf)
-        outcomes, expired, unmatched = join_reference(given, 10.0, known, end_s, holds=holds)
-        samples, latest = [], -np.inf
-        for event, (outcome, at_s, label, data) in zip(given, outcomes, strict=True):
+        outcomes, ended, unmatched = join_reference(given, 10.0, known, holds=holds)
+        samples = []
+        for place, (event, (outcome, at_s, label, data)) in enumerate(zip(given, outcomes, strict=True)):
             if not at_once:
-                ends = [each for each in expired if latest <= each[1] + 10.0 < event[2]]
-                samples += [(tuple(data), label, at_s) for _, at_s, label, data in ends]
-            latest = max(latest, event[2])
+                samples += [(tuple(data), label, at_s) for at, _, at_s, label, data in ended if at == place]
             if outcome == 1 and not holds:
                 samples.append((tuple(data), label, at_s))
             elif at_once and event[3] == 0 and outcome in (0, 4):
@@ -147,6 +150,36 @@ def test_every_sample_has_the_label_that_the_log_gives_it(passes, learn):
         assert sum(tally.left_out.values()) == num_out
 
 
+RESHOWN = [
+    ("a", 0.0, 0.0, [1]),
+    ("b", 500.0, 0.0, [2]),
+    ("a", 1000.0, 0.0, [3]),
+    ("a", 1010.0, 1.0, []),
+    ("z", 5000.0, 0.0, [9]),
+]
+"""An impression whose window has ended, shown again and clicked."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(EVENTS, st.sampled_from(list(LearnAt)))
+def test_the_samples_do_not_depend_on_where_passes_begin_and_end(events, learn):
+    events = [[(key, 6 * at, label, signs) for key, at, label, signs in event] for event in events]
+    join, found = JOIN.model_copy(update={"learn": learn}), []
+    for size in (1, 7, 1000):
+        passes = [events[begin : begin + size] for begin in range(0, len(events), size)]
+        told = run(passes, join, Blocks(passes, advance_s=0.0))
+        left_out = sum((Counter(tally.left_out) for _, tally in told), Counter())
+        found.append(([sample[:4] for samples, _ in told for sample in samples], left_out))
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_impression_whose_window_has_ended_does_not_take_a_later_click():
+    for size in (1, 2, 1000):
+        passes = [[[each] for each in RESHOWN[begin : begin + size]] for begin in range(0, len(RESHOWN), size)]
+        samples = [sample for told, _ in run(passes, JOIN, Blocks(passes, advance_s=0.0)) for sample in told]
+        assert [(signs, label) for signs, label, *_ in samples] == [((1,), 0.0), ((2,), 0.0), ((3,), 1.0)], size
+
+
 def test_an_event_that_is_too_far_ahead_ends_no_window_and_is_given_back():
     shown = [[("a", 0.0, 0.0, [1])], [("b", 1.0, 0.0, [2])], [("b", 2e9, 1.0, [])], [("c", 1e9, 0.0, [3])]]
     later = [[("a", 1.0, 1.0, [])], [("c", 14.0, 0.0, [4])], [("d", 14.0, 0.0, [1] * 6), ("d", float("nan"), 0.0, [])]]
@@ -159,7 +192,7 @@ def test_an_event_that_is_too_far_ahead_ends_no_window_and_is_given_back():
     assert [(each.block, each.event) for each in blocks.rejected[1]] == [(0, 2), (0, 2)]
     assert more.rejected == {"longer than join.max_sample_bytes": 1}, "an event is rejected once"
     (unbounded, _), _ = run([shown, later], JOIN)
-    assert [signs for signs, *_ in unbounded] == [(1,), (2,), (3,)], "without the bound one event ends every window"
+    assert [signs for signs, *_ in unbounded] == [(1,), (2,)], "without the bound one event ends every window"
 
 
 @pytest.mark.parametrize("learn", list(LearnAt))

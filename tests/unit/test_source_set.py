@@ -103,3 +103,13 @@ def test_what_waits_waits_for_all_before_it():
     simulated = SimulatedSource(kind="simulated", events=5)
     names = SourceSet({"c": simulated.model_copy(update={"after": "b"}), "b": files(after="a"), "a": files()})
     assert names.predecessors("c") == ["b", "a"] and names.predecessors("a") == []
+
+
+def test_files_are_one_stream_unless_a_field_parts_them():
+    files = FilesSource(kind="files", paths=["{day}.jsonl"])
+    parted = FilesSource(kind="files", paths=["{shard}/{day}.jsonl"], partition_by="{shard}")
+    kafka = KafkaSource(kind="kafka", topics=["t"], options={"bootstrap_servers": "x:1"})
+    one = SourceSet.of(parted)
+    assert [one.stream_of(name) for name in ("a/1.jsonl", "a/2.jsonl", "b/1.jsonl")] == ["a", "a", "b"]
+    several = SourceSet({"f": files, "k": kafka})
+    assert [several.stream_of(name) for name in ("f:1.jsonl", "f:2.jsonl", "k:t/1")] == ["f:", "f:", "k:t/1"]

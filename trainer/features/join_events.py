@@ -18,7 +18,8 @@ from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
 from headrace.key_kernels import keys_of
 from headrace.lists import offsets_of, pick
-from headrace.pserver.protocol.joins import F32, U8, U64, JoinEvents
+from headrace.pserver.protocol.joins import F32, U8, U64, JoinEvents, PassTimes
+from headrace.seeds import derive
 from headrace.trainer.features.neighbours import numbered
 
 
@@ -32,12 +33,18 @@ class PassEvents:
 
 
 def events_of(
-    pass_number: int, blocks: Sequence[Samples], join: JoinSection, schema: Schema, bound_s: float
+    pass_number: int,
+    blocks: Sequence[Samples],
+    streams: Sequence[str],
+    join: JoinSection,
+    schema: Schema,
+    bound_s: float,
 ) -> tuple[PassEvents, list[RejectedSample]]:
-    """The impressions and clicks of a rank's part of a pass, in the order of their times; and the samples without a
-    time, later than `bound_s`, or too long."""
+    """The impressions and clicks of a rank's part of a pass, in the order of the log; and the samples without a time,
+    later than `bound_s`, or too long. `streams`: that of each block."""
     parts, rejected, begin = [_no_events()], list[RejectedSample](), 0
-    for number, block in enumerate(blocks):
+    stream_K, length_K = list[int](), list[int]()
+    for number, (block, stream) in enumerate(zip(blocks, streams, strict=True)):
         event_B = begin + numbered(block.event_B)
         begin = int(event_B[-1]) + 1 if len(event_B) else begin
         label_B = np.nan_to_num(block.meta[join.label].astype(np.float32), nan=0.0)
@@ -48,14 +55,16 @@ def events_of(
         at_Q = np.flatnonzero(~wrong_B)
         _, of_impressions_N = pick(offset_B1, data_N, at_Q[label_B[at_Q] == 0])
         key_Q = join_keys(block.meta[join.key][at_Q])
+        if not stream_K or stream_K[-1] != derive(0, stream):
+            stream_K, length_K = [*stream_K, derive(0, stream)], [*length_K, 0]
+        length_K[-1] += len(at_Q)
         parts.append((key_Q, event_B[at_Q], block.time_s_B[at_Q], label_B[at_Q], length_B[at_Q], of_impressions_N))
     key_Q, event_Q, time_Q, label_Q, length_Q, data_N = (np.concatenate(c) for c in zip(*parts, strict=True))
     offset_Q1 = offsets_of(length_Q)
     holds = join.learn is LearnAt.AT_WINDOW_END
-    last_s = float(time_Q.max()) if len(time_Q) else -np.inf
-    given = pass_number, len(key_Q), last_s, key_Q, np.arange(len(key_Q)), time_Q, label_Q, holds, offset_Q1, data_N
-    turn_Q = np.argsort(time_Q, kind="stable")
-    return PassEvents(JoinEvents(*given).chosen(turn_Q), event_Q[turn_Q]), rejected
+    times = PassTimes(time_Q, np.array(stream_K, np.uint64), np.array(length_K, np.int64))
+    given = pass_number, times, key_Q, np.arange(len(key_Q)), time_Q, label_Q, holds, offset_Q1, data_N
+    return PassEvents(JoinEvents(*given), event_Q), rejected
 
 
 def _rejected(

@@ -3,9 +3,9 @@
 It stands around the reader of a stream. A rank reads its whole part of a pass, and waits until the pass is open, so
 that the shards hold what the version before left waiting. It gives events back that cannot be joined, to be rejected
 (trainer.features.join_events). Then it sends the others, and gets back the samples that have their labels: those that
-its own events release, each in the place of its event, and its share of the impressions whose window ends with the
-pass, each where it ends. All of them are in the order of the events' times, so that batches have positives and
-negatives wherever the stream has.
+its own events release, each in the place of its event, and its share of the impressions whose window ends in the pass,
+each where it ends. All of them are in the order in which events count (pserver.rows.join_order), so that batches have
+positives and negatives wherever the stream has.
 
 Shapes: Q events of the join in a pass, E samples released, X of them by no click.
 """
@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.loader.batch_loader import PassTally, RejectingReader
-from headrace.dataset.samples.batch import F64, I64, Samples
+from headrace.dataset.samples.batch import I64, Samples
 from headrace.dataset.samples.sample_bytes import decode_samples
 from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum
 from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of
@@ -55,10 +56,11 @@ class JoinReader(GatedReader):
         wait_s: float,
         seed: int,
         weight: str | None,
+        sources: SourceSet,
     ) -> None:
         """`wait_s`: longest wait for the events of other ranks. `weight`: the meta slot with the sample's weight."""
         super().__init__(reader)
-        self._rejecting = reader
+        self._rejecting, self._sources = reader, sources
         self._join, self._schema, self._shards, self._wait_s = join, schema, shards, wait_s
         self._salt, self._weight = np.uint64(derive(seed, "keep_negatives")), weight
 
@@ -68,7 +70,8 @@ class JoinReader(GatedReader):
         if not self.await_open(pass_number):
             return
         bound_s = self._bound_s(pass_number, blocks)
-        mine, rejected = events_of(pass_number, blocks, self._join, self._schema, bound_s)
+        streams = [self._sources.stream_of(each) for each in self._rejecting.partitions()]
+        mine, rejected = events_of(pass_number, blocks, streams, self._join, self._schema, bound_s)
         self._rejecting.reject(pass_number, rejected, tally)
         answers = self._shards.join(mine.events, Deadline.after(self._wait_s))
         for outcome, reason in COUNTED.items():
@@ -77,7 +80,7 @@ class JoinReader(GatedReader):
         counters = SlotCounters(self._schema)
         if tally.slots is not None:
             counters.sums_SK[:, SlotSum.PADDING :] = tally.slots.sums_SK[:, SlotSum.PADDING :]
-        samples = self._released(mine, answers)
+        samples = self._released(*in_order(mine, answers))
         counters.observe(samples)
         tally.num_samples, tally.slots = len(samples), counters
         if len(samples):
@@ -93,8 +96,8 @@ class JoinReader(GatedReader):
         return self._shards.join_clock(pass_number, spans, max_ahead_s, Deadline.after(self._wait_s))
 
     def _released(self, mine: PassEvents, answers: JoinAnswers) -> Samples:
-        """The samples that events release, and the others: negatives learnt at once, or each sample before the first
-        event that is later than the end of its window."""
+        """The samples that events release, and the others: negatives learnt at once, or each sample before the event
+        that ends its window."""
         events = mine.events
         at_E = np.flatnonzero((answers.outcome_Q == JoinOutcome.JOINED) & (not events.holds))
         if self._join.learn is LearnAt.AT_ONCE:
@@ -104,7 +107,7 @@ class JoinReader(GatedReader):
         else:
             kept_X = self._kept(answers.expired.key_E) | (answers.expired.label_E != 0)
             others = answers.expired.chosen(np.flatnonzero(kept_X))
-            at_X = places_of(others.time_E + self._join.window, events.time_Q)
+            at_X = np.searchsorted(answers.position_Q, answers.end_X[kept_X])
             event_X = -1 - np.arange(len(others))  # each is an event of its own
         order_E = np.argsort(np.concatenate([2 * at_E + 1, 2 * at_X]), kind="stable")
         event_E = np.concatenate([mine.event_Q[at_E], event_X])[order_E]
@@ -132,10 +135,13 @@ class JoinReader(GatedReader):
         return replace(samples, meta=meta)
 
 
-def places_of(end_X: F64, time_Q: F64) -> I64:
-    """(X,) the first event later than each of these times, of events in the order of time; else the end."""
-    at_X: I64 = np.searchsorted(time_Q, end_X, side="right")
-    return at_X
+def in_order(mine: PassEvents, answers: JoinAnswers) -> tuple[PassEvents, JoinAnswers]:
+    """The events of a rank and what they release, in the order in which events count."""
+    turn_Q = np.argsort(answers.position_Q, kind="stable")
+    joined_E = np.flatnonzero(answers.outcome_Q == JoinOutcome.JOINED)[: len(answers.joined)]
+    of_events = answers.outcome_Q[turn_Q], answers.joined.chosen(np.argsort(answers.position_Q[joined_E]))
+    answers = JoinAnswers(*of_events, answers.position_Q[turn_Q], answers.expired, answers.end_X, answers.num_unmatched)
+    return PassEvents(mine.events.chosen(turn_Q), mine.event_Q[turn_Q]), answers
 
 
 def at_once(events: JoinEvents, outcome_Q: U8) -> NDArray[np.bool_]:

@@ -36,7 +36,8 @@ def open_reader(
     if job.join is not None:
         assert instead is None, "a join gives events back to source and pipe"
         segments = _segments(config, job, schema, source, dead_letters)
-        reader = JoinReader(segments, job.join, schema, shards, job.train.step_deadline, job.seed, job.sample.weight)
+        more = job.train.step_deadline, job.seed, job.sample.weight, SourceSet(job.sources)
+        reader = JoinReader(segments, job.join, schema, shards, *more)
     else:
         reader = instead or _segments(config, job, schema, source, dead_letters)
     if not schema.filled:
