@@ -83,7 +83,7 @@ class BucketTree:
                 f"nearer to the files in paths"
             )
         self._listed[folder] = found
-        named = [path for path in found if pattern.values(path) is not None and not _is_hidden(path)]
+        named = [path for path in found if not path.endswith("/") and pattern.finds(path)]
         keyed = [(key, path) for path in named if (key := pattern.key(path)) is not None]
         return [path for _, path in sorted(keyed)]
 
@@ -182,8 +182,3 @@ class BucketBytes:
     def close(self) -> None:
         """See RawBytes."""
         self._held = b""
-
-
-def _is_hidden(path: str) -> bool:
-    """Whether a part of the path has a leading dot, as wildcards skip on a disk; or it marks a folder."""
-    return path.endswith("/") or any(part.startswith(".") for part in path.split("/"))

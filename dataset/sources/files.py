@@ -162,7 +162,8 @@ class FileStream:
 
     def _nothing(self, pattern: Pattern) -> str:
         if self._config.ready is None:
-            return f"no file matches {pattern.text!r} in {self._tree}"
+            skipped = "" if all(part.is_literal for part in pattern.parts) else " (wildcards skip names like _x and .x)"
+            return f"no file matches {pattern.text!r} in {self._tree}{skipped}"
         return f"no folder of {pattern.text!r} in {self._tree} has its marker {self._config.ready!r}"
 
     def _ready(self, pattern: Pattern, paths: Sequence[str]) -> Sequence[str]:

@@ -132,7 +132,8 @@ class FilesSource(RecordedSource):
     kind: Literal["files"]
     """Files."""
     paths: Annotated[tuple[PathPattern, ...], Field(min_length=1, max_length=10_000)]
-    """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to `root`."""
+    """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to `root`. Wildcards skip names that begin with
+    "." or "_", such as "_temporary": write these out. "_day=7" is a folder like others."""
     root: str | None = Field(default=None, max_length=4096)
     """Where `paths` begin, if the files are in an object store: "s3://bucket/prefix", with options and credentials as
     for `store.mirror`. Unset: the spec's folder."""

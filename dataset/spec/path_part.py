@@ -55,10 +55,10 @@ class PathPart:
         return sum(isinstance(token, Wildcard) for token in self.tokens)
 
     def accepts(self, name: str) -> bool:
-        """Whether it matches the name of a file or folder. A name with a leading dot needs a part with one."""
+        """Whether it matches the name of a file or folder. A hidden one needs a part that begins as it does."""
         if self.is_literal:
             return name == self.text
-        hidden = name.startswith(".") and not self.text.startswith(".")
+        hidden = is_hidden(name) and not self.text.startswith(name[0])
         return not hidden and self.match(name, {}) is not None
 
     def match(self, text: str, known: Mapping[str, str]) -> dict[str, str] | None:
@@ -73,6 +73,13 @@ class PathPart:
             if wildcard.field is not None and values.setdefault(wildcard.field, value) != value:
                 return None
         return values
+
+
+def is_hidden(name: str) -> bool:
+    """Whether wildcards skip the name of a file or folder: one of a writer's own, such as "_temporary" or ".part".
+
+    "_day=7" is the folder of a partition, as for other readers of such folders."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def _tokens(text: str) -> Iterator[Fixed | Wildcard]:

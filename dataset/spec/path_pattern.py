@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from headrace.dataset.spec.path_part import PathPart
-from headrace.dataset.spec.path_search import DEEP, find_files
+from headrace.dataset.spec.path_search import DEEP, find_files, is_match
 from headrace.deadline import Deadline
 
 MAX_CHARS = 4_096
@@ -106,6 +106,10 @@ class Pattern:
     def find(self, root: Path, deadline: Deadline | None = None) -> Iterator[str]:
         """The files that match, even if a field that occurs twice has two values. Raises DeadlineExceeded."""
         return find_files(root, self.parts, deadline)
+
+    def finds(self, path: str) -> bool:
+        """Whether it matches the path of a file, and skips no part of it."""
+        return is_match(split_path(path), self.parts) and self.values(path) is not None
 
     def matches(self, root: Path) -> list[str]:
         """The files that match now, in order, as paths relative to `root` (or absolute, like the pattern)."""

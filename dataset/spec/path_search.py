@@ -1,15 +1,15 @@
 """Finds the files that match a path pattern. Each folder is listed once, however many `**` the pattern has.
 
 For each folder the search keeps the numbers of pattern parts that its path may match, and compares the folder's entries
-with the parts that may follow. As in a shell, wildcards skip names with a leading dot.
+with the parts that may follow. Wildcards skip names that begin with a dot or an underscore.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.dataset.spec.path_part import PathPart
+from headrace.dataset.spec.path_part import PathPart, is_hidden
 from headrace.deadline import Deadline
 
 DEEP = "**"
@@ -55,6 +55,14 @@ def find_files(root: Path, parts: Sequence[PathPart], deadline: Deadline | None 
         left.extend(reversed(inside))
 
 
+def is_match(names: Iterable[str], parts: Sequence[PathPart]) -> bool:
+    """Whether a search would find the path with these names, if it is a file's."""
+    matched = _reached(parts, {0})
+    for name in names:
+        matched = _reached(parts, _matched(parts, matched, name))
+    return len(parts) in matched
+
+
 def _entries(
     place: Path, parts: Sequence[PathPart], matched: Collection[int], deadline: Deadline | None
 ) -> list[tuple[str, bool]]:
@@ -95,7 +103,7 @@ def _matched(parts: Sequence[PathPart], matched: Collection[int], name: str) -> 
             continue
         part = parts[number]
         if part.text == DEEP:
-            after.update(() if name.startswith(".") else (number,))
+            after.update(() if is_hidden(name) else (number,))
         elif part.accepts(name):
             after.add(number + 1)
     return after

@@ -125,6 +125,25 @@ def test_a_pattern_finds_what_a_glob_finds(tmp_path, pattern):
     assert set(Pattern(pattern).find(tmp_path)) == files
 
 
+def test_names_of_writers_own_match_only_where_the_pattern_names_them(tmp_path):
+    """As for Spark: "_temporary" is the folder of a task that has not ended."""
+    shown = ["a.jsonl", "_day=7/a.jsonl", "x/a_b.jsonl"]
+    hidden = ["_x.jsonl", "_temporary/0/a.jsonl", "x/_tmp.jsonl", "x/.part.jsonl"]
+    made(tmp_path, *shown, *hidden)
+    for pattern, files in (
+        ("**/*.jsonl", shown),
+        ("**", shown),
+        ("{name}.jsonl", ["a.jsonl"]),
+        ("_x.jsonl", ["_x.jsonl"]),
+        ("_*.jsonl", ["_x.jsonl"]),
+        ("_temporary/**/*.jsonl", ["_temporary/0/a.jsonl"]),
+        ("*/_*.jsonl", ["x/_tmp.jsonl"]),
+        ("*/.*.jsonl", ["x/.part.jsonl"]),
+    ):
+        assert set(Pattern(pattern).find(tmp_path)) == set(files), pattern
+        assert {path for path in shown + hidden if Pattern(pattern).finds(path)} == set(files), pattern
+
+
 def test_a_folder_in_which_a_name_is_given_is_not_listed(tmp_path, monkeypatch):
     made(tmp_path, "x/y/a.txt")
     monkeypatch.delattr(os, "scandir")
