@@ -4,6 +4,7 @@ The caller shows it: on a terminal (service.server.foreground_run), or to the se
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -41,9 +42,11 @@ from headrace.timeline import TraceWindow
 class JobRun:
     """A run whose store is claimed. `run` belongs to the main thread; the rest is for any thread."""
 
-    def __init__(self, launcher: JobRunner, store: Path, finish_trace: Callable[[], str] = str) -> None:
-        """`finish_trace` is called at the end; see `trace`."""
-        self.launcher, self.store = launcher, store
+    def __init__(
+        self, launcher: JobRunner, store: Path, finish_trace: Callable[[], str] = str, *, joins: bool = False
+    ) -> None:
+        """`finish_trace` is called at the end; see `trace`. `joins`: events may wait for others, and give no sample."""
+        self.launcher, self.store, self._joins = launcher, store, joins
         self._finish_trace = finish_trace
         self.trace = ""
         """Where the trace is, in words; "" without one."""
@@ -56,12 +59,30 @@ class JobRun:
         outcome = self.launcher.run()
         self.trace = self._finish_trace()
         self.report = read_report(self.store / REPORT)
+        if outcome.code == ExitCode.DRAINED and not self.launcher.stopped:
+            outcome = outcome_of_report(outcome, self.report, joins=self._joins)
         self._end = last_status(outcome, self.report, self.launcher.status())
         return outcome
 
     def status(self) -> Mapping[str, Any]:
         """See JobRunner.status; after the end, with the final figures."""
         return {**self.launcher.status(), **self._end}
+
+
+def outcome_of_report(outcome: RunOutcome, report: Mapping[str, Any], *, joins: bool) -> RunOutcome:
+    """The outcome of a run whose stream is drained: a failure if there were events, and no sample came of them.
+
+    Events outside `since` and `until` are left out, and events may wait in a join: neither is a fault."""
+    rejected = Counter[str](report.get("rejected", {}))
+    events = int(report.get("events", 0)) - sum(report.get("left_out", {}).values())
+    if report.get("samples", 0) or events <= 0 or (joins and not rejected):
+        return outcome
+    reasons = ", ".join(f"{reason} {number:,}" for reason, number in rejected.most_common(3))
+    advice = "look at the dead letters, repair the stream or the pipe, and start again with --fresh"
+    if not rejected:
+        reasons, advice = "none", "look at what the pipe emits: python -m headrace.dataset --spec"
+    text = f"nothing was learnt: no sample came of {events:,} events (rejected: {reasons}); {advice}"
+    return RunOutcome(ExitCode.FAILED, text)
 
 
 @contextmanager
@@ -106,11 +127,12 @@ def open_run(
             standbys=plans,
             stop_code=stopped,
         )
+        joins = job.spec.join is not None
         if trace is None:
-            yield JobRun(runner, store)
+            yield JobRun(runner, store, joins=joins)
             return
         begin_trace(store)
-        yield JobRun(runner, store, lambda: finish_trace(store, _workers(job)))
+        yield JobRun(runner, store, lambda: finish_trace(store, _workers(job)), joins=joins)
 
 
 def _workers(job: LoadedJob) -> list[str]:

@@ -194,6 +194,26 @@ def test_a_run_ends_with_a_summary_from_the_report(headrace_says, workers_do, tm
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (
+            {"rejected": {"unparsable": 4, "not UTF-8": 1}},
+            "no sample came of 5 events (rejected: unparsable 4, not UTF",
+        ),
+        ({"rejected": {}}, "no sample came of 5 events (rejected: none); look at what the pipe emits"),
+        ({"left_out": {"after until": 5}}, ""),
+        ({"events": 0}, ""),
+    ],
+)
+def test_a_run_that_learns_nothing_of_its_events_fails(headrace_says, workers_do, tmp_path, report, said):
+    written = {"events": 5, "samples": 0, "rejected": {}, "left_out": {}} | report
+    workers_do(["write", str(tmp_path / "store" / "report.json"), json.dumps(written)], ["exit", 0])
+    code, _, err = headrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path / 'store'}")
+    assert (code, said in err) == (int(bool(said)), True), err
+
+
+@pytest.mark.long
 def test_a_run_that_fails_tells_who_died_with_its_last_lines(headrace_says, workers_do, tmp_path):
     workers_do(["say", "error: the stream broke"], ["exit", 1])
     code, out, err = headrace_says("run", NEWS, "--set", CAT, "--set", f"store.path={tmp_path}")

@@ -1,7 +1,12 @@
+import bz2
 import gzip
+import lzma
 import os
+import zipfile
 import zlib
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +77,7 @@ def test_a_seek_reads_one_chunk_not_the_file(tmp_path, monkeypatch):
     reads = []
     monkeypatch.setattr(os, "pread", lambda *a, real=os.pread: reads.append(a[1]) or real(*a))
     assert values(file, 40_000, 40_002) == [b"%099d" % 40_000, b"%099d" % 40_001]
-    assert sum(reads) <= 2 * 10_000 + 2  # the first bytes are looked at for gzip's mark
+    assert sum(reads) <= 2 * 10_000 + 10  # the first bytes tell the format
 
 
 def test_gzip_goes_on_where_it_stands(tmp_path, monkeypatch):
@@ -184,3 +189,36 @@ def test_a_file_that_shrinks_or_is_replaced_is_named(tmp_path):
 def test_a_file_that_is_gone_is_named(tmp_path):
     with pytest.raises(SourceGap, match=r"nothing: the file is gone"):
         values(opened(tmp_path / "nothing"), 0, 1)
+
+
+def write_zip(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", "a\nb\n")
+
+
+OTHERS = {
+    "zstd": lambda path: path.write_bytes(pa.Codec("zstd").compress(b"a\nb\n", asbytes=True)),
+    "bzip2": lambda path: path.write_bytes(bz2.compress(b"a\nb\n")),
+    "bzip2 of nothing": lambda path: path.write_bytes(bz2.compress(b"")),
+    "xz": lambda path: path.write_bytes(lzma.compress(b"a\nb\n")),
+    "zip": write_zip,
+    "Parquet": lambda path: pq.write_table(pa.table({"a": [1]}), path),
+    "Parquet without rows": lambda path: pq.write_table(pa.table({"a": pa.array([], pa.int64())}), path),
+    "Arrow": lambda path: pa.ipc.new_file(str(path), pa.schema([("a", pa.int64())])).close(),
+    "Avro": lambda path: path.write_bytes(b"Obj\x01\x04\x14avro.codec\x08null"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_of_another_format_is_refused_by_its_first_bytes(tmp_path, name):
+    path = tmp_path / "events.jsonl"
+    OTHERS[name](path)
+    with pytest.raises(BadInput, match=rf"events\.jsonl has no lines: it is (a |an )?{name.split()[0]}"):
+        opened(path).count()
+
+
+@pytest.mark.parametrize("text", [b"BZh9 is a text\n", b"PAR1,2\n", b"PK,3\n", b"Obj,1\n", b"ARROW1,5\n", b"", b"x"])
+def test_a_text_that_begins_like_another_format_is_read(tmp_path, text):
+    path = tmp_path / "events.txt"
+    path.write_bytes(text)
+    assert opened(path).count() == bool(text)
