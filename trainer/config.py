@@ -44,8 +44,9 @@ class TaskSection(Section):
     label: str
     """Meta slot with the label."""
     loss: Literal["bce", "mse", "softmax"] = "bce"
-    """"bce": log loss of a probability; "mse": squared error of a value; "softmax": log loss of the right one of many
-    classes, whose number is the label (model "next_item", docs/large-classes.md)."""
+    """"bce": log loss of a probability, for labels from 0 to 1; "mse": squared error of a value, for any finite label;
+    "softmax": log loss of the right one of many classes, whose number is the label (model "next_item",
+    docs/large-classes.md). An event with another label is rejected."""
     weight: Positive = 1.0
     """Weight of the task's loss in the sum."""
     mask: str | None = None

@@ -20,9 +20,9 @@ from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.loader.kept_segments import KeptSegment, KeptSegments
 from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare
 from headrace.dataset.pipe.arrow_runner import ArrowRunner
-from headrace.dataset.pipe.class_bounds import reject_classes
 from headrace.dataset.pipe.columns_runner import ColumnsRunner
 from headrace.dataset.pipe.command import Command, prepare_command
+from headrace.dataset.pipe.label_bounds import LabelBounds, reject_labels
 from headrace.dataset.pipe.multislot_runner import MultiSlotRunner
 from headrace.dataset.pipe.pool import PipePool
 from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
@@ -108,10 +108,10 @@ class SegmentReader:
         max_outage_s: float = 600.0,
         kept: KeptSegments | None = None,
         shuffles: RankShare | None = None,
-        classes: Mapping[str, int] | None = None,
+        labels: Sequence[LabelBounds] = (),
     ) -> None:
         """`kept`: takes samples that are read again. `shuffles`: each pass is shuffled, `read` gets the segments of all
-        trainers, and this trainer takes its share. `classes`: by slot, below which its values must be."""
+        trainers, and this trainer takes its share. `labels`: events with others are rejected."""
         self._sections = SourceSet.of(source_config)
         for name, section in self._sections.sections.items():
             path = f"sources.{name}.event_time" if name else "event_time"
@@ -119,7 +119,7 @@ class SegmentReader:
         self._windows = {name: TimeWindow.of(section) for name, section in self._sections.sections.items()}
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
-        self._kept, self._shuffles, self._classes = kept, shuffles, classes or {}
+        self._kept, self._shuffles, self._labels = kept, shuffles, labels
         self._blocks: list[tuple[Segment, int]] = []
         """Of the last pass that was read and not shuffled: the segment of each block, and the lines before it."""
         self._stopping = threading.Event()
@@ -327,7 +327,7 @@ class SegmentReader:
                 log.warning("waiting for %s: %s", segment.partition, error)
 
     def _count(self, pass_number: int, work: PipeInput, outcome: PipeOutput, tally: PassTally) -> None:
-        reject_classes(work, outcome, self._classes, traced=self._pipe.traced)
+        reject_labels(work, outcome, self._labels, traced=self._pipe.traced)
         tally.num_events += work.num_events
         for reason, count in work.left_out.items():
             tally.left_out[reason] = tally.left_out.get(reason, 0) + count

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     GENERATOR = "generator error"
     SAMPLE_TOO_LONG = "longer than join.max_sample_bytes"
     CLASS = "class out of range"
+    LABEL = "label out of range"
     TOO_FAR_AHEAD = "further ahead than join.max_ahead"
     HALF = "output ends inside a line"
 

@@ -1,5 +1,6 @@
 """Checks of a softmax over many classes against the other sections of a spec: what works with it. Pure."""
 
+from headrace.dataset.pipe.label_bounds import LabelBounds
 from headrace.errors import SpecError
 from headrace.trainer.config import TaskSection, TrainerJob
 
@@ -8,12 +9,13 @@ MODEL = "next_item"
 WHOLE_NUMBERS = ("uint64", "int64")
 
 
-def num_classes_of(job: TrainerJob) -> dict[str, int]:
-    """By slot: the number of classes of its values, where events with others are rejected."""
+def label_bounds_of(job: TrainerJob) -> list[LabelBounds]:
+    """The labels that tasks take; "mse" takes any number."""
+    found = [LabelBounds.of_probability(task.label, task.mask) for task in job.tasks if task.loss == "bce"]
     number = job.model.settings.get("classes")
     if job.model.name != MODEL or not isinstance(number, int):
-        return {}
-    return {task.label: number for task in job.tasks if task.loss == "softmax"}
+        return found
+    return found + [LabelBounds.of_classes(task.label, number) for task in job.tasks if task.loss == "softmax"]
 
 
 def has_divided_classes(job: TrainerJob) -> bool:

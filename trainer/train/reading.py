@@ -16,7 +16,7 @@ from headrace.trainer.config import TrainerJob, WorkerConfig
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.features.join_reader import JoinReader
-from headrace.trainer.spec.class_rules import num_classes_of
+from headrace.trainer.spec.class_rules import label_bounds_of
 
 
 def open_reader(
@@ -62,7 +62,7 @@ def _segments(
         max_outage_s=job.passes.max_outage,
         kept=_kept(config, job, schema.emitted, masks),
         shuffles=RankShare(job.seed, config.rank, config.world) if job.passes.shuffle else None,
-        classes=num_classes_of(job),
+        labels=label_bounds_of(job),
     )
 
 

@@ -1,18 +1,19 @@
-"""Events whose class the model does not have are rejected, whole, with words; specs that cannot work, too."""
+"""Events whose label the loss does not take are rejected, whole, with words; specs that cannot work, too."""
 
 import numpy as np
 import pytest
 
-from headrace.dataset.pipe.class_bounds import reject_classes
+from headrace.dataset.pipe.label_bounds import LabelBounds, reject_labels
 from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
 from headrace.dataset.samples.batch import Samples
+from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.config import MetaSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Segment
 from headrace.errors import SpecError
 from headrace.service.spec.job import load_job
-from headrace.trainer.spec.class_rules import num_classes_of
+from headrace.trainer.spec.class_rules import label_bounds_of
 
 SPEC = """
 name = "next"
@@ -61,7 +62,7 @@ def outcome(class_B, event_B, dtype):
 def test_an_event_with_one_wrong_class_is_rejected_whole(dtype, traced):
     made = outcome([3, 100, 5, 99, 1 << 40], [7, 8, 8, 9, 12], dtype)
     work = PipeInput(Segment("part-0.txt", 0, 7, 13), [], [], 6)
-    reject_classes(work, made, {"next": 100}, traced=traced)
+    reject_labels(work, made, [LabelBounds.of_classes("next", 100)], traced=traced)
     assert made.blocks[0].meta["next"].tolist() == [3, 99] and made.blocks[0].event_B.tolist() == [7, 9]
     places = ["part-0.txt at 8", "part-0.txt at 12"]
     if not traced:
@@ -71,14 +72,35 @@ def test_an_event_with_one_wrong_class_is_rejected_whole(dtype, traced):
         for place, value in zip(places, (100, 1 << 40), strict=True)
     ]
     again = len(made.rejections)
-    reject_classes(work, made, {"next": 100}, traced=traced)
+    reject_labels(work, made, [LabelBounds.of_classes("next", 100)], traced=traced)
     assert len(made.rejections) == again
 
 
 def test_a_class_below_0_is_wrong():
     made = outcome([-1, 0], [0, 1], np.int64)
-    reject_classes(PipeInput(Segment("p", 0, 0, 2), [], [], 2), made, {"next": 10}, traced=True)
+    reject_labels(PipeInput(Segment("p", 0, 0, 2), [], [], 2), made, [LabelBounds.of_classes("next", 10)], traced=True)
     assert made.blocks[0].meta["next"].tolist() == [0]
+
+
+def test_log_loss_takes_labels_from_0_to_1_where_the_task_has_one():
+    made = outcome([0, 0.5, 1, -1, 2, np.nan, 3], range(7), np.float32)
+    made.blocks[0].meta["there"] = np.array([1, 1, 1, 1, 1, 1, 0], np.float32)
+    bounds = [LabelBounds.of_probability("next", "there")]
+    reject_labels(PipeInput(Segment("p", 0, 0, 7), [], [], 7), made, bounds, traced=True)
+    assert made.blocks[0].event_B.tolist() == [0, 1, 2, 5, 6]
+    assert [str(each) for each in made.rejections] == [
+        f'p at {place}: label out of range: next is {label}; loss = "bce" takes labels from 0 to 1; use loss = "mse" '
+        "for other values"
+        for place, label in ((3, -1.0), (4, 2.0))
+    ]
+
+
+@pytest.mark.parametrize(("loss", "reason"), [("bce", Reason.LABEL), ("mse", None)])
+def test_each_loss_says_which_labels_it_takes(tmp_path, loss, reason):
+    text = (
+        SPEC.replace('loss = "softmax"', f'loss = "{loss}"').replace('"next_item"', '"lr"').replace("settings =", "#")
+    )
+    assert [each.reason for each in label_bounds_of(spec(tmp_path, text).spec)] == ([reason] if reason else [])
 
 
 def spec(tmp_path, text=SPEC, *settings):
@@ -87,7 +109,7 @@ def spec(tmp_path, text=SPEC, *settings):
 
 
 def test_the_number_of_classes_is_that_of_the_model(tmp_path):
-    assert num_classes_of(spec(tmp_path).spec) == {"next": 100}
+    assert label_bounds_of(spec(tmp_path).spec) == [LabelBounds.of_classes("next", 100)]
 
 
 REFUSED = {
