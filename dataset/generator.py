@@ -196,8 +196,17 @@ class DataGenerator:
 
     def _write_group(self, group: list[Any]) -> None:
         if group:
-            for sample in self.generate_batch(group)():
-                sys.stdout.write(self._gen_str(sample))
+            for number, sample in enumerate(self.generate_batch(group)()):
+                sys.stdout.write(self._written(number, sample))
+
+    def _written(self, number: int, sample: PaddleSample) -> str:
+        """A sample as a line; the line of its error if text cannot carry it. `number`: its place in its group."""
+        errors: dict[int, str] = {}
+        with self._errors.rejecting(errors, number):
+            line = self._gen_str(sample)
+            line.encode()  # raises for half a surrogate pair
+            return line
+        return error_line(errors[number]) + "\n"
 
     # -- MultiSlot text
 

@@ -16,10 +16,9 @@ NOT_UTF8 = "not UTF-8"
 
 
 def error_text(error: BaseException) -> str:
-    """The error text of an event whose generation raised `error`."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"{NOT_UTF8}: {error}"
-    return f"{type(error).__name__}: {error}"
+    """The error text of an event whose generation raised `error`; half a surrogate pair in it is escaped."""
+    kind = NOT_UTF8 if isinstance(error, UnicodeDecodeError) else type(error).__name__
+    return f"{kind}: {error}".encode(errors="backslashreplace").decode()
 
 
 def answer_schema(slots: Sequence[GeneratorSlot]) -> "pa.Schema":

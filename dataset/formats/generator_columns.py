@@ -247,7 +247,9 @@ def lines_of(slots: Sequence[GeneratorSlot], rows: Sequence[Row]) -> list[str]:
             texts.append(" ".join((str(length), *words[at : at + length])))
             at += length
         columns.append(texts)
-    return [" ".join(row) for row in zip(*columns, strict=True)]
+    lines = [" ".join(row) for row in zip(*columns, strict=True)]
+    "".join(lines).encode()  # a ValueError for half a surrogate pair, which is no text
+    return lines
 
 
 def error_line(error: str) -> str:
