@@ -22,7 +22,9 @@ SCALARS = {
     pa.bool_(): st.booleans(),
     pa.string(): st.text(max_size=8),
     pa.large_string(): st.text('a"\\\n\u2028\x01', max_size=8),
+    pa.string_view(): st.text(max_size=20),
     pa.binary(): st.binary(max_size=8),
+    pa.binary_view(): st.binary(max_size=20),
     pa.timestamp("us"): MOMENTS,
     pa.timestamp("us", "UTC"): MOMENTS.map(lambda each: each.replace(tzinfo=dt.UTC)),
     pa.date32(): st.dates(dt.date(1900, 1, 1), dt.date(2100, 1, 1)),
@@ -36,6 +38,7 @@ KINDS = st.recursive(
     st.sampled_from(list(SCALARS)),
     lambda inner: st.one_of(
         inner.filter(lambda kind: not pa.types.is_dictionary(kind)).map(pa.list_),
+        inner.filter(lambda kind: not pa.types.is_dictionary(kind)).map(pa.list_view),
         st.lists(inner.filter(lambda kind: not pa.types.is_dictionary(kind)), min_size=1, max_size=3).map(
             lambda kinds: pa.struct([(f"f{n}", kind) for n, kind in enumerate(kinds)])
         ),
@@ -46,7 +49,7 @@ KINDS = st.recursive(
 
 def values(kind):
     """Values of a type; some are absent."""
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_list_view(kind):
         inner = st.lists(values(kind.value_type), max_size=3)
     elif pa.types.is_struct(kind):
         inner = st.fixed_dictionaries({field.name: values(field.type) for field in kind})
