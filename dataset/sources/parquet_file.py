@@ -129,6 +129,8 @@ class ParquetRows:
         groups = self._open.metadata
         sizes = (groups.row_group(number).num_rows for number in range(groups.num_row_groups))
         self._begins_G = [0, *accumulate(sizes)]
+        if self._begins_G[-1] != groups.num_rows:
+            raise self._damaged(groups.num_rows, self._begins_G.pop())
 
     def _go_to(self, row: int) -> None:
         """Let the next batch begin at `row`."""
@@ -145,10 +147,15 @@ class ParquetRows:
     def _next(self, max_rows: int) -> pa.RecordBatch:
         """The next rows, at most `max_rows`."""
         assert self._batches is not None
-        batch = self._rest if self._rest is not None else next(self._batches)
+        batch = self._rest if self._rest is not None else next(self._batches, None)
+        if batch is None:
+            raise self._damaged(self.num_events(), self._row)
         self._rest = batch.slice(max_rows) if batch.num_rows > max_rows else None
         return batch.slice(0, max_rows)
 
+    def _damaged(self, said: int, found: int) -> BadInput:
+        problem = f"its footer says that it has {said} rows, but there are {found}"
+        return BadInput(f"{self.file.name} is damaged: {problem}; write it again")
 
 def _events(lines: pa.Array, first_row: int) -> Events:
     """Lines as events, on their own buffer."""

@@ -96,6 +96,37 @@ def test_a_file_that_is_not_parquet_is_refused_and_a_followed_one_waits_for_its_
     assert len(read(source, 10, 20)) == 10
 
 
+def claimed(path, num, rows_of_file, rows_of_group):
+    """A file of `num` rows whose footer claims others: the number of the file, and of its row group."""
+    pq.write_table(pa.table({"n": list(range(num))}), path)
+    data = path.read_bytes()
+    body, footer = (
+        data[: -8 - int.from_bytes(data[-8:-4], "little")],
+        data[-8 - int.from_bytes(data[-8:-4], "little") :],
+    )
+    places = footer.split(varint(num))
+    assert len(places) == 5  # the file's, two of the column, the group's
+    numbers = (rows_of_file, num, num, rows_of_group)
+    path.write_bytes(body + b"".join(p + varint(n) for p, n in zip(places, numbers, strict=False)) + places[-1])
+
+
+def varint(number: int) -> bytes:
+    """A number of two bytes as Thrift's compact protocol has it."""
+    return bytes([(2 * number & 127) | 128, 2 * number >> 7])
+
+
+def test_a_footer_that_claims_more_rows_than_there_are_is_damage_of_that_file(tmp_path):
+    claimed(tmp_path / "a.parquet", 5_000, 5_003, 5_003)
+    source = opened(tmp_path)
+    assert source.partitions(soon())[0].end == 5_003
+    for begin in (0, 5_001):
+        with pytest.raises(BadInput, match=r"a.parquet is damaged: .* it has 5003 rows, but there are 5000"):
+            read(source, begin, 5_003)
+    claimed(tmp_path / "a.parquet", 5_000, 5_003, 5_000)
+    with pytest.raises(BadInput, match=r"a.parquet is damaged: .* it has 5003 rows, but there are 5000"):
+        opened(tmp_path).partitions(soon())
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
