@@ -100,18 +100,12 @@ def reject_early(
         num_events += len(block)
         reasons = list(_reasons(block, max_event_bytes, lines, untimed_E))
         bad_E = np.zeros(len(block), np.bool_)
-        for index, reason in reasons:
+        for index, reason, fault in reasons:
             bad_E[index] = True
             data = block.value(index)
-            rejections.append(
-                Rejection(
-                    segment.partition,
-                    int(block.position_E[index]),
-                    reason,
-                    "" if data is None else f"{len(data)} bytes",
-                    None if data is None else data[:max_event_bytes],
-                )
-            )
+            detail = fault or ("" if data is None else f"{len(data)} bytes")
+            kept_data = None if data is None else data[:max_event_bytes]
+            rejections.append(Rejection(segment.partition, int(block.position_E[index]), reason, detail, kept_data))
         kept.append(take_events(block, np.flatnonzero(~bad_E)) if reasons else block)
     return PipeInput(segment, [block for block in kept if len(block)], rejections, num_events, event_time, left_out)
 
@@ -128,20 +122,26 @@ def _inside(window: TimeWindow, block: Events, left_out: dict[str, int]) -> tupl
 
 def _reasons(
     block: Events, max_event_bytes: int, lines: bool, untimed_E: NDArray[np.bool_]
-) -> Iterator[tuple[int, Reason]]:
+) -> Iterator[tuple[int, Reason, str]]:
+    """The rejected events: index, reason, and what the source says about it."""
     null_E = block.begin_E < 0
     long_E = ~null_E & (block.end_E - block.begin_E > max_event_bytes)
-    fed_E = np.zeros(len(block), np.bool_)
+    fed_E, faulty_E = np.zeros(len(block), np.bool_), np.zeros(len(block), np.bool_)
+    faults = block.faults or [None] * len(block)
+    if block.faults is not None:
+        faulty_E[:] = [fault is not None for fault in faults]
     whole = as_lines(block) if lines else None
     if lines and (whole is None or np.count_nonzero(whole == LINE_FEED) > len(block)):
         find_line_feeds(bytes_of(block.data), np.where(null_E, block.end_E, block.begin_E), block.end_E, fed_E)
-    for index in np.flatnonzero(null_E | long_E | fed_E | untimed_E).tolist():
+    for index in np.flatnonzero(null_E | faulty_E | long_E | fed_E | untimed_E).tolist():
         if null_E[index]:
-            yield index, Reason.NULL
+            yield index, Reason.NULL, ""
+        elif faulty_E[index]:
+            yield index, Reason.UNPARSABLE, faults[index] or ""
         elif long_E[index]:
-            yield index, Reason.TOO_LONG
+            yield index, Reason.TOO_LONG, ""
         else:
-            yield index, Reason.LINE_FEED if fed_E[index] else Reason.NO_TIME
+            yield index, Reason.LINE_FEED if fed_E[index] else Reason.NO_TIME, ""
 
 
 def split_segment(segment: Segment, num_parts: int, min_positions: int = 512) -> list[Segment]:

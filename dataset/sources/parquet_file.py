@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.dataset.sources.line_file import identity_of
-from headrace.dataset.sources.row_text import Timestamps, check_columns, lines_of_rows
+from headrace.dataset.sources.row_text import Timestamps, check_columns, lines_of_rows, unreadable_rows
 from headrace.dataset.sources.source_file import RawBytes, SourceFile
 from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
 from headrace.dataset.stream.source import CONTENT, Events, check_identity
@@ -93,7 +93,7 @@ class ParquetRows:
                 batch = self._next(end - self._row)
                 first = self._row
                 self._row += batch.num_rows
-                yield _events(lines_of_rows(batch, self._timestamps), first)
+                yield _events(batch, self._timestamps, first)
         except (SourceGap, SourceUnavailable):
             self.close()  # the next read starts at its row group
             raise
@@ -124,8 +124,8 @@ class ParquetRows:
             raise BadInput(
                 f"{self.file.name} has no column {missing[0]!r} (sources.*.columns); it has {', '.join(schema.names)}"
             )
-        names = self._columns or schema.names
-        check_columns(pa.schema([schema.field(name) for name in names]), self.file.name)
+        chosen = [field for field in schema if not self._columns or field.name in self._columns]
+        check_columns(pa.schema(chosen), self.file.name)
         groups = self._open.metadata
         sizes = (groups.row_group(number).num_rows for number in range(groups.num_row_groups))
         self._begins_G = [0, *accumulate(sizes)]
@@ -157,13 +157,16 @@ class ParquetRows:
         problem = f"its footer says that it has {said} rows, but there are {found}"
         return BadInput(f"{self.file.name} is damaged: {problem}; write it again")
 
-def _events(lines: pa.Array, first_row: int) -> Events:
-    """Lines as events, on their own buffer."""
+
+def _events(batch: pa.RecordBatch, timestamps: Timestamps, first_row: int) -> Events:
+    """Rows as events, on their own buffer."""
+    lines, wrong = lines_of_rows(batch, timestamps), unreadable_rows(batch, timestamps)
+    faults = [wrong.get(row) for row in range(len(lines))] if wrong else None
     _, offsets, data = lines.buffers()
     offset_N1 = np.frombuffer(offsets, np.int64)[lines.offset : lines.offset + len(lines) + 1]
     rows = np.arange(first_row, first_row + len(lines), dtype=np.int64)
     times = np.full(len(lines), -1, np.int64)
-    return Events(memoryview(data), offset_N1[:-1].copy(), offset_N1[1:] - 1, rows, times)
+    return Events(memoryview(data), offset_N1[:-1].copy(), offset_N1[1:] - 1, rows, times, faults=faults)
 
 
 class _Seekable(io.RawIOBase):

@@ -3,7 +3,8 @@
 A row is an object with the table's columns in their order. Whole numbers, floats, booleans and text are themselves;
 lists and structs are lists and objects. Types that JSON lacks have rules: NaN and infinities are null; a timestamp is a
 whole number of unix `timestamps` (rounded down), or ISO text; a date or a time is ISO text; binary is base64; a decimal
-is text. Other types are refused. A text with a quote, a backslash or a control character is escaped by Python's json.
+is text. Other types are refused, and so are two columns of one name. A text with a quote, a backslash or a control
+character is escaped by Python's json. A time that its text cannot hold is null, and `unreadable_rows` names its row.
 
 Shapes: N rows.
 """
@@ -11,6 +12,7 @@ Shapes: N rows.
 import base64
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -19,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from headrace.errors import BadInput
 from headrace.lists import offsets_of
@@ -28,10 +31,20 @@ TO_ESCAPE = r'["\\\x00-\x1f]'
 TEXT = pa.large_string()
 SECONDS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """Units in a second."""
+ISO_SECONDS = -62_135_596_800, 253_402_300_800
+"""The first second of the year 1, and of the year 10000: ISO text has the years between."""
+ISO_DAYS = -12_687_428, 11_248_737
+"""The first day of the year -32767, and the last of the year 32767, which are those that Arrow writes."""
+I64_MAX = (1 << 63) - 1
 
 
 def check_columns(schema: pa.Schema, where: str) -> None:
-    """Raise BadInput for a column whose type has no JSON text."""
+    """Raise BadInput for a column whose type has no JSON text, and for two fields of one name."""
+    if (twice := _repeated(schema)) is not None:
+        raise BadInput(
+            f"{where}: two columns have the name {twice!r}; rename one of them, or name the other columns in "
+            f"sources.*.columns"
+        )
     for field in schema:
         if (bad := _unsupported(field.type)) is not None:
             raise BadInput(
@@ -49,6 +62,59 @@ def lines_of_rows(batch: pa.RecordBatch, timestamps: Timestamps) -> pa.Array:
 def line_of_row(row: Mapping[str, Any], timestamps: Timestamps) -> str:
     """The plain twin, for one row of `to_pylist`; numbers may be written in another way."""
     return json.dumps(_plain(row, timestamps), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def unreadable_rows(batch: pa.RecordBatch, timestamps: Timestamps) -> dict[int, str]:
+    """Rows with a time that its text cannot hold, and what is wrong with each."""
+    found: dict[int, str] = {}
+    for number, field in enumerate(batch.schema):
+        bad_N = _beyond(batch.column(number), timestamps)
+        for row in [] if bad_N is None else np.flatnonzero(bad_N).tolist():
+            found.setdefault(row, f"column {field.name!r} has a time that cannot be written")
+    return found
+
+
+def _beyond(column: pa.Array, timestamps: Timestamps) -> NDArray[np.bool_] | None:
+    """(N,) whether a time in the value is beyond what its text can hold; None: no time is in this type."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _beyond(column.dictionary_decode(), timestamps)
+    if pa.types.is_struct(kind):
+        each = [found for field in column.flatten() if (found := _beyond(field, timestamps)) is not None]
+        return np.logical_or.reduce(each) if each else None
+    if _is_list(kind):
+        inner_M = _beyond(column.flatten(), timestamps)
+        if inner_M is None:
+            return None
+        parent_M = np.repeat(np.arange(len(column)), _lengths(column))
+        return np.bincount(parent_M[inner_M], minlength=len(column)) > 0
+    if pa.types.is_timestamp(kind):
+        unit = SECONDS[kind.unit]
+        if timestamps == "iso":
+            low, high = ISO_SECONDS[0] * unit, ISO_SECONDS[1] * unit - 1
+        else:
+            high = I64_MAX // max(1, SECONDS[timestamps] // unit)
+            low = -high
+    elif pa.types.is_date32(kind):
+        low, high = ISO_DAYS
+    else:
+        return None
+    value_N = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64()).fill_null(0).to_numpy()
+    return (value_N < max(low, -I64_MAX)) | (value_N > min(high, I64_MAX))
+
+
+def _repeated(fields: Sequence[pa.Field] | pa.Schema | pa.StructType) -> str | None:
+    """A name that two of the fields, or two fields of a struct in them, have."""
+    counts = Counter(field.name for field in fields)
+    for field in fields:
+        if counts[field.name] > 1:
+            return str(field.name)
+        inner = field.type
+        while _is_list(inner):
+            inner = inner.value_type
+        if pa.types.is_struct(inner) and (found := _repeated(inner)) is not None:
+            return found
+    return None
 
 
 def _unsupported(kind: pa.DataType) -> pa.DataType | None:
@@ -98,6 +164,10 @@ def _texts(column: pa.Array, timestamps: Timestamps) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _texts(column.dictionary_decode(), timestamps)
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        bad_N = _beyond(column, timestamps)
+        if bad_N is not None and bad_N.any():
+            column = pc.if_else(pa.array(bad_N), pa.scalar(None, kind), column)
     if pa.types.is_struct(kind):
         inner = [(kind.field(number).name, each) for number, each in enumerate(column.flatten())]
         texts = _object(inner, timestamps, len(column))
@@ -112,9 +182,14 @@ def _texts(column: pa.Array, timestamps: Timestamps) -> pa.Array:
     return texts
 
 
+def _lengths(column: pa.Array) -> NDArray[np.int64]:
+    """(N,) the number of values in each list; 0 in none."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return np.asarray(lengths, np.int64)
+
+
 def _list(column: pa.Array, timestamps: Timestamps) -> pa.Array:
-    length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    offset_N1 = offsets_of(length_N)
+    offset_N1 = offsets_of(_lengths(column))
     inner = pa.LargeListArray.from_arrays(pa.array(offset_N1), _texts(column.flatten(), timestamps))
     joined = pc.binary_join(inner, pa.scalar(",", TEXT))
     return pc.binary_join_element_wise(pa.scalar("[", TEXT), joined, pa.scalar("]", TEXT), pa.scalar("", TEXT))
@@ -173,8 +248,11 @@ def _escaped(texts: pa.Array) -> pa.Array:
     found = pc.fill_null(pc.match_substring_regex(texts, TO_ESCAPE), False)
     if not pc.any(found).as_py():
         return texts
-    escaped = [json.dumps(text, ensure_ascii=False)[1:-1] for text in texts.filter(found).to_pylist()]
-    return pc.replace_with_mask(texts, found, pa.array(escaped, TEXT))
+    escaped = []
+    for text in texts.filter(found).cast(pa.large_binary()).to_pylist():  # bytes that are not UTF-8 stay as they are
+        plain = json.dumps(text.decode(errors="surrogateescape"), ensure_ascii=False)[1:-1]
+        escaped.append(plain.encode(errors="surrogateescape"))
+    return pc.replace_with_mask(texts, found, pa.array(escaped, pa.large_binary()).view(TEXT))
 
 
 def _plain(value: Any, timestamps: Timestamps) -> Any:

@@ -70,4 +70,5 @@ def take_events(events: Events, index_E: NDArray[np.intp]) -> Events:
         events.timestamp_ms_E[index_E],
         None if events.keys is None else [events.keys[i] for i in index_E],
         None if events.headers is None else [events.headers[i] for i in index_E],
+        None if events.faults is None else [events.faults[i] for i in index_E],
     )

@@ -78,6 +78,8 @@ class Events:
     """The record's time stamp; -1 if there is none."""
     keys: Sequence[bytes | None] | None = None
     headers: Sequence[Sequence[tuple[str, bytes]]] | None = None
+    faults: Sequence[str | None] | None = None
+    """Of each event, why the source cannot give it as it is, so that it is rejected; None: it can."""
 
     def __len__(self) -> int:
         return len(self.begin_E)
@@ -100,6 +102,7 @@ class Events:
             self.timestamp_ms_E[cut],
             self.keys and self.keys[cut],
             self.headers and self.headers[cut],
+            self.faults and self.faults[cut],
         )
 
     @classmethod

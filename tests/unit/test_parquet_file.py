@@ -127,6 +127,24 @@ def test_a_footer_that_claims_more_rows_than_there_are_is_damage_of_that_file(tm
         opened(tmp_path).partitions(soon())
 
 
+def test_two_columns_of_one_name_are_refused_unless_others_are_chosen(tmp_path):
+    table = pa.Table.from_arrays([pa.array([n]) for n in range(3)], names=["n", "twice", "twice"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    for keys in ({}, {"columns": ("n", "twice")}):
+        with pytest.raises(BadInput, match=r"a.parquet: two columns have the name 'twice'"):
+            opened(tmp_path, **keys).partitions(soon())
+    assert read(opened(tmp_path, columns=("n",)), 0, 1) == [(0, {"n": 0})]
+
+
+def test_a_row_whose_time_has_no_iso_text_is_marked(tmp_path):
+    times = pa.array([0, 253_402_300_800, 1], pa.int64()).cast(pa.timestamp("s"))
+    pq.write_table(pa.table({"at": times}), tmp_path / "a.parquet")
+    (block,) = opened(tmp_path, timestamps="iso").read(Segment("a.parquet", 0, 0, 3), soon())
+    assert [fault is None for fault in block.faults] == [True, False, True]
+    (block,) = opened(tmp_path).read(Segment("a.parquet", 0, 0, 3), soon())
+    assert block.faults is None
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

@@ -1,5 +1,7 @@
 """Which events reach a command, and as which bytes."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,3 +70,14 @@ def test_events_no_command_should_see_are_split_off(values, lines):
 def test_keys_go_with_their_events():
     taken = take_events(block([b"a", b"b", b"c"]), np.array([0, 2]))
     assert taken.keys == [b"a", b"c"] and taken.position_E.tolist() == [10, 12]
+
+
+def test_an_event_with_a_fault_of_the_source_is_rejected_with_its_words_in_every_cut_of_its_block():
+    plain = block([b"a", b"b", b"c"])
+    faulty = replace(plain, faults=[None, "the words", None])
+    for events in (faulty, take_events(faulty, np.array([1, 2])), faulty.slice(1, 3)):
+        work = reject_early(SEGMENT, [events], 5, lines=True)
+        assert [(each.offset, each.reason, each.detail) for each in work.rejections] == [
+            (11, Reason.UNPARSABLE, "the words")
+        ]
+        assert sum(map(len, work.blocks)) == len(events) - 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataset.sources.row_text import check_columns, line_of_row, lines_of_rows
+from headrace.dataset.sources.row_text import check_columns, line_of_row, lines_of_rows, unreadable_rows
 from headrace.errors import BadInput
 
 YEARS = dt.datetime(1930, 1, 1, tzinfo=dt.UTC), dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
@@ -77,6 +77,7 @@ def test_each_row_is_what_json_makes_of_it(drawn, timestamps):
     assert all(line.endswith("}\n") and line.count("\n") == 1 for line in lines)
     plain = [line_of_row(row, timestamps) for row in batch.to_pylist()]
     assert [json.loads(line) for line in lines] == [json.loads(line) for line in plain]
+    assert not unreadable_rows(batch, timestamps)
 
 
 def test_floats_keep_their_bits():
@@ -103,3 +104,41 @@ def test_timestamps_of_nanoseconds_are_rounded_down():
 def test_a_type_without_text_is_refused_with_its_column(kind):
     with pytest.raises(BadInput, match="column 'odd' has type"):
         check_columns(pa.schema([("fine", pa.int8()), ("odd", kind)]), "file.parquet")
+
+
+@pytest.mark.parametrize("names", [["n", "n"], ["a", "n"]])
+def test_two_fields_of_one_name_are_refused(names):
+    inner = pa.struct([pa.field(name, pa.int8()) for name in ("b", "n", names[0].replace("a", "n"))])
+    fields = [(name, pa.list_(inner) if name == "a" else pa.int8()) for name in names]
+    with pytest.raises(BadInput, match=r"file.parquet: two columns have the name 'n'; rename one"):
+        check_columns(pa.schema(fields), "file.parquet")
+
+
+@pytest.mark.parametrize(
+    ("kind", "timestamps", "numbers"),
+    [
+        (pa.timestamp("us"), "iso", [253_402_300_799_999_999, 253_402_300_800_000_000, -62_135_596_800_000_001]),
+        (pa.timestamp("us", "Asia/Tokyo"), "iso", [-62_135_596_800_000_000, (1 << 63) - 1, -(1 << 63)]),
+        (pa.timestamp("s"), "iso", [0, 1 << 62, -(1 << 62)]),
+        (pa.timestamp("ms"), "us", [(1 << 63) // 1000, (1 << 63) // 1000 + 1, -(1 << 63)]),
+        (pa.date32(), "ms", [11_248_737, 11_248_738, -12_687_429]),
+    ],
+)
+def test_a_time_that_its_text_cannot_hold_is_named_by_its_row(kind, timestamps, numbers):
+    ints = pa.int32() if kind == pa.date32() else pa.int64()
+    flat = pa.array([*numbers, None], ints).cast(kind)
+    lists = pa.LargeListArray.from_arrays([0, 1, 2, 4, 4], flat)
+    for column in (flat, lists, pa.StructArray.from_arrays([lists], names=["f"])):
+        batch = pa.RecordBatch.from_arrays([pa.nulls(4), column], names=["none", "at"])
+        found = unreadable_rows(batch, timestamps)
+        assert sorted(found) == [1, 2] and "'at'" in found[1]
+        lines = lines_of_rows(batch, timestamps).to_pylist()
+        assert "null" not in lines[0].partition('"at"')[2] and "null" in lines[1].partition('"at"')[2]
+        assert [json.loads(line)["none"] for line in lines] == [None] * 4
+
+
+def test_text_that_is_not_utf8_keeps_its_bytes():
+    texts = [b"plain \xff", b'quoted " \xff \xc3\xa9', b"fine"]
+    column = pa.array(texts, pa.binary()).view(pa.string())
+    lines = lines_of_rows(pa.RecordBatch.from_arrays([column], names=["x"]), "ms").cast(pa.large_binary()).to_pylist()
+    assert lines == [b'{"x":"plain \xff"}\n', b'{"x":"quoted \\" \xff \xc3\xa9"}\n', b'{"x":"fine"}\n']
