@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from headrace.dataset.features.slot_rules import check_pipe_slots
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.loader.timing import format_timing, timing_hints
@@ -127,6 +128,7 @@ def slot_table(tally: PassTally) -> Table:
 
 def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, show: int = SHOWN) -> None:
     """Read `limit` events; print `show` samples and the figures. Raises BadInput if every event is rejected."""
+    check_pipe_slots(stream.pipe, stream.slots)
     schema = Schema.of(stream.slots)
     schema.check_sample(stream.sample)
     schema = schema.emitted

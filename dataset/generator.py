@@ -32,6 +32,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from headrace.dataset.formats.generator_answers import answer_of, answer_schema, rows_of, with_errors
 from headrace.dataset.formats.generator_columns import (
+    RESERVED_COLUMNS,
     GeneratorSlot,
     JobSlots,
     Row,
@@ -161,6 +162,12 @@ class DataGenerator:
             raise SystemExit("error: no slots given; use --spec job.toml, or set HEADRACE_SPEC")
         return self._slots
 
+    def _answer_schema(self) -> "pa.Schema":
+        """The schema of answers. Ends the process for a slot with the name of another column."""
+        for name in (slot.name for slot in self.job_slots if slot.name in RESERVED_COLUMNS):
+            raise SystemExit(f"error: slot {name!r}: answers in columns reserve this name; rename the slot")
+        return answer_schema(self.job_slots)
+
     def _kept_names(self) -> frozenset[str] | None:
         """Names of the slots if other columns are dropped; None if they are not, or if there is no spec."""
         job = self._slots or slots_of_job(_argument("--spec"))
@@ -221,7 +228,7 @@ class DataGenerator:
     def _gather_columns(self, events: Sequence[bytes], errors: dict[int, str]) -> tuple[list[int], list[Row]]:
         """Like `_gather`, with `generate_columns`."""
         of, rows = list[int](), list[Row]()
-        for event, error, row in rows_of(self.job_slots, self._answer(events, answer_schema(self.job_slots))):
+        for event, error, row in rows_of(self.job_slots, self._answer(events, self._answer_schema())):
             if error is None:
                 of.append(event)
                 rows.append(row)
@@ -253,7 +260,7 @@ class DataGenerator:
 
         if self._defines("generate_batch"):
             raise SystemExit('error: generate_batch works only with protocol = "multislot"')
-        schema = answer_schema(self.job_slots)
+        schema = self._answer_schema()
         stream = _Unclosed(requests)
         while stream.peek():
             with pa.ipc.open_stream(pa.PythonFile(stream, mode="r")) as reader:

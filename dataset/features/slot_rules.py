@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from headrace.dataset.features.decoding import SEPARATOR, EventField, FieldKind
+from headrace.dataset.formats.generator_columns import RESERVED_COLUMNS
 from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, DenseSlot, MetaSlot, SlotEntry, SparseSlot
 from headrace.dataset.spec.feature_keys import TimeUnit
 from headrace.dataset.spec.schema import Schema, Slot
@@ -50,6 +51,22 @@ def check_slot_features(pipe: AnyPipe, entries: Sequence[SlotEntry]) -> None:
         if known := [part for part in entry.cross if part in filled]:
             raise SpecError(f"of {known[0]!r}, a history or counters: the job fills it later", at(number, "cross"))
     fields_of(pipe, schema.emitted)
+
+
+def check_pipe_slots(pipe: AnyPipe, entries: Sequence[SlotEntry]) -> None:
+    """Raise SpecError at the first slot whose keys or name do not fit the pipe."""
+    check_slot_features(pipe, entries)
+    schema = Schema.of(entries)
+    if not pipe.traced:
+        for number, entry in enumerate(entries):
+            if isinstance(entry, SparseSlot) and entry.weighted:
+                raise SpecError('weights of signs need protocol = "arrow"', at(number, "weighted"))
+        return
+    if taken := [name for name in RESERVED_COLUMNS if name in schema.by_name]:
+        raise SpecError(f"slot {taken[0]!r}: the arrow protocol reserves this name; rename the slot", "slots")
+    for slot in schema.sparse:
+        if slot.sparse.weighted and (name := f"{slot.name}.weight") in schema.by_name:
+            raise SpecError(f"slot {name!r} has the name of the weights of slot {slot.name!r}; rename it", "slots")
 
 
 def at(number: int, key: str) -> str:

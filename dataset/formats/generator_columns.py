@@ -19,6 +19,8 @@ STAYS = LONE | {tuple, type(None)}
 """Immutable types."""
 MAX_LAYOUTS = 1024
 """Most combinations of types whose layout is kept; beyond that, all are forgotten."""
+RESERVED_COLUMNS = ("event", "error")
+"""Columns of the answers in the Arrow protocol that are not slots."""
 MAX_LISTED = 200
 """Most slots that the note of an error lists."""
 

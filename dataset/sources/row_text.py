@@ -100,7 +100,7 @@ def _beyond(column: pa.Array, timestamps: Timestamps) -> NDArray[np.bool_] | Non
     else:
         return None
     value_N = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64()).fill_null(0).to_numpy()
-    return (value_N < max(low, -I64_MAX)) | (value_N > min(high, I64_MAX))
+    return np.asarray((value_N < max(low, -I64_MAX)) | (value_N > min(high, I64_MAX)))
 
 
 def _repeated(fields: Sequence[pa.Field] | pa.Schema | pa.StructType) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.dataset.formats.generator_columns import RESERVED_COLUMNS
 from headrace.dataset.spec.feature_keys import MAX_NUMBER
 from headrace.service.proposals.field_facts import FieldFacts, ValueKind
 from headrace.service.proposals.field_roles import (
@@ -27,8 +28,6 @@ MAX_LEN = 100
 """Signs kept of a longer list."""
 MAX_EXAMPLE = 40
 """Longest example in a comment, in characters."""
-RESERVED = ("event", "error")
-"""Names that no slot of a columns pipe may have."""
 SLOT_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 LEFT_OUT = (
     FieldRole.UNIQUE,
@@ -78,7 +77,7 @@ class _Names:
     """Names of slots, each given once."""
 
     def __init__(self) -> None:
-        self._given = set(RESERVED)
+        self._given = set(RESERVED_COLUMNS)
 
     def free(self, path: str) -> str:
         """The path itself where it can be a name, else one like it."""

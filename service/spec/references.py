@@ -3,10 +3,10 @@
 The first error is raised as SpecError. Checks within one section belong to that section.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
-from headrace.dataset.features.slot_rules import check_slot_features
+from headrace.dataset.features.slot_rules import check_pipe_slots
 from headrace.dataset.spec.config import ColumnsPipe, EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import check_event_time, check_sources
@@ -27,9 +27,6 @@ from headrace.trainer.control.job_spec import (
 from headrace.trainer.guard_config import RollbackSection
 from headrace.validation import nearest
 
-RESERVED_COLUMNS = ("event", "error")
-"""Columns of the answers in the arrow protocol that are not slots."""
-
 NUMBER = ("float", "uint64", "int64")
 
 
@@ -44,7 +41,7 @@ def check_references(job: TrainerJob) -> None:
     check_histories(job, schema)
     check_join(job, schema)
     check_order(job, schema)
-    _check_pipe(job, schema)
+    check_pipe_slots(job.pipe, job.slots)
     check_sources(job.sources)
     _check_event_time(job, schema)
     _check_exports(job)
@@ -220,24 +217,6 @@ def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
                 f"leads to {place}, as stream {theirs!r} does: each needs its own destination, for its current.json",
                 f"exports.{ours}.path",
             )
-
-
-def _check_pipe(job: TrainerJob, schema: Schema) -> None:
-    check_slot_features(job.pipe, job.slots)
-    if job.pipe.traced:
-        for name in _overlap(RESERVED_COLUMNS, schema.by_name):
-            raise SpecError(f"slot {name!r}: the arrow protocol reserves this name; rename the slot", "slots")
-        for slot in schema.sparse:
-            if slot.sparse.weighted and (name := f"{slot.name}.weight") in schema.by_name:
-                raise SpecError(f"slot {name!r} has the name of the weights of slot {slot.name!r}; rename it", "slots")
-        return
-    for number, entry in enumerate(job.slots):
-        if isinstance(entry, SparseSlot) and entry.weighted:
-            raise SpecError('weights of signs need protocol = "arrow"', f"slots.{number}.weighted")
-
-
-def _overlap(names: Iterable[str], known: Collection[str]) -> list[str]:
-    return [name for name in names if name in known]
 
 
 def _check_event_time(job: TrainerJob, schema: Schema) -> None:

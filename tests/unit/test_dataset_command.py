@@ -71,6 +71,13 @@ def test_the_limit_is_of_events_read_and_show_of_samples_printed(spec):
     assert "... and 49 more samples" in output(spec, 50, show=0)
 
 
+@pytest.mark.parametrize("name", ["event", "error"])
+@pytest.mark.parametrize("pipe", ['pipe={kind="columns"}', 'pipe.protocol="arrow"'])
+def test_a_slot_named_like_a_column_of_answers_is_refused_as_a_start_does(spec, pipe, name):
+    with pytest.raises(SpecError, match=f"slot '{name}': the arrow protocol reserves this name; rename the slot"):
+        output(spec, 5, pipe, f'slots.1.name="{name}"', "slots.1.size=1")
+
+
 def test_many_events_are_tried_without_printing_or_keeping_them(spec, monkeypatch):
     """Three samples are made into text, however many events are read."""
     cells = []

@@ -146,6 +146,14 @@ def test_in_a_shell_it_asks_for_the_slots(tmp_path):
     assert done.returncode == 1 and b"--spec job.toml" in done.stderr
 
 
+def test_in_a_shell_columns_refuse_a_slot_with_the_name_of_another_column(tmp_path):
+    write(tmp_path, COLUMNS)
+    (tmp_path / "job.toml").write_text(SPEC.replace('"click"', '"error"'))
+    done = shell(tmp_path, "--spec", "job.toml")
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert b"error: slot 'error': answers in columns reserve this name; rename the slot" in done.stderr
+
+
 @pytest.mark.parametrize("protocol", ["arrow", "multislot"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_event_that_raises_is_rejected_with_its_error_and_the_others_go_on(tmp_path, way, protocol):
