@@ -161,7 +161,7 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
         "including the start of the command"
     )
     for why, count in tally.left_out.items():
-        console.print(f"{count} events left out: {why} of their source")
+        console.print(f"{count} events left out: {why}")
     console.print(format_timing(tally, took_s, pipe.processes))
     for line in timing_hints(tally, took_s, pipe, next(iter(stream.sources.values())), os.cpu_count() or 1):
         console.print(line)

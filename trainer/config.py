@@ -32,7 +32,7 @@ from headrace.timeline import TracePart
 from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
 from headrace.trainer.guard_config import GuardsSection, RollbackSection
 
-NEWEST_DEFAULTS = 3
+NEWEST_DEFAULTS = 4
 """Number of the set of defaults in the classes of the spec (trainer.spec.defaults). New stores use it."""
 
 

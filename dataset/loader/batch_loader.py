@@ -45,8 +45,8 @@ class PassTally:
     rejected: dict[str, int] = field(default_factory=dict)
     """Events (multislot: output lines) rejected, by reason."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Events outside `since` and `until` of their source, by reason, which are not among `num_events`; and those that a
-    join drops, which are."""
+    """Events without a value, and events outside `since` and `until` of their source, by reason, which are not among
+    `num_events`; and those that a join drops, which are."""
     num_judged: int = 0
     """The total that `rejected` is a part of: events (multislot: output lines, and events rejected before the pipe)."""
     first_of: dict[str, str] = field(default_factory=dict)

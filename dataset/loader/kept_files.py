@@ -47,7 +47,7 @@ OLD_FACTS = b"millrace"
 """That key in files of before version 0.2."""
 WITHOUT_EFFECT = {"processes", "on_bad_event", "max_bad_fraction", "dead_letters", "tries", "deadline", "extra"}
 """Keys of a pipe that do not change its samples."""
-OF_SOURCES = ("event_time", "max_event_bytes", "since", "until")
+OF_SOURCES = ("event_time", "max_event_bytes", "since", "until", "null_values", "blank_lines")
 """Keys of sources that change what the pipe gets, or the samples' times."""
 OF_MODELS = {"name", "names", "table", "pooling", "share", "group"}
 """Keys of slots that do not change their values."""

@@ -25,7 +25,14 @@ from headrace.dataset.pipe.command import Command, prepare_command
 from headrace.dataset.pipe.label_bounds import LabelBounds, reject_labels
 from headrace.dataset.pipe.multislot_runner import MultiSlotRunner
 from headrace.dataset.pipe.pool import PipePool
-from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, PipeRunner, reject_early, split_segment
+from headrace.dataset.pipe.segment_work import (
+    PipeInput,
+    PipeOutput,
+    PipeRunner,
+    SkippedValues,
+    reject_early,
+    split_segment,
+)
 from headrace.dataset.pipe.time_window import TimeWindow
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import RejectedSample, Rejection
@@ -298,6 +305,7 @@ class SegmentReader:
             lines=not self._pipe.traced,
             window=self._windows[name],
             event_time=section.event_time,
+            skipped=SkippedValues.of(section),
         )
 
     def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:

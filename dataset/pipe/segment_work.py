@@ -14,9 +14,12 @@ from headrace.dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
 from headrace.dataset.samples.batch import I64, Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
-from headrace.dataset.spec.config import EventTime
+from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
 from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, take_events
 from headrace.dataset.stream.source import Events, Segment
+
+BLANK = "blank line"
+"""Reason why an event is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class PipeInput:
     event_time: EventTime | None = None
     """The event time of the segment's source, where the job has several; None: the runner's own."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of events outside the source's `since` and `until`, by reason."""
+    """Number of events outside the source's `since` and `until`, and without a value, by reason."""
 
     @property
     def num_bytes(self) -> int:
@@ -76,6 +79,25 @@ class PipeRunner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SkippedValues:
+    """Events that are left out because they have no value."""
+
+    null: bool = False
+    """Those with null (Kafka)."""
+    blank: bool = False
+    """Those without a byte (lines of files)."""
+
+    @classmethod
+    def of(cls, section: SourceSection) -> "SkippedValues":
+        """What a source leaves out."""
+        null = isinstance(section, KafkaSource) and section.null_values == "skip"
+        return cls(null, isinstance(section, FilesSource) and section.blank_lines == "skip")
+
+
+NONE_SKIPPED = SkippedValues()
+
+
 def reject_early(
     segment: Segment,
     blocks: Iterable[Events],
@@ -84,16 +106,19 @@ def reject_early(
     lines: bool,
     window: TimeWindow | None = None,
     event_time: EventTime | None = None,
+    skipped: SkippedValues = NONE_SKIPPED,
 ) -> PipeInput:
     """Separate the events that the command must not see; with `lines`, also those that contain a line feed.
 
-    Events outside `window` are left out, and counted; one without a time is rejected. `event_time`: see PipeInput.
+    `skipped` events, and those outside `window`, are left out and counted; one without a time is rejected.
+    `event_time`: see PipeInput.
     """
     kept: list[Events] = []
     rejections: list[Rejection] = []
     num_events = 0
     left_out: dict[str, int] = {}
     for block in blocks:
+        block = _with_values(skipped, block, left_out)
         untimed_E = np.zeros(len(block), np.bool_)
         if window is not None:
             block, untimed_E = _inside(window, block, left_out)
@@ -108,6 +133,17 @@ def reject_early(
             rejections.append(Rejection(segment.partition, int(block.position_E[index]), reason, detail, kept_data))
         kept.append(take_events(block, np.flatnonzero(~bad_E)) if reasons else block)
     return PipeInput(segment, [block for block in kept if len(block)], rejections, num_events, event_time, left_out)
+
+
+def _with_values(skipped: SkippedValues, block: Events, left_out: dict[str, int]) -> Events:
+    """The events that are not skipped; counts the others in `left_out`."""
+    null_E = (block.begin_E < 0) & skipped.null
+    blank_E = (block.begin_E == block.end_E) & skipped.blank
+    for reason, mask_E in ((Reason.NULL.value, null_E), (BLANK, blank_E)):
+        if count := int(np.count_nonzero(mask_E)):
+            left_out[reason] = left_out.get(reason, 0) + count
+    out_E = null_E | blank_E
+    return take_events(block, np.flatnonzero(~out_E)) if out_E.any() else block
 
 
 def _inside(window: TimeWindow, block: Events, left_out: dict[str, int]) -> tuple[Events, NDArray[np.bool_]]:

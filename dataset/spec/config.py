@@ -153,6 +153,8 @@ class FilesSource(RecordedSource):
     """Marker file, for example "_SUCCESS": a folder's files are read, in order, once the marker exists."""
     poll: Duration = 1.0
     """Pause between two looks at followed files."""
+    blank_lines: Literal["skip", "read"] = "skip"
+    """Lines without a byte: "skip" leaves them out and counts them; "read" makes each an event."""
 
     @field_validator("root")
     @classmethod
@@ -218,6 +220,9 @@ class KafkaSource(RecordedSource):
     offset. All except "never" make the source bounded."""
     connect_deadline: PositiveDuration = 30.0
     """Longest time for the broker to answer at start."""
+    null_values: Literal["skip", "reject"] = "skip"
+    """Records with a null value, the tombstones of a compacted topic: "skip" leaves them out and counts them; "reject"
+    treats each as a bad event."""
 
     @field_validator("start", "end")
     @classmethod

@@ -23,6 +23,8 @@ MOVED = {
     "DenseAdam.lr": (0.001, 0.003),
     "DenseAdam.decoupled": (True, False),
     "MetricsSection.progressive": ("training", "inference"),
+    "KafkaSource.null_values": ("reject", "skip"),
+    "FilesSource.blank_lines": ("read", "skip"),
 }
 """Defaults that the newest set has otherwise than the first, by class and key: the old value and the new one."""
 LEFT_OUT = ("predict", "cluster", "without")
@@ -165,6 +167,15 @@ def test_a_logged_spec_without_the_later_keys_of_cluster_has_their_defaults():
     assert changes.changed_keys(old, full) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "null", "blank"), [(1, "reject", "read"), (3, "reject", "read"), (4, "skip", "skip")]
+)
+def test_older_stores_keep_events_without_a_value(number, null, blank):
+    kafka = {"kind": "kafka", "topics": ["t"]}
+    full = fill_defaults(raw(sources={"s": RAW["sources"]["s"], "k": kafka}, defaults=number))
+    assert (full["sources"]["k"]["null_values"], full["sources"]["s"]["blank_lines"]) == (null, blank)
+
+
 def test_an_unknown_set_is_refused():
     with pytest.raises(SpecError, match="defaults: "):
         job_of(raw(defaults=NEWEST_DEFAULTS + 1), Path("/"))
@@ -197,7 +208,8 @@ def test_a_run_lists_the_old_defaults_in_force(newer, tmp_path):
     spec = raw(store={"path": str(GOLDEN / "store")}, train={"batch_size": 1024})
     job = with_store_defaults(job_of(spec, tmp_path))
     said = old_defaults_note(job) or ""
-    assert "keys that the job file leaves out: tables.default.dim = 16 (a new store: 4)," in said
+    assert 'keys that the job file leaves out: sources.s.blank_lines = "read" (a new store: "skip"),' in said
+    assert "tables.default.dim = 16 (a new store: 4)," in said
     assert "batch_size" not in said  # it is written in the file
     assert old_defaults(with_defaults(job, NEWEST_DEFAULTS)) == []
 

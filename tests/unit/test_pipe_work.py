@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.dataset.pipe.multislot_runner import lines_of
-from headrace.dataset.pipe.segment_work import reject_early
+from headrace.dataset.pipe.segment_work import SkippedValues, reject_early
 from headrace.dataset.samples.rejection import Reason
+from headrace.dataset.spec.config import FilesSource, KafkaSource
 from headrace.dataset.stream.event_values import bytes_of, concat_values, find_line_feeds, take_events
 from headrace.dataset.stream.source import Events, Segment
 
@@ -81,3 +83,22 @@ def test_an_event_with_a_fault_of_the_source_is_rejected_with_its_words_in_every
             (11, Reason.UNPARSABLE, "the words")
         ]
         assert sum(map(len, work.blocks)) == len(events) - 1
+
+
+@pytest.mark.parametrize(
+    ("section", "left_out", "rejected"),
+    [
+        (KafkaSource(kind="kafka", topics=("t",)), {"null value": 2}, []),
+        (KafkaSource(kind="kafka", topics=("t",), null_values="reject"), {}, [10, 13]),
+        (FilesSource(kind="files", paths=("x",)), {"blank line": 1}, [10, 13]),
+        (FilesSource(kind="files", paths=("x",), blank_lines="read"), {}, [10, 13]),
+    ],
+)
+def test_events_without_a_value_are_left_out_and_counted_apart_and_positions_stay(section, left_out, rejected):
+    values = [None, b"a", b"", None, b"b"]
+    work = reject_early(SEGMENT, [block(values)], 5, lines=True, skipped=SkippedValues.of(section))
+    assert work.left_out == left_out
+    assert [each.offset for each in work.rejections] == rejected
+    assert work.num_events == 5 - sum(left_out.values())
+    positions = [position for each in work.blocks for position in each.position_E.tolist()]
+    assert positions == [11, 14] if "blank line" in left_out else [11, 12, 14]

@@ -30,7 +30,7 @@ from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.metrics.tensor_totals import TensorTotal
 from headrace.trainer.predict import prediction_plan as planning
 from headrace.trainer.predict.background import CpuLimit
-from headrace.trainer.predict.config import InputSection, PredictionRequest
+from headrace.trainer.predict.config import InputSection, KafkaInput, PredictionRequest
 from headrace.trainer.predict.fixed_batches import FixedBatches, filled_up, no_samples
 from headrace.trainer.predict.metric_inputs import compute_metrics, metric_table, targets_of
 from headrace.trainer.predict.output_columns import OutputColumns, SampleNumbers
@@ -547,3 +547,19 @@ def test_input_is_read_like_the_source_of_its_kind_without_its_bounds_of_time():
     assert parquet.event_time == EventTime(**time)
     lines = source_config(InputSection(paths=("new/*.jsonl",)), job)
     assert (lines.format, lines.columns, lines.max_event_bytes) == ("lines", (), 77)
+
+
+def test_input_leaves_out_the_values_that_the_source_of_its_kind_leaves_out():
+    asked = InputSection(kafka=KafkaInput(topic="u")), InputSection(paths=("new/*.jsonl",))
+    found, fingerprints = [], set()
+    for null, blank in (("skip", "skip"), ("reject", "read")):
+        sources = {
+            "k": {"kind": "kafka", "topics": ["t"], "options": {"bootstrap_servers": "h:1"}, "null_values": null},
+            "f": {"kind": "files", "paths": ["*.txt"], "blank_lines": blank},
+        }
+        read = {n: TypeAdapter(AnySource).validate_python(s) for n, s in sources.items()}
+        job = spec().model_copy(update={"sources": read})
+        kafka, lines = (source_config(each, job) for each in asked)
+        found.append((kafka.null_values, lines.blank_lines))
+        fingerprints |= {fingerprint_of(request(input=each.model_dump(exclude_none=True)), job) for each in asked}
+    assert found == [("skip", "skip"), ("reject", "read")] and len(fingerprints) == 4

@@ -75,8 +75,8 @@ class PassClose:
     of_pass: Mapping[str, Any] = field(default_factory=dict)
     """Metrics of the pass, by task."""
     left_out: Mapping[str, int] | None = None
-    """Events outside `since` and `until` of their source, by reason; they are not among `events`. None: there are
-    none."""
+    """Events outside `since` and `until` of their source or without a value, by reason; they are not among `events`.
+    None: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ KEYS = {
     "sources.*.options": "input.kafka.options",
 }
 """Names of a source's keys in a request."""
+READ_ALL: tuple[dict[str, str], ...] = ({}, {"null_values": "reject"}, {"blank_lines": "read"})
+"""What sources do with events that have no value where they leave none out."""
 SECURITY = ("sasl_", "ssl_", "security_protocol", "proxy_url", "socks5_proxy")
 """Prefixes of Kafka options for authentication and proxies."""
 
@@ -94,6 +96,7 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
         "max_event_bytes": source.max_event_bytes,
         "tables": shapes,
         **_format_of(request.input, job),
+        **({} if (values := _values_of(source)) in READ_ALL else values),  # older fingerprints had none
         **job.model_dump(mode="json", include={"slots", "tasks", "sample", "model", "metrics"}),
     }
     text = json.dumps({"format": 1, "request": without_keys(request.what()), "spec": spec}, sort_keys=True)
@@ -126,15 +129,24 @@ def _format_of(asked: InputSection, job: TrainerJob) -> dict[str, Any]:
     return found | (own.model_dump(include={"columns", "timestamps"}) if is_like else {})
 
 
+def _values_of(own: AnySource) -> dict[str, str]:
+    """What the job's source does with events that have no value."""
+    if isinstance(own, KafkaSource):
+        return {"null_values": own.null_values}
+    return {"blank_lines": own.blank_lines} if isinstance(own, FilesSource) else {}
+
+
 def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
     """The input as a source with the job's event format. Raises SpecError."""
     own = own_source(asked, job)
     shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
     if asked.paths is not None:
+        shared |= _values_of(own) if isinstance(own, FilesSource) else {}
         return FilesSource(kind="files", paths=asked.paths, **shared, **_format_of(asked, job))
     assert asked.kafka is not None, "checked"
     options = merge_options(own.options if isinstance(own, KafkaSource) else {}, asked.kafka.options)
-    shared["library"] = own.library if isinstance(own, KafkaSource) else None
+    if isinstance(own, KafkaSource):
+        shared |= {"library": own.library, **_values_of(own)}
     if "bootstrap_servers" not in options:
         raise SpecError("the job's source is not Kafka, so set options.bootstrap_servers", "input.kafka.options")
     return KafkaSource(kind="kafka", topics=(asked.kafka.topic,), options=options, end="latest", **shared)

@@ -32,7 +32,7 @@ class PassReading:
     day: int | None
     """Median UTC day of the samples' event times; None without event time."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Events outside `since` and `until` of their source, by reason."""
+    """Events outside `since` and `until` of their source or without a value, by reason."""
 
 
 class _Moment(NamedTuple):
