@@ -146,7 +146,7 @@ class DataGenerator:
         if os.environ.get("HEADRACE_PROTOCOL") == "arrow":
             self.run()
             return
-        self._write_groups(line.decode(errors="surrogateescape") for line in sys.stdin.buffer)
+        self._write_groups(line.decode(errors="surrogateescape") for line in _lines(sys.stdin.buffer))
 
     def run_from_memory(self) -> None:
         """Paddle's: write the samples of `generate_sample(None)` to stdout."""
@@ -220,7 +220,8 @@ class DataGenerator:
     def _run_text(self, lines: IO[bytes], out: IO[bytes]) -> None:
         self._job()
         in_columns = self._defines("generate_columns")
-        while events := [line.rstrip(b"\n") for line in islice(lines, TEXT_BATCH_EVENTS)]:
+        rest = _lines(lines)
+        while events := [line.rstrip(b"\n") for line in islice(rest, TEXT_BATCH_EVENTS)]:
             errors: dict[int, str] = {}
             of, rows = self._gather_columns(events, errors) if in_columns else self._gather(events, errors)
             out.write("".join(self._texts(len(events), of, rows, errors)).encode())
@@ -369,6 +370,14 @@ def signs(values: Iterable[int]) -> "NDArray[np.uint64]":
         return np.array(listed, np.uint64)
     except OverflowError as error:
         raise ValueError(f"not all are signs: {error}") from None
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of stdin; in a shell, without the byte order mark of a file. In a pipe, the job has dropped it."""
+    lines = iter(file)
+    if "HEADRACE_PROTOCOL" not in os.environ and (first := next(lines, None)) is not None:
+        yield first.removeprefix(b"\xef\xbb\xbf")
+    yield from lines
 
 
 def _own_stdout() -> IO[bytes]:

@@ -11,6 +11,8 @@ from headrace.dataset.sources.source_file import RawBytes, SourceFile
 from headrace.errors import BadInput
 
 GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Bytes that some programs write before text; those that read lines drop it at the start of a file."""
 GZIP_READ_BYTES = 256 << 10
 UNPACK = "which is not read here; unpack it, or pack it with gzip"
 OTHER_FORMATS = {

@@ -1,10 +1,10 @@
 """Counts, finds and reads the lines of one file by number, in blocks, without a Python step per line.
 
-A line ends with a line feed; a carriage return before it is dropped, so Windows files work too. A file that was
-replaced while it is known (another inode), or is shorter than at the last look, raises SourceGap. A file that was
-truncated and has grown beyond its old length since, or was changed in place, is not noticed. To another process, and to
-another machine, a file is known by its first 64 KiB. dataset.spec.path_pattern and dataset.sources.files decide which
-files exist and when they may be read.
+A line ends with a line feed; a carriage return before it is dropped, and so is a byte order mark at the start, so
+Windows files work too. A file that was replaced while it is known (another inode), or is shorter than at the last
+look, raises SourceGap. A file that was truncated and has grown beyond its old length since, or was changed in place,
+is not noticed. To another process, and to another machine, a file is known by its first 64 KiB.
+dataset.spec.path_pattern and dataset.sources.files decide which files exist and when they may be read.
 
 Shapes: L lines in a block, C chunks of the index.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.dataset.sources.byte_stream import ByteStream, open_bytes
+from headrace.dataset.sources.byte_stream import BYTE_ORDER_MARK, ByteStream, open_bytes
 from headrace.dataset.sources.source_file import LocalFile, SourceFile
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import CONTENT, I64, Events, check_identity
@@ -175,9 +175,9 @@ def identity_of(file: SourceFile | Path) -> str:
 
 
 def _block(data: bytes, feed_L: I64, first_line: int) -> Events:
-    """The lines that end at `feed_L`, as events."""
+    """The lines that end at `feed_L`, as events. The first line of a file begins after its byte order mark."""
     begin_L = np.empty(len(feed_L), np.int64)
-    begin_L[0] = 0
+    begin_L[0] = len(BYTE_ORDER_MARK) if first_line == 0 and data.startswith(BYTE_ORDER_MARK) else 0
     np.add(feed_L[:-1], 1, out=begin_L[1:])
     last_L = np.frombuffer(data, np.uint8)[np.maximum(feed_L - 1, 0)]
     end_L = feed_L - ((last_L == CARRIAGE_RETURN) & (feed_L > begin_L))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.dataset.sources.byte_stream import open_bytes
+from headrace.dataset.sources.byte_stream import BYTE_ORDER_MARK, open_bytes
 from headrace.dataset.sources.source_file import LocalFile
 from headrace.documents import InvalidDocument, parse_object
 
@@ -39,6 +39,8 @@ class EventSample:
         for number, line in enumerate(self._lines(), 1):
             if number > self.max_events:
                 return
+            if line == b"":  # a source of files leaves it out too
+                continue
             try:
                 if line is None:
                     raise InvalidDocument("the line", f"is longer than {MAX_LINE_BYTES:,} bytes")
@@ -58,7 +60,7 @@ class EventSample:
     def _lines(self) -> Iterator[bytes | None]:
         """The lines without their ends; None for one that is too long. An empty last line is none."""
         stream = open_bytes(LocalFile(self.path))
-        held, too_long = b"", False
+        held, too_long = stream.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK), False
         try:
             while stream.offset < MAX_SAMPLE_BYTES and (block := stream.read(BLOCK_BYTES)):
                 *lines, held = (held + block).split(b"\n")

@@ -140,6 +140,15 @@ def test_in_a_shell_it_prints_multislot_text(tmp_path, way):
         assert b"this must not spoil" in done.stderr
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_in_a_shell_a_byte_order_mark_at_the_start_is_dropped(tmp_path, way):
+    write(tmp_path, WAYS[way])
+    plain, marked = (
+        shell(tmp_path, "--spec", "job.toml", events=[mark + EVENTS[0], EVENTS[2]]) for mark in (b"", b"\xef\xbb\xbf")
+    )
+    assert marked.stdout == plain.stdout and plain.stdout.count(b"\n") == 3
+
+
 def test_in_a_shell_it_asks_for_the_slots(tmp_path):
     write(tmp_path, SIMPLE)
     done = shell(tmp_path)
