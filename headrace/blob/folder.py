@@ -16,6 +16,7 @@ from headrace.blob.blob_writer import BlobWriter, open_writer
 from headrace.blob.store_address import StoreAddress
 from headrace.deadline import Deadline
 from headrace.durable import REAL, writing
+from headrace.relative_names import InvalidName, shown, stays_below
 
 MAX_TAGGED_BYTES = 64 << 20
 """Longest blob that `replace` compares."""
@@ -46,12 +47,12 @@ class FolderBlobs:
 
     def sizes(self, folder: str, deadline: Deadline) -> dict[str, int]:
         """See BlobStore."""
-        found = self._retries.run(f"listing {folder}/", lambda: _entries(self._root / folder), deadline)
+        found = self._retries.run(f"listing {folder}/", lambda: _entries(self._at(folder)), deadline)
         return {name: num_bytes for name, num_bytes in found.items() if num_bytes is not None}
 
     def folders(self, folder: str, deadline: Deadline) -> list[str]:
         """See BlobStore."""
-        found = self._retries.run(f"listing {folder}/", lambda: _entries(self._root / folder), deadline)
+        found = self._retries.run(f"listing {folder}/", lambda: _entries(self._at(folder)), deadline)
         return [name for name, num_bytes in found.items() if num_bytes is None]
 
     def get(self, key: str, max_bytes: int, deadline: Deadline) -> bytes | None:
@@ -59,7 +60,7 @@ class FolderBlobs:
 
         def read() -> bytes | None:
             try:
-                with (self._root / key).open("rb") as file:
+                with self._at(key).open("rb") as file:
                     return file.read(max_bytes)
             except ABSENT:
                 return None
@@ -71,7 +72,7 @@ class FolderBlobs:
 
         def read() -> bytes:
             try:
-                return _last(self._root / key, max_bytes)
+                return _last(self._at(key), max_bytes)
             except ABSENT:
                 return b""
 
@@ -82,7 +83,7 @@ class FolderBlobs:
 
         def copy() -> tuple[str, int]:
             total = hashlib.sha256()
-            with (self._root / key).open("rb") as source, open_writer(path) as target:
+            with self._at(key).open("rb") as source, open_writer(path) as target:
                 while chunk := source.read(CHUNK_BYTES):
                     self._retries.check(f"reading {key}", deadline)
                     total.update(chunk)
@@ -93,7 +94,7 @@ class FolderBlobs:
 
     def local(self, key: str, scratch: Path, deadline: Deadline) -> Path:
         """See BlobStore: the blob's own file."""
-        found = self._root / key
+        found = self._at(key)
         if not found.is_file():
             raise FileNotFoundError(key)
         return found
@@ -104,7 +105,7 @@ class FolderBlobs:
         1. Write the content under a name of this call alone. 2. Sync it. 3. Rename it: the blob exists. 4. Sync its
         folder.
         """
-        path = self._root / key
+        path = self._at(key)
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
         self._retries.check(f"writing {key}", deadline)
         with self._writing(path):
@@ -122,7 +123,7 @@ class FolderBlobs:
 
     def put_new(self, key: str, content: bytes, deadline: Deadline) -> bool:
         """See BlobStore: written under a name of this call alone, synced, then linked to its own."""
-        path = self._root / key
+        path = self._at(key)
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
         self._retries.check(f"writing {key}", deadline)
         with self._writing(path):
@@ -148,7 +149,7 @@ class FolderBlobs:
         """See BlobStore: compared and replaced under a lock of the blob's folder."""
         if tag is None:
             return self.put_new(key, content, deadline)
-        folder = (self._root / key).parent
+        folder = self._at(key).parent
         if not folder.is_dir():
             return False
         with self._writing(folder), _locked_folder(folder):
@@ -161,7 +162,7 @@ class FolderBlobs:
     @contextmanager
     def create(self, key: str, scratch: Path, deadline: Deadline) -> Iterator[BlobWriter]:
         """See BlobStore: written in its place."""
-        path = self._root / key
+        path = self._at(key)
         with writing(path):
             _make_folder(path.parent)
         with open_writer(path) as writer:
@@ -171,7 +172,7 @@ class FolderBlobs:
 
     def append(self, key: str, line: bytes, deadline: Deadline) -> None:
         """See BlobStore."""
-        path = self._root / key
+        path = self._at(key)
         self._retries.check(f"writing {key}", deadline)
         with self._writing(path):
             is_new = not path.exists()
@@ -187,7 +188,7 @@ class FolderBlobs:
 
     def remove(self, key: str, deadline: Deadline) -> None:
         """See BlobStore."""
-        path = self._root / key
+        path = self._at(key)
         self._retries.check(f"removing {key}", deadline)
         with self._writing(path):
             if path.exists():
@@ -196,11 +197,17 @@ class FolderBlobs:
 
     def remove_folder(self, folder: str, deadline: Deadline) -> None:
         """See BlobStore: also when the time is up, for it takes none."""
-        path = self._root / folder
+        path = self._at(folder)
         with self._writing(path):
             if path.exists():
                 shutil.rmtree(path)
                 REAL.sync_folder(path.parent)
+
+    def _at(self, key: str) -> Path:
+        """The path of a blob or folder; "" is the root. Raises InvalidName for a key that leads out of it."""
+        if key and not stays_below(key):
+            raise InvalidName(f"{self._name}: {shown(key)} is not a key")
+        return self._root / key
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:

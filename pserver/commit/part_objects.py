@@ -21,6 +21,7 @@ from headrace.durable import REAL
 from headrace.errors import Unwritable
 from headrace.pserver.errors import PartsUnavailable, StoreDamaged, StoreFailed
 from headrace.pserver.store.row_store import StoredFile
+from headrace.relative_names import InvalidName, path_below
 
 FOLDER = "parts"
 TRANSFERS = 3
@@ -74,20 +75,22 @@ class PartObjects:
         """Make `files`, by path in `folder`, what they should be; returns the paths that were fetched.
 
         Files that are there are read and compared. A fetched file gets its name when it is whole, right and synced.
-        StoreDamaged: the store lacks a content, or `objects` does not name it.
+        StoreDamaged: the store lacks a content, or `objects` does not name it; or a path leads out of `folder`, and
+        then nothing is fetched.
         """
 
         def fetch(path: str) -> None:
-            file, target = files[path], folder / path
+            file, target = files[path], targets[path]
             if file.sha256 not in objects:
                 raise StoreDamaged(f"{target}: is not what was committed, and the object store does not have it")
             key = key_of(objects[file.sha256], file.sha256)
             self._download(key, file, target, deadline)
 
         with _translated():
-            missing = [path for path, file in files.items() if not is_whole(folder / path, file)]
+            targets = {path: path_below(folder, path) for path in files}
+            missing = [path for path, file in files.items() if not is_whole(targets[path], file)]
             run_parallel(fetch, missing)
-            for parent in {(folder / path).parent for path in missing}:
+            for parent in {targets[path].parent for path in missing}:
                 REAL.sync_folder(parent)
         return missing
 
@@ -136,7 +139,7 @@ def run_parallel(act: Callable[[Item], None], items: Iterable[Item]) -> None:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except SourceDamaged as error:
+    except (SourceDamaged, InvalidName) as error:
         raise StoreDamaged(str(error)) from error
     except BlobUnavailable as error:
         raise PartsUnavailable(str(error)) from error

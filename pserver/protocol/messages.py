@@ -10,9 +10,11 @@ from dataclasses import asdict
 
 from headrace import documents
 from headrace.pserver.config import TableSection, Wire
+from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
 from headrace.pserver.protocol.table_operations import ShrinkSurvey, TableOperation, message_of, operation_of
+from headrace.relative_names import InvalidName
 
 FORMAT = 7
 """Version of the protocol, on gRPC and on the data plane; both ends must have the same."""
@@ -68,8 +70,11 @@ def parts_json(parts: Sequence[ShardCommitPart]) -> bytes:
 
 
 def parts_from(text: bytes) -> list[ShardCommitPart]:
-    """The inverse of `parts_json`."""
-    return [ShardCommitPart.of_message(message) for message in documents.parse(text, "parts of a commit")]
+    """The inverse of `parts_json`. Raises InvalidShardCall where a name leads out of a commit."""
+    try:
+        return [ShardCommitPart.of_message(message) for message in documents.parse(text, "parts of a commit")]
+    except InvalidName as error:
+        raise InvalidShardCall(f"parts of a commit: {error}") from error
 
 
 def with_stats(stats: Mapping[str, TableStats], refused: Mapping[str, int], figures: ShardFigures) -> pb.StatsReply:

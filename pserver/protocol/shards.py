@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.deadline import Deadline
+from headrace.pserver.protocol.part_names import files_of_part
 from headrace.pserver.protocol.pass_calls import PassCalls
 from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
 from headrace.pserver.store.row_store import StoredFile
@@ -132,9 +133,8 @@ class ShardCommitPart:
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> "ShardCommitPart":
-        """The inverse of `message`."""
-        files = {name: StoredFile(file["sha256"], file["bytes"]) for name, file in message["files"].items()}
-        begin, end = message["buckets"]
+        """The inverse of `message`. Raises InvalidName where a name leads out of the part's folder."""
+        (begin, end), files = message["buckets"], files_of_part(message)
         return cls(message["folder"], (begin, end), message["tables"], files, message.get("objects", {}))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
+from headrace.relative_names import shown
 from headrace.service.cluster.store import check_run
 from headrace.service.exports.export_list import open_streams
 from headrace.service.history.commit_lookup import continue_from, find_commit, lease, lineage
@@ -71,7 +72,7 @@ def _export(job: LoadedJob, text: str, before: Mapping[str, Any] | None) -> str 
         return text
     check_run(job.store, job.spec.name)
     if before is not None:
-        return before.get("export")
+        return _exported_by(job, before["export"]) if "export" in before else None
     if VERSION.fullmatch(text) is None:
         return None
     try:
@@ -81,6 +82,19 @@ def _export(job: LoadedJob, text: str, before: Mapping[str, Any] | None) -> str 
             return address
         raise SpecError(f"{error}; nor is there a complete export of this version", "version") from None
     return None
+
+
+def _exported_by(job: LoadedJob, address: object) -> str:
+    """`address`, which an unfinished output names, if it is that of an export of the job. Raises SpecError."""
+    for name in job.spec.exports:
+        with open_streams(job, name) as [stream]:
+            for each in stream.present():
+                if stream.outlet.url(each.path) == address:
+                    return str(address)
+    raise SpecError(
+        f"{shown(address)}, with which parts were predicted, is no export of the job; remove the output and begin anew",
+        "version",
+    )
 
 
 def own_export(job: LoadedJob, version: str) -> str | None:

@@ -28,13 +28,15 @@ from headrace.trainer.fence.fence_sequence import BlobFence, FenceMoved, FenceSe
 from headrace.trainer.journal.log import Superseded
 
 SOON = Deadline.after(3600.0)  # from the import of this module on, so longer than all tests
+OLD, NEW = "00000001-0001.log", "00000002-0001.log"
+AB, CD = "ab" * 32, "cd" * 32
 CONTENTS = [
     FenceClaim(log_id="a", timeline="t1", mode=LogMode.SYNC, log={"00000001-0001.log": "1 claim\n"}),
     FenceLine(file="00000001-0001.log", line="2 plan é\n"),
     FenceCommit(
         name="t1-0000000003-g1",
         since=1,
-        live={"t1-0000000003-g1": "ab"},
+        live={"t1-0000000003-g1": AB},
         retired={"t1-0000000001-g1": 1.5},
         claimed=1,
         log_id="a",
@@ -144,13 +146,13 @@ class Head:
 
     def append(self, what):
         self.num_lines += 1
-        name = f"{self.number}.{self.num_lines}"
+        name = f"t1-{self.num_lines:010d}-g{self.number}"
         if what == "commit":
-            number = self.sequence.append_commit(name, "hash", ["f"], SOON)
+            number = self.sequence.append_commit(name, AB, [OLD], SOON)
         elif what == "patient line":
-            number = self.append_patiently(FenceLine(file="f", line=name))
+            number = self.append_patiently(FenceLine(file=OLD, line=name))
         else:
-            number = self.sequence.append(FenceLine(file="f", line=name), SOON)
+            number = self.sequence.append(FenceLine(file=OLD, line=name), SOON)
         assert not self.ended, "a head that lost a number never writes again"
         self.acknowledged.append((number, self.sequence.generation, name))
 
@@ -236,9 +238,9 @@ def test_a_head_that_wakes_after_a_newer_claim_is_superseded_for_good(blobs):
     old, new = head(blobs, 1), head(blobs, 2)
     for _ in range(2):
         with pytest.raises(Superseded, match="generation 2 of the workers has claimed this job; generation 1 is too"):
-            old.append_commit("t1-0000000001-g1", "ab", [], SOON)
-    new.append_commit("t2-0000000001-g2", "cd", [], SOON)
-    assert FenceSequence(BlobFence(blobs), 0).catch_up(SOON).commits == {"t2-0000000001-g2": "cd"}
+            old.append_commit("t1-0000000001-g1", AB, [], SOON)
+    new.append_commit("t2-0000000001-g2", CD, [], SOON)
+    assert FenceSequence(BlobFence(blobs), 0).catch_up(SOON).commits == {"t2-0000000001-g2": CD}
 
 
 def test_a_generation_that_is_taken_cannot_be_claimed_again(blobs):
@@ -258,7 +260,7 @@ def test_a_look_does_not_wait_longer_than_its_deadline_for_a_record_on_its_way(b
         return put_new(*call)
 
     monkeypatch.setattr(blobs, "put_new", put_late)
-    thread = threading.Thread(target=lambda: writer.append(FenceLine(file="f", line="late\n"), SOON))
+    thread = threading.Thread(target=lambda: writer.append(FenceLine(file=OLD, line="late\n"), SOON))
     thread.start()
     try:
         assert under_way.wait(20)
@@ -273,35 +275,35 @@ def test_a_look_does_not_wait_longer_than_its_deadline_for_a_record_on_its_way(b
 def test_a_claim_that_finds_new_records_of_an_old_generation_decides_again(blobs):
     old, new = head(blobs, 1), FenceSequence(BlobFence(blobs), 2)
     new.catch_up(SOON)
-    old.append(FenceLine(file="f", line="late\n"), SOON)
+    old.append(FenceLine(file=OLD, line="late\n"), SOON)
     claim = FenceClaim(log_id="b", timeline="t1", mode=LogMode.SYNC)
     with pytest.raises(FenceMoved, match="record 2 of generation 1 came first"):
         new.claim(claim, SOON)
-    assert new.catch_up(SOON).files["f"].content() == b"late\n"
+    assert new.catch_up(SOON).files[OLD].content() == b"late\n"
     assert new.claim(claim, SOON) == 3
 
 
 def test_a_reader_needs_the_records_since_the_newest_commit_and_the_lines_before_it(blobs):
-    writer = head(blobs, 1, log={"old": "a\n"})
-    writer.append(FenceLine(file="old", line="b\n"), SOON)
-    writer.append(FenceLine(file="new", line="c\n"), SOON)
-    writer.append_commit("t1-0000000001-g1", "ab", ["old", "new"], SOON)
-    writer.append(FenceLine(file="new", line="d\n"), SOON)
-    writer.append_commit("t1-0000000002-g1", "cd", ["new"], SOON)
+    writer = head(blobs, 1, log={OLD: "a\n"})
+    writer.append(FenceLine(file=OLD, line="b\n"), SOON)
+    writer.append(FenceLine(file=NEW, line="c\n"), SOON)
+    writer.append_commit("t1-0000000001-g1", AB, [OLD, NEW], SOON)
+    writer.append(FenceLine(file=NEW, line="d\n"), SOON)
+    writer.append_commit("t1-0000000002-g1", CD, [NEW], SOON)
     writer.append(FenceRetirement(retired={"t1-0000000001-g1": 5.0}), SOON)
-    writer.append(FenceLine(file="new", line="e\n"), SOON)
+    writer.append(FenceLine(file=NEW, line="e\n"), SOON)
     for number in (1, 2):  # not even looked at
         blobs.put_new(key_of(100 + number), b"", SOON)
     seen = FenceSequence(BlobFence(blobs), 0).catch_up(SOON)
-    assert {name: file.content() for name, file in seen.files.items()} == {"new": b"c\nd\ne\n"}
-    assert (seen.commits, seen.retired) == ({"t1-0000000002-g1": "cd"}, {"t1-0000000001-g1": 5.0})
+    assert {name: file.content() for name, file in seen.files.items()} == {NEW: b"c\nd\ne\n"}
+    assert (seen.commits, seen.retired) == ({"t1-0000000002-g1": CD}, {"t1-0000000001-g1": 5.0})
     assert (seen.number, seen.generation, seen.timeline, seen.log_id) == (8, 1, "t1", "a")
 
 
 def test_a_long_sequence_is_found_in_a_few_requests(blobs):
     writer = head(blobs, 1)
     for number in range(150):
-        writer.append(FenceLine(file="f", line=f"{number}\n"), SOON)
+        writer.append(FenceLine(file=OLD, line=f"{number}\n"), SOON)
     assert FenceSequence(BlobFence(blobs), 0).catch_up(SOON).number == 151
 
 

@@ -155,7 +155,7 @@ def test_a_record_waits_for_a_store_that_fails_and_counts_once(blobs, tmp_path, 
         troubles.append(log.trouble)
         if len(troubles) == 1:
             with pytest.raises(Unavailable, match="down"):
-                made.append_commit("t1-0000000001-g1", "ab", [], SOON)
+                made.append_commit("t1-0000000001-g1", "ab" * 32, [], SOON)
         elif len(troubles) == 4:
             monkeypatch.setattr(blobs, "put_new", put_new)
             put_new(key, content, deadline)

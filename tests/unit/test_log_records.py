@@ -44,10 +44,20 @@ BY_TYPE = {
 }  # fmt: skip
 
 
+NAME = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True)
+OF_EXPORTS = {
+    "stream": NAME, "name": NAME, "timeline": NAME, "paths": st.lists(NAME, max_size=3),
+    "parent": st.none() | st.fixed_dictionaries({"name": NAME, "version": COUNT}, optional={"timeline": NAME}),
+}  # fmt: skip
+"""Names of exports become parts of paths, so other texts are refused: tests/unit/test_relative_names.py."""
+
+
 def strategy(cls):
     """Any instance of a record's class, by the types of its fields."""
     hints = get_type_hints(cls)
-    return st.builds(cls, **{each.name: values_of(hints[each.name]) for each in fields(cls)})
+    own = OF_EXPORTS if "timeline" in hints else {}
+    values = {each.name: values_of(hints[each.name]) for each in fields(cls)}
+    return st.builds(cls, **values | {name: own[name] for name in values.keys() & own.keys()})
 
 
 def values_of(hint):

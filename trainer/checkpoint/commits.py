@@ -14,15 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from headrace import documents
 from headrace.durable import REAL, Disk, check_no_link, write_whole
 from headrace.errors import HeadraceError
 from headrace.failpoints import Failpoint, failpoint
+from headrace.pserver.protocol.part_names import checked_files, checked_objects
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.store.row_store import StoredFile
+from headrace.relative_names import InvalidName
+from headrace.trainer.fence.fence_records import COMMIT_NAME
 
 FORMAT = 3
 """Newest readable layout of a manifest; a newer one is refused. Since 3, files may be objects of a store."""
@@ -30,7 +33,7 @@ FORMAT_OF_FILES = 2
 """Layout of a commit whose files are in its folder alone. Since 2, partitions have stream and period."""
 FOLDER = "commits"
 MANIFEST = "manifest.json"
-NAME = re.compile(r"t(\d+)-(\d{10})-g(\d+)")
+NAME = COMMIT_NAME
 VERSION = re.compile(r"\d{1,18}", re.ASCII)
 """A version as text; bounded, because Python refuses to convert thousands of digits."""
 HASH_CHUNK_BYTES = 1 << 20
@@ -168,8 +171,9 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
             raise CommitDamaged(f"{name}: its manifest does not match the hash in it")
         if manifest["name"] != name or NAME.fullmatch(name) is None:
             raise CommitDamaged(f"{name}: its manifest is that of {manifest['name']!r}")
-        if strange := [path for path in files_of(manifest) if not _stays_inside(path)]:
-            raise CommitDamaged(f"{name}: its manifest names {strange[0]!r}, which is not a path in a commit")
+        _check_names(manifest)
+    except InvalidName as error:
+        raise CommitDamaged(f"{name}: its manifest has a wrong name: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommitDamaged(f"{name}: its manifest cannot be read: {error!r}") from error
     return dict(manifest)
@@ -177,7 +181,7 @@ def parse_manifest(name: str, text: bytes) -> Mapping[str, Any]:
 
 def files_of(manifest: Mapping[str, Any]) -> dict[str, StoredFile]:
     """Every file that a manifest names, by its path."""
-    return {path: StoredFile(str(file["sha256"]), int(file["bytes"])) for path, file in manifest["files"].items()}
+    return checked_files(manifest["files"])
 
 
 def uploads_of(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -187,9 +191,12 @@ def uploads_of(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
     return [(str(sha256), int(generation)) for each in found for sha256, generation in each.items()]
 
 
-def _stays_inside(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return bool(parts) and parts[0] != "/" and ".." not in parts and "\0" not in path
+def _check_names(manifest: Mapping[str, Any]) -> None:
+    """Raise InvalidName where a name in a manifest is not that of a file in its commit."""
+    files_of(manifest)
+    checked_objects(manifest.get("objects", {}))
+    for part in manifest.get("shards", ()):
+        ShardCommitPart.of_message(part)
 
 
 def read_commit(folder: Path) -> Commit:

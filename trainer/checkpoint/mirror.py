@@ -28,6 +28,7 @@ from headrace.trainer.checkpoint.mirror_catalog import (
     read_manifest,
     unreferenced_contents,
 )
+from headrace.trainer.journal.log_file import file_numbers
 
 FILES, COMMITS, LOG = "files", "commits", "log"
 SUFFIX = ".json"
@@ -136,8 +137,8 @@ class Mirror:
 
     def generations(self, deadline: Deadline) -> list[int]:
         """The generations that wrote log files."""
-        numbers = [name.partition("-")[0] for name in self.blobs.sizes(LOG, deadline)]
-        return [int(number) for number in numbers if number.isdigit()]
+        found = map(file_numbers, map(Path, self.blobs.sizes(LOG, deadline)))
+        return [numbers[0] for numbers in found if numbers is not None]
 
     def missing(self, commit: MirroredCommit, deadline: Deadline) -> list[str]:
         """Paths of the commit whose content is missing or has another size."""

@@ -12,6 +12,7 @@ from headrace.durable import REAL, write_whole
 from headrace.errors import Unwritable
 from headrace.pserver.commit.part_objects import run_parallel
 from headrace.pserver.store.row_store import StoredFile
+from headrace.relative_names import InvalidName, path_below
 from headrace.trainer.checkpoint.commits import FOLDER, MANIFEST, CommitDamaged, files_of
 from headrace.trainer.checkpoint.mirror import FILES, CommitPresent, Mirror, MirrorCatalog, MirrorEmpty
 from headrace.trainer.checkpoint.mirror_catalog import MirroredCommit
@@ -63,7 +64,7 @@ def repair(uri: str, folder: Path, manifest: Mapping[str, Any], bad: Sequence[st
     mirror, files = Mirror.open(uri, deadline), files_of(manifest)
 
     def mend(path: str) -> None:
-        target = folder / path
+        target = _target(folder, path)
         unfinished = target.with_name(f"{target.name}{UNFINISHED}")
         try:
             _make_folder(target.parent)
@@ -102,7 +103,7 @@ def _fetch(mirror: Mirror, commit: MirroredCommit, commits: Path, deadline: Dead
         raise CommitPresent(commits / commit.name)
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        targets = {path: folder / path for path in commit.files}
+        targets = {path: _target(folder, path) for path in commit.files}
         for parent in {folder, *(target.parent for target in targets.values())}:
             _make_folder(parent)
         run_parallel(lambda path: _download(mirror, commit.files[path], path, targets[path], deadline), targets)  # 1
@@ -115,6 +116,13 @@ def _fetch(mirror: Mirror, commit: MirroredCommit, commits: Path, deadline: Dead
         raise Unwritable(folder, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _target(folder: Path, path: str) -> Path:
+    try:
+        return path_below(folder, path)
+    except InvalidName as error:
+        raise CommitDamaged(str(error)) from error
 
 
 def _make_folder(path: Path) -> None:

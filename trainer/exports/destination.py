@@ -15,11 +15,17 @@ from headrace.blob.blob_writer import BlobWriter
 from headrace.blob.store_address import StoreAddress, StoreKind, parse
 from headrace.deadline import Deadline
 from headrace.errors import BadInput
+from headrace.relative_names import InvalidName, relative_name
 
 ROLE = "exports at"
 """Begins the errors of a destination."""
-NAME = re.compile(r"(\d{10,})-(base|delta)")
+NAME = re.compile(r"(\d{10,18})-(base|delta)", re.ASCII)
 """Names of exports."""
+TIMELINE = re.compile(r"t\d{1,18}", re.ASCII)
+EXPORT_PATH = re.compile(rf"(?:{TIMELINE.pattern}/)?{NAME.pattern}", re.ASCII)
+"""Paths of exports in a job's folder; those of the first Headrace had no timeline."""
+FILE = re.compile(r"[\w.-]+")
+"""Names of the files of an export."""
 FETCH_S = 3600.0
 """Longest time to fetch one file."""
 FOLDER_S = 86_400.0
@@ -120,7 +126,12 @@ def folder_destination(folder: Path) -> ExportDestination:
 
 
 class ExportFolder:
-    """A folder of exports, local or in an object store; `scratch` takes files fetched from the latter."""
+    """A folder of exports, local or in an object store; `scratch` takes files fetched from the latter.
+
+    Paths in it are relative names, and in a local one they are no symbolic links: so what is read stays below the
+    address, and who may make links there reads no file elsewhere. Else ExportUnusable is raised. The address itself
+    may be a link.
+    """
 
     def __init__(self, address: str, scratch: Path) -> None:
         self.address, self.scratch = address.rstrip("/"), scratch
@@ -128,11 +139,11 @@ class ExportFolder:
 
     def file(self, path: str) -> Path:
         """A local copy of a file. Raises FileNotFoundError."""
-        return self._blobs.local(path, self.scratch, Deadline.after(FETCH_S))
+        return self._blobs.local(self._own(path), self.scratch, Deadline.after(FETCH_S))
 
     def small(self, path: str) -> bytes | None:
         """A small file; None if there is none."""
-        return self._blobs.get(path, MAX_SMALL_BYTES, Deadline.after(FETCH_S))
+        return self._blobs.get(self._own(path), MAX_SMALL_BYTES, Deadline.after(FETCH_S))
 
     def names(self) -> list[str]:
         """Names of exports in a local folder, complete or not, in order; empty for an object store."""
@@ -148,7 +159,21 @@ class ExportFolder:
 
     def below(self, path: str) -> "ExportFolder":
         """A folder in this one."""
+        path = self._own(path)
         return ExportFolder(_edited(self.address, lambda whole: f"{whole.rstrip('/')}/{path}"), self.scratch)
+
+    def _own(self, path: str) -> str:
+        try:
+            relative_name(path)
+        except InvalidName as error:
+            raise ExportUnusable(f"{self.address}: {error}") from error
+        if self._blobs.address.kind is StoreKind.FOLDER:
+            at = Path(self._blobs.address.root)
+            for part in path.split("/"):
+                at /= part
+                if at.is_symlink():
+                    raise ExportUnusable(f"{at} is a symbolic link, which an export has none of: put the file there")
+        return path
 
 
 def _parsed(address: str) -> StoreAddress:

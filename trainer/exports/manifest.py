@@ -13,9 +13,9 @@ from typing import Any
 import headrace
 from headrace import documents
 from headrace.errors import HeadraceError
-from headrace.trainer.exports.destination import ExportUnusable
+from headrace.trainer.exports.destination import EXPORT_PATH, FILE, NAME, TIMELINE, ExportUnusable
 from headrace.trainer.exports.gates import GateResult
-from headrace.trainer.exports.reader import FORMAT, check_fields, object_of
+from headrace.trainer.exports.reader import FORMAT, check_fields, checked_name, object_of
 from headrace.trainer.exports.request import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
@@ -90,15 +90,32 @@ def _finite(value: Any) -> Any:
 
 
 def parse_manifest(text: bytes, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
-    """A manifest, or current.json, with at least these fields. Raises ManifestUnusable."""
+    """A manifest, or current.json, with at least these fields, and its names those of exports and their files.
+
+    Raises ManifestUnusable.
+    """
     try:
         found = object_of(text, what)
         check_fields(found, {"format": int}, what)
         _check_format(found["format"], what)
         check_fields(found, fields, what)
+        _check_names(found, what)
     except ExportUnusable as error:
         raise ManifestUnusable(f"{error}; restore it, or remove it") from error
     return found
+
+
+def _check_names(content: Mapping[str, Any], what: str) -> None:
+    """Raise ExportUnusable where a name leads out of the job's folder of exports."""
+    parent, files = content.get("parent"), content.get("files")
+    for each in (content, parent if isinstance(parent, dict) else {}):
+        for key, form in (("timeline", TIMELINE), ("name", NAME)):
+            if key in each:
+                checked_name(each[key], form, what)
+    for path in (*([content["path"]] if "path" in content else ()), *content.get("chain", ())):
+        checked_name(path, EXPORT_PATH, what)
+    for file in files if isinstance(files, dict) else ():
+        checked_name(file, FILE, what)
 
 
 def _check_format(number: int, what: str) -> None:

@@ -23,8 +23,9 @@ from headrace.blob.blob_writer import BlobWriter
 from headrace.done_markers import DONE
 from headrace.durable import REAL, unfinished_name, writing
 from headrace.errors import SpecError
+from headrace.relative_names import relative_name
 from headrace.trainer.exports import manifest
-from headrace.trainer.exports.destination import ExportDestination, ExportUnusable, folder_destination
+from headrace.trainer.exports.destination import EXPORT_PATH, ExportDestination, ExportUnusable, folder_destination
 from headrace.trainer.exports.memory_files import columns_of, has_memory, memories_at, replay, schema_of
 from headrace.trainer.exports.parquet_files import ParquetFiles
 from headrace.trainer.exports.reader import CHUNK_ROWS, MANIFEST, Export, chain_of, one_dtype, open_folder, state_at
@@ -54,7 +55,7 @@ def _told_names(donefile: bytes, timeline: str) -> list[str]:
     names = []
     for line in donefile.splitlines():
         try:
-            names.append(str(documents.parse_object(line, timeline)["path"]))
+            names.append(relative_name(documents.parse_object(line, timeline)["path"], EXPORT_PATH))
         except (ValueError, KeyError, TypeError):
             continue
     return [name.rpartition("/")[2] for name in dict.fromkeys(names) if name.startswith(f"{timeline}/")]

@@ -20,8 +20,18 @@ from safetensors.numpy import load_file
 
 from headrace import documents
 from headrace.done_markers import DONE, MARKERS
+from headrace.relative_names import InvalidName, relative_name
 from headrace.trainer.checkpoint.commits import hash_of
-from headrace.trainer.exports.destination import ExportFolder, ExportTooNew, ExportUnusable, ParentMissing
+from headrace.trainer.exports.destination import (
+    EXPORT_PATH,
+    FILE,
+    NAME,
+    TIMELINE,
+    ExportFolder,
+    ExportTooNew,
+    ExportUnusable,
+    ParentMissing,
+)
 from headrace.trainer.exports.row_chunks import ChunkStream, RowChunk, replay_chunks
 from headrace.validation import nearest
 
@@ -79,6 +89,8 @@ class Export:
             found = hash_of(self.place.file(path))
         except FileNotFoundError:
             return "is missing"
+        except ExportUnusable as error:
+            return str(error)
         except OSError as error:
             return f"cannot be read: {error.strerror or error}"
         if found.num_bytes != wanted["bytes"]:
@@ -178,7 +190,8 @@ def open_export(address: str, scratch: Path) -> Export:
     """The complete export at `address`; for a job's folder, its current export. Raises ExportUnusable."""
     place = ExportFolder(address, scratch)
     if place.small(MANIFEST) is None and (current := place.small(CURRENT)) is not None:
-        place = place.below(str(object_of(current, f"{place.address}/{CURRENT}")["path"]))
+        what = f"{place.address}/{CURRENT}"
+        place = place.below(checked_name(object_of(current, what).get("path"), EXPORT_PATH, what))
     return open_folder(place)
 
 
@@ -203,14 +216,12 @@ def open_folder(place: ExportFolder) -> Export:
         if all(place.small(marker) is None for marker in MARKERS):
             raise ExportUnusable(f"{place.address}: has no {DONE}: it is not complete and must not be read")
         export = Export(place, manifest)
-        named = export.name, export.kind, export.version, export.files, manifest["parent"]
-        if strange := [path for path in export.files if not re.fullmatch(r"[\w.-]+", path)]:
-            raise ExportUnusable(
-                f"{place.address}: its manifest names {strange[0]!r}, which is not a file of an export"
-            )
+        read = export.name, export.kind, export.version, manifest["parent"]
+        for path in export.files:
+            checked_name(path, FILE, f"{place.address}: its manifest")
     except (KeyError, TypeError, ValueError) as error:
         raise ExportUnusable(f"{place.address}: its manifest cannot be read: {error!r}") from error
-    assert named
+    assert read
     return export
 
 
@@ -220,6 +231,14 @@ def object_of(text: bytes, what: str) -> dict[str, Any]:
         return documents.parse_object(text, what)
     except documents.InvalidDocument as error:
         raise ExportUnusable(str(error)) from error
+
+
+def checked_name(name: object, form: re.Pattern[str], what: str) -> str:
+    """`name`, which `what` gives. Raises ExportUnusable unless it is a relative name of this form."""
+    try:
+        return relative_name(name, form)
+    except InvalidName as error:
+        raise ExportUnusable(f"{what} names what is not of an export: {error}") from error
 
 
 def check_fields(content: Mapping[str, Any], fields: Mapping[str, type], what: str) -> None:
@@ -234,10 +253,12 @@ def parent_of(export: Export) -> Export | None:
     parent = export.manifest["parent"]
     if export.kind == "base" or parent is None:
         return None
-    folder = export.place.above()
+    what, folder = f"{export.place.address}: its parent", export.place.above()
+    if not isinstance(parent, dict):
+        raise ExportUnusable(f"{what} is not an export")
     if timeline := parent.get("timeline"):
-        folder = folder.above().below(str(timeline))
-    place = folder.below(str(parent["name"]))
+        folder = folder.above().below(checked_name(timeline, TIMELINE, what))
+    place = folder.below(checked_name(parent.get("name"), NAME, what))
     try:
         return open_folder(place)
     except ExportTooNew:

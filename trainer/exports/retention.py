@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.trainer.checkpoint.commits import Commits, order_of
+from headrace.trainer.exports.destination import NAME as EXPORT_NAME
+from headrace.trainer.exports.destination import TIMELINE
 from headrace.trainer.exports.export_settings import STAGES
 from headrace.trainer.exports.stream_state import LoggedExport
 
-NAME = re.compile(r"(t\d+)/(\d{10,})-(base|delta)")
+NAME = re.compile(rf"({TIMELINE.pattern})/{EXPORT_NAME.pattern}", re.ASCII)
 _STAGE = re.compile(r".+-\d{10,}(\.\d+\.unfinished)?")
 HOLDER = "export-"
 """Prefix of a stream's name: the holder of a commit that is being exported."""

@@ -5,16 +5,21 @@ the meaning of all records together, trainer.fence.fence_sequence puts and reads
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, assert_never
 
 from headrace import documents
 from headrace.errors import HeadraceError
+from headrace.relative_names import SHA256, relative_name
+from headrace.trainer.journal.log_file import NAME as LOG_NAME
 
 FORMAT = 1
 """Number of the records' layout; a newer one is refused."""
+COMMIT_NAME = re.compile(r"t(\d{1,18})-(\d{10})-g(\d{1,18})", re.ASCII)
+"""Names of commits: timeline, version, generation."""
 
 
 class FenceDamaged(HeadraceError):
@@ -115,6 +120,28 @@ def decode(number: int, data: bytes) -> FenceRecord:
         kind, generation, nonce = _KINDS[body.pop("kind")], int(body.pop("generation")), str(body.pop("nonce"))
         if "mode" in body:
             body["mode"] = LogMode(body["mode"])
-        return FenceRecord(generation, nonce, kind(**body))
-    except (ValueError, KeyError, TypeError) as error:
+        content = kind(**body)
+        _check_names(content)
+        return FenceRecord(generation, nonce, content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FenceDamaged(f"fence/{number}: not a record of a fence ({error!r})") from error
+
+
+def _check_names(content: FenceContent) -> None:
+    """Raise InvalidName where a name in a record is not that of a log file, a commit or a manifest's content."""
+    match content:
+        case FenceClaim(log=log):
+            for name in log:
+                relative_name(name, LOG_NAME)
+        case FenceLine(file=file):
+            relative_name(file, LOG_NAME)
+        case FenceCommit(name=name, live=live, retired=retired):
+            for each in (name, *live, *retired):
+                relative_name(each, COMMIT_NAME)
+            for sha256 in live.values():
+                relative_name(sha256, SHA256)
+        case FenceRetirement(retired=retired):
+            for each in retired:
+                relative_name(each, COMMIT_NAME)
+        case _:
+            assert_never(content)

@@ -13,10 +13,12 @@ from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole
 from headrace.errors import Unavailable
 from headrace.failpoints import Failpoint, failpoint
+from headrace.relative_names import path_below
 from headrace.retry import Retrier
 from headrace.trainer.fence.fence_history import FenceHistory
 from headrace.trainer.fence.fence_records import FenceClaim, FenceContent, FenceLine, LogMode
 from headrace.trainer.fence.fence_sequence import FenceSequence
+from headrace.trainer.journal.log_file import NAME as LOG_NAME
 from headrace.trainer.journal.log_file import RecordPlace, file_numbers, listed, record_of
 from headrace.trainer.journal.records import Claim
 
@@ -110,7 +112,7 @@ def prepare(folder: Path, history: FenceHistory) -> bool:
             if foreign and path.name > min(history.files, default=""):
                 _set_aside(folder, path, history.generation)
         for name, file in history.files.items():
-            content, path = file.content(), folder / name
+            content, path = file.content(), path_below(folder, name, LOG_NAME)
             if not path.exists() or path.read_bytes() != content:
                 write_whole(REAL, path, content)
         return True

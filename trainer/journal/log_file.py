@@ -20,7 +20,8 @@ from headrace.trainer.journal.records import Claim, Content, RecordKind, Undecod
 
 FORMAT = 2
 """The format of new records, and the newest readable one. Since 2, partitions have a stream and a period."""
-_NAME = re.compile(r"(\d{8,})-(\d{4,})\.log")
+NAME = re.compile(r"(\d{8,18})-(\d{4,18})\.log", re.ASCII)
+"""Names of the files: generation and part."""
 _HEAD = re.compile(rb"(\d+) ([0-9a-f]{8}) \{")
 
 
@@ -105,7 +106,7 @@ def file_name(generation: int, part: int) -> str:
 
 def file_numbers(path: Path) -> tuple[int, int] | None:
     """The generation and part in a file's name; None for other files."""
-    found = _NAME.fullmatch(path.name)
+    found = NAME.fullmatch(path.name)
     return (int(found[1]), int(found[2])) if found else None
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, assert_never, get_args
 
 from headrace.errors import HeadraceError
+from headrace.relative_names import relative_name
 from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
 from headrace.trainer.journal.pass_plan import PassPlan
 
@@ -393,7 +394,17 @@ def _operation(body: Mapping[str, Any]) -> Operation:
     known = _known(cls, body)
     if cls is PartitionsOperation:
         known["partitions"] = [KnownPartition.of_message(each) for each in known["partitions"]]
+    if cls in (ExportOperation, ExportedOperation, RollbackOperation):
+        _check_export_names(known)
     return cls(**known)
+
+
+def _check_export_names(known: Mapping[str, Any]) -> None:
+    """Raise InvalidName where a name of an export, which becomes part of a path, is not a relative name."""
+    parent = known.get("parent") or {}
+    names = [each[key] for each in (known, parent) for key in ("stream", "timeline", "name") if key in each]
+    for name in (*names, *known.get("paths", ())):
+        relative_name(name)
 
 
 def _plain(content: Any) -> dict[str, Any]:

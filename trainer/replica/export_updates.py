@@ -19,9 +19,18 @@ import numpy as np
 
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
-from headrace.trainer.exports.destination import ExportFolder, ExportUnusable
+from headrace.trainer.exports.destination import EXPORT_PATH, TIMELINE, ExportFolder, ExportUnusable
 from headrace.trainer.exports.memory_files import ServedMemory, has_memory, memories_at, replay
-from headrace.trainer.exports.reader import CURRENT, FORMAT, Export, check_fields, object_of, open_folder, state_at
+from headrace.trainer.exports.reader import (
+    CURRENT,
+    FORMAT,
+    Export,
+    check_fields,
+    checked_name,
+    object_of,
+    open_folder,
+    state_at,
+)
 from headrace.trainer.exports.row_chunks import ChunkStream, KeysOutOfOrder, RowChunk, replay_chunks
 from headrace.trainer.replica.kept_versions import ServedVersion
 from headrace.trainer.replica.updates import U16, U64, ReplicaRows, ReplicaUpdate, TableUpdate
@@ -65,14 +74,12 @@ def parsed(text: bytes, what: str) -> CurrentExport:
         raise ExportUnusable(f"{what} is of format {number}; this replica reads {FORMAT}: use a newer one")
     check_fields(content, FIELDS, what)
     goes_back = isinstance(content.get("rollback"), dict)
-    current = CurrentExport(content["timeline"], content["version"], tuple(map(str, content["chain"])), goes_back)
-    if not current.chain or len(current.chain) > MAX_CHAIN or any(_leads_out(path) for path in current.chain):
-        raise ExportUnusable(f"{what} names a chain with paths outside its folder, or none")
-    return current
-
-
-def _leads_out(path: str) -> bool:
-    return path.startswith("/") or "://" in path or ".." in path.split("/")
+    chain = tuple(content["chain"])
+    if not chain or len(chain) > MAX_CHAIN:
+        raise ExportUnusable(f"{what} names a chain of {len(chain)} exports: 1 to {MAX_CHAIN} are read")
+    for path in chain:
+        checked_name(path, EXPORT_PATH, what)
+    return CurrentExport(checked_name(content["timeline"], TIMELINE, what), content["version"], chain, goes_back)
 
 
 def plan(current: CurrentExport, served: ServedVersion | None, loaded: str | None) -> ChainPlan | None:
@@ -147,20 +154,14 @@ class ExportUpdates:
             return None
         shutil.rmtree(self._scratch, ignore_errors=True)  # copies of earlier exports
         begin_s = time.monotonic()
-        chain = [open_folder(_below(self.address, path, self._scratch)).check() for path in found.paths]
+        place = ExportFolder(self.address, self._scratch)
+        chain = [open_folder(place.below(path)).check() for path in found.paths]
         update = read(chain, current, whole=found.whole)
         version = ServedVersion(update.job, update.timeline, update.version)
         kept = {old: path for old, path in self._paths.items() if old == self._served}
         self._served, self._paths = version, kept | {version: current.chain[-1]}
         log.info("read %s of %d exports in %.1f s", current.chain[-1], len(chain), time.monotonic() - begin_s)
         return update
-
-
-def _below(address: str, path: str, scratch: Path) -> ExportFolder:
-    place = ExportFolder(address, scratch)
-    for part in path.split("/"):
-        place = place.below(part)
-    return place
 
 
 def read(chain: Sequence[Export], current: CurrentExport, *, whole: bool) -> ReplicaUpdate:

@@ -9,7 +9,8 @@ from headrace.deadline import Deadline
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.protocol.shards import Shards
-from headrace.trainer.checkpoint.commits import Commit, read_commit
+from headrace.relative_names import InvalidName, path_below
+from headrace.trainer.checkpoint.commits import NAME, Commit, CommitDamaged, read_commit
 from headrace.trainer.collectives.ranks import Ranks, on_rank_0
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.rank0.standby import Standby
@@ -69,7 +70,11 @@ def _commit_in(message: Mapping[str, Any], cache: Path | None) -> Commit:
         return read_commit(Path(message["commit"]))
     assert cache is not None, "the launcher names a folder"
     shutil.rmtree(cache, ignore_errors=True)  # of the commit before
-    commit = Commit(cache / message["commit"], message["manifest"])
+    try:
+        commit = Commit(path_below(cache, message["commit"], NAME), message["manifest"])
+        own, uploaded = commit.own_files, commit.objects
+    except InvalidName as error:
+        raise CommitDamaged(f"the commit that rank 0 names: {error}") from error
     objects = PartObjects(commit.manifest["objects_at"], 0)
-    objects.complete(commit.folder, commit.own_files, commit.objects, Deadline.after(RESTORE_S))
+    objects.complete(commit.folder, own, uploaded, Deadline.after(RESTORE_S))
     return commit

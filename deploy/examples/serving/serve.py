@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 import time
 from itertools import islice
@@ -218,7 +219,10 @@ class Server:
 
     def __init__(self, folders):
         if (folders[0] / "current.json").exists():
-            folders = [folders[0] / path for path in json.loads((folders[0] / "current.json").read_text())["chain"]]
+            chain = json.loads((folders[0] / "current.json").read_text())["chain"]
+            if strange := [path for path in chain if not re.fullmatch(r"(t\d+/)?\d+-(base|delta)", path, re.ASCII)]:
+                sys.exit(f"{folders[0]}: current.json names {strange[0]!r}, which is no export in this folder")
+            folders = [folders[0] / path for path in chain]
         for folder in folders:
             if not any((folder / name).exists() for name in DONE):
                 sys.exit(
