@@ -7,8 +7,9 @@ the text.
 
 import io
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,12 @@ BATCH_ROWS = 4_096
 """Rows made into text at once."""
 BUFFER_BYTES = 4 << 20
 """Read of one column at once. A reader holds this for each column, not a whole row group."""
+READING: Mapping[str, Any] = {
+    "buffer_size": BUFFER_BYTES,
+    "pre_buffer": False,
+    "coerce_int96_timestamp_unit": "us",  # nanoseconds hold 1677 to 2262 alone, and others would wrap
+}
+"""Options for every file."""
 
 
 class ParquetRows:
@@ -115,7 +122,7 @@ class ParquetRows:
         self._raw = self.file.open(ahead=False)
         try:
             raw = _Seekable(self._raw, self.file.look().num_bytes)
-            self._open = pq.ParquetFile(pa.PythonFile(raw, mode="r"), buffer_size=BUFFER_BYTES, pre_buffer=False)
+            self._open = pq.ParquetFile(pa.PythonFile(raw, mode="r"), **READING)
         except (pa.ArrowException, OSError) as error:
             self.close()
             raise BadInput(f"{self.file.name}: not a whole Parquet file: {error}") from error

@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,6 +54,17 @@ def test_rows_are_events_from_any_row_on(tmp_path):
         assert read(source, begin, end) == whole[begin:end]
     with pytest.raises(SourceGap, match="the file ends after"):
         read(source, NUM - 1, NUM + 1)
+
+
+@pytest.mark.parametrize("timestamps", ["s", "ms", "us", "iso"])
+def test_int96_is_read_as_microseconds_are(tmp_path, timestamps):
+    """Nanoseconds in 64 bits hold 1677 to 2262 alone: 9999 was 1816 once."""
+    years = [1, 1582, 1677, 1969, 2024, 2262, 2263, 9999]
+    at = pa.array([datetime(year, 3, 4, 5, 6, 7, 89, UTC).replace(tzinfo=None) for year in years], pa.timestamp("us"))
+    pq.write_table(pa.table({"at": at}), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    pq.write_table(pa.table({"at": at}), tmp_path / "b.parquet")
+    source = opened(tmp_path, timestamps=timestamps)
+    assert read(source, 0, len(years)) == read(source, 0, len(years), "b.parquet")
 
 
 def test_events_are_lines_one_after_another(tmp_path):
