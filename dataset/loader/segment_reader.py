@@ -22,6 +22,7 @@ from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare
 from headrace.dataset.pipe.arrow_runner import ArrowRunner
 from headrace.dataset.pipe.columns_runner import ColumnsRunner
 from headrace.dataset.pipe.command import Command, prepare_command
+from headrace.dataset.pipe.event_time import untimed_words
 from headrace.dataset.pipe.label_bounds import LabelBounds, reject_labels
 from headrace.dataset.pipe.multislot_runner import MultiSlotRunner
 from headrace.dataset.pipe.pool import PipePool
@@ -127,6 +128,8 @@ class SegmentReader:
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
         self._kept, self._shuffles, self._labels = kept, shuffles, labels
+        self._num_timed = self._num_untimed = 0
+        self._tell_untimed_at = 1
         self._blocks: list[tuple[Segment, int]] = []
         """Of the last pass that was read and not shuffled: the segment of each block, and the lines before it."""
         self._stopping = threading.Event()
@@ -335,6 +338,7 @@ class SegmentReader:
                 log.warning("waiting for %s: %s", segment.partition, error)
 
     def _count(self, pass_number: int, work: PipeInput, outcome: PipeOutput, tally: PassTally) -> None:
+        self._tell_untimed(work, outcome)
         reject_labels(work, outcome, self._labels, traced=self._pipe.traced)
         tally.num_events += work.num_events
         for reason, count in work.left_out.items():
@@ -348,6 +352,23 @@ class SegmentReader:
         for rejection in outcome.rejections:
             tally.reject(rejection.reason, str(rejection))
         self._handle_rejections(pass_number, outcome.rejections, tally)
+
+    def _tell_untimed(self, work: PipeInput, outcome: PipeOutput) -> None:
+        """Log samples without an event time: the first, and then each time that their number is ten times as large."""
+        config = self._sections.section_of(work.segment.partition).event_time
+        if config.kind == "none" or config.slot is not None:
+            return
+        self._num_timed += sum(int(np.isfinite(block.time_s_B).sum()) for block in outcome.blocks)
+        self._num_untimed += sum(int(np.isnan(block.time_s_B).sum()) for block in outcome.blocks)
+        if self._num_untimed >= self._tell_untimed_at:
+            log.warning(
+                "%d samples have no event time, of %d so far: %s. Windows of counters, days and rates by time do not "
+                "see them",
+                self._num_untimed,
+                self._num_timed + self._num_untimed,
+                untimed_words(config, work.blocks),
+            )
+            self._tell_untimed_at = 10 ** len(str(self._num_untimed))
 
     def _handle_rejections(self, pass_number: int, rejections: Iterable[Rejection], tally: PassTally) -> None:
         match self._pipe.on_bad_event:

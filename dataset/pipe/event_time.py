@@ -4,18 +4,27 @@ Shapes: E events, B samples.
 """
 
 import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
+from numpy.typing import NDArray
 
 from headrace import documents
+from headrace.dataset.features.decoding import SEPARATOR
 from headrace.dataset.samples.batch import F64, Samples
 from headrace.dataset.spec.config import EventTime
 from headrace.dataset.stream.event_values import LINE_FEED, concat_values
 from headrace.dataset.stream.source import Events
+from headrace.validation import nearest
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+DIGITS = re.compile(r"\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*", re.ASCII)
+"""A number as text, in the unit of the field. Other text is an ISO time."""
 
 
 def slot_times(config: EventTime, samples: Samples) -> F64:
@@ -37,45 +46,103 @@ def unscaled_times(config: EventTime, events: Events) -> F64:
         return np.where(events.timestamp_ms_E >= 0, events.timestamp_ms_E.astype(np.float64), np.nan)
     if config.field is None:
         return np.full(len(events), np.nan)
-    found = _fields(events, config.field)
+    per_unit_us = SECONDS[config.unit] / SECONDS["us"]
+    found = _fields(events, config.field, per_unit_us)
     if found is None:
         values = [events.value(index) or b"" for index in range(len(events))]
-        found = np.array([_field(value, config.field) for value in values], np.float64)
+        found = np.array([_field(value, config.field, per_unit_us) for value in values], np.float64)
     return found
 
 
-def _fields(events: Events, name: str) -> F64 | None:
+def _fields(events: Events, name: str, per_unit_us: float) -> F64 | None:
     """The field of each JSON value, parsed all at once; None if one of them is not as expected."""
     if not len(events) or bool((events.begin_E < 0).any()):
         return None
     text = concat_values(events, LINE_FEED)
     if np.count_nonzero(text == LINE_FEED) != len(events):
         return None
+    for kind in (pa.float64(), pa.utf8()):
+        columns = _columns(text, name, kind)
+        if columns is not None and len(columns) == len(events):
+            found = columns.to_pylist() if kind == pa.utf8() else columns.to_numpy(zero_copy_only=False)
+            if kind == pa.utf8():
+                found = np.array([_number(each, per_unit_us) for each in found], np.float64)
+            return np.where(np.isfinite(found), found, np.nan)
+    return None
+
+
+def _columns(text: NDArray[np.uint8], name: str, kind: pa.DataType) -> pa.Array | None:
+    """The field under its own name, or where there is none under its path; None if one value is of another kind."""
+    outer, *inner = name.split(SEPARATOR)
+    nested = kind
+    for each in reversed(inner):
+        nested = pa.struct([(each, nested)])
+    wanted = [(name, kind)] + ([(outer, nested)] if inner else [])
     try:
         table = pa.json.read_json(
             pa.BufferReader(pa.py_buffer(text)),
             read_options=pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=pa.json.ParseOptions(
-                explicit_schema=pa.schema([(name, pa.float64())]), unexpected_field_behavior="ignore"
-            ),
+            parse_options=pa.json.ParseOptions(explicit_schema=pa.schema(wanted), unexpected_field_behavior="ignore"),
         )
     except pa.ArrowInvalid:
         return None
-    if len(table) != len(events):
-        return None
-    numbers = table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
-    return np.where(np.isfinite(numbers), numbers, np.nan)
+    found = table.column(name).combine_chunks()
+    if not inner:
+        return found
+    below = table.column(outer).combine_chunks()
+    for each in inner:
+        below = pc.struct_field(below, each)
+    return pc.coalesce(found, below)
 
 
-def _field(value: bytes, name: str) -> float:
+def _field(value: bytes, name: str, per_unit_us: float) -> float:
     try:
-        found = documents.parse(value, "an event")
+        event = documents.parse(value, "an event")
     except documents.InvalidDocument:
         return math.nan
-    number = found.get(name) if isinstance(found, dict) else None
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return math.nan
+    found = event.get(name) if isinstance(event, dict) else None
+    if found is None:
+        found = event
+        for each in name.split(SEPARATOR):
+            found = found.get(each) if isinstance(found, dict) else None
+    return _number(found, per_unit_us)
+
+
+def _number(value: object, per_unit_us: float) -> float:
+    """A time as it is in an event, in the unit of the field; NaN for what is none."""
     try:
-        return float(number) if math.isfinite(number) else math.nan
-    except OverflowError:
+        match value:
+            case bool():
+                return math.nan
+            case str() if DIGITS.fullmatch(value):
+                number = float(value)
+            case str():
+                return _iso_us(value) / per_unit_us
+            case int() | float():
+                number = float(value)
+            case _:
+                return math.nan
+    except (ValueError, OverflowError):
         return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _iso_us(text: str) -> int:
+    """Microseconds since 1970 of an ISO time, which is in UTC if it names no offset. Raises ValueError."""
+    when = datetime.fromisoformat(text)
+    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    return (when - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+
+
+def untimed_words(config: EventTime, events: Sequence[Events]) -> str:
+    """The reason why events have no time, in words."""
+    if config.field is None:
+        return "their records have no time stamp"
+    text = f"field {config.field!r} is missing, or no number and no ISO time"
+    value = next((block.value(0) for block in events if len(block)), None)
+    try:
+        event = documents.parse(value or b"", "an event")
+    except documents.InvalidDocument:
+        return f"{text}; events are not JSON: name a meta slot with event_time.slot"
+    known = list(event) if isinstance(event, dict) else []
+    return text if config.field.split(SEPARATOR)[0] in known else f"{text}; {nearest(config.field, known)}"

@@ -34,13 +34,14 @@ class EventTime(Section):
     """Where the time of an event comes from."""
 
     field: str | None = None
-    """Name of a field of JSON events."""
+    """Name of a field of JSON events, or its path: "meta.ts" is field "ts" of field "meta". It holds a number, as text
+    too, or an ISO time, in UTC if it names no offset."""
     slot: str | None = None
     """Name of a meta slot."""
     kind: Literal["record", "none"] | None = None
     """"record": the source's own time stamp; "none": events have no time."""
     unit: Literal["s", "ms", "us"] = "s"
-    """Unit of the field or slot."""
+    """Unit of a number in the field or slot."""
 
     @model_validator(mode="after")
     def _one_of(self) -> "EventTime":
