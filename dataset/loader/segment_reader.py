@@ -18,6 +18,7 @@ import numpy as np
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.loader.kept_segments import KeptSegment, KeptSegments
+from headrace.dataset.loader.missing_columns import MissingColumns
 from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare
 from headrace.dataset.pipe.arrow_runner import ArrowRunner
 from headrace.dataset.pipe.columns_runner import ColumnsRunner
@@ -128,6 +129,7 @@ class SegmentReader:
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
         self._kept, self._shuffles, self._labels = kept, shuffles, labels
+        self._missing = MissingColumns(pipe, schema)
         self._num_timed = self._num_untimed = 0
         self._tell_untimed_at = 1
         self._blocks: list[tuple[Segment, int]] = []
@@ -301,7 +303,7 @@ class SegmentReader:
             events = (shuffle.own(segment, block) for block in events)
         if only is not None:
             events = (take_events(block, np.flatnonzero(np.isin(block.position_E, only))) for block in events)
-        return reject_early(
+        work = reject_early(
             segment,
             events,
             section.max_event_bytes,
@@ -310,6 +312,8 @@ class SegmentReader:
             event_time=section.event_time,
             skipped=SkippedValues.of(section),
         )
+        self._missing.look(name, section, work)
+        return work
 
     def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
         """The events of a segment. Waits while the source is unavailable, and logs it."""
