@@ -5,13 +5,16 @@ Shapes: B samples of a block.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
+
+if TYPE_CHECKING:  # every check of a job file imports this module
+    from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class LabelBounds:
 
     @classmethod
     def of_probability(cls, slot: str, mask: str | None) -> "LabelBounds":
-        """What log loss takes."""
+        """Those of log loss."""
         takes = 'loss = "bce" takes labels from 0 to 1; use loss = "mse" for other values'
         return cls(slot, 0, 1, Reason.LABEL, takes, mask)
 
@@ -45,7 +48,7 @@ class LabelBounds:
         return outside_B if self.mask is None else outside_B & (block.meta[self.mask] != 0)
 
 
-def reject_labels(work: PipeInput, outcome: PipeOutput, bounds: Sequence[LabelBounds], *, traced: bool) -> None:
+def reject_labels(work: "PipeInput", outcome: "PipeOutput", bounds: Sequence[LabelBounds], *, traced: bool) -> None:
     """Take the samples of events with other labels out of `outcome`, and add their rejections.
 
     `traced`: whether samples know the position of their event, and not only a number (multislot).
@@ -63,7 +66,7 @@ def reject_labels(work: PipeInput, outcome: PipeOutput, bounds: Sequence[LabelBo
             outcome.blocks[number] = block.take(np.flatnonzero(kept_B))
 
 
-def _rejection(work: PipeInput, event: int, reason: Reason, why: str, *, traced: bool) -> Rejection:
+def _rejection(work: "PipeInput", event: int, reason: Reason, why: str, *, traced: bool) -> Rejection:
     segment = work.segment
     if not traced:
         return Rejection(segment.partition, segment.begin, reason, why, line=event + 1)

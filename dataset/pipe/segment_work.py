@@ -90,7 +90,7 @@ class SkippedValues:
 
     @classmethod
     def of(cls, section: SourceSection) -> "SkippedValues":
-        """What a source leaves out."""
+        """Those that a source leaves out."""
         null = isinstance(section, KafkaSource) and section.null_values == "skip"
         return cls(null, isinstance(section, FilesSource) and section.blank_lines == "skip")
 

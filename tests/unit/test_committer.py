@@ -371,7 +371,7 @@ def no_room(world, monkeypatch, step):
     if step == "shards":
         world.shards.fails = {"write": StoreFailed("/store: No space left on device")}
     elif step in ("folder", "dense"):
-        owner, name = {"folder": (module, "sync_tree"), "dense": (SavedState, "write")}[step]
+        owner, name = {"folder": (module.commits, "sync_tree"), "dense": (SavedState, "write")}[step]
         real = getattr(owner, name)
 
         def full(*_):

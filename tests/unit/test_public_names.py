@@ -80,6 +80,7 @@ def test_every_module_that_the_project_runs_by_name_is_there():
     found = mentioned()
     known = {"headrace.dataset", "headrace.service", "headrace.trainer.exports"}
     assert known <= found.keys(), "the pattern finds those that are known"
+    found.pop("dataset")  # the name of before version 0.2, in a hint and its test
     for name, files in found.items():
         spec = importlib.util.find_spec(name)
         assert spec is not None, f"{name} is run by {files}"

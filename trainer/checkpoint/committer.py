@@ -22,18 +22,11 @@ from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.errors import StoreDamaged
 from headrace.pserver.protocol.shards import ShardCommitPart, Shards
 from headrace.timeline import Span, recorded
+from headrace.trainer.checkpoint import commits
 from headrace.trainer.checkpoint.commit_errors import CommitFailed, CommitsFail, ManifestFailed
 from headrace.trainer.checkpoint.commit_manifest import manifest_of
 from headrace.trainer.checkpoint.commit_protocols import CapturedState, CommitMirror, ManifestFacts, UploadedCommits
-from headrace.trainer.checkpoint.commits import (
-    MANIFEST,
-    Commit,
-    Commits,
-    name_of,
-    read_commit,
-    sync_tree,
-    write_manifest,
-)  # fmt: skip
+from headrace.trainer.checkpoint.commits import Commit, Commits, name_of, read_commit
 from headrace.trainer.checkpoint.handover import hand_over, remove_handover
 from headrace.trainer.checkpoint.pruning import prune_store
 from headrace.trainer.config import CommitSection
@@ -330,7 +323,7 @@ class Committer:
         parts = self._shards.write_snapshot(folder, Deadline.after(self._section.deadline))
         own = saved.write(folder)
         failpoint(Failpoint.DENSE_WRITTEN)
-        sync_tree(folder)
+        commits.sync_tree(folder)
         failpoint(Failpoint.PARTS_WRITTEN)
         return self._manifest(folder, saved, parts, own)
 
@@ -349,10 +342,10 @@ class Committer:
         The rest of a failed manifest is removed under the lock, so the next generation does not begin from it.
         """
         try:
-            write_manifest(folder, manifest, self._disk)
+            commits.write_manifest(folder, manifest, self._disk)
         except OSError as error:
             with suppress(OSError):
-                (folder / MANIFEST).unlink()
+                (folder / commits.MANIFEST).unlink()
             if error.errno in NO_ROOM:
                 raise
             raise ManifestFailed(folder, error) from error

@@ -37,7 +37,7 @@ KEYS = {
 }
 """Names of a source's keys in a request."""
 READ_ALL: tuple[dict[str, str], ...] = ({}, {"null_values": "reject"}, {"blank_lines": "read"})
-"""What sources do with events that have no value where they leave none out."""
+"""Keys of sources that leave no event out because it has no value."""
 SECURITY = ("sasl_", "ssl_", "security_protocol", "proxy_url", "socks5_proxy")
 """Prefixes of Kafka options for authentication and proxies."""
 
@@ -130,7 +130,7 @@ def _format_of(asked: InputSection, job: TrainerJob) -> dict[str, Any]:
 
 
 def _values_of(own: AnySource) -> dict[str, str]:
-    """What the job's source does with events that have no value."""
+    """The key of the job's source for events that have no value."""
     if isinstance(own, KafkaSource):
         return {"null_values": own.null_values}
     return {"blank_lines": own.blank_lines} if isinstance(own, FilesSource) else {}
