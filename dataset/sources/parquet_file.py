@@ -33,6 +33,9 @@ READING: Mapping[str, Any] = {
 }
 """Options for every file."""
 
+BROKEN = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""Errors of pyarrow for a file that is not Parquet, or is damaged; the last one for names of columns."""
+
 
 class ParquetRows:
     """The rows of one Parquet file; see dataset.sources.event_file."""
@@ -104,7 +107,7 @@ class ParquetRows:
         except (SourceGap, SourceUnavailable):
             self.close()  # the next read starts at its row group
             raise
-        except (pa.ArrowException, OSError) as error:
+        except BROKEN as error:
             self.close()
             raise BadInput(f"{self.file.name}: not a Parquet file that can be read: {error}") from error
 
@@ -123,13 +126,14 @@ class ParquetRows:
         try:
             raw = _Seekable(self._raw, self.file.look().num_bytes)
             self._open = pq.ParquetFile(pa.PythonFile(raw, mode="r"), **READING)
-        except (pa.ArrowException, OSError) as error:
+            schema = self._open.schema_arrow
+            names = schema.names
+        except BROKEN as error:
             self.close()
             raise BadInput(f"{self.file.name}: not a whole Parquet file: {error}") from error
-        schema = self._open.schema_arrow
-        if missing := [name for name in self._columns if name not in schema.names]:
+        if missing := [name for name in self._columns if name not in names]:
             raise BadInput(
-                f"{self.file.name} has no column {missing[0]!r} (sources.*.columns); it has {', '.join(schema.names)}"
+                f"{self.file.name} has no column {missing[0]!r} (sources.*.columns); it has {', '.join(names)}"
             )
         chosen = [field for field in schema if not self._columns or field.name in self._columns]
         check_columns(pa.schema(chosen), self.file.name)

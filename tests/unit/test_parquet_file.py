@@ -139,6 +139,14 @@ def test_a_footer_that_claims_more_rows_than_there_are_is_damage_of_that_file(tm
         opened(tmp_path).partitions(soon())
 
 
+def test_a_name_of_a_column_that_is_not_utf8_is_damage_of_that_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, 3)
+    path.write_bytes(path.read_bytes().replace(b"text", b"te\xfft"))
+    with pytest.raises(BadInput, match=r"a.parquet: not a whole Parquet file: 'utf-8' codec"):
+        opened(tmp_path).partitions(soon())
+
+
 def test_two_columns_of_one_name_are_refused_unless_others_are_chosen(tmp_path):
     table = pa.Table.from_arrays([pa.array([n]) for n in range(3)], names=["n", "twice", "twice"])
     pq.write_table(table, tmp_path / "a.parquet")
