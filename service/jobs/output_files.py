@@ -5,7 +5,10 @@ line ever; each file is named by the position where it begins. The job's launche
 them. The launcher's own output goes to one file of which only the end is kept: anything may print there, also C
 libraries and a dying interpreter, so the file is shortened from outside."""
 
+import errno
 import os
+import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,12 +16,14 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
+from headrace.durable import SymbolicLinkFound, check_no_link
 from headrace.periodic import periodically
 from headrace.service.jobs.host import PrintedLine
 
 FILES = 4
 """Files kept; the oldest is deleted when the newest is full."""
 SUFFIX = ".log"
+NAME = re.compile(r"\d{1,20}\.log", re.ASCII)
 MAX_LINES = 10_000
 """Most lines of one answer."""
 
@@ -67,7 +72,8 @@ class OutputWriter:
             path.unlink(missing_ok=True)
 
     def _open(self, begin: int) -> FileIO:
-        return FileIO(self._folder / _name(begin), "ab")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return FileIO(os.open(self._folder / _name(begin), flags, 0o666), "ab")
 
 
 def read_lines(folder: Path, worker: str | None, after: int, limit: int) -> list[PrintedLine]:
@@ -97,15 +103,16 @@ def _last(files: list[tuple[int, Path]], worker: str | None, limit: int) -> list
 
 
 def files_of(folder: Path) -> list[tuple[int, Path]]:
-    """The files with the positions where they begin."""
-    named = ((path.name.removesuffix(SUFFIX), path) for path in folder.glob(f"*{SUFFIX}"))
-    return sorted((int(name), path) for name, path in named if name.isdecimal())
+    """The files with the positions where they begin. Raises SymbolicLinkFound: viewers would read what it names."""
+    return sorted(
+        (int(path.stem), check_no_link(path)) for path in folder.glob(f"*{SUFFIX}") if NAME.fullmatch(path.name)
+    )
 
 
 def _lines_of(begin: int, path: Path, after: int) -> Iterator[PrintedLine]:
     """Complete lines of a file that begin at or after the position `after`."""
     try:
-        content = path.read_bytes()
+        content = _content(path)
     except FileNotFoundError:  # it was the oldest and is deleted
         return
     place = begin
@@ -113,6 +120,18 @@ def _lines_of(begin: int, path: Path, after: int) -> Iterator[PrintedLine]:
         start, place = place, place + len(line) + 1
         if start >= after:
             yield _parsed(place, line.decode(errors="replace"))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file. Raises SymbolicLinkFound, also for a link that was made a moment ago."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SymbolicLinkFound(path) from None
+        raise
+    with FileIO(descriptor, "rb") as file:
+        return file.readall() if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
 def _parsed(place: int, text: str) -> PrintedLine:

@@ -1,9 +1,12 @@
 """Output of a job's processes: kept in bounded files, and read on from any position."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.durable import SymbolicLinkFound
 from headrace.service.jobs.output_files import FILES, OutputWriter, files_of, read_lines
 
 
@@ -103,3 +106,24 @@ def test_read_in_steps_every_line_comes_once_and_any_place_is_answered(tmp_path_
 def test_no_more_lines_than_asked_for(tmp_path, limit):
     write(tmp_path, "1", "2")
     assert len(read_lines(tmp_path, None, -1, limit)) == limit
+
+
+def test_a_link_in_place_of_a_file_is_neither_read_nor_written(tmp_path):
+    """Else viewers would read any file of the machine, and a job's output would go into it."""
+    secret = tmp_path / "secret"
+    secret.write_text("a secret\n")
+    folder = tmp_path / "output"
+    folder.mkdir()
+    (folder / "00000000000000000000.log").symlink_to(secret)
+    for after in (0, -1):
+        with pytest.raises(SymbolicLinkFound, match="is a symbolic link"):
+            read_lines(folder, None, after, 10)
+    with pytest.raises((SymbolicLinkFound, OSError)):
+        OutputWriter(folder, 1 << 20)
+    assert secret.read_text() == "a secret\n"
+
+
+def test_what_is_no_file_has_no_lines(tmp_path):
+    os.mkfifo(tmp_path / "00000000000000000000.log")
+    (tmp_path / "\u0661.log").write_text("1\n")
+    assert read_lines(tmp_path, None, 0, 10) == []
