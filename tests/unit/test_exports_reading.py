@@ -93,6 +93,39 @@ def test_a_manifest_names_no_file_outside(tmp_path, opened):
         opened(path)
 
 
+def test_what_points_to_an_export_names_none_elsewhere(tmp_path, opened):
+    elsewhere = write_export(tmp_path / "elsewhere" / "t1", "base", 1, A)
+    job = tmp_path / "root" / "job"
+    job.mkdir(parents=True)
+    for path in (str(elsewhere), "../../elsewhere/t1/0000000001-base", "../../..", "."):
+        (job / "current.json").write_text(json.dumps({"format": 1, "path": path, "chain": [path]}))
+        with pytest.raises(ExportUnusable, match="names what is not of an export"):
+            opened(job)
+
+
+def test_an_export_has_no_links(tmp_path, opened):
+    elsewhere = write_export(tmp_path / "elsewhere" / "t1", "base", 1, A)
+    linked = tmp_path / "root" / "0000000001-base"
+    linked.mkdir(parents=True)
+    for path in elsewhere.iterdir():
+        (linked / path.name).symlink_to(path)
+    with pytest.raises(ExportUnusable, match=r"manifest\.json is a symbolic link"):
+        opened(linked)
+    (linked / "manifest.json").unlink()
+    (linked / "manifest.json").write_bytes((elsewhere / "manifest.json").read_bytes())
+    (linked / "_DONE").unlink()
+    (linked / "_DONE").touch()
+    assert all("is a symbolic link" in problem for problem in opened(linked).problems().values())
+    job = tmp_path / "root" / "job"
+    job.mkdir()
+    (job / "t1").symlink_to(tmp_path / "elsewhere" / "t1")
+    (job / "current.json").write_text(json.dumps({"format": 1, "path": "t1/0000000001-base", "chain": []}))
+    with pytest.raises(ExportUnusable, match="job/t1 is a symbolic link"):
+        opened(job)
+    (tmp_path / "latest").symlink_to(elsewhere)
+    assert opened(tmp_path / "latest").version == 1, "the address itself may be one"
+
+
 def test_damage_is_found_by_file(tmp_path, opened):
     path = write_export(tmp_path, "base", 1, A)
     assert opened(path).check().problems() == {}
