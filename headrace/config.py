@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from headrace import documents
 from headrace.errors import SpecError
-from headrace.relative_names import MAX_PART_BYTES, MAX_PATH_BYTES
+from headrace.relative_names import check_lengths
 from headrace.renamed_keys import Renamed, with_present_names, with_written_names
 from headrace.validation import format_errors
 
@@ -111,10 +111,7 @@ SlotGroup = Annotated[int, Field(ge=0, lt=1 << 16)]
 def _path_of_a_folder(text: str) -> str:
     if not text or "\0" in text:
         raise ValueError("is empty, or holds a NUL character, which no path may")
-    if len(text.encode()) > MAX_PATH_BYTES:
-        raise ValueError(f"has {len(text.encode())} bytes; a path has at most {MAX_PATH_BYTES}")
-    if longest := max((name for name in text.split("/") if len(name.encode()) > MAX_PART_BYTES), default=""):
-        raise ValueError(f"has a name of {len(longest.encode())} bytes; a file system takes at most {MAX_PART_BYTES}")
+    check_lengths(text)
     return text
 
 

@@ -26,6 +26,15 @@ def stays_below(name: str) -> bool:
     return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
+def check_lengths(path: str) -> None:
+    """Raise ValueError where a path, or a name in it, is longer than a file system takes."""
+    if len(path.encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"has {len(path.encode())} bytes; a path has at most {MAX_PATH_BYTES}")
+    longest = max((len(name.encode()) for name in path.split("/")), default=0)
+    if longest > MAX_PART_BYTES:
+        raise ValueError(f"has a name of {longest} bytes; a file system takes at most {MAX_PART_BYTES}")
+
+
 class InvalidName(HeadraceError, ValueError):
     """A name is not a relative path, or not of the form of its kind."""
 

@@ -18,6 +18,7 @@ from pydantic import AfterValidator
 from headrace.dataset.spec.path_part import PathPart
 from headrace.dataset.spec.path_search import DEEP, find_files, is_match
 from headrace.deadline import Deadline
+from headrace.relative_names import check_lengths
 
 MAX_CHARS = 4_096
 """Longest pattern; Linux has no longer paths."""
@@ -72,6 +73,7 @@ class Pattern:
         ):
             if number > most:
                 raise ValueError(f"has {number} {what}; a pattern has at most {most}. Replace wildcards by fixed text")
+        check_lengths("/".join(part.text for part in self.parts if part.is_literal))
 
     def values(self, path: str) -> dict[str, str] | None:
         """The values of the fields in `path`; None if it does not match.

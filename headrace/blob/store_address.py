@@ -7,10 +7,15 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from headrace.relative_names import check_lengths
+
 FORMS = '"s3://bucket/prefix", "file:///folder" or a folder'
 S3_OPTIONS = ("endpoint_override", "region", "scheme", "tls_ca_file_path")
 BUCKET, REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}"), re.compile(r"[A-Za-z0-9-]{1,64}")
 """Both become parts of a host's name, so they hold no character that could end one."""
+
+MAX_PREFIX_BYTES = 768
+"""Longest prefix in a bucket: S3 takes keys of 1,024 bytes, and those of Headrace have some 150 at most."""
 
 
 class StoreKind(StrEnum):
@@ -43,7 +48,10 @@ def parse(text: str, folder: Path | None = None) -> StoreAddress:
     if "://" not in text:
         if not text:
             raise ValueError(f"is empty; write {FORMS}")
+        if "\0" in text:
+            raise ValueError("holds a NUL character, which no path may")
         path = (folder or Path()) / Path(text).expanduser()
+        check_lengths(str(path.absolute()))
         return StoreAddress(str(path), StoreKind.FOLDER, str(path.absolute()), {})
     parts = urlsplit(text)
     if "@" in parts.netloc:
@@ -58,6 +66,7 @@ def parse(text: str, folder: Path | None = None) -> StoreAddress:
         case "file":
             if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query:
                 raise ValueError(f'{text!r} names no folder of this machine; write "file:///folder"')
+            check_lengths(unquote(parts.path))
             return StoreAddress(text, StoreKind.FOLDER, unquote(parts.path), {})
         case _:
             raise ValueError(f"{parts.scheme}:// is not supported; write {FORMS}")
@@ -71,6 +80,10 @@ def _s3_root(bucket: str, path: str) -> str:
     prefix = unquote(path).strip("/")
     if "//" in prefix:
         raise ValueError(f"the prefix {prefix!r} has a part that is empty")
+    if len(prefix.encode()) > MAX_PREFIX_BYTES:
+        raise ValueError(
+            f"has a prefix of {len(prefix.encode())} bytes; at most {MAX_PREFIX_BYTES} leave room for keys"
+        )
     return f"{bucket}/{prefix}".rstrip("/")
 
 

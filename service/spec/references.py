@@ -12,6 +12,7 @@ from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import check_event_time, check_sources
 from headrace.errors import SpecError
 from headrace.pserver.config import DENSE_SLICES
+from headrace.relative_names import MAX_PATH_BYTES
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.control.export_destinations import ExportLocation, address_of, destination_of
 from headrace.trainer.control.job_spec import (
@@ -26,6 +27,9 @@ from headrace.trainer.control.job_spec import (
 )
 from headrace.trainer.guard_config import RollbackSection
 from headrace.validation import nearest
+
+MAX_STORE_BYTES = MAX_PATH_BYTES - 511
+"""Longest path of a store: a file system takes MAX_PATH_BYTES, and files of a store have longer ones."""
 
 NUMBER = ("float", "uint64", "int64")
 
@@ -200,11 +204,12 @@ def _check_guards(job: TrainerJob, schema: Schema) -> None:
 
 
 def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
-    """Raise SpecError for an impossible destination of exports, or one that two streams share.
+    """Raise SpecError for an impossible place of the store, mirror or exports, or one that two streams share.
 
     Relative paths start at `folder`.
     """
     known: dict[ExportLocation, str] = {}
+    _check_lengths(job, store, folder)
     for name, stream in job.exports.items():
         try:
             place = destination_of(address_of(stream, name, store, folder))
@@ -217,6 +222,17 @@ def check_places(job: TrainerJob, store: Path, folder: Path) -> None:
                 f"leads to {place}, as stream {theirs!r} does: each needs its own destination, for its current.json",
                 f"exports.{ours}.path",
             )
+
+
+def _check_lengths(job: TrainerJob, store: Path, folder: Path) -> None:
+    """Raise SpecError for a path that a file system would refuse once the job runs."""
+    if (size := len(str(store).encode())) > MAX_STORE_BYTES:
+        raise SpecError(f"leads to a path of {size} bytes; a store has at most {MAX_STORE_BYTES}", "store.path")
+    if job.store.mirror is not None:
+        try:
+            destination_of(job.store.mirror if "://" in job.store.mirror else str(folder / job.store.mirror))
+        except (ValueError, RuntimeError) as error:
+            raise SpecError(str(error), "store.mirror") from None
 
 
 def _check_event_time(job: TrainerJob, schema: Schema) -> None:

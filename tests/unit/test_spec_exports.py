@@ -52,3 +52,30 @@ NO_PLACES = {
 @pytest.mark.parametrize("path", NO_PLACES)
 def test_what_is_no_place_is_told_with_its_key(path):
     assert message(f'exports.a={{path="{path}"}}') == f"exports.a.path: {NO_PLACES[path]}"
+
+
+LONG, DEEP = "x" * 256, "x/" * 2200
+TOO_LONG = {
+    f'exports.a={{path="{LONG}"}}': "exports.a.path: has a name of 256 bytes; a file system takes at most 255",
+    f'exports.a={{path="out/{LONG}/b"}}': "exports.a.path: has a name of 256 bytes",
+    f'exports.a={{path="file:///{LONG}"}}': "exports.a.path: has a name of 256 bytes",
+    f'exports.a={{path="{DEEP}"}}': "exports.a.path: has 4",
+    f'exports.a={{path="s3://m/{"x" * 769}"}}': "exports.a.path: has a prefix of 769 bytes; at most 768",
+    f'store.mirror="{LONG}"': "store.mirror: has a name of 256 bytes",
+    f'store.mirror="{"é" * 128}"': "store.mirror: has a name of 256 bytes",
+    f'store.mirror="file:///{DEEP}"': "store.mirror: has 4",
+    f'store.path="{LONG}"': "store.path: has a name of 256 bytes",
+    f'store.path="/{"x/" * 1900}"': "store.path: leads to a path of 3800 bytes; a store has at most 3584",
+    f'passes.keep_in="{LONG}"': "passes.keep_in: has a name of 256 bytes",
+    f'sources.impressions={{kind="files",paths=["{LONG}/a"]}}': "sources.impressions.paths.0: has a name of 256 bytes",
+}
+
+
+@pytest.mark.parametrize("override", TOO_LONG, ids=range(len(TOO_LONG)))
+def test_a_path_that_no_file_system_takes_is_refused_with_its_key(override):
+    assert message(override).startswith(TOO_LONG[override])
+
+
+def test_the_longest_names_are_taken():
+    longest = "x" * 255
+    assert load(f'exports.a={{path="{longest}/{longest}"}}', f'store.mirror="{longest}"')
