@@ -4,11 +4,13 @@ Nothing is looked up or bound here; headrace.http.listening binds.
 """
 
 import ipaddress
+import re
 
 LOOPBACK = "127.0.0.1"
 LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
 """Names under which a server on loopback always answers: a page of another site cannot reach it by its own name."""
 MAX_PORT = 65535
+_HOST = re.compile(r"(?:\[([^\[\]/?#@\s]+)\]|([^\[\]:/?#@\s]+))(?::\d{0,5})?", re.ASCII)
 
 
 def parse_address(text: str, example: str = f"{LOOPBACK}:8080") -> tuple[str, int]:
@@ -35,10 +37,9 @@ def is_ipv6(host: str) -> bool:
 
 
 def host_of(header: str) -> str:
-    """The name in a request's Host header, in lower case, without port and brackets."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.partition(":")[0].lower()
+    """The name in a request's Host header, in lower case, without port and brackets; "" for what is no host."""
+    found = _HOST.fullmatch(header)
+    return "" if found is None else (found[1] or found[2]).lower()
 
 
 def is_loopback(host: str) -> bool:
