@@ -18,6 +18,7 @@ from headrace.trainer.control.job_spec import has_divided_classes
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Names of objects that leave room for what is appended to the job's."""
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 KAFKA_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 
 
@@ -33,6 +34,10 @@ def check_renderable(job: LoadedJob, settings: ManifestSettings) -> None:
             )
     if (namespace := settings.metrics_from) is not None and not NAMESPACE.fullmatch(namespace):
         raise SpecError(f"{namespace!r} is not the name of a namespace", "--metrics-from")
+    if not IMAGE.fullmatch(settings.image):
+        raise SpecError(
+            f"{settings.image!r:.100} is not an image, such as registry:5000/headrace@sha256:...", "--image"
+        )
     _check_cluster(job)
     _check_store(job)
     _check_secrets(job)

@@ -50,6 +50,12 @@ def test_the_text_is_the_one_we_promised():
     assert "---\n".join(render_job(JOB, (), ALL).values()) == (GOLDEN / "manifests.yaml").read_text()
 
 
+@pytest.mark.parametrize("image", ["a\nb: c", "a b", "", "-a", "a" * 513, "a\u2028", "a\x1b"])
+def test_what_is_no_image_is_refused(image):
+    with pytest.raises(SpecError, match="--image: .* is not an image"):
+        objects_of(settings=replace(ALL, image=image))
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_two_versions_of_kubernetes_know_every_key(version):
     alone = objects_of(*EMBEDDED, settings=ManifestSettings())
