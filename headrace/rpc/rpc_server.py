@@ -88,8 +88,12 @@ class RpcServer:
             interceptors=[self._secrets],
             options=[*options(max_message_bytes), *bound, *(keepalive_options() if keepalive else [])],
         )
-        self.address = self._bind(socket, host, port, tls)
-        """unix:PATH, or host:port."""
+        try:
+            self.address = self._bind(socket, host, port, tls)
+            """unix:PATH, or host:port."""
+        except BaseException:
+            self._held.close()  # else the folder of the socket would stay
+            raise
         self.peer_of, self.source_of = self._callers.peer_of, self._callers.source_of
         """See _Callers."""
 

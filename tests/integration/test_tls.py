@@ -98,6 +98,14 @@ def test_a_peer_with_the_right_certificate_is_served(served, authority):
     assert served._noted.counts() == {}
 
 
+def test_a_server_that_cannot_bind_leaves_no_folder(authority, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    nowhere = TlsEndpoint("192.0.2.1", authority.credentials(WORKER), HEADS)
+    with pytest.raises((SpecError, Unavailable, OSError)):
+        RpcServer("secret", max_workers=1, tls=nowhere)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_server_knows_who_calls(authority):
     noted, callers = Refusals(), []
     server = RpcServer(
