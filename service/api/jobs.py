@@ -123,9 +123,9 @@ class SetKeys(RequestBody):
 class ResizeJob(RequestBody):
     """Numbers of workers to go on with; what is left out stays."""
 
-    shards: int | None = Field(default=None, ge=0, le=MAX_WORKERS)
+    shards: int | None = Field(default=None, ge=0, le=MAX_WORKERS, strict=True)
     """Shard processes; 0: the shard lives in the one trainer."""
-    trainers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    trainers: int | None = Field(default=None, ge=1, le=MAX_WORKERS, strict=True)
     """Trainer processes."""
 
     @model_validator(mode="after")
@@ -279,11 +279,27 @@ def resize_job(
     note(request, shards=asked.shards, trainers=asked.trainers)
     store = statuses.job(job).store
 
+    def check() -> None:
+        """Raise SpecError where the job would have more workers than one that is created may have."""
+        statuses.forget(job)
+        present, cluster = statuses.of(job).counts("workers"), statuses.loaded(job).cluster
+        shards = present.get("shards", cluster.num_shards) if asked.shards is None else asked.shards
+        trainers = present.get("trainers", cluster.trainers) if asked.trainers is None else asked.trainers
+        if shards + trainers > MAX_WORKERS:
+            key = "trainers" if asked.shards is None else "shards"
+            raise SpecError(
+                f"{shards} shards and {trainers} trainers are {shards + trainers} workers; a job has at most "
+                f"{MAX_WORKERS}",
+                key,
+            )
+
     def work(deadline: Deadline) -> dict[str, Any]:
+        check()  # another resize may have come first
         found = resize(store, asked.shards, asked.trainers, deadline).message()
         statuses.forget(job)
         return found
 
+    check()
     act = one_step("waiting for the new workers", MOVE_S, work)
     return start_operation(host, "resize", job, caller, act, response)
 

@@ -292,3 +292,32 @@ def test_an_error_counts_as_a_cancellation_only_where_somebody_asked_for_that():
     cancelled.set()
     with pytest.raises(Cancelled), as_cancelled(cancelled):
         raise Unavailable("away")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"shards": True}, {"shards": "2"}, {"trainers": "2"}, {"trainers": 1.0}, {"trainers": None}]
+)
+def test_a_resize_takes_whole_numbers_alone(served, asked):
+    assert served.post("/v1/jobs/small/resize", asked).status_code == 422
+
+
+def test_a_resize_is_bounded_together_with_the_workers_that_stay(served):
+    served.host.statuses["small"] = {**STATUS, "workers": {"shards": 60, "trainers": 2}}
+    try:
+        answer = served.post("/v1/jobs/small/resize", {"trainers": 5})
+    finally:
+        served.host.statuses["small"] = STATUS
+    assert (answer.status_code, answer.json()["path"]) == (422, "trainers")
+    assert "60 shards and 5 trainers are 65 workers; a job has at most 64" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("host", ["[::1", "[::1]x", "localhost:x", "a@localhost"])
+def test_a_host_header_that_is_none_is_refused(served, host):
+    assert served.get("/v1/jobs", headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("key", ["tables", "slots", "store", "exports", "model", "cluster"])
+def test_a_section_that_is_null_is_refused_with_its_key(served, key):
+    spec = {**tomllib.loads(SPEC), "name": "other", key: None}
+    answer = served.post("/v1/jobs", {"spec": spec})
+    assert (answer.status_code, answer.json().get("path") or answer.json()["detail"][: len(key)]) == (422, key)
