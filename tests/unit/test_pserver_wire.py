@@ -161,7 +161,7 @@ def test_stats_of_shards_add_up_and_the_fullest_one_counts():
 
 def test_parts_of_a_commit_survive_encoding():
     facts = {"a": {"rows": 3, "rows_by_group": {"1": 3}}}
-    part = ShardCommitPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": StoredFile("ab", 12)})
+    part = ShardCommitPart("shard-1", (2048, 4096), facts, {"shard-1/a/1.sst": StoredFile("ab" * 32, 12)})
     assert messages.parts_from(messages.parts_json([part, part])) == [part, part]
     assert messages.parts_from(messages.parts_json([])) == []
 
