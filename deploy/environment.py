@@ -1,7 +1,7 @@
 """Makes the environment of a checkout: `python3 deploy/environment.py .venv train,ui [--constraint FILE]`.
 
 Installs Headrace from the checkout with the extras named, by uv where it is installed, else by pip. On a machine
-without a GPU it takes the CPU build of PyTorch, a tenth of the other, if the index of those builds answers. Prints the
+without a GPU it takes the CPU build of PyTorch, which has no CUDA, if the index of those builds answers. Prints the
 large downloads, and at the end what was fetched. Needs the standard library alone: it runs before anything is
 installed.
 """
@@ -82,7 +82,7 @@ def main() -> None:
         if answers(CPU_TORCH):
             fetched += install([*command, "--index-url", CPU_TORCH, "torch"])
         else:
-            print("  PyTorch's index of CPU builds does not answer; the build for GPUs takes some 5 GB", flush=True)
+            print("  PyTorch's index of CPU builds does not answer; that for GPUs is a download of 3 GB", flush=True)
     fetched += install([*command, *locked, "--editable", f".[{given.extras}]"])
     size = sum(path.lstat().st_size for path in given.folder.rglob("*")) / 1e6
     print(
