@@ -77,7 +77,7 @@ def test_the_tutorial_runs_from_the_wheel_beside_files_with_our_names(environmen
     for name in USERS:
         (tmp_path / "tutorial" / f"{name}.py").write_text("raise ImportError('a file of the user')\n")
     page = TUTORIAL.replace("localhost:9092", kafka.servers).replace(":8090", f":{free_ports(1)[0]}")
-    page = page.replace('"clicks"', '"clicks_of_the_wheel"')
+    page = page.replace('", "clicks"', '", "for_the_wheel"').replace('["clicks"]', '["for_the_wheel"]')
     output = followed(page, tmp_path, environment=environment)
     assert "20 events, 20 samples, 0 rejected" in output
     assert re.search(r"^events +20,000$", output, re.M), output
