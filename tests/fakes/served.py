@@ -151,7 +151,9 @@ class Job:
     def point(self, version: int, timeline: str = "t1", chain=None, **more: Any) -> None:
         chain = self.chain if chain is None else chain
         told = {"format": 1, "timeline": timeline, "version": version, "path": chain[-1], "chain": chain, **more}
-        (self.folder / "current.json").write_text(json.dumps(told))
+        unfinished = self.folder / "_current.json"
+        unfinished.write_text(json.dumps(told))
+        unfinished.replace(self.folder / "current.json")  # whole at once, as a job writes it: a replica reads meanwhile
 
     def update(
         self, version: int, *, whole: bool = False, forget: int = 0, timeline: str = "t1", **changes
