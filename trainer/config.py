@@ -18,7 +18,7 @@ from headrace.config import (
     Seed,
     Size,
 )
-from headrace.dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
+from headrace.dataset.spec.config import READ_AHEAD_BYTES, AnyPipe, AnySlot, AnySource, SampleSection
 from headrace.dataset.spec.join_section import JoinSection
 from headrace.errors import SpecError
 from headrace.failpoints import ArmedFailpoint
@@ -206,6 +206,9 @@ class PassesSection(Section):
     """Most days by which a pass may be ahead of the one before. More stop the job, since a clock is probably wrong."""
     max_outage: Duration = 600.0
     """How long a source may be unavailable before the job stops."""
+    memory: Annotated[Size, Field(ge=16 << 20)] = READ_AHEAD_BYTES
+    """About the most bytes of events and samples that each trainer reads ahead of training, from the source to batches.
+    Passes may be larger: they are read in parts. A batch, and with `shuffle` a pass, is in memory besides."""
     shuffle: bool = False
     """Whether the events of a pass are learnt in another order: a permutation by seed, pass and position, which is the
     same for any number of trainers. Every trainer reads the whole pass from the source, and gives its own part of the

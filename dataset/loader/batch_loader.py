@@ -19,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 from headrace.dataset.samples.batch import Samples, cut_batches, merge_batches
 from headrace.dataset.samples.rejection import RejectedSample
 from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.spec.config import READ_AHEAD_BYTES
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.priority import ThreadPriority
@@ -30,6 +31,8 @@ MAX_SUBMITTED = 2
 """Most passes submitted and not yet read; one more is a bug of the caller."""
 MAX_AHEAD_SAMPLES = 1 << 20
 """Most samples read and not yet made into batches; then reading waits."""
+QUEUED_PARTS = 4
+"""Part of the memory that the samples may have that wait to be made into batches."""
 POLL_S = 0.2
 """Pause between two checks of a waiting thread whether to stop."""
 
@@ -111,23 +114,26 @@ class _Stopped(Exception):
 
 
 class _SampleQueue:
-    """Blocks of samples between reading and cutting; its bound is a number of samples."""
+    """Blocks of samples between reading and cutting; its bounds are numbers of samples and of bytes."""
 
-    def __init__(self, stopping: threading.Event, max_samples: int) -> None:
-        self._stopping, self._max_samples = stopping, max_samples
+    def __init__(self, stopping: threading.Event, max_samples: int, max_bytes: int) -> None:
+        self._stopping, self._max_samples, self._max_bytes = stopping, max_samples, max_bytes
         self._blocks: deque[Samples | _End | _Failure] = deque()
-        self._num_samples = 0
+        self._num_samples = self._num_bytes = 0
         self._changed = threading.Condition()
         self._starved_s, self._starved_since_s = 0.0, math.inf
 
     def put(self, item: Samples | _End | _Failure) -> None:
-        """Add an item; wait for room. A block larger than the bound enters an empty queue."""
-        num = len(item) if isinstance(item, Samples) else 0
+        """Add an item; wait for room. A block larger than a bound enters an empty queue."""
+        num, num_bytes = _size_of(item)
         with self._changed:
-            while self._num_samples and self._num_samples + num > self._max_samples:
+            while self._num_samples and (
+                self._num_samples + num > self._max_samples or self._num_bytes + num_bytes > self._max_bytes
+            ):
                 self._wait()
             self._blocks.append(item)
             self._num_samples += num
+            self._num_bytes += num_bytes
             self._changed.notify_all()
 
     def get(self) -> Samples | _End | _Failure:
@@ -141,7 +147,9 @@ class _SampleQueue:
                 self._starved_s += time.perf_counter() - self._starved_since_s
                 self._starved_since_s = math.inf
             item = self._blocks.popleft()
-            self._num_samples -= len(item) if isinstance(item, Samples) else 0
+            num, num_bytes = _size_of(item)
+            self._num_samples -= num
+            self._num_bytes -= num_bytes
             self._changed.notify_all()
             return item
 
@@ -154,6 +162,11 @@ class _SampleQueue:
         if self._stopping.is_set():
             raise _Stopped
         self._changed.wait(POLL_S)
+
+
+def _size_of(item: Samples | _End | _Failure) -> tuple[int, int]:
+    """Samples and bytes."""
+    return (len(item), item.num_bytes) if isinstance(item, Samples) else (0, 0)
 
 
 class Loader(Generic[T]):
@@ -172,15 +185,17 @@ class Loader(Generic[T]):
         num_merged: int = 1,
         *,
         reads_all: bool = False,
+        memory: int = READ_AHEAD_BYTES,
     ) -> None:
         """`num_merged`: number of batches that are put together before `make`; `max_batches` counts what it makes.
-        `reads_all`: whether the reader gets the segments of all ranks, of which it takes its share."""
+        `reads_all`: whether the reader gets the segments of all ranks, of which it takes its share. `memory`:
+        about the most bytes of what is read ahead."""
         self.reads_all = reads_all
         self._reader, self._make, self._batch_size, self._num_merged = reader, make, batch_size, num_merged
         self._submitted: Queue[tuple[int, Sequence[Segment]]] = Queue(MAX_SUBMITTED)
         self._order: Queue[int] = Queue(2 * MAX_SUBMITTED)
         self._stopping = threading.Event()
-        self._ahead = _SampleQueue(self._stopping, MAX_AHEAD_SAMPLES)
+        self._ahead = _SampleQueue(self._stopping, MAX_AHEAD_SAMPLES, memory // QUEUED_PARTS)
         self._ready: Queue[T | _End | _Failure] = Queue(max_batches)
         self._tallies: dict[int, PassTally] = {}
         self._cutting = ThreadPriority()

@@ -1,4 +1,5 @@
-"""Segments kept in a folder as Arrow files, one for each segment, for later epochs and for other jobs.
+"""Segments kept in a folder as Arrow files, for later epochs and for other jobs: one for each segment, several for one
+that was read in parts.
 
 A file is found by the segment and by what the job file says about sources and pipe; of its slots a job takes those that
 it has. A file that cannot be read, or lacks a slot, counts as absent. Of rejected events a file has place and reason,
@@ -88,12 +89,13 @@ class KeptFiles:
 
     def find(self, segment: Segment, *, again: bool) -> KeptSegment | None:
         """See KeptSegments."""
-        path = self._path(segment)
+        whole = self._path(segment, whole=True)
+        path = whole if whole.exists() else self._path(segment, whole=False)
         try:
             with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
                 batch = reader.get_batch(0)
                 batch.validate(full=True)  # kernels trust its offsets
-                return self._loaded(reader.schema.metadata, batch)
+                return self._loaded(segment, reader.schema.metadata, batch)
         except FileNotFoundError:
             return None
         except (pa.ArrowException, OSError, ValueError, KeyError, documents.InvalidDocument) as error:
@@ -108,7 +110,7 @@ class KeptFiles:
         if self._num_bytes + len(data) > self._max_bytes:
             self._stop(f"passes.keep is reached: {self._num_bytes} bytes are kept")
             return
-        path = self._path(segment)
+        path = self._path(segment, whole=part.end == segment.end)
         try:
             _write(path, data)
         except OSError as error:
@@ -120,14 +122,16 @@ class KeptFiles:
         log.warning("%s: %s; the segments that are not there go through the pipe each time", self._folder, why)
         self._full = True
 
-    def _path(self, segment: Segment) -> Path:
+    def _path(self, segment: Segment, *, whole: bool) -> Path:
         what = [FORMAT, self._made, segment.partition, segment.identity, segment.begin, segment.end]
+        what += [] if whole else ["beginning"]  # earlier programs, which know no beginnings, must not find one
         return self._folder / (hashlib.sha256(json.dumps(what).encode()).hexdigest()[:40] + SUFFIX)
 
     def _file(self, part: KeptSegment) -> bytes:
         outcome = part.outcome
         facts = {
             "format": FORMAT,
+            "end": part.end,
             "slots": self._slots,
             "num_events": part.num_events,
             "left_out": dict(part.left_out),
@@ -144,10 +148,12 @@ class KeptFiles:
             writer.write_batch(table)
         return bytes(sink.getvalue())
 
-    def _loaded(self, metadata: Mapping[bytes, bytes], batch: pa.RecordBatch) -> KeptSegment | None:
+    def _loaded(self, segment: Segment, metadata: Mapping[bytes, bytes], batch: pa.RecordBatch) -> KeptSegment | None:
         facts = _facts(metadata)
+        end = facts.get("end", segment.end)  # earlier programs kept whole segments
         if (
             facts["format"] != FORMAT
+            or not segment.begin < end <= segment.end
             or _has_events(facts)
             or any(facts["slots"].get(name) != each for name, each in self._slots.items())
         ):
@@ -155,7 +161,7 @@ class KeptFiles:
         blocks = [_samples(batch, self._schema)] if batch.num_rows else []
         rejections = [_rejection_of(each) for each in facts["rejections"]]
         outcome = PipeOutput(_counters(facts, self._schema, blocks), blocks, rejections, facts["num_judged"])
-        return KeptSegment(facts["num_events"], facts["left_out"], outcome, bare=True)
+        return KeptSegment(end, facts["num_events"], facts["left_out"], outcome, bare=True)
 
 
 def described(slot: Slot, schema: Schema) -> str:

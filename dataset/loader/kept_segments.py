@@ -8,22 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
 from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
-from headrace.dataset.samples.batch import Samples
 from headrace.dataset.stream.source import Segment
-
-BYTES_OF_TEXT = 64
-"""Bytes of a text of a meta slot, beside its characters, more or less."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSegment:
-    """The result of reading a segment: samples, rejections and counts."""
+    """The result of reading a segment, or its beginning: samples, rejections and counts."""
 
+    end: int
+    """The position after what was read; the rest of the segment, if any, is kept as a segment of its own."""
     num_events: int
     left_out: Mapping[str, int]
     outcome: PipeOutput
@@ -33,29 +29,36 @@ class KeptSegment:
     @classmethod
     def of(cls, work: PipeInput, outcome: PipeOutput) -> "KeptSegment":
         """The result of `work`; its times are those of a segment that costs nothing."""
-        return cls(work.num_events, work.left_out, replace(outcome, pipe_s=0.0, parse_s=0.0))
+        return cls(work.segment.end, work.num_events, work.left_out, replace(outcome, pipe_s=0.0, parse_s=0.0))
 
     def work(self, segment: Segment) -> PipeInput:
         """As it was given to the pipe, without its events."""
-        return PipeInput(segment, [], [], self.num_events, None, self.left_out)
+        return PipeInput(replace(segment, end=self.end), [], [], self.num_events, None, self.left_out)
 
     @property
     def num_bytes(self) -> int:
         """Bytes in memory, more or less."""
         counters, rejections = self.outcome.counters, self.outcome.rejections
         bad = sum(len(each.data or b"") + len(each.detail) for each in rejections)
-        return counters.sums_SK.nbytes + counters.registers_SR.nbytes + bad + sum(map(bytes_of, self.outcome.blocks))
+        return (
+            counters.sums_SK.nbytes
+            + counters.registers_SR.nbytes
+            + bad
+            + sum(block.num_bytes for block in self.outcome.blocks)
+        )
 
 
 class KeptSegments(Protocol):
     """Keeps segments within a bound of bytes; beyond it, `keep` does nothing. Used by one thread."""
 
     def find(self, segment: Segment, *, again: bool) -> KeptSegment | None:
-        """The result that was kept for exactly this segment; None if it has to be read. `again`: see `keep`."""
+        """The result that was kept for exactly this segment, or for its beginning; None if it has to be read. `again`:
+        see `keep`."""
         ...
 
     def keep(self, segment: Segment, part: KeptSegment, *, again: bool) -> None:
-        """Keep the result of a segment, if there is room. `again`: whether a later epoch of this run reads it again."""
+        """Keep the result of a segment, or of its beginning, if there is room. `again`: whether a later epoch of this
+        run reads it again."""
         ...
 
 
@@ -93,16 +96,3 @@ class MemorySegments:
 
 def _key(segment: Segment) -> tuple[str, str, int, int]:
     return segment.partition, segment.identity, segment.begin, segment.end
-
-
-def bytes_of(samples: Samples) -> int:
-    """Bytes of a block in memory, more or less."""
-    num = samples.event_B.nbytes + samples.time_s_B.nbytes
-    for column in samples.sparse.values():
-        weights = 0 if column.weights_N is None else column.weights_N.nbytes
-        num += column.values_N.nbytes + column.offset_B1.nbytes + weights
-    for values in (*samples.dense.values(), *samples.meta.values()):
-        num += values.nbytes
-        if values.dtype == np.object_:
-            num += sum(BYTES_OF_TEXT + len(text or "") for text in values)
-    return num

@@ -7,6 +7,7 @@ spec says, and counts everything. The trainer decides which segments make a pass
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from headrace.dataset.pipe.segment_work import (
     PipeOutput,
     PipeRunner,
     SkippedValues,
+    cut_events,
     reject_early,
     split_segment,
 )
@@ -40,6 +42,7 @@ from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import RejectedSample, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.config import (
+    READ_AHEAD_BYTES,
     AnyPipe,
     ColumnsPipe,
     EventTime,
@@ -61,6 +64,10 @@ READ_S = 30.0
 """Longest silence of a source before it counts as unavailable."""
 AWAY_WAIT_S = 1.0
 """Pause before an unavailable source is tried again."""
+
+PARTS_OF_MEMORY = 8
+"""Share of the memory that the events of the parts in the pipe take: their samples, and copies on the way, need more.
+The pool holds one part for each process, and one more."""
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +122,13 @@ class SegmentReader:
         spec: Path | None = None,
         masks: Mapping[str, str] | None = None,
         max_outage_s: float = 600.0,
+        memory: int = READ_AHEAD_BYTES,
         kept: KeptSegments | None = None,
         shuffles: RankShare | None = None,
         labels: Sequence[LabelBounds] = (),
     ) -> None:
-        """`kept`: takes samples that are read again. `shuffles`: each pass is shuffled, `read` gets the segments of all
+        """`memory`: about the most bytes of events and samples in the pipe. `kept`: takes samples that are read again.
+        `shuffles`: each pass is shuffled, `read` gets the segments of all
         trainers, and this trainer takes its share. `labels`: events with others are rejected."""
         self._sections = SourceSet.of(source_config)
         for name, section in self._sections.sections.items():
@@ -129,6 +138,7 @@ class SegmentReader:
         self._source, self._pipe, self._schema = source, pipe, schema
         self._dead_letters, self._max_outage_s = dead_letters, max_outage_s
         self._kept, self._shuffles, self._labels = kept, shuffles, labels
+        self._max_part_bytes = max(1, memory // PARTS_OF_MEMORY // (pipe.processes + 1))
         self._missing = MissingColumns(pipe, schema)
         self._num_timed = self._num_untimed = 0
         self._tell_untimed_at = 1
@@ -231,22 +241,24 @@ class SegmentReader:
         tally: PassTally,
         shuffle: PassShuffle | None,
     ) -> Iterator[tuple[PipeInput, PipeOutput]]:
-        """The results of the parts of the segments, in order: as they were kept, or through the pipe."""
+        """The results of the segments in order, in parts of them: as they were kept, or through the pipe."""
         parts = [part for segment in segments for part in split_segment(segment, self._pipe.processes)]
         if self._kept is None or (shuffle is not None and not shuffle.is_whole):
             yield from self._pool.run(self._works(pass_number, parts, tally, shuffle))
             return
         waiting: list[Segment] = []
         for part in parts:
-            found = self._kept.find(part, again=again[part.partition])
-            if found is None:
+            while (found := self._kept.find(part, again=again[part.partition])) is not None:
+                yield from self._fresh(pass_number, waiting, again, tally, self._kept)
+                waiting = []
+                if found.bare and found.outcome.rejections and self._pipe.traced and self._keeps_bytes:
+                    found.outcome.rejections = self._rejected_again(pass_number, part, found.outcome.rejections)
+                yield found.work(part), found.outcome
+                part = replace(part, begin=found.end)
+                if part.begin == part.end:
+                    break
+            else:
                 waiting.append(part)
-                continue
-            yield from self._fresh(pass_number, waiting, again, tally, self._kept)
-            waiting = []
-            if found.bare and found.outcome.rejections and self._pipe.traced and self._keeps_bytes:
-                found.outcome.rejections = self._rejected_again(pass_number, part, found.outcome.rejections)
-            yield found.work(part), found.outcome
         yield from self._fresh(pass_number, waiting, again, tally, self._kept)
 
     def _rejected_again(self, pass_number: int, segment: Segment, rejections: Sequence[Rejection]) -> list[Rejection]:
@@ -254,12 +266,11 @@ class SegmentReader:
         positions = [each.offset for each in rejections]
         part = replace(segment, begin=min(positions), end=max(positions) + 1)
         try:
-            work = self._work(pass_number, part, None, only=positions)
+            outcomes = list(self._pool.run(self._works_of(pass_number, part, None, only=positions)))
         except SourceGap as error:
             log.warning("dead letters of pass %d have no bytes: %s", pass_number, error)
             return list(rejections)
-        ((_, outcome),) = self._pool.run(iter([work]))
-        return outcome.rejections
+        return [rejection for _, outcome in outcomes for rejection in outcome.rejections]
 
     def _fresh(
         self,
@@ -270,9 +281,13 @@ class SegmentReader:
         kept: KeptSegments,
     ) -> Iterator[tuple[PipeInput, PipeOutput]]:
         """The results of parts through the pipe, which are then kept."""
+        left = deque(parts)
         for work, outcome in self._pool.run(self._works(pass_number, parts, tally, None)):
-            kept.keep(work.segment, KeptSegment.of(work, outcome), again=again[work.segment.partition])
+            segment = replace(work.segment, end=left[0].end)
+            kept.keep(segment, KeptSegment.of(work, outcome), again=again[segment.partition])
             yield work, outcome
+            if work.segment.end == segment.end:
+                left.popleft()
 
     def close(self) -> None:
         """End the processes, the source, and a `read` in progress. May be called twice."""
@@ -286,16 +301,20 @@ class SegmentReader:
         self, pass_number: int, parts: Sequence[Segment], tally: PassTally, shuffle: PassShuffle | None
     ) -> Iterator[PipeInput]:
         for part in parts:
-            begin_s = time.monotonic()
-            with span(Span.READING):
-                work = self._work(pass_number, part, shuffle)
-            tally.source_s += time.monotonic() - begin_s
-            yield work
+            works = self._works_of(pass_number, part, shuffle)
+            while True:
+                begin_s = time.monotonic()
+                with span(Span.READING):
+                    work = next(works, None)
+                tally.source_s += time.monotonic() - begin_s
+                if work is None:
+                    break
+                yield work
 
-    def _work(
+    def _works_of(
         self, pass_number: int, segment: Segment, shuffle: PassShuffle | None, only: Sequence[int] | None = None
-    ) -> PipeInput:
-        """`only`: the positions that are read, in place of all."""
+    ) -> Iterator[PipeInput]:
+        """A segment in parts of limited bytes. `only`: the positions that are read, in place of all."""
         name = self._sections.name_of(segment.partition)
         section = self._sections.sections[name]
         events: Iterable[Events] = self._events(pass_number, segment)
@@ -303,17 +322,18 @@ class SegmentReader:
             events = (shuffle.own(segment, block) for block in events)
         if only is not None:
             events = (take_events(block, np.flatnonzero(np.isin(block.position_E, only))) for block in events)
-        work = reject_early(
-            segment,
-            events,
-            section.max_event_bytes,
-            lines=not self._pipe.traced,
-            window=self._windows[name],
-            event_time=section.event_time,
-            skipped=SkippedValues.of(section),
-        )
-        self._missing.look(name, section, work)
-        return work
+        for part, blocks in cut_events(segment, events, self._max_part_bytes):
+            work = reject_early(
+                part,
+                blocks,
+                section.max_event_bytes,
+                lines=not self._pipe.traced,
+                window=self._windows[name],
+                event_time=section.event_time,
+                skipped=SkippedValues.of(section),
+            )
+            self._missing.look(name, section, work)
+            yield work
 
     def _events(self, pass_number: int, segment: Segment) -> Iterator[Events]:
         """The events of a segment. Waits while the source is unavailable, and logs it."""

@@ -1,6 +1,6 @@
 """Turns answers of the Arrow protocol into the samples and rejections of a segment: the same for every kind of pipe."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,9 @@ from headrace.dataset.spec.config import EventTime
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.event_values import concat_values, take_events
 from headrace.dataset.stream.source import Events
+
+BATCH_BYTES = 8 << 20
+"""A batch of events ends with the event that brings it to so many bytes."""
 
 
 class AnswerSamples:
@@ -51,24 +54,26 @@ def _rejection(work: PipeInput, events: Events, bad: BadRow) -> Rejection:
     return Rejection(work.segment.partition, position, bad.reason, bad.detail, events.value(bad.event))
 
 
-def rebatch(blocks: Iterable[Events], num: int) -> list[Events]:
-    """Events in batches of `num`, independent of their blocks; the last batch may be smaller."""
-    out: list[Events] = []
+def rebatch(blocks: Iterable[Events], num: int, max_bytes: int = BATCH_BYTES) -> Iterator[Events]:
+    """Events in batches of `num`, or fewer if these have `max_bytes`, independent of their blocks."""
     held: list[Events] = []
-    num_held = 0
+    num_held = num_bytes = 0
     for block in blocks:
         at = 0
+        sum_E = np.cumsum(block.length_E)
         while at < len(block):
-            part = take_events(block, np.arange(at, min(len(block), at + num - num_held)))
-            at += len(part)
-            held.append(part)
-            num_held += len(part)
-            if num_held == num:
-                out.append(merge_events(held))
-                held, num_held = [], 0
+            before = int(sum_E[at - 1]) if at else 0
+            filled = 1 + int(np.searchsorted(sum_E, before + max_bytes - num_bytes))
+            end = min(len(block), at + num - num_held, filled)
+            held.append(take_events(block, np.arange(at, end)))
+            num_held += end - at
+            num_bytes += int(sum_E[end - 1]) - before
+            at = end
+            if num_held == num or num_bytes >= max_bytes:
+                yield merge_events(held)
+                held, num_held, num_bytes = [], 0, 0
     if held:
-        out.append(merge_events(held))
-    return out
+        yield merge_events(held)
 
 
 def merge_events(parts: list[Events]) -> Events:

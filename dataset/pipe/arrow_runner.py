@@ -87,7 +87,7 @@ class ArrowRunner:
         """Run one segment."""
         outcome = PipeOutput(SlotCounters(self._schema), rejections=list(work.rejections))
         outcome.num_judged = work.num_events
-        requests = rebatch(work.blocks, self._batch_events)
+        requests = list(rebatch(work.blocks, self._batch_events))
         if not requests:
             return outcome
         if self._child is None:

@@ -18,6 +18,8 @@ from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, So
 from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, take_events
 from headrace.dataset.stream.source import Events, Segment
 
+BYTES_OF_EVENT = 64
+"""Bytes of an event beside its value, more or less."""
 BLANK = "blank line"
 """Reason why an event is left out."""
 
@@ -39,7 +41,7 @@ class PipeInput:
     @property
     def num_bytes(self) -> int:
         """Bytes of the events for the command."""
-        return sum(int((block.end_E - block.begin_E).sum()) for block in self.blocks)
+        return sum(int(block.length_E.sum()) for block in self.blocks)
 
 
 @dataclass(slots=True)
@@ -178,6 +180,28 @@ def _reasons(
             yield index, Reason.TOO_LONG, ""
         else:
             yield index, Reason.LINE_FEED if fed_E[index] else Reason.NO_TIME, ""
+
+
+def cut_events(segment: Segment, blocks: Iterable[Events], max_bytes: int) -> Iterator[tuple[Segment, list[Events]]]:
+    """Cut a segment behind each event that brings its part to `max_bytes`: a pure function of the events, however the
+    source groups them. At least one part, of which the last ends where the segment does."""
+    part: list[Events] = []
+    begin, num_bytes = segment.begin, 0
+    for block in blocks:
+        at = 0
+        sum_E = np.cumsum(block.length_E + BYTES_OF_EVENT)
+        while at < len(block):
+            before = int(sum_E[at - 1]) if at else 0
+            end = min(len(block), 1 + int(np.searchsorted(sum_E, before + max_bytes - num_bytes)))
+            part.append(block if end - at == len(block) else block.slice(at, end))
+            num_bytes += int(sum_E[end - 1]) - before
+            at = end
+            if num_bytes >= max_bytes:
+                past = min(int(block.position_E[at - 1]) + 1, segment.end)
+                yield replace(segment, begin=begin, end=past), part
+                part, begin, num_bytes = [], past, 0
+    if part or begin < segment.end or begin == segment.begin:
+        yield replace(segment, begin=begin), part
 
 
 def split_segment(segment: Segment, num_parts: int, min_positions: int = 512) -> list[Segment]:

@@ -17,6 +17,8 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+BYTES_OF_TEXT = 64
+"""Bytes of a text of a meta slot, beside its characters, more or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,19 @@ class Samples:
 
     def __len__(self) -> int:
         return self.num_samples
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory, more or less."""
+        num = self.event_B.nbytes + self.time_s_B.nbytes
+        for column in self.sparse.values():
+            weights = 0 if column.weights_N is None else column.weights_N.nbytes
+            num += column.values_N.nbytes + column.offset_B1.nbytes + weights
+        for values in (*self.dense.values(), *self.meta.values()):
+            num += values.nbytes
+            if values.dtype == np.object_:
+                num += sum(BYTES_OF_TEXT + len(text or "") for text in values)
+        return num
 
     def slice(self, begin: int, end: int) -> "Samples":
         """Samples `begin` to `end` (exclusive), without copying values."""

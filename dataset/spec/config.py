@@ -52,6 +52,8 @@ class EventTime(Section):
 
 OVERLAP_S = 3600.0
 """Default of a Kafka source's `overlap`."""
+READ_AHEAD_BYTES = 512 << 20
+"""Bytes of events and samples that a trainer reads ahead, if the job does not say."""
 MAX_EPOCHS = 100
 """Upper limit of `epochs`: each epoch adds its own partitions to log and commits."""
 MAX_SOURCES = 16

@@ -1,10 +1,7 @@
 """The protocol of sources: a stream of events in partitions, read by segments.
 
-Files, Kafka, the simulated stream and the in-memory twin for tests implement it; one contract suite runs over all. A
-source has no position: the caller names the segment, so a second read gives the same events. trainer.journal.pass_plan
-decides which segments make a pass.
-
-Shapes: E events in a block.
+A source has no position: the caller names the segment, so a second read gives the same events. One contract suite runs
+over all sources. trainer.journal.pass_plan decides which segments make a pass. Shapes: E events in a block.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +80,11 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.begin_E)
+
+    @property
+    def length_E(self) -> I64:
+        """(E,) bytes of each value; 0 for null."""
+        return np.where(self.begin_E < 0, 0, self.end_E - self.begin_E)
 
     def value(self, index: int) -> bytes | None:
         """The bytes of event `index`; None if it has no value."""

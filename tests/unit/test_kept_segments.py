@@ -60,12 +60,13 @@ WHOLE = schema_of("a", "tags", "x", "click", "who")
 class Reads:
     """Reads the same events again and again, and counts the reads of the source."""
 
-    def __init__(self, events, kept, folder, schema=WHOLE, shuffles=None):
+    def __init__(self, events, kept, folder, schema=WHOLE, shuffles=None, **options):
         self.source = MemorySource([events])
         self.letters = DeadLetters(folder, 0, DeadLettersSection())
         self.reader = SegmentReader(
-            RepeatedSource(self.source, 2), PIPE, schema, SECTION, self.letters, folder, kept=kept, shuffles=shuffles
-        )
+            RepeatedSource(self.source, 2), PIPE, schema, SECTION, self.letters, folder, kept=kept, shuffles=shuffles,
+            **options,
+        )  # fmt: skip
         self.num = len(events)
 
     def epoch(self, number, cut=7):
@@ -103,12 +104,15 @@ def files_in(folder, schema=WHOLE, max_bytes=1 << 20):
 
 
 @settings(deadline=None, max_examples=15)
-@given(st.lists(EVENT, min_size=1, max_size=20), st.booleans(), st.booleans())
-def test_what_is_kept_is_what_the_pipe_gives(tmp_path_factory, events, in_files, shuffled):
+@given(st.lists(EVENT, min_size=1, max_size=20), st.booleans(), st.booleans(), st.sampled_from([1, 3_000, 1 << 30]))
+def test_what_is_kept_is_what_the_pipe_gives_whatever_memory_it_has(
+    tmp_path_factory, events, in_files, shuffled, memory
+):
     folder = tmp_path_factory.mktemp("kept")
     shuffles = RankShare(3, 0, 1) if shuffled else None
     kept = files_in(folder / "kept") if in_files else MemorySegments(1 << 20)
-    reads, fresh = Reads(events, kept, folder, shuffles=shuffles), Reads(events, None, folder, shuffles=shuffles)
+    reads = Reads(events, kept, folder, shuffles=shuffles, memory=memory)
+    fresh = Reads(events, None, folder, shuffles=shuffles)
     for number in (1, 2):
         assert reads.epoch(number) == fresh.epoch(number)
     if not in_files or b"broken" not in events:
@@ -140,6 +144,19 @@ def test_another_cut_is_read_again(tmp_path):
     reads, fresh = Reads(events_of(20), MemorySegments(1 << 20), tmp_path), Reads(events_of(20), None, tmp_path)
     reads.epoch(1)
     assert reads.epoch(2, cut=6) == fresh.epoch(2, cut=6)
+
+
+def test_a_segment_of_which_a_beginning_is_kept_goes_through_the_pipe_from_there(tmp_path):
+    events = events_of(7)
+    Reads(events, files_in(tmp_path / "kept"), tmp_path, memory=1).epoch(1)
+    parts = sorted((tmp_path / "kept").glob("*.arrow"), key=lambda path: path.stat().st_mtime_ns)
+    assert len(parts) == 7, "an event each"
+    for path in parts[4:]:
+        path.unlink()
+    reads = Reads(events, files_in(tmp_path / "kept"), tmp_path)
+    assert reads.epoch(1) == Reads(events, None, tmp_path).epoch(1) and reads.source.num_reads == 1
+    again = Reads(events, files_in(tmp_path / "kept"), tmp_path)
+    assert again.epoch(1) == reads.epoch(1) and again.source.num_reads == 0
 
 
 def test_a_trainer_that_has_a_part_of_a_shuffled_pass_keeps_nothing(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataset.loader.batch_loader import Loader
+from headrace.dataset.loader.batch_loader import QUEUED_PARTS, Loader
 from headrace.dataset.samples.batch import Ragged, Samples, cut_batches
 from headrace.dataset.stream.errors import PipeFailed
 from headrace.dataset.stream.source import Segment
@@ -83,8 +83,8 @@ def load():
     """Makes loaders, and ends them."""
     loaders = []
 
-    def make(reader, batch_size=40, max_batches=3, make=lambda number, batch: (number, batch)):
-        loaders.append(Loader(reader, make, batch_size, max_batches))
+    def make(reader, batch_size=40, max_batches=3, make=lambda number, batch: (number, batch), **options):
+        loaders.append(Loader(reader, make, batch_size, max_batches, **options))
         return loaders[-1]
 
     yield make
@@ -137,10 +137,13 @@ def test_the_next_pass_is_read_while_this_one_is_taken(load):
     assert reader.started == [0, 1]
 
 
-def test_reading_waits_when_it_is_too_far_ahead(load, monkeypatch):
-    monkeypatch.setattr("headrace.dataset.loader.batch_loader.MAX_AHEAD_SAMPLES", 200)
+@pytest.mark.parametrize("bound", ["samples", "bytes"])
+def test_reading_waits_when_it_is_too_far_ahead(load, monkeypatch, bound):
+    if bound == "samples":
+        monkeypatch.setattr("headrace.dataset.loader.batch_loader.MAX_AHEAD_SAMPLES", 200)
+    memory = QUEUED_PARTS * 2 * samples(0, 100).num_bytes if bound == "bytes" else 1 << 30
     reader = ScriptedReader()
-    loader = load(reader, batch_size=100, max_batches=2)
+    loader = load(reader, batch_size=100, max_batches=2, memory=memory)
     loader.submit(0, [segment(0, 5000)])
     # Ready: 2 batches. One in the hands of the cutter, 200 samples ahead, one block in the hands of the reader.
     assert eventually(lambda: reader.num_read >= 500)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.dataset.pipe.answer_samples import rebatch
 from headrace.dataset.pipe.multislot_runner import lines_of
-from headrace.dataset.pipe.segment_work import SkippedValues, reject_early
+from headrace.dataset.pipe.segment_work import BYTES_OF_EVENT, SkippedValues, cut_events, reject_early
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.spec.config import FilesSource, KafkaSource
 from headrace.dataset.stream.event_values import bytes_of, concat_values, find_line_feeds, take_events
@@ -102,3 +103,51 @@ def test_events_without_a_value_are_left_out_and_counted_apart_and_positions_sta
     assert work.num_events == 5 - sum(left_out.values())
     positions = [position for each in work.blocks for position in each.position_E.tolist()]
     assert positions == [11, 14] if "blank line" in left_out else [11, 12, 14]
+
+
+BLOCKS = st.lists(st.lists(st.none() | st.binary(max_size=40), min_size=1, max_size=5), max_size=5)
+
+
+def blocks_of(values: list[list[bytes | None]]) -> list[Events]:
+    firsts = np.cumsum([10, *map(len, values)]).tolist()
+    return [block(list(each), first) for each, first in zip(values, firsts, strict=False)]
+
+
+def values_of(blocks: list[Events]) -> list[bytes | None]:
+    return [each.value(at) for each in blocks for at in range(len(each))]
+
+
+@given(BLOCKS, st.integers(1, 300))
+def test_a_segment_is_cut_by_the_bytes_of_its_events_however_they_came(values, max_bytes):
+    segment = replace(SEGMENT, end=10 + sum(map(len, values)))
+    parts = list(cut_events(segment, blocks_of(values), max_bytes))
+    expected, sizes = [[]], []
+    for value in (value for each in values for value in each):
+        if expected[-1] and sum(len(each or b"") + BYTES_OF_EVENT for each in expected[-1]) >= max_bytes:
+            expected.append([])
+        expected[-1].append(value)
+    assert [values_of(blocks) for _, blocks in parts] == expected
+    sizes = [part.end - part.begin for part, _ in parts]
+    assert sizes == [len(each) for each in expected] and parts[0][0].begin == 10 and parts[-1][0].end == segment.end
+
+
+def test_positions_without_events_belong_to_the_part_before_the_next_cut_and_none_is_lost():
+    compacted = Events.of([b"a" * 50, b"b" * 50, b"c"], [12, 30, 31])
+    parts = [(part.begin, part.end) for part, _ in cut_events(SEGMENT, [compacted], 1)]
+    assert parts == [(10, 13), (13, 31), (31, 32), (32, 99)]
+    assert [(part.begin, part.end) for part, _ in cut_events(SEGMENT, [], 1)] == [(10, 99)]
+
+
+@given(
+    BLOCKS.map(lambda blocks: [[each or b"" for each in block] for block in blocks]),
+    st.integers(1, 6),
+    st.integers(1, 90),
+)
+def test_a_batch_of_large_events_has_fewer(values, num, max_bytes):
+    expected = [[]]
+    for value in (value for each in values for value in each):
+        if len(expected[-1]) == num or sum(map(len, expected[-1])) >= max_bytes:
+            expected.append([])
+        expected[-1].append(value)
+    found = [values_of([batch]) for batch in rebatch(blocks_of(values), num, max_bytes)]
+    assert found == [each for each in expected if each]

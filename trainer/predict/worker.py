@@ -131,7 +131,9 @@ def opened(config: PredictWorker) -> Iterator[WorkerParts]:
         cut = BLOCK_BATCHES * request.batch_size
         turn = threading.Lock()
         block = partial(_block, batches, schema, kept_rows(shards, turn), request.shuffle, job.seed)
-        loader = Loader(open_reader(config, job, schema.emitted, letters), block, cut, BLOCKS_AHEAD)
+        loader = Loader(
+            open_reader(config, job, schema.emitted, letters), block, cut, BLOCKS_AHEAD, memory=job.passes.memory
+        )
         held.callback(lambda: loader.close(Deadline.after(CLOSE_S)))
         pace = CpuLimit(config.cores)
         yield WorkerParts(job, schema, shards, turn, predictor, loader, columns, output, letters, pace, nothing)
@@ -200,6 +202,7 @@ def open_reader(config: PredictWorker, job: TrainerJob, schema: Schema, letters:
         config.folder,
         masks=masks_of(job, schema),
         max_outage_s=job.passes.max_outage,
+        memory=job.passes.memory,
     )
 
 

@@ -193,7 +193,7 @@ def _leading(
 def _loading(reader: PassReader, maker: BatchMaker, job: TrainerJob) -> Iterator[Loader[TrainingBatch]]:
     """Batches, read ahead. At the end none waits for rows any more."""
     sizes = job.train.batch_size, job.train.prefetch_batches, job.dense.accumulate
-    loader = Loader(reader, maker.make, *sizes, reads_all=job.passes.shuffle)
+    loader = Loader(reader, maker.make, *sizes, reads_all=job.passes.shuffle, memory=job.passes.memory)
     try:
         yield loader
     finally:

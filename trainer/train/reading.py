@@ -60,6 +60,7 @@ def _segments(
         config.folder,
         masks=masks,
         max_outage_s=job.passes.max_outage,
+        memory=job.passes.memory,
         kept=_kept(config, job, schema.emitted, masks),
         shuffles=RankShare(job.seed, config.rank, config.world) if job.passes.shuffle else None,
         labels=label_bounds_of(job),
