@@ -341,6 +341,8 @@ class GatesSection(Section):
     """Largest change of the number of rows against the current export, as a fraction of its rows."""
     max_norm: Positive | None = None
     """Largest root mean square of the exported weights, per table."""
+    max_clicks_unmatched: Positive | None = None
+    """Largest share of recent clicks that find no impression (`[join]`)."""
     golden: bool = True
     """Whether the exported model must reproduce the golden predictions: within 1e-5 in float32."""
     guards: bool = True

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.dataset.spec.config import FIELD_SEPARATOR
+
 if TYPE_CHECKING:
     import pyarrow as pa
-
-SEPARATOR = "."
-"""Between the names of a path: "user.id" is field "id" of field "user"."""
 
 
 class FieldKind(StrEnum):
@@ -45,7 +44,7 @@ class EventField:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its path, from the outside in."""
-        return tuple(self.path.split(SEPARATOR))
+        return tuple(self.path.split(FIELD_SEPARATOR))
 
     @property
     def type(self) -> "pa.DataType":

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from headrace import documents
 from headrace.dataset.features.conversion import as_lists, conform, is_list
-from headrace.dataset.features.decoding import SEPARATOR, Decoded, EventField, FieldKind
+from headrace.dataset.features.decoding import Decoded, EventField, FieldKind
 from headrace.dataset.features.plain_rows import Unreadable, decoded_of
+from headrace.dataset.spec.config import FIELD_SEPARATOR
 from headrace.kernel_cache import njit
 
 OBSERVED = 16
@@ -275,7 +276,7 @@ def _look(node: Any, names: Sequence[str], path: str, found: Found) -> None:
     elif isinstance(node, Mapping):
         found.setdefault(path, OBJECT)
         if names:
-            _look(node.get(names[0]), names[1:], f"{path}{SEPARATOR}{names[0]}", found)
+            _look(node.get(names[0]), names[1:], f"{path}{FIELD_SEPARATOR}{names[0]}", found)
     else:
         found.setdefault(path, type(node))
 
@@ -288,7 +289,7 @@ def layout_of(fields: Sequence[EventField], found: Found) -> Layout:
     for field in fields:
         path, node = "", tree
         for name in field.names:
-            path += f"{SEPARATOR}{name}"
+            path += f"{FIELD_SEPARATOR}{name}"
             node = node.setdefault(name, {})
             if found.get(path) == LIST:
                 lists.append(path)
@@ -297,14 +298,14 @@ def layout_of(fields: Sequence[EventField], found: Found) -> Layout:
         kind = pa.struct([]) if seen == OBJECT else _type(field, seen)
         types.append(kind)
         node.setdefault("", kind)
-    schema = pa.schema([(name, _arrow(below, f"{SEPARATOR}{name}", lists)) for name, below in tree.items()])
+    schema = pa.schema([(name, _arrow(below, f"{FIELD_SEPARATOR}{name}", lists)) for name, below in tree.items()])
     return Layout(frozenset(lists), tuple(types), schema)
 
 
 def _arrow(node: Mapping[str, Any], path: str, lists: Sequence[str]) -> pa.DataType:
     listed = path in lists
     inner = f"{path}[]" if listed else path
-    below = [(name, _arrow(each, f"{inner}{SEPARATOR}{name}", lists)) for name, each in node.items() if name]
+    below = [(name, _arrow(each, f"{inner}{FIELD_SEPARATOR}{name}", lists)) for name, each in node.items() if name]
     kind = pa.struct(below) if below else node[""]
     return pa.list_(kind) if listed else kind
 

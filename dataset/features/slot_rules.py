@@ -5,9 +5,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from headrace.dataset.features.decoding import SEPARATOR, EventField, FieldKind
+from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.formats.generator_columns import RESERVED_COLUMNS
-from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, DenseSlot, MetaSlot, SlotEntry, SparseSlot
+from headrace.dataset.spec.config import (
+    FIELD_SEPARATOR,
+    AnyPipe,
+    ColumnsPipe,
+    DenseSlot,
+    MetaSlot,
+    SlotEntry,
+    SparseSlot,
+)
 from headrace.dataset.spec.feature_keys import TimeUnit
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.errors import SpecError
@@ -159,7 +167,7 @@ def _of_default(entry: SlotEntry, kind: str, texts: bool) -> Iterator[tuple[str,
 
 def is_below(path: str, explode: str | None) -> bool:
     """Whether a field is the exploded list, or a field of its elements."""
-    return explode is not None and (path == explode or path.startswith(explode + SEPARATOR))
+    return explode is not None and (path == explode or path.startswith(explode + FIELD_SEPARATOR))
 
 
 def source_of(slot: Slot, explode: str | None) -> str:

@@ -50,6 +50,8 @@ class PassTally:
     left_out: dict[str, int] = field(default_factory=dict)
     """Events without a value, and events outside `since` and `until` of their source, by reason, which are not among
     `num_events`; and those that a join drops, which are."""
+    num_clicks: int = 0
+    """Clicks that a join read."""
     num_judged: int = 0
     """The total that `rejected` is a part of: events (multislot: output lines, and events rejected before the pipe)."""
     first_of: dict[str, str] = field(default_factory=dict)

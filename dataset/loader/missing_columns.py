@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace import documents
-from headrace.dataset.features.decoding import SEPARATOR, EventField
+from headrace.dataset.features.decoding import EventField
 from headrace.dataset.features.slot_rules import fields_of
 from headrace.dataset.pipe.segment_work import PipeInput
-from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, FileFormat, FilesSource, SourceSection
+from headrace.dataset.spec.config import FIELD_SEPARATOR, AnyPipe, ColumnsPipe, FileFormat, FilesSource, SourceSection
 from headrace.dataset.spec.schema import Schema
 from headrace.validation import nearest
 
@@ -58,7 +58,7 @@ def _missing(value: Any, names: Sequence[str], path: str = "") -> str | None:
     if not names or value is None:
         return None
     known = list(value) if isinstance(value, dict) else []
-    at = f"{path}{SEPARATOR}{names[0]}" if path else names[0]
+    at = f"{path}{FIELD_SEPARATOR}{names[0]}" if path else names[0]
     if names[0] not in known:
         return f"{at!r}; {nearest(names[0], known)}"
     return _missing(value[names[0]], names[1:], at)

@@ -24,7 +24,6 @@ from headrace.dataset.loader.pass_shuffle import PassShuffle, RankShare
 from headrace.dataset.pipe.arrow_runner import ArrowRunner
 from headrace.dataset.pipe.columns_runner import ColumnsRunner
 from headrace.dataset.pipe.command import Command, prepare_command
-from headrace.dataset.pipe.event_time import untimed_words
 from headrace.dataset.pipe.label_bounds import LabelBounds, reject_labels
 from headrace.dataset.pipe.multislot_runner import MultiSlotRunner
 from headrace.dataset.pipe.pool import PipePool
@@ -41,6 +40,7 @@ from headrace.dataset.pipe.time_window import TimeWindow
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import RejectedSample, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.sources.event_time import untimed_words
 from headrace.dataset.spec.config import (
     READ_AHEAD_BYTES,
     AnyPipe,

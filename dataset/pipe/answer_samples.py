@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.dataset.formats.arrow_columns import AnswerReader, BadRow
-from headrace.dataset.pipe.event_time import event_times, slot_times
-from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, slot_times
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.dataset.samples.slot_counters import SlotSum
 from headrace.dataset.samples.trim import trim
+from headrace.dataset.sources.event_time import event_times
 from headrace.dataset.spec.config import EventTime
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.event_values import concat_values, take_events

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from headrace.dataset.formats.multislot_parser import BadLine, MultiSlotParser
 from headrace.dataset.pipe.command import Command
-from headrace.dataset.pipe.event_time import slot_times
 from headrace.dataset.pipe.process import Chunk, PipeProcess
-from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
+from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput, slot_times
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters, SlotSum

@@ -1,6 +1,6 @@
 """Input and output of a pipe: a segment's events, its samples and its rejections.
 
-Shapes: E events.
+Shapes: E events, B samples.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
-from headrace.dataset.samples.batch import I64, Samples
+from headrace.dataset.samples.batch import F64, I64, Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
+from headrace.dataset.sources.event_time import SECONDS
 from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
 from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, take_events
 from headrace.dataset.stream.source import Events, Segment
@@ -211,3 +212,10 @@ def split_segment(segment: Segment, num_parts: int, min_positions: int = 512) ->
     cuts: I64 = segment.begin + np.arange(num_parts + 1) * size // num_parts
     bounds = zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
     return [replace(segment, begin=begin, end=end) for begin, end in bounds]
+
+
+def slot_times(config: EventTime, samples: Samples) -> F64:
+    """(B,) times from a slot; NaN if `config` names another source of time."""
+    if config.slot is None:
+        return samples.time_s_B
+    return samples.meta[config.slot].astype(np.float64) * SECONDS[config.unit]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.dataset.pipe.event_time import unscaled_times
+from headrace.dataset.sources.event_time import unscaled_times
 from headrace.dataset.spec.config import EventTime, RecordedSource, SourceSection, unix_us
 from headrace.dataset.stream.source import Events
 

@@ -24,6 +24,7 @@ from headrace.dataset.sources.event_file import EventFile
 from headrace.dataset.sources.file_order import FileOrder
 from headrace.dataset.sources.line_file import LineFile
 from headrace.dataset.sources.source_file import FileTree, LocalTree, SourceFile
+from headrace.dataset.sources.time_index import TimeIndex
 from headrace.dataset.spec.config import FileFormat, FilesSource
 from headrace.dataset.spec.path_pattern import Pattern, open_folders
 from headrace.dataset.stream.errors import SourceGap
@@ -37,6 +38,8 @@ OPEN_S = 60.0
 """Longest time for the first answer of an object store, unless the caller has a deadline."""
 MAX_OPEN_FILES = 64
 """Most files kept open; the least recently used one is closed, and opened again when needed."""
+MAX_INDEXES = 64
+"""Most files whose event times are kept; those of the least recently used one are read again when needed."""
 
 
 class FileStream:
@@ -67,6 +70,7 @@ class FileStream:
         self._opened = {p.folder(name) for p in self._patterns for name in self._known if p.key(name) is not None}
         self._waiting: set[str] = set()
         self._open: OrderedDict[str, EventFile] = OrderedDict()
+        self._indexes: OrderedDict[str, TimeIndex] = OrderedDict()
         self._partitions: list[Partition] = []
         self._looked_at_s = -float("inf")
         for name in known or ():
@@ -95,12 +99,19 @@ class FileStream:
         for name in [name for name in self._files if not self._is_unchanged(name)]:
             self._files.pop(name).close()
             self._open.pop(name, None)
+            self._indexes.pop(name, None)
             self._add(name)
         self._find(again=True)
         self._partitions = []
 
-    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> None:
-        """See Source: lines have no time stamps of their own."""
+    def positions_at(self, times_ms: Mapping[str, int], deadline: Deadline) -> Mapping[str, int] | None:
+        """See Source; by the events' own times. The first call for a file reads it, which may take longer than the
+        deadline."""
+        if self._config.event_time.field is None:
+            return None
+        self._tree.begin(deadline)
+        found = ((name, self._times(name).position(time_ms)) for name, time_ms in times_ms.items())
+        return {name: position for name, position in found if position is not None}
 
     def read(self, segment: Segment, deadline: Deadline) -> Iterator[Events]:
         """See Source."""
@@ -119,6 +130,18 @@ class FileStream:
         for file in self._open.values():
             file.close()
         self._open.clear()
+
+    def _times(self, name: str) -> TimeIndex:
+        """The times of a file, up to its present end."""
+        file = self._files[name]
+        if (index := self._indexes.get(name)) is None:
+            own = self._event_file(self._tree.file(name), self._config.event_time.field)
+            index = self._indexes[name] = TimeIndex(own, self._config.event_time)
+        self._indexes.move_to_end(name)
+        if len(self._indexes) > MAX_INDEXES:
+            self._indexes.popitem(last=False)
+        index.extend(file.num_events(), file.identity)
+        return index
 
     def _find(self, *, again: bool = False) -> None:
         for number, pattern in enumerate(self._patterns):
@@ -147,7 +170,8 @@ class FileStream:
             self._files[name] = self._event_file(self._tree.file(name))
         return name in self._files
 
-    def _event_file(self, file: SourceFile) -> EventFile:
+    def _event_file(self, file: SourceFile, only: str | None = None) -> EventFile:
+        """`only`: the one field of events that is needed, where fields can be read apart."""
         growing, config = self._config.follow, self._config
         match config.format:
             case FileFormat.LINES:
@@ -156,7 +180,8 @@ class FileStream:
                 from headrace.dataset.sources.parquet_file import ParquetRows
 
                 growing = growing and file.may_grow
-                return ParquetRows(file, growing=growing, columns=config.columns, timestamps=config.timestamps)
+                columns, times = config.columns, config.timestamps
+                return ParquetRows(file, growing=growing, columns=columns, timestamps=times, only=only)
             case _:
                 assert_never(config.format)
 

@@ -41,9 +41,16 @@ class ParquetRows:
     """The rows of one Parquet file; see dataset.sources.event_file."""
 
     def __init__(
-        self, file: SourceFile, *, growing: bool, columns: Sequence[str] = (), timestamps: Timestamps = "ms"
+        self,
+        file: SourceFile,
+        *,
+        growing: bool,
+        columns: Sequence[str] = (),
+        timestamps: Timestamps = "ms",
+        only: str | None = None,
     ) -> None:
-        self.file = file
+        """`only`: the one column to read, or the field of one, if the file has it."""
+        self.file, self._only = file, only
         self.growing = growing
         """Whether it may not be complete yet: then it has no rows until it has its footer."""
         self.identity = ""
@@ -135,6 +142,10 @@ class ParquetRows:
             raise BadInput(
                 f"{self.file.name} has no column {missing[0]!r} (sources.*.columns); it has {', '.join(names)}"
             )
+        if self._only is not None and (
+            alone := [each for each in (self._only, self._only.split(".")[0]) if each in names]
+        ):
+            self._columns = alone[:1]
         chosen = [field for field in schema if not self._columns or field.name in self._columns]
         check_columns(pa.schema(chosen), self.file.name)
         groups = self._open.metadata

@@ -7,7 +7,6 @@ come first: "history:2024/05.jsonl", "live:clicks/0".
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from headrace.dataset.spec.config import (
     MAX_SOURCES,
@@ -27,7 +26,7 @@ SEPARATOR = ":"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 WHOLE = ("int64", "uint64")
 RECORD_CLOCK = "record"
-"""The clock of sources whose records have time stamps."""
+"""The clock of sources whose events have times: time stamps of records, or a field of a file's events."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +85,19 @@ class SourceSet:
             found[self.name_of(partition)][self.own_name(partition)] = value
         return found
 
-    def clock_of(self, stream: str) -> str:
+    def clock_of(self, stream: str, *, merged: bool = False) -> str:
         """Streams of one clock advance together in event time: "" where there is one source.
 
-        Sources whose records have time stamps have one, and so have files whose patterns have the same fields.
+        Sources whose events have times have one, and so have files whose patterns have the same fields: these advance
+        by period, unless the streams are `merged`.
         """
-        return self._clocks[self.name_of(stream)]
-
-    @cached_property
-    def _clocks(self) -> dict[str, str]:
         if not self.several:
-            return dict.fromkeys(self.sections, "")
-        return {name: _clock(name, section) for name, section in self.sections.items()}
+            return ""
+        name = self.name_of(stream)
+        section = self.sections[name]
+        timed = isinstance(section, FilesSource) and section.event_time.field is not None
+        period = _clock(name, section)
+        return RECORD_CLOCK if timed and (merged or period.startswith(SEPARATOR)) else period
 
     def predecessors(self, name: str) -> list[str]:
         """The sources that must have ended before `name` begins."""

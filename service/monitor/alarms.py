@@ -9,6 +9,12 @@ _UNRENEWED = (
     "the output of these workers says why. After the end of a certificate no new connection with its worker succeeds: "
     "restart the job before"
 )
+MAX_UNMATCHED = 0.01
+_UNMATCHED = (
+    f"more than {MAX_UNMATCHED:.0%} of recent clicks find no impression, so their samples are learnt as negatives: is "
+    "join.window longer than the delay of clicks, do both have the same join.key, and do their sources give times "
+    "(event_time.field), so that they are read side by side?"
+)
 
 
 class Alarm(StrEnum):
@@ -35,6 +41,9 @@ class Alarm(StrEnum):
     """Exports, or the commands after them, fail: serving has an older model than it should."""
     GATES = "gates"
     """A complete export did not pass its gates: nothing points to it."""
+
+    CLICKS = "clicks"
+    """Many clicks of a join find no impression: their samples are learnt as negatives."""
 
     ROLLBACK = "rollback"
     """The watched metric fell: `current.json` went back to an older export, and no newer one is promoted."""
@@ -80,6 +89,8 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if failed := [f"{stream}: {'; '.join(map(str, whys))}" for stream, whys in gates.items() if whys]:
         yield Alarm.GATES, f"the newest export is not pointed to, for it failed its gates: {', '.join(failed)}"
 
+    if (status.number("clicks_unmatched") or 0) > MAX_UNMATCHED:
+        yield Alarm.CLICKS, _UNMATCHED
     if backs := [text for stream, export in streams.items() if (text := _rollback(stream, export.part("rollback")))]:
         yield Alarm.ROLLBACK, "; ".join(backs)
     if outside := status.part("operations").part("guards").parts("outside"):

@@ -67,18 +67,47 @@ def test_without_event_time_there_is_no_day():
 
 
 def test_tallies_of_ranks_become_one():
-    one = {"num_events": 3, "num_samples": 9, "num_judged": 3, "rejected": {"not UTF-8": 1}, "days": {"7": 2}}
+    one = {
+        "num_events": 3,
+        "num_samples": 9,
+        "num_judged": 3,
+        "num_clicks": 1,
+        "rejected": {"not UTF-8": 1},
+        "days": {"7": 2},
+    }
     two = {
         "num_events": 4,
         "num_samples": 0,
         "num_judged": 6,
+        "num_clicks": 2,
         "rejected": {"not UTF-8": 2, "too long": 1},
         "days": {"9": 5},
     }
     reading = merge_tallies([one | {"left_out": {}}, two | {"left_out": {"before since": 4}}])
     assert reading.left_out == {"before since": 4}
     assert (reading.num_events, reading.num_samples, reading.num_judged, reading.day) == (7, 9, 9, 9)
-    assert reading.rejected == {"not UTF-8": 3, "too long": 1}
+    assert reading.rejected == {"not UTF-8": 3, "too long": 1} and reading.num_clicks == 3
+
+
+def test_the_share_of_clicks_without_an_impression_is_that_of_recent_ones_and_is_in_commits():
+    progress = TrainerProgress("job")
+    plan, status = PassPlan(1, ()), lambda: progress.status()["clicks_unmatched"]
+
+    def closed(num_clicks, unmatched):
+        progress.closed(
+            plan, PassReading(9, 9, 9, {}, None, {"click without an impression": unmatched}, num_clicks), {}
+        )
+
+    closed(900, 900)
+    assert status() is None, "of so few nothing is said"
+    closed(900, 0)
+    assert status() == 0.5
+    closed(98_200, 0)
+    after = TrainerProgress("job")
+    after.load_saved(progress.saved())
+    assert status() == after.status()["clicks_unmatched"] == 900 / 100_000
+    closed(50_000, 20_000)
+    assert status() == (900 + 20_000) // 2 / 75_000
 
 
 def test_progress_tells_closed_passes_and_plans_apart():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
-from headrace.dataset.pipe.event_time import event_times, untimed_words
+from headrace.dataset.sources.event_time import event_times, untimed_words
 from headrace.dataset.spec.config import ColumnsPipe, EventTime, MetaSlot, SourceSection, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.source_set import check_event_time

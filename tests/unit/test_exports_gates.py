@@ -31,12 +31,15 @@ def test_nothing_is_asked_for_but_finite_weights_and_golden_predictions():
         ({"min_rows": 1001}, "1,000 rows are fewer than 1,001"),
         ({"max_row_change": 0.25}, None),
         ({"max_row_change": 0.2}, "rows went from 800 to 1,000: by more than 0.2 of them"),
+        ({"max_clicks_unmatched": 0.02}, None),
+        ({"max_clicks_unmatched": 0.01}, "1.50% of recent clicks found no impression, more than 0.01 of them"),
         ({"max_norm": 0.5}, None),
         ({"max_norm": 0.1}, "root mean square of the weights of users is above 0.1"),
     ],
 )
 def test_each_gate_compares_with_its_limit(section, words):
-    facts = GateFacts(window=WINDOW, model_rows=1000, current_rows=800, norms={"items": 0.05, "users": 0.5})
+    norms = {"items": 0.05, "users": 0.5}
+    facts = GateFacts(window=WINDOW, model_rows=1000, current_rows=800, norms=norms, clicks_unmatched=0.015)
     assert failures(facts, **section) == ([] if words is None else [words])
 
 

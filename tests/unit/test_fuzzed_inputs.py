@@ -28,13 +28,13 @@ from headrace.dataset.formats.arrow_columns import AnswerReader
 from headrace.dataset.formats.multislot_parser import MultiSlotParser
 from headrace.dataset.pipe import arrow_runner
 from headrace.dataset.pipe.arrow_runner import ArrowRunner
-from headrace.dataset.pipe.event_time import event_times
 from headrace.dataset.pipe.process import PipeProcessFailed
 from headrace.dataset.pipe.segment_work import reject_early
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.samples.trim import trim
+from headrace.dataset.sources.event_time import event_times
 from headrace.dataset.sources.opening import open_source
 from headrace.dataset.spec.config import (
     ColumnsPipe,

@@ -304,6 +304,13 @@ def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
     assert alarms(Status({"operations": {"shrinking": {"held": {}}}})) == {}
 
 
+def test_clicks_of_a_join_that_find_no_impression_are_an_alarm_above_one_percent():
+    assert alarms(Status({"clicks_unmatched": 0.01})) == alarms(Status({"clicks_unmatched": None})) == {}
+    assert (
+        "more than 1% of recent clicks find no impression" in alarms(Status({"clicks_unmatched": 0.011}))[Alarm.CLICKS]
+    )
+
+
 def test_slots_outside_their_bounds_and_a_rollback_are_alarms_in_words():
     rollback = {"back": "auc fell", "current": "t1/0000000005-base", "trouble": None}
     outside = {"user": {"why": "coverage is below 0.9", "action": "alarm", "since": 4}}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.dataset.stream.source import Partition
 from headrace.trainer.journal.partitions import SkippedRange
 from headrace.trainer.journal.pass_plan import cut, is_drained
-from headrace.trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads
+from headrace.trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads, merged_caps
 
 SKEW_MS = 1_000
 START_MS = 1_700_000_000_000
@@ -33,7 +33,8 @@ class Topic:
         while not is_drained(self.partitions, positions):
             number += 1
             waiting = heads(self.partitions, positions)
-            caps = caps_by_time(waiting, waiting, skew_ms, self.ask, lowest) if len(waiting) > 1 else {}
+            all_ = self.partitions, positions, ()
+            caps = caps_by_time(*all_, waiting, waiting, skew_ms, self.ask, lowest) if len(waiting) > 1 else {}
             if not remembers:
                 lowest = {}
             plan = cut(number, self.partitions, positions, max_events, num_ranks, learn=True, caps=caps)
@@ -84,7 +85,8 @@ def test_a_gap_inside_a_single_partition_limits_no_stream():
 def test_a_stream_that_limits_no_other_is_still_limited():
     topic = Topic([5_000], [0, 100, 9_000], [50, 8_000])
     waiting = heads(topic.partitions, {})
-    assert caps_by_time(waiting, ["t/1", "t/2"], SKEW_MS, topic.ask, {}) == {"t/0": 0, "t/1": 2, "t/2": 1}
+    caps = caps_by_time(topic.partitions, {}, (), waiting, ["t/1", "t/2"], SKEW_MS, topic.ask, {})
+    assert caps == {"t/0": 0, "t/1": 2, "t/2": 1}
 
 
 def test_records_without_time_stamps_do_not_block_streams():
@@ -92,7 +94,8 @@ def test_records_without_time_stamps_do_not_block_streams():
         return {}
 
     parts = [Partition(f"t/{i}", i, 0, 0, 5, True) for i in range(2)]
-    assert caps_by_time(heads(parts, {}), ["t/0", "t/1"], SKEW_MS, ask, {}) == {}
+    caps = caps_by_time(parts, {}, (), heads(parts, {}), ["t/0", "t/1"], SKEW_MS, ask, {})
+    assert caps == {"t/0": 5, "t/1": 5}
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=30).map(sorted), st.data())
@@ -141,3 +144,69 @@ def test_skipped_positions_are_no_backlog():
     parts = shards(("a", "1"), ("a", "2"), ("b", "1"))
     found = heads(parts, {"b/1": 10}, [SkippedRange("a/1", 0, 10), SkippedRange("a/2", 0, 4)])
     assert {name: (head.partition.name, head.position) for name, head in found.items()} == {"shard=a": ("a/2", 4)}
+
+
+class Files:
+    """Streams of files, whose events may be out of order, with the queries of a source of files."""
+
+    def __init__(self, streams):
+        self.times = {f"{s}/{f}": times for s, files in enumerate(streams) for f, times in enumerate(files)}
+        names = list(self.times)
+        self.partitions = [
+            Partition(name, names.index(name), 0, 0, len(times), True, stream=name[0], period=(name[2:],))
+            for name, times in self.times.items()
+        ]
+
+    def ask(self, times_ms):
+        found = {
+            name: next((at for at, t in enumerate(self.times[name]) if t >= ms), None) for name, ms in times_ms.items()
+        }
+        return {name: at for name, at in found.items() if at is not None}
+
+    def merged(self, skips):
+        """All events in the order in which they count: by the greatest time so far of their file, then by stream."""
+        order = []
+        for number, stream in enumerate(sorted({each.stream for each in self.partitions})):
+            reached = 0
+            for each in (each for each in self.partitions if each.stream == stream):
+                for at, time in enumerate(self.times[each.name]):
+                    reached = max(reached, time)
+                    if not any(skip.partition == each.name and skip.begin <= at < skip.end for skip in skips):
+                        order.append((reached, number, len(order), (each.name, at)))
+        return [event for *_, event in sorted(order)]
+
+
+rising = st.lists(st.integers(0, 60), min_size=1, max_size=25).map(sorted)
+files = st.lists(rising, min_size=1, max_size=3).map(
+    lambda found: [[1_000 * n + t for t in f] for n, f in enumerate(found)]
+)
+
+
+@given(st.lists(files, min_size=1, max_size=3), st.integers(1, 30), st.data())
+def test_passes_of_merged_streams_are_pieces_of_the_one_stream_in_order_of_time(all_files, max_events, data):
+    source = Files(all_files)
+    skips = [SkippedRange(data.draw(st.sampled_from(sorted(source.times))), 1, 3)] if data.draw(st.booleans()) else []
+    positions, number, lowest, passes = {}, 0, {}, []
+    while not is_drained(source.partitions, positions, skips):
+        number += 1
+        caps = merged_caps(source.partitions, positions, skips, max_events, source.ask, lowest)
+        assert caps == merged_caps(source.partitions, positions, skips, max_events, source.ask, {})
+        plan = cut(number, source.partitions, positions, max_events, 2, learn=True, skips=skips, caps=caps)
+        positions |= plan.positions()
+        passes.append({(s.partition, at) for rank in plan.segments for s in rank for at in range(s.begin, s.end)})
+    order = source.merged(skips)
+    assert passes == [set(order[at : at + max_events]) for at in range(0, len(order), max_events)]
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(1, 40))
+def test_out_of_order_events_count_at_the_greatest_time_before_them(times, max_events):
+    source = Files([[times], [sorted(times)]])
+    caps = merged_caps(source.partitions, {}, (), max_events, source.ask, {})
+    plan = cut(1, source.partitions, {}, max_events, 1, learn=True, caps=caps)
+    taken = {(s.partition, at) for rank in plan.segments for s in rank for at in range(s.begin, s.end)}
+    assert taken == set(source.merged(())[:max_events])
+
+
+def test_streams_without_times_are_not_merged():
+    parts = [Partition(f"t/{i}", i, 0, 0, 5, True) for i in range(2)]
+    assert merged_caps(parts, {}, (), 3, lambda _: {}, {}) == {}

@@ -67,6 +67,8 @@ class ExportSettings:
     """Locks the store against another rank 0. Raises Superseded where that one has replaced us."""
     trouble: Callable[[], str] = lambda: ""
     """Why no export may begin now; empty where one may."""
+    clicks_unmatched: Callable[[], float | None] = lambda: None
+    """The share of a join's recent clicks without an impression; None where there are few."""
     held: Callable[[], Sequence[str]] = lambda: ()
     """The slots because of which no export is promoted now, in words."""
     other_slots: bool = False
@@ -240,6 +242,7 @@ def facts_of(
         "day": day,
         "metrics": _finite(close.metrics.get("window", {})),
         "fingerprint": dict(setting.fingerprint),
+        **({"clicks_unmatched": lost} if (lost := setting.clicks_unmatched()) is not None else {}),
         **({"guards": list(held)} if (held := setting.held()) else {}),
         **({"rollback": rollback} if rollback else {}),
     }

@@ -306,6 +306,7 @@ class ExportRun:
             norms={table: float(entry["norm"]) for table, entry in tables.items()},
             not_finite=sum(each.not_finite for each in counts.values()),
             golden=golden,
+            clicks_unmatched=self.request.facts.get("clicks_unmatched"),
             guards=self.request.facts.get("guards", ()),
             rollback=self.request.facts.get("rollback", ""),
         )

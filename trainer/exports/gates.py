@@ -27,6 +27,8 @@ class GateFacts:
     """Exported weights that are NaN or infinite."""
     golden: tuple[bool, str] | None = None
     """Whether the export reproduces the golden predictions, and an explanation; None: there are none."""
+    clicks_unmatched: float | None = None
+    """The share of a join's recent clicks without an impression; None where there are few, or no join."""
     guards: Sequence[str] = ()
     """Slots outside bounds that hold exports, in words."""
     rollback: str = ""
@@ -65,6 +67,9 @@ def check_gates(section: GatesSection, facts: GateFacts) -> dict[str, GateResult
         high = {table: norm for table, norm in facts.norms.items() if not norm <= most}  # NaN is high
         said = f"root mean square of the weights of {', '.join(high)} is above"
         gates["max_norm"] = _gate(not high, dict(facts.norms), most, said)
+    if (share := section.max_clicks_unmatched) is not None and (lost := facts.clicks_unmatched) is not None:
+        why = f"{lost:.2%} of recent clicks found no impression, more than"
+        gates["max_clicks_unmatched"] = GateResult(lost <= share, lost, share, f"{why} {share:g} of them")
     if section.guards and facts.guards:
         gates["guards"] = GateResult(False, list(facts.guards), [], f"guards: {'; '.join(facts.guards)}")
     if facts.rollback:

@@ -34,6 +34,7 @@ from headrace.seeds import derive
 from headrace.trainer.features.join_events import PassEvents, events_of
 from headrace.trainer.features.neighbours import numbered
 from headrace.trainer.features.pass_gate import GatedReader
+from headrace.trainer.status.progress import UNMATCHED
 
 COUNTED: Mapping[JoinOutcome, str] = {
     JoinOutcome.REPEATED_IMPRESSION: "repeated impression",
@@ -41,7 +42,6 @@ COUNTED: Mapping[JoinOutcome, str] = {
     JoinOutcome.LATE: "click after the window",
 }
 """Outcomes that drop an event, as they are counted among what is left out."""
-UNMATCHED = "click without an impression"
 
 
 class JoinReader(GatedReader):
@@ -73,6 +73,7 @@ class JoinReader(GatedReader):
         streams = [self._sources.stream_of(each) for each in self._rejecting.partitions()]
         mine, rejected = events_of(pass_number, blocks, streams, self._join, self._schema, bound_s)
         self._rejecting.reject(pass_number, rejected, tally)
+        tally.num_clicks = int(np.count_nonzero(mine.events.label_Q))
         answers = self._shards.join(mine.events, Deadline.after(self._wait_s))
         for outcome, reason in COUNTED.items():
             _leave_out(tally, reason, int(np.count_nonzero(answers.outcome_Q == outcome)))

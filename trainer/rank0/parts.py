@@ -174,6 +174,7 @@ def _planner(
         skips=beginning.skips,
         max_full_s=job.commit.max_failing,
         sources=SourceSet(job.sources),
+        merged=job.join is not None,
     )
     planner.held = (config.store / PAUSED).exists  # before the first request
     return planner

@@ -37,7 +37,7 @@ from headrace.trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_
 from headrace.trainer.journal.records import GapOperation, PartitionsOperation
 from headrace.trainer.rank0.equal_shares import cut_equally
 from headrace.trainer.rank0.rank_speeds import RankSpeeds
-from headrace.trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads
+from headrace.trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads, merged_caps
 from headrace.trainer.rank0.turns import next_turn
 
 POLL_S = 0.05
@@ -116,13 +116,15 @@ class Planner:
         skips: Collection[SkippedRange] = (),
         max_full_s: float = 600.0,
         sources: SourceSet | None = None,
+        merged: bool = False,
     ) -> None:
         """`known` and `skips` are from commit and log. A write to a full log is retried for `max_full_s`.
 
-        `sources`: the sections of the job's sources; `on_gap` is then theirs.
+        `sources`: the sections of the job's sources; `on_gap` is then theirs. `merged`: passes are cut from the streams
+        merged by event time, as far as these have one clock.
         """
         self._source, self._passes, self._num_ranks = source, passes, num_ranks
-        self._learn_until = learn_until
+        self._learn_until, self._merged = learn_until, merged
         self._sources = sources or SourceSet.of(SourceSection(on_gap=on_gap))
         self._journal = journal or MemoryPlanJournal()
         self.known: Mapping[str, KnownPartition] = dict(known or {})
@@ -328,38 +330,53 @@ class Planner:
         whole = (number, partitions, positions, max_events, self._num_ranks, learn, self.skips)
         if not in_order(self.known):
             return cut_equally(*whole)
-        plan = cut(*whole, self._caps(partitions, positions) if max_events else {}, self.speeds.shares)
+        caps = self._caps(partitions, positions, max_events) if max_events else {}
+        plan = cut(*whole, caps, self.speeds.shares)
         if not self._source.bounded:
             left = heads(partitions, {**positions, **plan.positions()}, self.skips)
             self._at_end = frozenset(partition.stream_name for partition in partitions) - left.keys()
         return plan
 
-    def _caps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> Mapping[str, int]:
+    def _caps(
+        self, partitions: Sequence[Partition], positions: Mapping[str, int], max_events: int
+    ) -> Mapping[str, int]:
         """The position up to which the next pass may read each partition. A stream without backlog limits no other."""
         caps: dict[str, int] = {}
         waiting = heads(partitions, positions, self.skips)
-        clocks = dict.fromkeys(self._sources.clock_of(name) for name in waiting)
+        clocks = dict.fromkeys(self._sources.clock_of(name, merged=self._merged) for name in waiting)
+        if self._merged and len(clocks) == 1 and self._asks(*clocks):
+            return merged_caps(partitions, positions, self.skips, max_events, self._ask, self._cells)
         for clock in clocks:
-            of_clock = [each for each in partitions if self._sources.clock_of(each.stream_name) == clock]
-            theirs = {name: head for name, head in waiting.items() if self._sources.clock_of(name) == clock}
-            caps |= self._caps_of(clock, of_clock, theirs)
+            clock_of = partial(self._sources.clock_of, merged=self._merged)
+            of_clock = [each for each in partitions if clock_of(each.stream_name) == clock]
+            theirs = {name: head for name, head in waiting.items() if clock_of(name) == clock}
+            caps |= self._caps_of(clock, of_clock, positions, theirs)
         return caps
 
     def _caps_of(
-        self, clock: str, partitions: Sequence[Partition], waiting: Mapping[str, StreamHead]
+        self,
+        clock: str,
+        partitions: Sequence[Partition],
+        positions: Mapping[str, int],
+        waiting: Mapping[str, StreamHead],
     ) -> Mapping[str, int]:
         """The caps of the streams of one clock."""
         holders = [name for name in waiting if name not in self._at_end]
         if len(holders) < 2:
             return {}
-        deadline = Deadline.after(self._passes.max_outage)
-        if clock not in ("", RECORD_CLOCK) or self._source.positions_at({}, deadline) is None:
+        if not self._asks(clock) or (not clock and any(head.partition.period for head in waiting.values())):
             return caps_by_period(partitions, waiting, holders)
+        max_skew_ms = round(1000 * self._passes.max_skew)
+        theirs = partitions, positions, self.skips, waiting, holders
+        return caps_by_time(*theirs, max_skew_ms, self._ask, self._cells)
 
-        def ask(times_ms: Mapping[str, int]) -> Mapping[str, int]:
-            return self._source.positions_at(times_ms, deadline) or {}
+    def _asks(self, clock: str) -> bool:
+        """Whether streams of a clock know positions by time."""
+        deadline = Deadline.after(self._passes.max_outage)
+        return clock in ("", RECORD_CLOCK) and self._source.positions_at({}, deadline) is not None
 
-        return caps_by_time(waiting, holders, round(1000 * self._passes.max_skew), ask, self._cells)
+    def _ask(self, times_ms: Mapping[str, int]) -> Mapping[str, int]:
+        return self._source.positions_at(times_ms, Deadline.after(self._passes.max_outage)) or {}
 
     def _past_gaps(self, partitions: Sequence[Partition], positions: Mapping[str, int]) -> dict[str, int]:
         """The next position of each partition, after skipped and lost ranges.

@@ -1,8 +1,9 @@
 """The skew of parallel streams: up to which position each may be read, so that all advance together. Pure functions.
 
 A stream that lags limits those ahead of it. A gap inside a stream limits nothing, nor does a stream without backlog.
-Time comes from names (the periods of files) or, in finer steps, from the time stamps of records. Source queries are
-left to trainer.rank0.planner.
+Time comes from names (the periods of files) or, in finer steps, from the times of events. Streams of a join are merged
+event by event instead, so that no pass has a click without the impressions before it. Source queries are left to
+trainer.rank0.planner.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,9 +17,11 @@ CELLS = 16
 """The time of a partition's next record is found up to 1/CELLS of the allowed skew."""
 MAX_MS = 1 << 62
 """Upper bound of the time of all records."""
+MERGED, FIRST_STEP_MS = "", 1_000
+"""Of merged streams: the key of the last time in `lowest`, and how far after it the next one is sought first."""
 
 Ask = Callable[[Mapping[str, int]], Mapping[str, int]]
-"""Source.positions_at, for a source whose records have time stamps."""
+"""Source.positions_at, for a source whose events have times."""
 
 
 class StreamHead(NamedTuple):
@@ -58,25 +61,120 @@ def caps_by_period(
 
 
 def caps_by_time(
-    waiting: Mapping[str, StreamHead], holders: Collection[str], max_skew_ms: int, ask: Ask, lowest: dict[str, int]
+    partitions: Sequence[Partition],
+    positions: Mapping[str, int],
+    skips: Collection[SkippedRange],
+    waiting: Mapping[str, StreamHead],
+    holders: Collection[str],
+    max_skew_ms: int,
+    ask: Ask,
+    lowest: dict[str, int],
 ) -> dict[str, int]:
     """The position up to which each partition is read: records less than `max_skew_ms` after the oldest waiting one.
 
     If only one of `holders` (at least two streams) has such old records, it is read up to the oldest record of the next
-    one. `lowest` is passed from call to call: it saves queries and does not change results. Each stream is one
-    partition here.
+    one. `lowest` is passed from call to call: it saves queries and does not change results.
     """
     cell_ms = max(1, max_skew_ms // CELLS)
-    at = {head.partition.name: head.position for head in waiting.values()}
     held = {waiting[name].partition.name: waiting[name].position for name in holders}
     cells = first_cells(held, cell_ms, ask, lowest)
     lowest |= cells
     (first, name), (second, _) = sorted((cell, name) for name, cell in cells.items())[:2]
     until_ms = max(first * cell_ms + max_skew_ms, second * cell_ms)
-    caps = dict(ask(dict.fromkeys(at, until_ms)))
-    if name in caps:
-        caps[name] = max(caps[name], at[name] + 1)  # a pass is never empty, whatever the time stamps are
+    caps = ends_at(_rests(partitions, positions, skips), until_ms, ask)
+    caps[name] = max(caps[name], held[name] + 1)  # a pass is never empty, whatever the time stamps are
     return caps
+
+
+def merged_caps(
+    partitions: Sequence[Partition],
+    positions: Mapping[str, int],
+    skips: Collection[SkippedRange],
+    max_events: int,
+    ask: Ask,
+    lowest: dict[str, int],
+) -> dict[str, int]:
+    """The position up to which each partition is read: the first `max_events` events of all streams merged by time, in
+    the order in which they count (pserver.rows.join_order). Of equal times, those of the stream with the lower number.
+
+    None are capped if all fit, or if so many events have no time that the first with one does not. `lowest`: see
+    caps_by_time.
+    """
+    rests = _rests(partitions, positions, skips)
+    at = {rest.name: rest.position for stream in rests for rest in stream}
+
+    def num_before(ends: Mapping[str, int]) -> int:
+        return sum(rest.num(ends[rest.name]) for stream in rests for rest in stream)
+
+    if len(rests) < 2 or num_before({rest.name: rest.end for stream in rests for rest in stream}) <= max_events:
+        return {}
+    low_ms, high_ms, step_ms = lowest.get(MERGED, 0), MAX_MS, FIRST_STEP_MS
+    if num_before(ends := ends_at(rests, low_ms, ask)) > max_events:  # positions went back, or nothing has a time
+        low_ms = 0
+        if num_before(ends := ends_at(rests, low_ms, ask)) > max_events:
+            return {}
+    while low_ms + 1 < high_ms:
+        middle_ms = min(low_ms + step_ms, MAX_MS - 1) if high_ms == MAX_MS else (low_ms + high_ms) // 2
+        step_ms *= 2
+        found = ends_at(rests, middle_ms, ask)
+        if num_before(found) > max_events:
+            high_ms = middle_ms
+        else:
+            low_ms, ends = middle_ms, found
+    lowest[MERGED] = low_ms
+    left = max_events - num_before(ends)
+    latest = ends_at(rests, high_ms, ask)  # the events of the last millisecond do not all fit
+    for rest in (rest for stream in rests for rest in stream):
+        taken = min(left, rest.num(latest[rest.name]) - rest.num(ends[rest.name]))
+        ends[rest.name] = rest.end_of(rest.num(ends[rest.name]) + taken) if taken else ends[rest.name]
+        left -= taken
+    return {name: max(end, at[name]) for name, end in ends.items()}
+
+
+def ends_at(rests: Sequence[Sequence["Rest"]], time_ms: int, ask: Ask) -> dict[str, int]:
+    """By partition: the end of the events before `time_ms`, for what is left of each stream, in order: after the first
+    partition that is not read to its end comes nothing."""
+    ends = {rest.name: rest.position for stream in rests for rest in stream}
+    left = [iter(stream) for stream in rests]
+    while asked := [(rest, stream) for stream in left if (rest := next(stream, None)) is not None]:
+        found = ask({rest.name: time_ms for rest, _ in asked})
+        for rest, _ in asked:
+            ends[rest.name] = max(rest.position, min(found.get(rest.name, rest.end), rest.end))
+        left = [stream for rest, stream in asked if ends[rest.name] == rest.end]
+    return ends
+
+
+class Rest(NamedTuple):
+    """The unread rest of a partition."""
+
+    name: str
+    position: int
+    end: int
+    skips: Collection[SkippedRange]
+
+    def num(self, end: int) -> int:
+        """Number of positions before `end`, without skipped ranges."""
+        return sum(stop - begin for begin, stop in open_ranges(self.name, self.position, end, self.skips))
+
+    def end_of(self, num: int) -> int:
+        """The position after the first `num` positions without skipped ranges."""
+        for begin, stop in open_ranges(self.name, self.position, self.end, self.skips):
+            if num <= stop - begin:
+                return begin + num
+            num -= stop - begin
+        return self.end
+
+
+def _rests(
+    partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[SkippedRange]
+) -> list[list[Rest]]:
+    """The unread rest of each stream that has a backlog, in order."""
+    found = [
+        [Rest(each.name, positions.get(each.name, each.start), each.end, skips) for each in stream]
+        for stream in streams(partitions)
+    ]
+    unread = [[rest for rest in stream if rest.num(rest.end)] for stream in found]
+    return [stream for stream in unread if stream]
 
 
 def first_cells(at: Mapping[str, int], cell_ms: int, ask: Ask, lowest: Mapping[str, int]) -> dict[str, int]:

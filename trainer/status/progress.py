@@ -32,7 +32,35 @@ class PassReading:
     day: int | None
     """Median UTC day of the samples' event times; None without event time."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Events outside `since` and `until` of their source or without a value, by reason."""
+    """Events that were left out, by reason: see PassTally."""
+    num_clicks: int = 0
+    """Clicks that a join read."""
+
+
+UNMATCHED = "click without an impression"
+"""The reason why a join leaves out a click."""
+RECENT_CLICKS, FEW_CLICKS = 100_000, 1_000
+"""Clicks from which on older ones count half; fewest clicks of which a share is told."""
+
+
+@dataclass(slots=True)
+class RecentClicks:
+    """How many of the last clicks of a join found no impression. It depends on closes alone."""
+
+    num: int = 0
+    num_unmatched: int = 0
+
+    def add(self, reading: PassReading) -> None:
+        """Count those of a pass."""
+        self.num += reading.num_clicks
+        self.num_unmatched += reading.left_out.get(UNMATCHED, 0)
+        while self.num > RECENT_CLICKS:
+            self.num, self.num_unmatched = self.num // 2, self.num_unmatched // 2
+
+    @property
+    def share_unmatched(self) -> float | None:
+        """None where there are few."""
+        return None if self.num < FEW_CLICKS else self.num_unmatched / self.num
 
 
 class _Moment(NamedTuple):
@@ -81,6 +109,7 @@ class TrainerProgress:
         self.num_events = self.num_samples = self.skipped_steps = 0
         self.rejected: dict[str, int] = {}
         self.left_out: dict[str, int] = {}
+        self.clicks = RecentClicks()
         self.learning = learning
 
     def planned(self, plan: PassPlan) -> None:
@@ -116,6 +145,7 @@ class TrainerProgress:
                 self.rejected[reason] = self.rejected.get(reason, 0) + count
             for reason, count in reading.left_out.items():
                 self.left_out[reason] = self.left_out.get(reason, 0) + count
+            self.clicks.add(reading)
             self._said = dict(said)
             now_s = time.monotonic()
             self._closes.append(_Moment(now_s, self.num_events, self.num_samples, self.spent.seconds()))
@@ -125,8 +155,9 @@ class TrainerProgress:
     def saved(self) -> dict[str, Any]:
         """The state that a commit holds."""
         counts = {"positions": dict(self.positions), "rejected": dict(self.rejected)}
-        left_out = {"left_out": dict(self.left_out)} if self.left_out else {}  # as commits before had none
-        return {name: getattr(self, name) for name in SAVED} | counts | left_out
+        more: dict[str, Any] = {"left_out": dict(self.left_out)} if self.left_out else {}  # as commits before had none
+        more |= {"clicks": [self.clicks.num, self.clicks.num_unmatched]} if self.clicks.num else {}
+        return {name: getattr(self, name) for name in SAVED} | counts | more
 
     def load_saved(self, state: Mapping[str, Any]) -> None:
         """Continue from a commit."""
@@ -135,6 +166,7 @@ class TrainerProgress:
                 setattr(self, name, int(state[name]))
             self.positions, self.rejected = dict(state["positions"]), dict(state["rejected"])
             self.left_out = dict(state.get("left_out", {}))
+            self.clicks = RecentClicks(*state.get("clicks", ()))
             self.last_planned, self.num_planned = self.version, self.num_positions
             self.planned_positions = dict(self.positions)
             self._closes = deque([_Moment(time.monotonic(), self.num_events, self.num_samples, self.spent.seconds())])
@@ -167,6 +199,7 @@ class TrainerProgress:
                     "samples": self.num_samples,
                     "rejected": dict(self.rejected),
                     "left_out": dict(self.left_out),
+                    "clicks_unmatched": self.clicks.share_unmatched,
                     "skipped_steps": self.skipped_steps,
                     "events_per_s": (last.num_events - first.num_events) / elapsed_s if moving else 0.0,
                     "samples_per_s": (last.num_samples - first.num_samples) / elapsed_s if moving else 0.0,

@@ -318,7 +318,7 @@ def _keeping(
     with ExitStack() as held:
         exporting, committer, feed = None, None, None
         if rank0 is not None and rank0.beginning.joblog is not None:
-            parts = (schema, rank0, shards, model, holders.dense, holders.observer, arithmetic)
+            parts = (schema, rank0, shards, model, holders.dense, holders.observer, holders.progress, arithmetic)
             exporting = held.enter_context(open_exporting(config, job, *parts))
         holders.closer.begin(None if rank0 is None else rank0.begin(holders.closer.day))
         if rank0 is not None and rank0.contact is not None:

@@ -66,6 +66,9 @@ class DayJumps(BadInput):
         )
 
 
+TOTALS = ("num_events", "num_samples", "num_judged", "num_clicks")
+
+
 def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> PassReading:
     """The sum of the ranks' readings."""
     rejected: dict[str, int] = {}
@@ -77,7 +80,7 @@ def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> PassReading:
                 counts[reason] = counts.get(reason, 0) + count
         for day, count in message["days"].items():
             days[int(day)] = days.get(int(day), 0) + count
-    totals = {name: sum(message[name] for message in messages) for name in ("num_events", "num_samples", "num_judged")}
+    totals = {name: sum(message[name] for message in messages) for name in TOTALS}
     return PassReading(**totals, rejected=rejected, day=median_day(days), left_out=left_out)
 
 
@@ -402,6 +405,7 @@ class PassCloser:
             "num_events": tally.num_events,
             "num_samples": tally.num_samples,
             "num_judged": tally.num_judged,
+            "num_clicks": tally.num_clicks,
             "rejected": tally.rejected,
             "left_out": tally.left_out,
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},

@@ -20,6 +20,7 @@ from headrace.trainer.exports.exporter_process import ExporterProcess
 from headrace.trainer.exports.request import ExporterConfig, ExportRequest
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.spec.changes import schema_of
+from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.train.export_stage import ExportStager
 from headrace.trainer.train.observer import Observer
 
@@ -37,6 +38,7 @@ def open_exporting(
     model: nn.Module,
     dense: DenseStrategy,
     observer: Observer,
+    progress: TrainerProgress,
     arithmetic: Mapping[str, str],
 ) -> Iterator[ExportCoordinator]:
     """The decider that exports, added to the operator; its process ends with the context.
@@ -68,6 +70,7 @@ def open_exporting(
         streams=job.exports,
         schema=schema,
         tables=lambda: rank0.operator.tables,
+        clicks_unmatched=lambda: progress.clicks.share_unmatched,
         held=lambda: () if guards is None else guards.held,
         forks=lambda: sum(bool(found) for _, found in rank0.chronicle.compared),
         stage=stage,

@@ -1,6 +1,6 @@
-"""The time of an event in unix seconds: from a field of its JSON, a slot, or the record. NaN if there is none.
+"""The time of an event in unix seconds: from a field of its JSON, or the record. NaN if there is none.
 
-Shapes: E events, B samples.
+Shapes: E events.
 """
 
 import math
@@ -15,23 +15,15 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from headrace import documents
-from headrace.dataset.features.decoding import SEPARATOR
-from headrace.dataset.samples.batch import F64, Samples
-from headrace.dataset.spec.config import EventTime
+from headrace.dataset.spec.config import FIELD_SEPARATOR, EventTime
 from headrace.dataset.stream.event_values import LINE_FEED, concat_values
 from headrace.dataset.stream.source import Events
 from headrace.validation import nearest
 
+F64 = NDArray[np.float64]
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 DIGITS = re.compile(r"\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*", re.ASCII)
 """A number as text, in the unit of the field. Other text is an ISO time."""
-
-
-def slot_times(config: EventTime, samples: Samples) -> F64:
-    """(B,) times from a slot; NaN if `config` names another source of time."""
-    if config.slot is None:
-        return samples.time_s_B
-    return samples.meta[config.slot].astype(np.float64) * SECONDS[config.unit]
 
 
 def event_times(config: EventTime, events: Events) -> F64:
@@ -73,7 +65,7 @@ def _fields(events: Events, name: str, per_unit_us: float) -> F64 | None:
 
 def _columns(text: NDArray[np.uint8], name: str, kind: pa.DataType) -> pa.Array | None:
     """The field under its own name, or where there is none under its path; None if one value is of another kind."""
-    outer, *inner = name.split(SEPARATOR)
+    outer, *inner = name.split(FIELD_SEPARATOR)
     nested = kind
     for each in reversed(inner):
         nested = pa.struct([(each, nested)])
@@ -103,7 +95,7 @@ def _field(value: bytes, name: str, per_unit_us: float) -> float:
     found = event.get(name) if isinstance(event, dict) else None
     if found is None:
         found = event
-        for each in name.split(SEPARATOR):
+        for each in name.split(FIELD_SEPARATOR):
             found = found.get(each) if isinstance(found, dict) else None
     return _number(found, per_unit_us)
 
@@ -145,4 +137,4 @@ def untimed_words(config: EventTime, events: Sequence[Events]) -> str:
     except documents.InvalidDocument:
         return f"{text}; events are not JSON: name a meta slot with event_time.slot"
     known = list(event) if isinstance(event, dict) else []
-    return text if config.field.split(SEPARATOR)[0] in known else f"{text}; {nearest(config.field, known)}"
+    return text if config.field.split(FIELD_SEPARATOR)[0] in known else f"{text}; {nearest(config.field, known)}"
