@@ -1,13 +1,14 @@
 """Decodes events that are JSON objects.
 
-Many events are read at once by Arrow's reader, with the types of one layout. Where that fails the events are halved, so
-that events of another form, and bad ones, are read alone: by the layout if they fit, else exactly, as Python values. A
-layout decides the speed only: each event gets the same fields by every layout that can read it, because a layout has
-only types whose values convert as dataset.features.conversion says.
+Many events are read at once by Arrow's reader, with the types of one layout. Events of another form, and bad ones, are
+read exactly, as Python values; and so are those between them where they are frequent, so that a stream whose types
+alternate is read at the speed of Python. A layout decides the speed only: each event gets the same fields by every
+layout that can read it, because a layout has only types whose values convert as dataset.features.conversion says.
 
 Shapes: E events.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,12 @@ from headrace.kernel_cache import njit
 OBSERVED = 16
 """Events that are looked at to find a layout."""
 LIST, OBJECT = "list", "object"
+FEW = 32
+"""Events of which a reading by a layout is no quicker than one by one."""
+MAX_TRIES = 32
+"""Most halvings of a block whose reader does not say which event does not fit."""
+FITS = re.compile(r" in row (\d+)$")
+"""The end of Arrow's error for an event, by its number."""
 MAX_BLOCK_BYTES = (1 << 31) - 2
 """Longest text that Arrow's reader takes at once; a longer block is halved."""
 
@@ -68,37 +75,63 @@ class JsonDecoder:
     def _read(
         self, events: pa.BinaryArray, buffer: pa.Buffer, offset_E1: NDArray[np.int64], begin: int, end: int
     ) -> Iterator[tuple[int, Decoded]]:
-        """The events `begin` to `end`, in pieces, each with its first event."""
-        text = buffer.slice(int(offset_E1[begin]), int(offset_E1[end] - offset_E1[begin]))
-        found = self._try(text, end - begin, self._layout)
-        if found is None:
-            layout = layout_of(self._fields, _observed(events, begin, min(end, begin + OBSERVED), self._fields))
-            if layout != self._layout:
-                self._layout = layout
-                found = self._try(text, end - begin, layout)
-        if found is not None:
-            yield begin, found
-        elif end - begin == 1:
-            yield begin, self._plainly(events, begin, end)
-        else:
-            middle = (begin + end) // 2
-            yield from self._read(events, buffer, offset_E1, begin, middle)
-            yield from self._read(events, buffer, offset_E1, middle, end)
+        """The events `begin` to `end`, in pieces, each with its first event.
 
-    def _try(self, text: pa.Buffer, num_events: int, layout: Layout) -> Decoded | None:
-        """The fields of a text of `num_events` objects; None if an event does not fit the layout."""
+        Where one does not fit the layout, those before it are read at once, and it is read plainly. Where the next that
+        does not fit is near, another layout is tried, and then twice as many are read plainly as the time before.
+        """
+        at, stop, plain, tries = begin, end, 1, MAX_TRIES
+        while at < end:
+            text = buffer.slice(int(offset_E1[at]), int(offset_E1[stop] - offset_E1[at]))
+            found, fits = self._try(text, stop - at, self._layout)
+            if found is not None:
+                yield at, found
+                at, stop, plain = stop, end, plain if stop - at < FEW else 1
+                continue
+            if fits is None and stop - at > FEW and (tries or text.size > MAX_BLOCK_BYTES):
+                tries -= 1
+                stop = at + (stop - at) // 2
+                continue
+            if (fits or 0) >= FEW:
+                stop = at + (fits or 0)
+                continue
+            if plain > 1 and self._adapts(events, buffer, offset_E1, at, end):
+                stop, plain = end, 1
+                continue
+            stop = min(end, at + (fits or 0) + plain)
+            yield at, self._plainly(events, at, stop)
+            at, stop, plain = stop, end, 2 * plain
+
+    def _adapts(
+        self, events: pa.BinaryArray, buffer: pa.Buffer, offset_E1: NDArray[np.int64], at: int, end: int
+    ) -> bool:
+        """Whether the layout of the next events, which is then taken, reads more of them than the present one."""
+        layout = layout_of(self._fields, _observed(events, at, min(end, at + OBSERVED), self._fields))
+        if layout == self._layout:
+            return False
+        stop = min(end, at + FEW)
+        text = buffer.slice(int(offset_E1[at]), int(offset_E1[stop] - offset_E1[at]))
+        if self._try(text, stop - at, layout)[0] is None:
+            return False
+        self._layout = layout
+        return True
+
+    def _try(self, text: pa.Buffer, num_events: int, layout: Layout) -> tuple[Decoded | None, int | None]:
+        """The fields of a text of `num_events` objects. None if an event does not fit the layout; then also how many
+        do before it, if Arrow says so."""
         if not layout.schema.names or text.size > MAX_BLOCK_BYTES:
-            return None
+            return None, None
         try:
             table = pa.json.read_json(
                 pa.BufferReader(text),
                 read_options=pa.json.ReadOptions(use_threads=False, block_size=text.size + 1),
                 parse_options=pa.json.ParseOptions(explicit_schema=layout.schema, unexpected_field_behavior="ignore"),
             )
-        except pa.ArrowInvalid:
-            return None
+        except pa.ArrowInvalid as error:
+            where = FITS.search(str(error))
+            return None, min(int(where[1]), num_events - 1) if where else None
         if len(table) != num_events:
-            return None
+            return None, None
         columns, errors = [], dict[int, str]()
         for field in self._fields:
             column, wrong = conform(_column(table, field.names), field)
@@ -106,10 +139,10 @@ class JsonDecoder:
             for event, error in wrong:
                 errors.setdefault(event, error)
         fields = pa.RecordBatch.from_arrays(columns, names=[field.path for field in self._fields])
-        return Decoded(fields, sorted(errors.items()))
+        return Decoded(fields, sorted(errors.items())), None
 
     def _plainly(self, events: pa.BinaryArray, begin: int, end: int) -> Decoded:
-        return decoded_of([_parsed(event.as_py()) for event in events[begin:end]], self._fields)
+        return decoded_of([_parsed(event) for event in events[begin:end].to_pylist()], self._fields)
 
 
 def _parsed(event: bytes | None) -> Mapping[str, Any] | Unreadable:

@@ -24,29 +24,31 @@ class Unreadable:
 
 def decoded_of(events: Sequence[Mapping[str, Any] | Unreadable], fields: Sequence[EventField]) -> Decoded:
     """The fields of the events. A value that its field cannot take rejects its event."""
-    columns: list[list[Any]] = [[] for _ in fields]
     errors: list[tuple[int, str]] = []
+    rows: list[Sequence[Any]] = []
+    nothing, named = (None,) * len(fields), [(field, field.names) for field in fields]
     for number, event in enumerate(events):
-        row: list[Any] = [None] * len(fields)
         if isinstance(event, Unreadable):
             errors.append((number, event.error))
-        else:
-            try:
-                row = [field_of(event, field) for field in fields]
-            except BadValue as error:
-                errors.append((number, str(error)))
-        for column, value in zip(columns, row, strict=True):
-            column.append(value)
+            rows.append(nothing)
+            continue
+        try:
+            rows.append([field_of(event, field, names) for field, names in named])
+        except BadValue as error:
+            errors.append((number, str(error)))
+            rows.append(nothing)
+    columns = zip(*rows, strict=True) if rows else [()] * len(fields)
     arrays = [_array(column, field) for column, field in zip(columns, fields, strict=True)]
     if not arrays:
         return Decoded(pa.RecordBatch.from_struct_array(pa.array([{}] * len(events), pa.struct([]))), errors)
     return Decoded(pa.RecordBatch.from_arrays(arrays, names=[field.path for field in fields]), errors)
 
 
-def field_of(event: Mapping[str, Any], field: EventField) -> Any:
-    """A field of an event: a value, a list of values and None, or None. Raises BadValue, which names the field."""
+def field_of(event: Mapping[str, Any], field: EventField, names: Sequence[str]) -> Any:
+    """A field of an event: a value, a list of values and None, or None. `names`: those of its path. Raises BadValue,
+    which names the field."""
     try:
-        found = _at(event, field.names)
+        found = _at(event, names) if len(names) > 1 else event.get(names[0])
         if isinstance(found, list):
             if len(found) > MAX_LISTED:
                 raise BadValue(f"a list of {len(found):,} elements; at most {MAX_LISTED:,}")
@@ -73,7 +75,7 @@ def _at(node: Any, names: Sequence[str]) -> Any:
     return _at(node.get(names[0]), names[1:])
 
 
-def _array(column: list[Any], field: EventField) -> pa.Array:
+def _array(column: Sequence[Any], field: EventField) -> pa.Array:
     if any(isinstance(value, list) for value in column):
         lists = [value if value is None or isinstance(value, list) else [value] for value in column]
         return pa.array(lists, pa.list_(field.type))

@@ -105,7 +105,7 @@ class PlainReading:
             found = json.loads(event)
             if not isinstance(found, dict):
                 raise Rejected
-            self.values = {path: field_of(found, field) for path, field in self.fields.items()}
+            self.values = {path: field_of(found, field, field.names) for path, field in self.fields.items()}
         except (ValueError, RecursionError):
             raise Rejected from None
         if self.explode is None:
@@ -455,3 +455,18 @@ def test_slots_with_features_are_read_again_as_they_are_written(default: Any) ->
         name: written[name] for name in entry.feature_keys
     }
     assert slots.validate_json(json.dumps([dumped]), strict=True) == (entry,)
+
+
+@pytest.mark.parametrize("every", [2, 16, 100, 4096])
+@pytest.mark.parametrize("other", [b'{"n": "7", "user": "a"}', b'{"n": 7,, "user": "a"}', b'{"n": 7.5, "user": "a"}'])
+def test_readings_are_few_where_events_of_another_form_are_frequent(monkeypatch, every, other):
+    fields = [EventField("user", FieldKind.TEXT), EventField("n", FieldKind.WHOLE)]
+    events = [b'{"n": 5, "user": "b"}' if number % every else other for number in range(4096)]
+    read_json, read = pa.json.read_json, list[int]()
+    monkeypatch.setattr(pa.json, "read_json", lambda *args, **more: read.append(1) or read_json(*args, **more))
+    decoded = JsonDecoder(fields).decode(pa.array(events, pa.binary()))
+    good = other.startswith(b'{"n": "7"')
+    assert len(decoded.errors) == (0 if good else -(-4096 // every))
+    numbers = decoded.fields.column(1).to_pylist()
+    assert numbers == [5 if number % every else (7 if good else None) for number in range(4096)]
+    assert len(read) < 4 * 4096 // 100 + 40
