@@ -1,7 +1,7 @@
 """Reads events of Avro: one record an event, without the header of a file, under the schema that wrote it.
 
 Logical types are read as what they are stored in: a timestamp is a whole number. Recursive types are refused, as the
-depth of an event would be without bound; so are lists of elements that take no bytes, as their number would be.
+depth of an event would be without bound; so are types of which few bytes can hold very many values.
 """
 
 import io
@@ -22,6 +22,10 @@ KEPT = ("type", "name", "namespace", "fields", "items", "values", "symbols", "si
 """Attributes of a schema that decide how bytes are read."""
 PRIMITIVE = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 MAX_SCHEMA_BYTES = 1 << 20
+FEWEST_BYTES = {"null": 0, "float": 4, "double": 8}
+"""Bytes of a value of a primitive type, if not 1 at least."""
+VALUES_OF_BYTE, MAX_EXCESS = 16, 1_000
+"""Most values for each byte of an event, and how many more it may have: the work for an event is bounded so."""
 BROKEN = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, StopIteration)
 """Errors of fastavro for bytes that are not of the schema; UnicodeDecodeError is a ValueError."""
 
@@ -124,24 +128,28 @@ def _cleaned(node: Any) -> Any:
 
 
 def _check_bounded(node: Any, named: Mapping[str, Any]) -> None:
-    """Raise InvalidSchema for a recursive type, and for a list of elements without bytes."""
-    known = {name: _takes_bytes(schema, {}, ()) for name, schema in named.items()}
-    _takes_bytes(node, known, ())
+    """Raise InvalidSchema for a recursive type, and where few bytes can have very many values."""
+    known: dict[str, int] = {}
+    for name, schema in named.items():
+        known[name] = _excess(schema, known, ())
+    if (excess := _excess(node, known, ())) > MAX_EXCESS:
+        raise InvalidSchema(f"has records of {excess:,} values without a byte; at most {MAX_EXCESS:,}")
 
 
-def _takes_bytes(node: Any, known: dict[str, bool], above: tuple[str, ...], space: str = "") -> bool:
-    """Whether each value of a type takes a byte at least; `known` has the named types so far, `above` those open."""
+def _excess(node: Any, known: dict[str, int], above: tuple[str, ...], space: str = "") -> int:
+    """Most values of a type beyond VALUES_OF_BYTE for each of its bytes: of a record, the sum of its fields.
+
+    Elements of a list must have none, since their number is free. `known` has the named types so far, `above` those
+    open."""
     if isinstance(node, list):
-        for branch in node:
-            _takes_bytes(branch, known, above, space)
-        return True  # the number of the branch
+        return max((_excess(branch, known, above, space) for branch in node), default=0) - VALUES_OF_BYTE
     if isinstance(node, str):
         if node in PRIMITIVE:
-            return node != "null"
+            return 1 - VALUES_OF_BYTE * FEWEST_BYTES.get(node, 1)
         name = node if "." in node or not space else f"{space}.{node}"
         if name in above or node in above:
             raise InvalidSchema(f"has a recursive type, {node!r}; the depth of its events has no bound")
-        return known.get(name, known.get(node, True))  # an unknown name is an error of parse_schema
+        return known.get(name, known.get(node, 0))  # an unknown name is an error of parse_schema
     if not isinstance(node, dict):
         _refuse(node)
     kind = node.get("type")
@@ -151,22 +159,24 @@ def _takes_bytes(node: Any, known: dict[str, bool], above: tuple[str, ...], spac
             fields = node.get("fields")
             if not isinstance(fields, list) or not all(isinstance(each, dict) for each in fields):
                 _refuse(node)
-            parts = [_takes_bytes(each.get("type"), known, (*above, name), inner) for each in fields]
-            known[name] = any(parts)
+            known[name] = 1 + sum(_excess(each.get("type"), known, (*above, name), inner) for each in fields)
             return known[name]
         case "array" | "map":
-            takes = _takes_bytes(node.get("items" if kind == "array" else "values"), known, above, space)
-            if kind == "array" and not takes:
-                raise InvalidSchema("has a list of elements that take no bytes; their number has no bound")
-            return True
+            of_key = 1 - VALUES_OF_BYTE if kind == "map" else 0
+            each = of_key + _excess(node.get("items" if kind == "array" else "values"), known, above, space)
+            if each > 0:
+                few = f"take no bytes, or have more than {VALUES_OF_BYTE} values for each"
+                raise InvalidSchema(f"has a list of elements that {few}; their number has no bound")
+            return 1 - VALUES_OF_BYTE
         case "fixed":
-            known[_full_name(node, space)[0]] = node.get("size") != 0
-            return node.get("size") != 0
+            size = node.get("size")
+            known[_full_name(node, space)[0]] = 1 - VALUES_OF_BYTE * (size if isinstance(size, int) else 0)
+            return known[_full_name(node, space)[0]]
         case "enum":
-            known[_full_name(node, space)[0]] = True
-            return True
+            known[_full_name(node, space)[0]] = 1 - VALUES_OF_BYTE
+            return 1 - VALUES_OF_BYTE
         case _:
-            return _takes_bytes(kind, known, above, space)
+            return _excess(kind, known, above, space)
 
 
 def _full_name(node: Schema, space: str) -> tuple[str, str]:

@@ -127,8 +127,8 @@ class JsonDecoder:
                 read_options=pa.json.ReadOptions(use_threads=False, block_size=text.size + 1),
                 parse_options=pa.json.ParseOptions(explicit_schema=layout.schema, unexpected_field_behavior="ignore"),
             )
-        except pa.ArrowInvalid as error:
-            where = FITS.search(str(error))
+        except pa.ArrowInvalid as misfit:
+            where = FITS.search(str(misfit))
             return None, min(int(where[1]), num_events - 1) if where else None
         if len(table) != num_events:
             return None, None

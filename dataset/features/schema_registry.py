@@ -75,7 +75,8 @@ class SchemaRegistry:
     def __init__(self, url: str, credentials: str | None = None, *, fetch_s: float = FETCH_S) -> None:
         """`credentials`: "user:password", or "Bearer TOKEN"."""
         self._url, self._fetch_s = url.rstrip("/"), fetch_s
-        headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+        accepted = "application/vnd.schemaregistry.v1+json, application/json"
+        headers = {"Accept": accepted, "Accept-Encoding": "identity"}  # a packed answer may be of any length
         auth: httpx.BasicAuth | None = None
         if credentials is not None and credentials.startswith("Bearer "):
             headers["Authorization"] = credentials
@@ -153,7 +154,9 @@ class SchemaRegistry:
 
     def _bounded(self, answer: httpx.Response, name: str, deadline: Deadline) -> bytes:
         content = bytearray()
-        for part in answer.iter_bytes():
+        if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
+            raise SourceUnavailable(f"the schema registry answers in {packed[:40]!r} for {name}; it was asked not to")
+        for part in answer.iter_raw():
             content += part
             deadline.check(f"reading {name}")
             if len(content) > MAX_ANSWER_BYTES:

@@ -181,7 +181,10 @@ class FileStream:
 
                 growing = growing and file.may_grow
                 columns, times = config.columns, config.timestamps
-                return ParquetRows(file, growing=growing, columns=columns, timestamps=times, only=only)
+                most = config.max_event_bytes
+                return ParquetRows(
+                    file, growing=growing, columns=columns, timestamps=times, only=only, max_row_bytes=most
+                )
             case _:
                 assert_never(config.format)
 

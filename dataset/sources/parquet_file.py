@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from headrace.dataset.sources.line_file import identity_of
 from headrace.dataset.sources.row_text import Timestamps, check_columns, lines_of_rows, unreadable_rows
@@ -24,6 +26,14 @@ from headrace.errors import BadInput
 
 BATCH_ROWS = 4_096
 """Rows made into text at once."""
+BATCH_BYTES = 16 << 20
+"""A batch of longer rows is made into text in parts of this."""
+WIDE_BYTES = 64 << 10
+"""Bytes of a column of texts in a row group from which on repeated ones may make a batch large."""
+MAX_ROW_BYTES, TEXT_OF_VALUE = 1 << 20, 2
+"""Longest row as text, if the source does not say; fewest bytes of a value of a list and its comma."""
+MAX_LISTED = 1 << 27
+"""Most values of a column of lists in a row group."""
 BUFFER_BYTES = 4 << 20
 """Read of one column at once. A reader holds this for each column, not a whole row group."""
 READING: Mapping[str, Any] = {
@@ -48,8 +58,11 @@ class ParquetRows:
         columns: Sequence[str] = (),
         timestamps: Timestamps = "ms",
         only: str | None = None,
+        max_row_bytes: int = MAX_ROW_BYTES,
     ) -> None:
-        """`only`: the one column to read, or the field of one, if the file has it."""
+        """`only`: the one column to read, or the field of one, if the file has it. `max_row_bytes`: of a row as text; a
+        file whose rows cannot be so short is refused before it is read."""
+        self._max_row_bytes = max_row_bytes
         self.file, self._only = file, only
         self.growing = growing
         """Whether it may not be complete yet: then it has no rows until it has its footer."""
@@ -132,7 +145,10 @@ class ParquetRows:
         self._raw = self.file.open(ahead=False)
         try:
             raw = _Seekable(self._raw, self.file.look().num_bytes)
-            self._open = pq.ParquetFile(pa.PythonFile(raw, mode="r"), **READING)
+            whole = pa.PythonFile(raw, mode="r")
+            self._open = pq.ParquetFile(whole, **READING)
+            if wide := _wide_texts(self._open.metadata):
+                self._open = pq.ParquetFile(whole, metadata=self._open.metadata, read_dictionary=wide, **READING)
             schema = self._open.schema_arrow
             names = schema.names
         except BROKEN as error:
@@ -149,6 +165,7 @@ class ParquetRows:
         chosen = [field for field in schema if not self._columns or field.name in self._columns]
         check_columns(pa.schema(chosen), self.file.name)
         groups = self._open.metadata
+        self._check_sizes(groups)
         sizes = (groups.row_group(number).num_rows for number in range(groups.num_row_groups))
         self._begins_G = [0, *accumulate(sizes)]
         if self._begins_G[-1] != groups.num_rows:
@@ -172,12 +189,72 @@ class ParquetRows:
         batch = self._rest if self._rest is not None else next(self._batches, None)
         if batch is None:
             raise self._damaged(self.num_events(), self._row)
-        self._rest = batch.slice(max_rows) if batch.num_rows > max_rows else None
-        return batch.slice(0, max_rows)
+        num_rows = min(max_rows, _num_rows_within(batch, BATCH_BYTES))
+        self._rest = batch.slice(num_rows) if batch.num_rows > num_rows else None
+        return batch.slice(0, num_rows)
+
+    def _check_sizes(self, groups: pq.FileMetaData) -> None:
+        """Raise BadInput where rows must be too long, however short their values are: lists may be packed so well that
+        a file of a kilobyte has gigabytes of them."""
+        for number in range(groups.num_row_groups):
+            group = groups.row_group(number)
+            for index in range(group.num_columns):
+                column = group.column(index)
+                if self._columns and not any(
+                    f"{column.path_in_schema}.".startswith(f"{name}.") for name in self._columns
+                ):
+                    continue
+                most = min(group.num_rows * self._max_row_bytes // TEXT_OF_VALUE, MAX_LISTED)
+                if column.num_values > max(group.num_rows, most):
+                    raise BadInput(
+                        f"{self.file.name}: row group {number} has {column.num_values:,} values of column "
+                        f"{column.path_in_schema!r} in {group.num_rows:,} rows: more than max_event_bytes allows. Name "
+                        f"the columns to read in sources.*.columns, or write shorter lists"
+                    )
 
     def _damaged(self, said: int, found: int) -> BadInput:
         problem = f"its footer says that it has {said} rows, but there are {found}"
         return BadInput(f"{self.file.name} is damaged: {problem}; write it again")
+
+
+def _wide_texts(groups: pq.FileMetaData) -> list[str]:
+    """The columns of texts that are kept as numbers of a dictionary until they are written, since a long text may be
+    repeated for a few bytes."""
+    found: dict[str, None] = {}
+    for number in range(groups.num_row_groups):
+        group = groups.row_group(number)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            packed = any("DICTIONARY" in each for each in column.encodings)
+            if packed and column.physical_type == "BYTE_ARRAY" and column.total_uncompressed_size > WIDE_BYTES:
+                found[column.path_in_schema] = None
+    return list(found)
+
+
+def _num_rows_within(batch: pa.RecordBatch, max_bytes: int) -> int:
+    """How many of the first rows have about `max_bytes`, one at least."""
+    bytes_N = np.full(batch.num_rows, batch.nbytes / max(1, batch.num_rows))
+    for column in batch.columns:
+        bytes_N += _repeated_bytes(column)
+    return max(1, int(np.searchsorted(np.cumsum(bytes_N), max_bytes)))
+
+
+def _repeated_bytes(column: pa.Array) -> NDArray[np.float64] | float:
+    """(N,) bytes of the texts of each row that are kept as numbers of a dictionary."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        length_D = pc.binary_length(column.dictionary).fill_null(0)
+        at_N = column.indices.fill_null(0)
+        return np.asarray(length_D.take(at_N).to_numpy(), np.float64) if len(length_D) else 0.0
+    if pa.types.is_struct(kind):
+        return sum((_repeated_bytes(field) for field in column.flatten()), 0.0)
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return 0.0
+    inner_M = _repeated_bytes(column.flatten())
+    if isinstance(inner_M, float):
+        return inner_M
+    parent_M = np.repeat(np.arange(len(column)), pc.list_value_length(column).fill_null(0).to_numpy())
+    return np.bincount(parent_M, inner_M, minlength=len(column)).astype(np.float64)
 
 
 def _events(batch: pa.RecordBatch, timestamps: Timestamps, first_row: int) -> Events:

@@ -13,6 +13,7 @@ class FakeRegistry:
         self.answers = {}
         """By path without the query: a status, and a value that is sent as JSON, or bytes."""
         self.asked = []
+        self.accepted: list[str | None] = []
         """Paths with their query."""
         self.authorization = None
         """The header that is required; else it answers 401."""
@@ -22,7 +23,7 @@ class FakeRegistry:
         """Requests that are answered as if it knew nothing, from now on."""
         self.silent = threading.Event()
         """While it is set, no request is answered."""
-        self.url = ""
+        self.url, self.encoding = "", ""
 
     def add(self, number, schema, kind="AVRO", references=()):
         """A schema under its id."""
@@ -43,6 +44,7 @@ def serving():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             registry.asked.append(self.path)
+            registry.accepted.append(self.headers["Accept-Encoding"])
             if registry.silent.is_set():
                 ended.wait(30)
                 return
@@ -61,6 +63,8 @@ def serving():
             self.send_response(status)
             if status == 302:
                 self.send_header("Location", "/schemas/ids/1")
+            if registry.encoding:
+                self.send_header("Content-Encoding", registry.encoding)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -263,6 +263,26 @@ def test_a_field_that_is_not_in_the_schema_is_refused(path, message):
         avro_decoder(fields)
 
 
+def nulls_beside_a_boolean(num):
+    """A list of records with so many values for a byte, and one."""
+    fields = [{"name": "b", "type": "boolean"}, *({"name": f"n{i}", "type": "null"} for i in range(num - 1))]
+    return {"type": "array", "items": {"type": "record", "name": "R", "fields": fields}}
+
+
+def doubled(levels, level=0):
+    """A record with two records of the next level: 2 ** levels of the last one, and no byte."""
+    if level == levels:
+        return {"type": "record", "name": f"R{level}", "fields": []}
+    fields = [{"name": "a", "type": doubled(levels, level + 1)}, {"name": "b", "type": f"R{level + 1}"}]
+    return {"type": "record", "name": f"R{level}", "fields": fields}
+
+
+def test_an_event_of_avro_may_have_sixteen_values_for_a_byte():
+    fields = [{"name": "a", "type": nulls_beside_a_boolean(15)}, {"name": "d", "type": doubled(8)}]
+    reader = AvroEvents(json.dumps({"type": "record", "name": "A", "fields": fields}))
+    assert len(reader.read(b"\x04\x01\x00\x00")["a"]) == 2
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -289,6 +309,11 @@ def test_a_field_that_is_not_in_the_schema_is_refused(path, message):
             "take no bytes",
         ),
         ('{"type": "record", "__fastavro_parsed__": true, "name": "A"}', "not a schema of Avro"),
+        (
+            {"type": "record", "name": "A", "fields": [{"name": "a", "type": nulls_beside_a_boolean(16)}]},
+            "more than 16",
+        ),
+        ({"type": "record", "name": "A", "fields": [{"name": "a", "type": doubled(20)}]}, "2,097,152 values without"),
     ],
 )
 def test_a_schema_of_avro_that_cannot_be_used_is_refused(schema, message):

@@ -4,6 +4,7 @@ import json
 import random
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -178,3 +179,34 @@ def test_a_row_whose_time_has_no_iso_text_is_marked(tmp_path):
 def test_settings_of_files_that_do_not_fit_are_refused(keys, words):
     with pytest.raises(SpecError, match=words):
         validate(FilesSource, {"kind": "files", "paths": ["*"], **keys})
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_long_texts_that_are_packed_into_few_bytes_are_read_in_parts(tmp_path, beside):
+    text = "x" * 100_000
+    one = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_500, np.int32)), pa.array([text]))
+    inside = pa.ListArray.from_arrays(np.arange(1_501, dtype=np.int32), one)
+    table = pa.table({"n": pa.array(range(1_500)), "l": inside} | ({"t": one} if beside else {}))
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", store_schema=False)
+    assert (tmp_path / "a.parquet").stat().st_size < 100_000
+    source = opened(tmp_path)
+    source.partitions(soon())
+    largest, seen = 0, 0
+    for events in source.read(Segment("a.parquet", 0, 0, 1_500), soon()):
+        assert json.loads(events.value(0)) == {"n": seen, "l": [text]} | ({"t": text} if beside else {})
+        largest, seen = max(largest, int(events.length_E.sum())), seen + len(events)
+    assert seen == 1_500 and largest < 64 << 20
+
+
+def test_a_list_that_no_event_may_have_is_refused_before_it_is_read(tmp_path):
+    zeros = pa.ListArray.from_arrays(pa.array([0, 600_000], pa.int32()), pa.array(np.zeros(600_000, np.int8)))
+    pq.write_table(pa.table({"n": [1], "l": zeros}), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 4_000
+    with pytest.raises(BadInput, match=r"row group 0 has 600,000 values of column 'l.list.element' in 1 rows"):
+        opened(tmp_path).partitions(soon())
+    source = opened(tmp_path, columns=("n",))
+    source.partitions(soon())
+    assert read(source, 0, 1) == [(0, {"n": 1})]
+    long = opened(tmp_path, max_event_bytes=1 << 21)
+    long.partitions(soon())
+    assert len(read(long, 0, 1)[0][1]["l"]) == 600_000

@@ -1,7 +1,9 @@
 """Events whose schemas are in a registry: a real HTTP server on a port."""
 
 import base64
+import gzip
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -132,6 +134,16 @@ def test_a_registry_that_does_not_answer_is_an_unavailable_source(server, regist
         decode(registry, [framed(1, b"\x04")])
     server.add(1, one_field("id"))
     assert decode(registry, [framed(1, b"\x04")]).fields.column("id").to_pylist() == [2]
+
+
+def test_a_packed_answer_which_nobody_asked_for_is_not_unpacked(server, registry):
+    bomb = gzip.compress(gzip.compress(bytes(1 << 26)))
+    server.answers["/schemas/ids/1"], server.encoding = (200, bomb), "gzip, gzip"
+    tracemalloc.start()
+    with pytest.raises(SourceUnavailable, match="answers in 'gzip, gzip' for schema 1"):
+        registry.schema(1)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22 and server.accepted == ["identity"]
+    tracemalloc.stop()
 
 
 def test_a_registry_that_is_gone_or_silent_is_an_unavailable_source(server):
