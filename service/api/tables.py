@@ -25,6 +25,7 @@ from headrace.service.auth.roles import Role
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.monitor.status import Number, Status
 from headrace.service.spec.job import LoadedJob
+from headrace.service.tables import forget as forgetting
 from headrace.service.tables import row, table_operations
 from headrace.service.tables.committed_tables import newest
 
@@ -78,6 +79,8 @@ class ForgetRequest(RequestBody):
     slot: str = Field(max_length=128)
     value: str = Field(max_length=4096)
     """A feature id, or the text that it is made from."""
+    everywhere: bool = False
+    """True: also delete all other rows in which the value takes part: crosses, histories, counters, waiting samples."""
 
 
 class DayTickRequest(RequestBody):
@@ -188,12 +191,14 @@ def forget(
     response: Response,
 ) -> OperationEntry:
     """Delete one value's row, and after a commit its dead letters. The result lists what still contains the value."""
-    note(request, slot=asked.slot)  # not the value, which must be forgotten
+    note(request, slot=asked.slot, everywhere=asked.everywhere)  # not the value, which must be forgotten
     loaded = statuses.loaded(job)
     row.sign_of(loaded.spec, asked.slot, asked.value)
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        return {"lines": list(row.forget(loaded, asked.slot, asked.value, deadline))}
+        return {
+            "lines": list(forgetting.forget(loaded, asked.slot, asked.value, deadline, everywhere=asked.everywhere))
+        }
 
     act = one_step("waiting for the next close and a commit", ACT_S, work)
     return start_operation(host, "forget", job, caller, act, response)

@@ -174,15 +174,20 @@ def forget(
     slot: Slot,
     value: Annotated[str, typer.Argument(help="A sign (feature id), or its text.", show_default=False)],
     overrides: Overrides = [],  # noqa: B006
+    everywhere: Annotated[
+        bool,
+        typer.Option("--everywhere", help="Also delete its crosses, histories, counters and waiting samples."),
+    ] = False,
     timeout: Wait = 120.0,
 ) -> None:
     """Delete one value's row from a running job, and the dead letters that contain it. Names the remaining copies.
 
-    Example: headrace forget job.toml user 4711
+    Example: headrace forget job.toml user 4711 --everywhere
     """
-    from headrace.service.tables import row
+    from headrace.service.tables import forget as forgetting
 
-    for line in row.forget(load_run(job, overrides), slot, value, Deadline.after(timeout)):
+    deadline = Deadline.after(timeout)
+    for line in forgetting.forget(load_run(job, overrides), slot, value, deadline, everywhere=everywhere):
         print_printable(line)
 
 

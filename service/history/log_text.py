@@ -215,7 +215,9 @@ def _operation(
                 f"{operation.why}"
             )
         case log_records.ForgetOperation():
-            return f"forget: slot {operation.slot}, key {operation.key}"
+            others = sum(len(each["keys"]) for each in operation.also or ())
+            more = f", and {count(others)} other rows" if others else ""
+            return f"forget: slot {operation.slot}, key {operation.key}{more}"
         case log_records.ExportOperation():
             parent = "" if operation.parent is None else f" on {operation.parent['name']}"
             return f"export: {operation.name} of {operation.stream}{parent}: {operation.why}"

@@ -1,32 +1,24 @@
-"""One row of a job: explain what the job knows of a sign (a feature id of a slot), and delete the row of a sign.
+"""One row of a job: explain what the job knows of a sign (a feature id of a slot).
 
-Rank 0 and the shards explain and delete (pserver.tables.table). For a job that does not run, its newest commit explains
+Rank 0 and the shards explain (pserver.tables.table). For a job that does not run, its newest commit explains
 (service.tables.committed_tables). service.exports.key_search finds the exports that contain the key.
 """
 
-import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from headrace import documents
 from headrace.dataset.features.feature_kernels import crossed_reference, hashed_reference
-from headrace.dataset.loader.kept_files import drop_kept
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
-from headrace.durable import REAL, check_no_link, write_whole, writing
 from headrace.errors import SpecError
 from headrace.keys import sign_of_text
 from headrace.rpc.job_client import JobClient
-from headrace.service.cluster.store import LETTERS, in_use
+from headrace.service.cluster.store import in_use
 from headrace.service.exports import key_search
-from headrace.service.history.commit_request import make_commit
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import Job, LoadedJob
 from headrace.service.tables import committed_tables
-from headrace.trainer.control.commit_store import Commits
-from headrace.trainer.control.job_log import store_locked
 from headrace.validation import nearest
 
 
@@ -151,60 +143,3 @@ def _quality(entry: Mapping[str, Any]) -> str:
         return f"sketch, at most +{entry['too_high_by_at_most']:.3g} too high"
     dropped = entry.get("bucket_dropped_keys", 0)
     return f"exact; its bucket was full, {count(dropped)} keys were dropped from it" if dropped else "exact"
-
-
-# Forget
-
-
-def forget(job: LoadedJob, slot: str, value: str, deadline: Deadline) -> Iterator[str]:
-    """Delete the row of `value` in `slot`, then the dead letters and the kept samples that contain it.
-
-    Yields a line after each step; no line contains the value. 1. The row is deleted at a close. 2. A commit is made, so
-    that no restart replays the passes before it and writes their dead letters again. 3. The dead letters are deleted.
-    4. So are the files of `passes.keep_in` on this machine. Raises HeadraceError.
-    """
-    sign = sign_of(job.spec, slot, value)
-    version = JobClient(job.store).carry_out({"op": "forget", "slot": slot, "sign": sign}, deadline)  # 1
-    yield f"slot {slot}: the value has no row from version {version} on, unless it is seen again"
-    make_commit(job.store, deadline)  # 2
-    with store_locked(job.store, deadline):
-        there = sorted(check_no_link(job.store / LETTERS).glob("pass-*.jsonl"))
-        letters = [path for path in there if not path.is_symlink()]
-        dropped = sum(drop_letters(path, value) for path in letters)  # 3
-    yield f"dead letters with this value, deleted: {count(dropped)}"
-    if job.spec.passes.keep_in is not None:
-        folder = job.folder / job.spec.passes.keep_in
-        with writing(folder):
-            files = drop_kept(folder, value, sign)  # 4
-        yield f"files of kept samples with this value, deleted: {count(files)}"
-    yield from remaining_copies(job, version)
-
-
-def drop_letters(path: Path, value: str) -> int:
-    """Delete the letters of a file whose event or detail contains `value`; return how many."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if not contains(line, value)]
-    if len(kept) < len(lines):
-        with writing(path):
-            write_whole(REAL, path, b"".join(kept))
-    return len(lines) - len(kept)
-
-
-def contains(letter: bytes, value: str) -> bool:
-    """Whether a dead letter contains the text of `value`, in its event or in its detail."""
-    try:
-        fields = documents.parse_object(letter, "a dead letter")
-    except documents.InvalidDocument:
-        return True  # a damaged line may contain it
-    event = base64.b64decode(fields.get("bytes") or "")
-    return value.encode() in event or value in str(fields.get("detail") or "")
-
-
-def remaining_copies(job: LoadedJob, version: int) -> list[str]:
-    """Lines that name the older commits and exports that may contain the row until they are pruned."""
-    commits = [commit.name for commit in Commits(job.store).whole() if commit.version < version]
-    lines = [f"older commits contain it until they are pruned: {', '.join(commits)}"] if commits else []
-    if job.spec.exports:
-        streams = ", ".join(job.spec.exports)
-        lines.append(f"exports of versions before {version} contain it until they are pruned: streams {streams}")
-    return lines

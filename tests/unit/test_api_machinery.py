@@ -294,7 +294,10 @@ def test_every_change_is_written_down_with_who_what_and_its_status(served):
         ("admin", "PATCH", "/v1/jobs/news", 428),
         ("operator", "POST", "/v1/jobs/news/pause", 200),
     ]
-    assert told[2]["detail"] == {"keys": {"a": 1}} and told[1]["detail"] == {"slot": "a"}  # the value is forgotten
+    assert told[2]["detail"] == {"keys": {"a": 1}} and told[1]["detail"] == {
+        "slot": "a",
+        "everywhere": False,
+    }  # no value
     assert secret not in json.dumps(told)
     (only,) = served.get("/v1/audit?who=operator&job=news&limit=1").json()["items"]
     assert (only["role"], only["job"]) == ("operator", "news")

@@ -18,7 +18,7 @@ from headrace.pserver.store import rocks_store
 from headrace.service.client.rest_client import parsed_events
 from headrace.service.jobs.folder import FolderDamaged, JobFolder
 from headrace.service.spec.job import load_job
-from headrace.service.tables import row
+from headrace.service.tables import forget
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
 from headrace.trainer.journal.log_file import RecordPlace, record_of
 from headrace.trainer.predict.output_files import WORK, PredictionOutput
@@ -159,7 +159,7 @@ def read_job_folder(path):
 
 
 def read_dead_letter(path):
-    assert row.drop_letters(path / "letters", "x") == 1
+    assert forget.drop_letters(path / "letters", "x") == 1
 
 
 READERS = {

@@ -39,6 +39,7 @@ BY_TYPE = {
     Mapping[str, str]: st.dictionaries(TEXT, TEXT, max_size=3),
     Mapping[str, Mapping[str, str]]: st.dictionaries(TEXT, st.dictionaries(TEXT, TEXT, max_size=3), max_size=3),
     Sequence[str]: st.lists(TEXT, max_size=3),
+    Sequence[Mapping[str, Any]]: st.lists(FACTS, max_size=3),
     Sequence[KnownPartition]: st.lists(KNOWN | IN_ORDER, max_size=3),
     Literal["base", "delta"]: st.sampled_from(["base", "delta"]),
 }  # fmt: skip

@@ -5,6 +5,9 @@ import json
 import re
 from contextlib import ExitStack
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -19,8 +22,11 @@ from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.monitor.status import Status
 from headrace.service.spec.job import load_job
 from headrace.service.tables import row, table_operations
-from headrace.service.tables.row import contains, drop_letters, remaining_copies, sign_of
+from headrace.service.tables.forget import contains, drop_letters, prediction_files, remaining_copies, requests_of
+from headrace.service.tables.row import sign_of
 from headrace.service.tables.table_operations import current_day
+from headrace.service.tables.traces import Traces
+from headrace.trainer.control.commit_store import Commits
 from tests.fakes.past import Past
 from tests.unit.test_spec import NEWS, load
 
@@ -236,6 +242,11 @@ def test_letters_that_hold_a_value_go_and_the_others_stay_as_they_were(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_letter_has_a_value_also_as_json_writes_it():
+    assert contains(letter(b'{"user": "Jos\\u00e9"}'), "José") and contains(letter(b'{"user": "a\\"b"}'), 'a"b')
+    assert contains(letter("{'user': 'José'}".encode()), "José")
+
+
 def test_a_letter_that_has_no_bytes_holds_nothing():
     assert not contains(letter(None), "ada") and not contains(b'{"reason": "x", "bytes": null, "detail": null}', "ada")
 
@@ -247,9 +258,34 @@ def test_commits_from_before_are_named_and_exports(tmp_path):
         past.commit(number)
     past.end()
     job = load_job(NEWS, [f"store.path={past.store}", 'exports.main={base="24h"}'])
-    commits, exports = remaining_copies(job, 3)
-    assert commits.endswith("t1-0000000001-g1, t1-0000000002-g1") and "versions before 3" in exports
-    assert remaining_copies(load_job(NEWS, [f"store.path={past.store}"]), 1) == []
+    Commits(past.store).hold("t1-0000000001-g1", "alice")
+    commits, until, held, exports = remaining_copies(job, 3, now_s=1_700_000_000.0)
+    assert commits.endswith("t1-0000000001-g1, t1-0000000002-g1") and held.endswith(": t1-0000000001-g1")
+    assert until.startswith("commit.keep is 3: 2 more commits prune them, by 2023-11-14 22:14 UTC")
+    assert "versions before 3" in exports and "which keeps 2 bases, by 2023-11-16 22:13 UTC" in exports
+    assert list(remaining_copies(load_job(NEWS, [f"store.path={past.store}"]), 1, 0.0)) == []
+    once = load_job(NEWS, [f"store.path={past.store}", "exports.main={}"])
+    assert "exports.main.base is not set, so none is due by itself" in list(remaining_copies(once, 1, 0.0))[-1]
+
+
+def test_predictions_that_contain_a_value_are_named(tmp_path):
+    own = {
+        "a": {"prediction.ctr": [0.5], "user": [["ada"]]},
+        "b": {"sign": pa.array([[1], [7]], pa.list_(pa.uint64()))},
+    }
+    others = {"c": {"user": [["bob"], None], "sign": pa.array([None, 8], pa.uint64())}, "d": {"x": [{"user": "ada"}]}}
+    for name, columns in {**own, **others}.items():
+        pq.write_table(pa.table(columns), tmp_path / f"part-{name}.parquet")
+    [line] = prediction_files(tmp_path, "ada", 7)
+    assert line.startswith("predictions contain it: part-a.parquet, part-b.parquet in ")
+    assert list(prediction_files(tmp_path, "eve", 9)) == list(prediction_files(tmp_path / "none", "ada", 7)) == []
+
+
+def test_more_rows_than_one_operation_takes_are_several():
+    rows = Traces({("a", 1): np.arange(5000, dtype=np.uint64), ("b", 0): np.arange(10, dtype=np.uint64)}, ())
+    first, second = requests_of(rows)
+    assert [(each["table"], each["group"], len(each["keys"])) for each in first] == [("a", 1, 4096)]
+    assert [(each["table"], each["keys"][0], len(each["keys"])) for each in second] == [("a", 4096, 904), ("b", 0, 10)]
 
 
 # -- shrinks, and what is known of a key

@@ -25,6 +25,8 @@ from tests.unit.test_spec import NEWS, NO_TIME
 
 LR = "tables.default.optimizer.lr"
 SET = {"op": "set", "id": "a", "keys": {LR: 0.5}}
+FORGET = {"op": "forget", "id": "a", "slot": "user", "sign": 7}
+ROW = {"table": "default", "group": 0, "keys": [1]}
 EXPORT = {
     "op": "export", "id": None, "stream": "s", "type": "delta", "parent": {"name": "x", "version": 4}, "all": False,
     "base_threshold": 0.1, "delta_threshold": 0.2, "delta_keep_days": 3, "clears": True, "tables": ["users"],
@@ -187,6 +189,22 @@ def test_operations_act_in_the_order_of_the_log_those_of_deciders_last(world):
     assert world.decider.heard == [("saw", 1), ("due", ["forget", "day_tick"]), *acted]
 
 
+def test_other_rows_are_forgotten_with_a_value_and_not_remembered_in_commits(world):
+    also = [{"table": "default", "group": 3, "keys": [5, 1 << 63]}, {"table": "default", "group": 0, "keys": [2]}]
+    world.operator.ask({"op": "forget", "id": "f", "slot": "user", "sign": 7, "also": also})
+    assert world.logged()[0].body["also"] == also
+    world.close()
+    [(_, operations)] = world.shards.operated
+    group = Schema.of(world.job.slots).by_name["user"].group
+    rows = (group, key_of_reference(7, group)), (3, 5), (3, 1 << 63), (0, 2)
+    assert operations == [ForgetRow(table="default", group=group, key=key) for group, key in rows]
+    assert "also" not in world.operator.state()["acted"][0]
+    world.restarted()
+    world.number = 0
+    world.close()
+    assert world.shards.operated[-1] == (1, operations)
+
+
 def test_the_status_shows_waiting_operations_and_those_that_acted(world):
     world.operator.ask(SET)
     assert world.operator.status() == {"logged": [SET], "acted": [], "decider": {"wants": False}}
@@ -217,6 +235,11 @@ def test_a_schedule_is_sent_to_every_rank_and_again_after_a_restart(world):
         ({"op": "set", "id": "a", "keys": {"seed": 3}}, "seed: cannot be set while the job runs"),
         ({"op": "forget", "id": "a", "slot": "usr", "sign": 3}, "there is no sparse slot 'usr'; did you mean 'user'?"),
         ({"op": "forget", "id": "a", "slot": "user", "sign": 1 << 64}, "18446744073709551616 is not a sign"),
+        ({**FORGET, "also": {"table": "default"}}, "also: is not a list of rows: {table, group, keys} each"),
+        ({**FORGET, "also": [{"table": "defualt"}]}, "also: there is no table 'defualt'; did you mean 'default'?"),
+        ({**FORGET, "also": [{**ROW, "group": True}]}, "also: rows of table 'default' need a slot group"),
+        ({**FORGET, "also": [{**ROW, "keys": [1 << 64]}]}, "also: rows of table 'default' need a slot group"),
+        ({**FORGET, "also": [{**ROW, "keys": [1] * 4097}]}, "also: 4,097 rows are too many for one request"),
         ({"op": "day_tick", "id": "a", "to": "1"}, "'1' is not a day"),
         ({"op": "day_tick", "id": "a", "to": 8}, "passes.max_day_jump: is day 0 and would be 8; at most 7 at once"),
         ({"op": "spec", "id": "a"}, "'spec' is not an operation that a client may request"),

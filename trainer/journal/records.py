@@ -217,7 +217,7 @@ class HoldOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetOperation:
-    """One row is deleted."""
+    """One row is deleted, with the histories and counters of its key; and other rows in which its value takes part."""
 
     op: ClassVar[str] = "forget"
     id: str
@@ -225,6 +225,8 @@ class ForgetOperation:
     table: str
     group: int
     key: int
+    also: Sequence[Mapping[str, Any]] | None = None
+    """{"table", "group", "keys"} of other rows to delete; old logs leave it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +314,7 @@ Content = Claim | PassPlan | Void | PassClose | Operation
 """The content of one record."""
 
 _OPERATIONS: Mapping[str, type[Operation]] = {each.op: each for each in get_args(Operation)}
-_OMITTED_IF_NONE = ("rule", "left_out")
+_OMITTED_IF_NONE = ("rule", "left_out", "also")
 _FIELDS: Mapping[type, Sequence[tuple[str, bool]]] = {
     cls: [(each.name, each.default is MISSING and each.default_factory is MISSING) for each in fields(cls)]
     for cls in (Void, PassClose, *get_args(Operation))

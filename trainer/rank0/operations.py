@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, assert_never
 
 from headrace.dataset.samples.slot_counters import SlotCounters
-from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.spec.schema import NUM_GROUPS, Schema, Slot
 from headrace.deadline import Deadline
 from headrace.errors import NotYet, SpecError
 from headrace.failpoints import Failpoint, failpoint
@@ -48,6 +48,7 @@ from headrace.trainer.journal.records import (
 from headrace.trainer.rank0.replay_log import ReplayLog
 from headrace.trainer.spec.changes import SHARDS, TRAINERS, Overrides, after_set, present_names, with_overrides
 from headrace.trainer.spec.history_tables import history_tables, keyed_like
+from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from headrace.validation import nearest
 
@@ -60,6 +61,10 @@ MAX_SHOWN = 20
 """A status has at most this many of them."""
 FROZEN = "is false: the job only predicts, and its model stays as it is; set it to true first"
 """The answer to a request that would age or remove rows."""
+MAX_FORGOTTEN = 4096
+"""Most other rows of one request to forget: 80 KiB of the log."""
+ALSO = "also"
+"""The key of the other rows, which operations that acted are remembered without."""
 MAX_WORKERS = 64
 """Most workers of each role."""
 SWEEP_LOOK_S = 0.02
@@ -322,7 +327,8 @@ class OperationRunner:
                 return DayTickOperation(id=id_, to=self._check_day(request.get("to")))
             case ForgetOperation.op:
                 slot, key = self.key_of(request.get("slot"), request.get("sign"))
-                return ForgetOperation(id=id_, slot=slot.name, table=slot.sparse.table, group=slot.group, key=key)
+                also, table = self._check_rows(request.get(ALSO)), slot.sparse.table
+                return ForgetOperation(id=id_, slot=slot.name, table=table, group=slot.group, key=key, also=also)
             case other:
                 raise SpecError(f"{other!r} is not an operation that a client may request")
 
@@ -348,6 +354,23 @@ class OperationRunner:
         if to > most:
             raise SpecError(f"is day {self.day} and would be {to}; at most {most} at once", "passes.max_day_jump")
         return to
+
+    def _check_rows(self, rows: object) -> list[dict[str, Any]] | None:
+        """Other rows that a request forgets, as ForgetOperation has them; None without any."""
+        if rows is None:
+            return None
+        if not isinstance(rows, list) or not all(isinstance(each, Mapping) for each in rows):
+            raise SpecError("is not a list of rows: {table, group, keys} each", ALSO)
+        found = [(each.get("table"), each.get("group"), each.get("keys")) for each in rows]
+        known = {*self.aging_tables, *windows_of(self._job.join)}
+        for table, group, keys in found:
+            if table not in known:
+                raise SpecError(f"there is no table {table!r}; {nearest(str(table), known)}", ALSO)
+            if not _is_number(group, NUM_GROUPS) or not isinstance(keys, list) or not _are_keys(keys):
+                raise SpecError(f"rows of table {table!r} need a slot group, and a list of keys of 64 bits", ALSO)
+        if (num_keys := sum(len(keys) for _, _, keys in found)) > MAX_FORGOTTEN:
+            raise SpecError(f"{num_keys:,} rows are too many for one request: at most {MAX_FORGOTTEN:,}", ALSO)
+        return [{"table": table, "group": group, "keys": keys} for table, group, keys in found]
 
     def key_of(self, slot: object, sign: object) -> tuple[Slot, int]:
         """A sparse slot, and the key of a feature id (`sign`) in it. Raises SpecError."""
@@ -427,7 +450,9 @@ class OperationRunner:
         return ordered
 
     def _remember(self, version: int, ordered: Sequence[ActingOperation]) -> None:
-        self._acted = (*self._acted, *({**encode(each), "version": version} for each in ordered))[-MAX_KEPT:]
+        acted = ({**encode(each), "version": version} for each in ordered)
+        short = ({name: value for name, value in each.items() if name != ALSO} for each in acted)
+        self._acted = (*self._acted, *short)[-MAX_KEPT:]
 
     def _of_tables(self, operation: ActingOperation) -> list[TableOperation]:
         """The part of an operation that tables carry out; the part of this process is carried out here."""
@@ -448,7 +473,9 @@ class OperationRunner:
                 ]
             case ForgetOperation():
                 where = operation.table, *keyed_like(self._schema, operation.table, operation.group)
-                return [ForgetRow(table=name, group=operation.group, key=operation.key) for name in where]
+                own = [ForgetRow(table=name, group=operation.group, key=operation.key) for name in where]
+                rows = ((each["table"], each["group"], key) for each in operation.also or () for key in each["keys"])
+                return [*own, *(ForgetRow(table=name, group=group, key=key) for name, group, key in rows)]
             case ExportOperation():
                 return [cut_of(operation)] if operation.clears else []
             case HoldOperation() | ExportedOperation() | RollbackOperation():
@@ -469,6 +496,14 @@ def _number_of(key: str, number: object, least: int) -> int:
         why = "; the rows live in the trainer only where there is one" if key == SHARDS and least else ""
         raise SpecError(f"{number!r} is not a number from {least} to {MAX_WORKERS}{why}", key)
     return number
+
+
+def _is_number(value: object, end: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
+
+
+def _are_keys(values: Sequence[object]) -> bool:
+    return all(_is_number(value, 1 << 64) for value in values)
 
 
 def _of_close(version: int, operations: Iterable[Operation]) -> Iterator[ActingOperation]:
