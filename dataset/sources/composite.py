@@ -20,6 +20,8 @@ class CompositeSource:
         self.bounded = all(source.bounded for source in sources.values())
         self._names, self._sources = names, sources
         self._numbers: dict[str, int] = {}  # of partitions, in the order they were found
+        self.missing: Sequence[str] = ()
+        """See Source, each with its source's name."""
 
     def resume(self, positions: Mapping[str, int]) -> None:
         """See Source."""
@@ -38,6 +40,8 @@ class CompositeSource:
             for name, source in self._sources.items()
             for each in source.partitions(deadline)
         ]
+        unfound = ((name, words) for name, source in self._sources.items() for words in source.missing)
+        self.missing = [f"source {name}: {words}" for name, words in unfound]
         for each in found:
             self._numbers.setdefault(each.name, len(self._numbers))
         numbered = [replace(each, number=self._numbers[each.name]) for each in found]

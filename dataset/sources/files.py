@@ -59,6 +59,8 @@ class FileStream:
         self.bounded = not config.follow
         self.num_late_files = 0
         """Number of files that appeared in a folder after it was opened; they are not read."""
+        self.missing: Sequence[str] = ()
+        """See Source. Replaced, never changed."""
         self._config = config
         self._tree = open_tree(config.root, folder, deadline or Deadline.after(OPEN_S))
         self._patterns = [Pattern(text) for text in config.paths]
@@ -144,6 +146,7 @@ class FileStream:
         return index
 
     def _find(self, *, again: bool = False) -> None:
+        missing = []
         for number, pattern in enumerate(self._patterns):
             paths: Sequence[str] = self._tree.matches(pattern)
             if self._config.ready is not None:
@@ -152,9 +155,12 @@ class FileStream:
                 if not again:
                     raise SpecError(self._nothing(pattern), f"sources.*.paths.{number}")
                 log.warning("now %s", self._nothing(pattern))
+            elif not paths and not any(map(pattern.finds, (*self._files, *self._known))):
+                missing.append(self._nothing(pattern))
             for path in paths:
                 self._pattern_of.setdefault(path, number)
                 self._add(path)
+        self.missing = missing
 
     def _is_unchanged(self, name: str) -> bool:
         self._touch(name)

@@ -38,6 +38,9 @@ LOOK_AGAIN_S = 0.25
 class KafkaStream:
     """A source of Kafka records; see the module docstring."""
 
+    missing: Sequence[str] = ()
+    """See Source: a topic that does not exist is refused."""
+
     def __init__(self, config: KafkaSource, *, job: str, folder: Path, deadline: Deadline) -> None:
         """Connect, and determine where partitions start and, for a bounded source, end.
 

@@ -15,6 +15,9 @@ from headrace.errors import SpecError
 class RepeatedSource:
     """`source`, which ends, `epochs` times; see Source. It closes the source."""
 
+    missing: Sequence[str] = ()
+    """See Source: a source that ends has all it names."""
+
     def __init__(self, source: Source, epochs: int) -> None:
         assert source.bounded, "checked by dataset.spec.source_set"
         self.bounded = True

@@ -33,6 +33,9 @@ FOREVER = 1 << 62
 class SimulatedStream:
     """A source of synthetic events; see the module docstring."""
 
+    missing: Sequence[str] = ()
+    """See Source."""
+
     def __init__(self, config: SimulatedSource, seed: int) -> None:
         self.bounded = config.events is not None
         self._config, self._seed = config, seed

@@ -52,6 +52,9 @@ class MemorySource:
     A bounded one never grows; otherwise `append` adds events and `finish` makes every partition final.
     """
 
+    missing: Sequence[str] = ()
+    """See Source."""
+
     def __init__(
         self, partitions: Sequence[Sequence[Entry]], *, bounded: bool = True, faults: Sequence[ScriptedFault] = ()
     ) -> None:

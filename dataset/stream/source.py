@@ -136,6 +136,8 @@ class Source(Protocol):
 
     bounded: bool
     """Whether the stream ends, that is, every partition becomes final."""
+    missing: Sequence[str]
+    """Words for what was not found so far: of files, each pattern that has matched none. Any thread."""
 
     def resume(self, positions: Mapping[str, int]) -> None:
         """A restarted job continues from these positions, by partition name; events before them have arrived."""

@@ -50,6 +50,9 @@ class Alarm(StrEnum):
     GUARDS = "guards"
     """Slots are outside their bounds."""
 
+    SOURCES = "sources"
+    """A pattern of a source has matched no file since the job began: it may wait for files, or be mistyped."""
+
     @property
     def grave(self) -> bool:
         """True if the job ends unless somebody acts."""
@@ -96,6 +99,8 @@ def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
     if outside := status.part("operations").part("guards").parts("outside"):
         slots = "; ".join(f"slot {name}: {each.text('why')}" for name, each in outside.items())
         yield Alarm.GUARDS, f"slots are outside their bounds: {slots}; `headrace doctor` says more"
+    if missing := status.text("missing"):
+        yield Alarm.SOURCES, f"{missing}: the job waits for such files"
 
 
 def _rollback(stream: str, rollback: Status) -> str:

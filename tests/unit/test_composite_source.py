@@ -108,6 +108,23 @@ def test_several_sources_give_what_a_plain_merge_gives(sizes, max_events, ranks,
     assert side.positions == ends
 
 
+def test_what_sources_do_not_find_is_told_after_a_while_with_their_names(monkeypatch):
+    def opened():
+        sources = made({"live": [3], "history": [3]})
+        sources["history"].missing = ["no file matches 'x'"]
+        return sources
+
+    planner = Side({"live": section(), "history": section()}, opened).start()
+    try:
+        planner.request(1, {}, 0)
+        planner.take(20.0)
+        assert list(planner.missing) == []
+        monkeypatch.setattr("headrace.trainer.rank0.planner.MISSING_S", 0.0)
+        assert list(planner.missing) == ["source history: no file matches 'x'"]
+    finally:
+        planner.close()
+
+
 @settings(deadline=None, max_examples=25)
 @given(st.lists(COUNTS, min_size=3, max_size=3), st.integers(1, 40), st.booleans())
 def test_a_source_begins_when_all_before_it_are_read(sizes, max_events, dies):

@@ -121,6 +121,7 @@ TROUBLE = {
     "trouble": "training waits",
     "forked": True,
     "passed_over": {"t1-0000000009-g1": "rows has other bytes"},
+    "missing": "source clicks: no file matches '*.jsonl' in /jobs/news",
 }
 ALARMS = [
     "commits fail, version 9 is the last one: /store: full",
@@ -128,6 +129,7 @@ ALARMS = [
     "the mirror stays at version 0: no answer",
     "forked: results may differ from an undisturbed run, see the workers' lines at the start",
     "damaged commits were passed over: t1-0000000009-g1: rows has other bytes",
+    "source clicks: no file matches '*.jsonl' in /jobs/news: the job waits for such files",
 ]
 
 

@@ -76,6 +76,21 @@ def test_follow_may_begin_with_nothing(tmp_path):
     assert ends(found) == {"logs/a.txt": 1}
 
 
+def test_a_pattern_that_has_matched_nothing_yet_is_told(tmp_path):
+    write(tmp_path, "a/1.txt")
+    found = source(tmp_path, "a/*.txt", "b/*.txt", "c/[12].txt", follow=True)
+    assert list(found.missing) == [
+        f"no file matches 'b/*.txt' in {tmp_path} (wildcards skip names like _x and .x)",
+        f"no file matches 'c/[12].txt' in {tmp_path} (wildcards skip names like _x and .x)",
+    ]
+    write(tmp_path, "b/1.txt")
+    write(tmp_path, "c/2.txt")
+    (tmp_path / "a" / "1.txt").unlink()  # it was there once
+    assert list(ends(found)) == ["a/1.txt", "b/1.txt", "c/2.txt"] and list(found.missing) == []
+    restarted = again(tmp_path, found, "a/*.txt", follow=True)
+    assert list(restarted.missing) == []
+
+
 def test_follow_looks_no_more_often_than_asked(tmp_path):
     write(tmp_path, "a.txt", "1\n")
     found = FileStream(FilesSource(kind="files", paths=("*.txt",), follow=True, poll=3600.0), tmp_path)

@@ -50,6 +50,8 @@ MAX_NAMED = 8
 """Most partitions that a message names."""
 LOG_WAITS = "training waits, for the log cannot be written"
 """Begins the status of a job while its log's disk is full."""
+MISSING_S = 30.0
+"""A file may come this late after the start of a job before its pattern is reported as without any."""
 LAST_COMMIT_S = 5.0
 """Time limit, at the end, to commit the last positions for lag tools."""
 
@@ -133,6 +135,7 @@ class Planner:
         """Skipped ranges: those given, and lost ranges since. Any thread."""
         self._lost: dict[str, int] = {}
         self._by_count = (passes.cut or ("count" if source.bounded else "arrival")) == "count"
+        self._begun_s = time.monotonic()
         self._requests: Queue[_Request | None] = Queue(2)  # a request, and None to end
         self._answers: Queue[PassPlan | StreamEnded | HeadraceError] = Queue(1)
         self._partitions: Sequence[Partition] = ()
@@ -183,6 +186,14 @@ class Planner:
     def trouble(self) -> str:
         """The reason why no plan can be made, for a status; empty if there is none. Any thread."""
         return self._retrier.trouble
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """Things that the source has not found MISSING_S after the start, in words, for a status. Any thread."""
+        if time.monotonic() - self._begun_s < MISSING_S:
+            return ()
+        name = "" if self._sources.several else next(iter(self._sources.sections))
+        return [f"source {name}: {words}" if name else words for words in self._source.missing]
 
     def lag(self, positions: Mapping[str, int]) -> dict[str, int]:
         """Number of waiting positions by partition, at the last poll."""

@@ -109,6 +109,11 @@ class ReplayLog:
         waits = self._retrier.trouble or ("" if self._log is None else self._log.trouble)
         return waits if waits or self._planner is None else self._planner.trouble
 
+    @property
+    def missing(self) -> Sequence[str]:
+        """Things that the source does not find, for a status; see Planner. Any thread."""
+        return () if self._planner is None else self._planner.missing
+
     def request(self, number: int, positions: Mapping[str, int], num_positions: int) -> None:
         """Request the next pass; see Planner."""
         if not self._ahead and self._planner is not None:

@@ -448,6 +448,7 @@ def _status_lines(
         "passed_over": dict(beginning.passed_over),
         "forked": chronicle.forked or bool(changed),
         "trouble": chronicle.trouble or rank0.trouble(),
+        "missing": "; ".join(chronicle.missing),
         "operations": rank0.operator.status(),
         "overrides": dict(rank0.operator.overrides),
         "workers": {"trainers": config.world, "shards": len(config.shards)},
