@@ -14,7 +14,7 @@ LIVING := --set passes.max_events=16 --set train.batch_size=16 --set train.threa
 # Tests start thousands of processes: none of them compiles our modules again, whatever the caller's environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check docs bench soak faults lock proto format release clean
+.PHONY: demo test test-all check docs bench soak faults lock proto reference format release clean
 
 demo: $(READY_FOR_DEMO)
 	$(BIN)/headrace demo $(if $(EVENTS),--events $(EVENTS))
@@ -65,6 +65,9 @@ lock: $(READY)
 
 proto: $(READY)
 	$(BIN)/python -m headrace.proto.generate
+
+reference: $(READY)
+	$(BIN)/python docs/generate.py
 
 release: $(READY)
 	rm -rf build/release

@@ -1,20 +1,21 @@
-"""Reference pages of the documentation, made from the code at every build. MkDocs calls `on_files`.
+"""Reference pages of the documentation, made from the code: `make reference` writes them to docs/reference.
 
-No page is kept in the repository, so none can be out of date. The pages of the Python API are mkdocstrings' work.
+They are kept in the repository, for readers of a clone; tests/unit/test_reference_pages.py fails where one is out of
+date. The page of the Python API is mkdocstrings' work.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import typer
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from schema_page import Schema, cell, tables
+from schema_page import Schema, cell, section_table, tables
 from typer.cli import get_docs_for_click
 
 from headrace.service.api.app import ApiSettings, app
 from headrace.service.cli.main import cli
 from headrace.service.jobs.config import ServiceConfig
 from headrace.service.spec.job import Job
+from headrace.trainer.replica.http_api import app as replica_app
 
 JOB = """# Job file
 
@@ -40,13 +41,13 @@ Every route, generated from the OpenAPI document, which a service answers at `/v
 token: `Authorization: Bearer mlr_...`. The role of a route is the least role that may call it. The first steps are in
 [Many jobs over HTTP](../service.md).
 """
+REPLICA = """# REST API of a replica
 
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
-    for uri, text in pages().items():
-        files.append(File.generated(config, uri, content=text))
-    return files
+Every route of `headrace replica` beside inference, generated from the OpenAPI document, which a replica answers at
+`/openapi.json`. `POST /v2/models/{name}/infer` is that of the Open Inference Protocol v2: see
+[Tables and exports](../tables.md#a-replica). Errors are `{"error": "..."}`, with the status 400 for a wrong request,
+401 without the token, 404 for a model or a version that is not there, and 503 while no version is loaded.
+"""
 
 
 def pages() -> dict[str, str]:
@@ -56,6 +57,7 @@ def pages() -> dict[str, str]:
         "reference/service-file.md": SERVICE + tables(Schema(ServiceConfig.model_json_schema())),
         "reference/cli.md": CLI + _commands(),
         "reference/rest.md": REST + _routes(),
+        "reference/replica.md": REPLICA + _replica(),
     }
 
 
@@ -90,6 +92,15 @@ def _routes() -> str:
     return "\n".join(parts) + tables(Schema({"$defs": document["components"]["schemas"]}, "#/components/schemas/"))
 
 
+def _replica() -> str:
+    """Every route of a replica, and the bodies."""
+    document = replica_app(None, None, None).openapi()  # nothing is asked of it: only the document is made
+    routes = [(method, path, told) for path, methods in document["paths"].items() for method, told in methods.items()]
+    parts = ["\n## Routes", *(_route(*route) for route in routes), "\n## Bodies\n"]
+    bodies = {name: each for name, each in document["components"]["schemas"].items() if "Validation" not in name}
+    return "\n".join(parts) + tables(Schema({"$defs": bodies}, "#/components/schemas/"))
+
+
 def _route(method: str, path: str, told: dict) -> str:
     """One route: who may call it, its parameters, its body, its answers."""
     act = f", or a token for *{told['x-act']}*" if "x-act" in told else ""
@@ -98,19 +109,21 @@ def _route(method: str, path: str, told: dict) -> str:
         told.get("description", ""),
         "",
     ]
-    lines += [f"Role: {told['x-role']}{act}.", ""]
+    lines += [f"Role: {told['x-role']}{act}.", ""] if "x-role" in told else []
     if parameters := told.get("parameters"):
         lines += ["| parameter | in | meaning |", "|---|---|---|"]
         lines += [f"| `{one['name']}` | {one['in']} | {cell(one.get('description', ''))} |" for one in parameters]
         lines.append("")
     if body := told.get("requestBody"):
-        lines += [f"Body: {_media(body['content'])}.", ""]
+        inline = [each["schema"] for each in body["content"].values() if "properties" in each.get("schema", {})]
+        lines += ["Body:", ""] if inline else [f"Body: {_media(body['content'])}.", ""]
+        lines += [section_table(Schema({"$defs": {}}), each) for each in inline]
     for status, answer in told["responses"].items():
         if int(status) < 400:
             said = cell(answer["description"].replace("Successful Response", ""))  # FastAPI's words, where we have none
             lines.append(f"Answer {status}: {_media(answer.get('content', {}))}. {said}".rstrip() + "\n")
-    refused = [status for status in told["responses"] if int(status) >= 400]
-    lines += ["", f"[Problems](#problems): {', '.join(refused)}."]
+    refused = [status for status in told["responses"] if int(status) >= 400 and "x-role" in told]
+    lines += ["", f"[Problems](#problems): {', '.join(refused)}."] if refused else []
     return "\n".join(lines)
 
 
@@ -119,3 +132,13 @@ def _media(content: dict) -> str:
     schema = Schema({"$defs": {}}, "#/components/schemas/")
     known = [schema.words(each["schema"]) if each.get("schema") else f"`{name}`" for name, each in content.items()]
     return " or ".join(known) or "no body"
+
+
+def write() -> None:
+    """Write every page below this folder."""
+    for uri, text in pages().items():
+        (Path(__file__).parent / uri).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

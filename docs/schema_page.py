@@ -128,7 +128,7 @@ def tables(schema: Schema) -> str:
     """Every section of the schema with its keys, in the order in which a reader meets them."""
     parts = []
     if schema.root is not None:
-        parts += ["\n## The whole file\n", _table(schema, schema.root)]
+        parts += ["\n## The whole file\n", section_table(schema, schema.root)]
     for name, places in schema.places.items():
         section, title = schema.definitions[name], schema.title(name)
         parts.append(f"\n{'##' if schema.root is not None else '###'} {_heading(title, places)} {{#{name.lower()}}}\n")
@@ -136,7 +136,7 @@ def tables(schema: Schema) -> str:
             parts.append(f"Also at {', '.join(f'`{place}`' for place in places[1:])}.\n")
         if section.get("description"):
             parts.append(section["description"] + "\n")
-        parts.append(_table(schema, section))
+        parts.append(section_table(schema, section))
     return "\n".join(parts) + "\n"
 
 
@@ -145,7 +145,8 @@ def _heading(title: str, places: list[str]) -> str:
     return f"`{places[0]}`, {title}" if places and not title.startswith("`") else title
 
 
-def _table(schema: Schema, section: dict[str, Any]) -> str:
+def section_table(schema: Schema, section: dict[str, Any]) -> str:
+    """The keys of one section, a row each."""
     required = section.get("required", ())
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key, value in section["properties"].items():

@@ -65,6 +65,27 @@ def test_a_default_is_written_as_a_job_file_has_it(pages):
                 assert parse(written) == section["properties"][key]["default"], f"{name}.{key}"
 
 
+def test_the_pages_in_the_repository_are_up_to_date(pages):
+    for uri, text in pages.items():
+        assert (DOCS / uri).read_text(encoding="utf-8") == text, f"docs/{uri} is out of date: run `make reference`"
+    written = {f"reference/{path.name}" for path in (DOCS / "reference").glob("*.md")}
+    assert written == {*pages, "reference/python.md"}
+
+
+def test_bodies_that_a_client_sends_and_gets_are_on_the_pages(pages):
+    rest, replica = pages["reference/rest.md"], pages["reference/replica.md"]
+    for route in ("predictbyjob", "predictbyexport"):
+        (section,) = re.findall(rf"{{#route-{route}}}\n(.*?)(?=^### )", rest, re.M | re.S)
+        assert "Body: [PredictionRequest](#predictionrequest)." in section
+    (body,) = re.findall(r"^### PredictionRequest {#predictionrequest}\n(.*?)(?=^### )", rest, re.M | re.S)
+    assert all(f"| `{name}` |" in body for name in ("input", "output", "version", "columns", "spec", "base"))
+    for act, sent in (("rollback", ["version", "timeline"]), ("follow", [])):
+        (section,) = re.findall(rf"^### `POST /v2/models/{{name}}/{act}`.*?(?=^##)", replica, re.M | re.S)
+        assert "Answer 200: [VersionInForce](#versioninforce)." in section
+        assert all(re.search(rf"^\| `{name}` \| .* \| .*[a-z].* \|$", section, re.M) for name in sent)
+    assert re.search(r"^\| `held_back` \| true or false \| required \| True after a rollback", replica, re.M)
+
+
 def test_no_cell_of_a_table_breaks_its_row(pages):
     for uri, page in pages.items():
         widths = [len(re.split(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("| `")]

@@ -45,11 +45,25 @@ STATUS: dict[type[Exception], HTTPStatus] = {
 class Rollback(BaseModel):
     """The version to serve."""
 
-    model_config = {"extra": "forbid"}
+    model_config = {"extra": "forbid", "use_attribute_docstrings": True}
     version: Count
     """A kept version; the model's metadata lists them."""
     timeline: str | None = None
     """Its timeline: "t1" for "25@t1" in the list. Default: the newest timeline that has the version."""
+
+
+class VersionInForce(BaseModel):
+    """The version that is served from now on."""
+
+    model_config = {"use_attribute_docstrings": True}
+    name: str
+    """The job."""
+    version: str
+    """Its version."""
+    timeline: str
+    """The timeline of the version."""
+    held_back: bool
+    """True after a rollback: nothing newer is served until `follow`."""
 
 
 ROLLBACK_BODY = {"requestBody": {"content": {"application/json": {"schema": Rollback.model_json_schema()}}}}
@@ -146,13 +160,13 @@ def _add_models(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
         return {"name": name, "ready": True}
 
     @api.post("/v2/models/{name}/rollback", openapi_extra=ROLLBACK_BODY)
-    def rollback(name: str, asked: Annotated[Rollback, Depends(_rollback)]) -> dict[str, Any]:
+    def rollback(name: str, asked: Annotated[Rollback, Depends(_rollback)]) -> VersionInForce:
         """Serve a kept version, and nothing newer until `follow`."""
         check_name(state, name)
         return _told(state.go_to(asked.version, asked.timeline), state)
 
     @api.post("/v2/models/{name}/follow")
-    def follow(name: str) -> dict[str, Any]:
+    def follow(name: str) -> VersionInForce:
         """Serve the newest version and later ones."""
         check_name(state, name)
         newest = state.go_to_newest()
@@ -160,13 +174,13 @@ def _add_models(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
         return _told(newest, state)
 
 
-def _told(kept: KeptVersion, state: ReplicaState) -> dict[str, Any]:
-    return {
-        "name": kept.version.job,
-        "version": str(kept.version.number),
-        "timeline": kept.version.timeline,
-        "held_back": state.is_held_back,
-    }
+def _told(kept: KeptVersion, state: ReplicaState) -> VersionInForce:
+    return VersionInForce(
+        name=kept.version.job,
+        version=str(kept.version.number),
+        timeline=kept.version.timeline,
+        held_back=state.is_held_back,
+    )
 
 
 def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
@@ -180,7 +194,7 @@ def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
         "inputs": inputs,
         "outputs": outputs,
         "parameters": {
-            **_told(served, state),
+            **_told(served, state).model_dump(),
             "event_time": served.event_time_s,
             "served_at": served.served_at_s,
             "rows": state.num_rows(),
