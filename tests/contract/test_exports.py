@@ -1,9 +1,13 @@
 """Exports to a folder and to a real S3 server: they read back as written; a failed one leaves no _DONE."""
 
 import json
+import re
 import uuid
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from headrace.deadline import Deadline
@@ -189,6 +193,22 @@ def test_many_files_are_one_table(job, address, made, monkeypatch, tmp_path):
     assert len([path for path in found.files if path.startswith("rows-")]) >= 4
     assert sum(file.get("rows", 0) for file in found.files.values()) == 800
     assert state(found) == weights(A)
+
+
+def test_the_page_tells_other_tools_which_files_are_rows(job, made, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tables_module, "MAX_FILE_ROWS", 100)
+    job.set(1, A)
+    answer = made(job.request(job.commit(1), "base", str(tmp_path / "runs/job/exports/serving")))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pa.ArrowInvalid, match="Parquet"):
+        ds.dataset(answer.path, format="parquet")  # what the page says: an export is several tables
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    (recipe,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    known = {}
+    exec(recipe.replace("serving/job", "serving/small").replace("rows-default-", f"rows-{TABLE}-"), known)  # noqa: S102
+    rows = known["rows"].to_table().to_pylist()
+    found = {(row["slot"], row["sign"]): [row["weight"], *row["vector"]] for row in rows}
+    assert found == weights(A) and "800 ['slot', 'sign', 'key', 'weight', 'vector']" in capsys.readouterr().out
 
 
 def test_an_empty_table_has_no_files_and_is_an_export(job, address, made, tmp_path):

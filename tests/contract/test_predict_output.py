@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -57,6 +58,7 @@ def test_an_output_is_parts_in_order_with_done_and_nothing_of_the_work(alone):
 
 def test_a_reader_of_parquet_takes_the_folder_for_one_table(alone, arrow, tmp_path):
     assert pq.read_table(alone).equals(rows_of(alone))
+    assert ds.dataset(alone, format="parquet").to_table().equals(rows_of(alone))
     arrow.predict(tmp_path / "out")
     assert list((tmp_path / "out" / "_dead_letters").iterdir())
     assert pq.read_table(tmp_path / "out").num_rows == len(rows_of(tmp_path / "out")), "with dead letters, too"
