@@ -28,13 +28,31 @@ _NAME = re.compile(r"headrace-(\d+)-(\d+)-\w+")
 _SETUP = """
 set -e
 mount --make-rprivate /
-mount --bind "$MACHINE_TMP" /tmp
-mount -t tmpfs none /dev/shm
+mkdir -p "$MACHINE_TMP.shm"
+mount -t tmpfs none "$MACHINE_TMP.shm"
+for folder; do  # each is below /tmp or /dev/shm, and seen there by the machine, too
+    case "$folder" in
+        /tmp/*) place="$MACHINE_TMP/${folder#/tmp/}" ;;
+        *) place="$MACHINE_TMP.shm/${folder#/dev/shm/}" ;;
+    esac
+    mkdir -p "$place"
+    mount --bind "$folder" "$place"
+done
+mount --rbind "$MACHINE_TMP.shm" /dev/shm
+mount --rbind "$MACHINE_TMP" /tmp
 hostname "$MACHINE_NAME"
 echo up
 exec sleep infinity
 """
 _ENTER = 'cd /tmp && exec "$@"'
+
+
+def folders_of_tests(needed: Sequence[Path] = (ROOT, Path(sys.prefix), Path(sys.base_prefix))) -> list[Path]:
+    """The folders of the clone and of its interpreter that a machine would not find, as it has its own /tmp and
+    /dev/shm. None lies in another one."""
+    hidden = {each for path in needed for each in (path, path.resolve()) if each.is_relative_to("/tmp")}
+    hidden |= {each for path in needed for each in (path, path.resolve()) if each.is_relative_to("/dev/shm")}
+    return sorted(each for each in hidden if not hidden.intersection(each.parents))
 
 
 def why_not() -> str:
@@ -65,6 +83,7 @@ class Machine:
         self._network, self._space = network, _run_name(self.name, network.number)
         self._slow_link: subprocess.Popen[str] | None = None
         self._system: subprocess.Popen[str] | None = None
+        self._started: list[subprocess.Popen[str]] = []
         self.tmp.mkdir()
         ip("netns", "add", self._space)
         ip("-n", network.space, "link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self._space)
@@ -80,17 +99,20 @@ class Machine:
         kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
         private = {"HOME": "/tmp", "PYTHONPATH": str(ROOT)}
         enter = ("nsenter", "--target", str(self._booted()), "--net", "--mount", "--uts", "sh", "-c", _ENTER, "sh")
-        return subprocess.Popen(
+        process: subprocess.Popen[str] = subprocess.Popen(
             [*enter, *command],
             env={**kept, **private, **(environment or {})},
             text=True,
-            **more,  # type: ignore[call-overload,no-any-return]
+            **more,  # type: ignore[call-overload]
         )
+        self._started.append(process)
+        return process
 
     def _booted(self) -> int:
         """The process that holds its namespaces; a machine that was killed starts again."""
         if self._system is None or self._system.poll() is not None:
-            words = ["ip", "netns", "exec", self._space, "unshare", "--mount", "--uts", "sh", "-c", _SETUP]
+            words = ["ip", "netns", "exec", self._space, "unshare", "--mount", "--uts", "sh", "-c", _SETUP, "sh"]
+            words += map(str, folders_of_tests())
             names = {"MACHINE_TMP": str(self.tmp), "MACHINE_NAME": self.name}
             self._system = subprocess.Popen(words, env={**os.environ, **names}, stdout=subprocess.PIPE, text=True)
             assert self._system.stdout is not None
@@ -230,9 +252,14 @@ class Machine:
         ip("-n", self._network.space, "link", "del", f"{self.name}-bridge")
 
     def remove(self) -> None:
-        """Remove it with all of its processes; may be repeated."""
+        """Remove it with all of its processes, also those that a set-up which failed has left; may be repeated."""
         with suppress(CommandFailed):  # it is gone
             self.kill()
+            for process in self._started:
+                process.wait(KILL_S)
+                for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                    with suppress(BrokenPipeError):  # it had words for a process that is gone
+                        pipe.close()
             self._end_slow_link()
             ip("netns", "del", self._space)
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def test_machines_reach_each_other_and_share_no_folder(two):
     assert sent(first, second) == "5 \n"
     first.call("sh", "-c", "echo secret > /tmp/file; echo secret > /dev/shm/file")
     assert (first.tmp / "file").read_text() == "secret\n"
-    assert second.call("sh", "-c", "ls /tmp /dev/shm; hostname").split() == ["/dev/shm:", "/tmp:", "m1"]
+    own = [path.relative_to("/tmp").parts[0] for path in network.folders_of_tests() if path.is_relative_to("/tmp")]
+    assert second.call("sh", "-c", "ls /tmp; hostname").split() == [*own, "m1"]
+    assert "file" not in second.call("ls", "/dev/shm")
     assert not Path("/dev/shm/file").exists()
 
 
@@ -149,9 +152,26 @@ def test_nothing_is_left_of_a_network(_possible):
         process.stdout.readline()
         folder, name = made.folder, made.space
         assert folder.exists() and name in network.ip("netns", "list")
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL and process.stdin.closed and process.stdout.closed
     assert not folder.exists() and name.rpartition("-")[0] not in network.ip("netns", "list")
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+def test_the_folder_of_the_tests_is_seen_where_it_lies_and_stays_when_a_machine_dies(machines, monkeypatch, place):
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        clone, beside = Path(folder) / "a clone" / "of it", Path(folder) / "beside"
+        (clone / ".venv").mkdir(parents=True)
+        beside.write_text("not the clone's")
+        (clone / "word").write_text("here")
+        found = network.folders_of_tests([clone, clone / ".venv", Path("/usr")])
+        assert found == [clone]
+        monkeypatch.setattr(network, "folders_of_tests", lambda: found)
+        (machine,) = machines(1)
+        for _ in range(2):
+            assert machine.call("cat", str(clone / "word")) == "here"
+            assert machine.call("ls", folder).strip() == "a clone"
+            machine.die()  # and starts again
+            assert (clone / "word").read_text() == "here"
 
 
 def test_what_a_killed_run_left_is_removed_at_the_next_start(_possible):
