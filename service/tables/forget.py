@@ -31,6 +31,7 @@ from headrace.service.tables.row import sign_of
 from headrace.service.tables.traces import Traces, find_traces
 from headrace.trainer.control.commit_store import Commits
 from headrace.trainer.control.job_log import store_locked
+from headrace.trainer.control.prediction_output import DEAD_LETTERS
 
 MAX_KEYS = 4096
 """Most rows that one logged operation deletes: as many as rank 0 takes (trainer.rank0.operations)."""
@@ -134,6 +135,9 @@ def contains(letter: bytes, value: str) -> bool:
 def prediction_files(folder: Path, value: str, sign: int) -> Iterator[str]:
     """A line that names the files of a prediction which contain a value, or its sign; they are not changed."""
     found = [path.name for path in sorted(folder.glob("*.parquet")) if _predicts(path, value, sign)]
+    for path in sorted(folder.glob(f"{DEAD_LETTERS}/*.jsonl")):
+        if any(contains(line, value) for line in path.read_bytes().splitlines()):
+            found.append(f"{DEAD_LETTERS}/{path.name}")
     if found:
         yield f"predictions contain it: {', '.join(found)} in {folder}; delete the folder, or predict again"
 

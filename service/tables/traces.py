@@ -112,7 +112,7 @@ class _Search:
     found: dict[tuple[str, int], list[U64]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     known: dict[tuple[str, int], U64] = field(default_factory=dict)
-    """Keys of rows to compare with, by table and slot group."""
+    """Keys of rows to compare with, by table and slot group, ascending."""
 
     def run(self) -> Traces:
         """1. Rows of the value in all slots, and of crosses. 2. What is kept under these. 3. What contains them."""
@@ -175,11 +175,11 @@ class _Search:
             for keys_U, group_U, _ in self.rows.of(table):
                 for group in (group for other, group in found if other == table):
                     found[table, group].append(keys_U[group_U == group])
-        return {where: np.concatenate(keys) for where, keys in found.items()}
+        return {where: np.sort(np.concatenate(keys)) for where, keys in found.items()}
 
     def _there(self, slot: Slot, keys_N: U64) -> U64:
         """Those of the keys that have a row."""
-        return keys_N[np.isin(keys_N, self.known[slot.sparse.table, slot.group])]
+        return keys_N[_is_in(keys_N, self.known[slot.sparse.table, slot.group])]
 
     def _signs_of(self, slot: Slot) -> U64:
         """(P,) the signs of a slot with which the value occurs: its own, or those of all rows."""
@@ -239,10 +239,10 @@ class _Search:
             slots = [self.schema.by_name[each] for each in keys]
             if not any(each.name in self.signs for each in slots):
                 continue
-            there_U = np.concatenate([NO_KEYS, *(keys_U for keys_U, _, _ in self.rows.of(table))])
+            there_U = np.sort(np.concatenate([NO_KEYS, *(keys_U for keys_U, _, _ in self.rows.of(table))]))
             parts = [(self.signs[each.name] if len(slots) == 1 else self._signs_of(each), each.group) for each in slots]
             for keys_N in self._chained(name, parts):
-                self._add(table, slots[-1].group, keys_N[np.isin(keys_N, there_U)])
+                self._add(table, slots[-1].group, keys_N[_is_in(keys_N, there_U)])
 
     def _search_histories(self) -> None:
         """Histories of others that remember the value: they begin anew."""
@@ -277,6 +277,15 @@ class _Search:
 def _field(slot: Slot) -> str:
     """The field of the event with the values of a plain slot."""
     return slot.entry.source or slot.name
+
+
+def _is_in(keys_N: U64, sorted_U: U64) -> NDArray[np.bool_]:
+    """(N,) which keys are among ascending ones: as np.isin, which sorts both for every piece."""
+    if not len(sorted_U):
+        return np.zeros(len(keys_N), np.bool_)
+    at_N = np.minimum(np.searchsorted(sorted_U, keys_N), len(sorted_U) - 1)
+    found_N: NDArray[np.bool_] = sorted_U[at_N] == keys_N
+    return found_N
 
 
 def _keys(sign_N: U64, group: int) -> U64:

@@ -254,7 +254,7 @@ def test_metrics_and_tables_are_told_by_slice_and_slot(served):
     assert served.get("/v1/jobs/small/tables/default/explain?slot=a&sign=3").status_code == 422
     for path, body, status in (
         ("tables/default/shrink", {"dry_run": True}, 422), ("forget", {"slot": "a", "value": "3"}, 409),
-        ("day-tick", None, 409),
+        ("forget", {"slot": "a", "value": "3", "everywhere": True}, 409), ("day-tick", None, 409),
     ):  # fmt: skip
         assert served.done(served.post(f"/v1/jobs/small/{path}", body))["problem"]["status"] == status
 

@@ -276,8 +276,10 @@ def test_predictions_that_contain_a_value_are_named(tmp_path):
     others = {"c": {"user": [["bob"], None], "sign": pa.array([None, 8], pa.uint64())}, "d": {"x": [{"user": "ada"}]}}
     for name, columns in {**own, **others}.items():
         pq.write_table(pa.table(columns), tmp_path / f"part-{name}.parquet")
+    (tmp_path / "_dead_letters").mkdir()
+    (tmp_path / "_dead_letters" / "part-0.jsonl").write_bytes(letter(b"user bob") + letter(b"user ada"))
     [line] = prediction_files(tmp_path, "ada", 7)
-    assert line.startswith("predictions contain it: part-a.parquet, part-b.parquet in ")
+    assert line.startswith("predictions contain it: part-a.parquet, part-b.parquet, _dead_letters/part-0.jsonl in ")
     assert list(prediction_files(tmp_path, "eve", 9)) == list(prediction_files(tmp_path / "none", "ada", 7)) == []
 
 
