@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -258,3 +259,65 @@ def test_nobody_is_told_of_a_model_that_runs(program, tmp_path):
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 or "BadInput" in done.stderr, done.stderr
     assert not list(tmp_path.rglob("*onnxruntime*"))
+
+
+def graph_of(nodes, initializers=(), outputs=("y",)):
+    """A graph that reads x, of as many numbers as there are samples."""
+    numbers = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n"])  # noqa: E731
+    graph = onnx.helper.make_graph(nodes, "g", [numbers("x")], [numbers(name) for name in outputs], list(initializers))
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    return model.SerializeToString()
+
+
+def whole(name, value):
+    return onnx.numpy_helper.from_array(np.array(value), name)
+
+
+def filled(side):
+    """x and the sum of a constant of so many zeros, which onnxruntime makes when it opens the graph."""
+    node = onnx.helper.make_node
+    nodes = [node("ConstantOfShape", ["side"], ["big"]), node("ReduceSum", ["big"], ["sum"], keepdims=0)]
+    return graph_of([*nodes, node("Add", ["x", "sum"], ["y"])], [whole("side", [side])])
+
+
+def looped(inside=False):
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    kinds = {"i": (onnx.TensorProto.INT64, []), "c": (onnx.TensorProto.BOOL, []), "v": (onnx.TensorProto.FLOAT, ["n"])}
+    more = [node("Identity", ["c"], ["c2"]), node("Identity", ["v"], ["v2"])]
+    ends = [info("c2", *kinds["c"]), info("v2", *kinds["v"])]
+    body = onnx.helper.make_graph(more, "body", [info(name, *kind) for name, kind in kinds.items()], ends)
+    loop = node("Loop", ["times", "true", "x"], ["y"], body=body)
+    constants = [whole("times", 1 << 60), whole("true", True)]
+    if not inside:
+        return graph_of([loop], constants)
+    branch = onnx.helper.make_graph([loop], "branch", [], [info("y", *kinds["v"])])
+    same = onnx.helper.make_graph([node("Identity", ["x"], ["y"])], "same", [], [info("y", *kinds["v"])])
+    return graph_of([node("If", ["true"], ["y"], then_branch=branch, else_branch=same)], constants)
+
+
+def sparse():
+    numbers = onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [1], [1.0])
+    at = onnx.helper.make_tensor("", onnx.TensorProto.INT64, [1], [0])
+    tensor = onnx.helper.make_sparse_tensor(numbers, at, [1 << 32])
+    return graph_of([onnx.helper.make_node("Constant", [], ["y"], sparse_value=tensor)])
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (filled(1 << 32), r"'big' of the graph has the shape \[4294967296\]"),
+        (looped(), "a node Loop, whose work has no bound"),
+        (looped(inside=True), "a node Loop, whose work has no bound"),
+        (sparse(), "has a sparse tensor"),
+        (b"\xff" * 9, "no ONNX model"),
+    ],
+    ids=["constant", "loop", "loop in a branch", "sparse", "no model"],
+)
+def test_a_graph_without_bounds_is_refused_before_it_is_opened(graph, words):
+    with pytest.raises(BadInput, match=words):
+        OnnxModel(graph)
+
+
+def test_a_graph_with_bounds_runs():
+    found = OnnxModel(filled(1 << 10)).run({"x": np.array([1, 2], np.float32)})
+    assert found["y"].tolist() == [1, 2]

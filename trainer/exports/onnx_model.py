@@ -6,12 +6,14 @@ dense.safetensors after "model.".
 Shapes: B samples.
 """
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.shape_inference
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
@@ -19,6 +21,9 @@ from headrace.errors import BadInput
 
 F32 = NDArray[np.float32]
 
+REPEATING = frozenset({"Loop", "Scan", "SequenceMap"})
+MAX_NUMBERS = 1 << 26
+"""Most numbers of a tensor, for each sample."""
 PREFIX = "model."
 """Prefix of the name of each tensor in the graph, so that no tensor is taken for an input."""
 
@@ -45,7 +50,8 @@ class OnnxModel:
     """A dense part, ready to run on this thread alone."""
 
     def __init__(self, model: bytes) -> None:
-        """Raises BadInput where onnxruntime does not accept the model."""
+        """Raises BadInput where onnxruntime does not accept the model, or its work has no bound."""
+        check_bounded(model)
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else it tells its makers of each model, from its import on
         import onnxruntime  # noqa: PLC0415  # it starts a thread when imported, and workers are forked after their imports
 
@@ -66,6 +72,39 @@ class OnnxModel:
         except Exception as error:  # noqa: BLE001  # likewise
             raise BadInput(f"onnxruntime cannot run the model: {first_line(error)}") from error
         return dict(zip(self.outputs, found, strict=True))
+
+
+def check_bounded(content: bytes) -> None:
+    """Raise BadInput for a graph that repeats work as often as it says, or makes tensors larger than MAX_NUMBERS.
+
+    onnxruntime computes what is constant while it opens a model. No other thread runs meanwhile, so a replica would
+    neither answer nor end.
+    """
+    try:
+        model = onnx.load_model_from_string(content)
+        shaped = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # noqa: BLE001  # of protobuf, and of onnx, whose errors have no common class
+        raise BadInput(f"it is no ONNX model: {first_line(error)}") from error
+    for node in _nodes((*model.graph.node, *(node for function in model.functions for node in function.node))):
+        if node.op_type in REPEATING:
+            raise BadInput(f"the graph has a node {node.op_type}, whose work has no bound")
+        for each in node.attribute:
+            if each.HasField("sparse_tensor") or each.sparse_tensors:
+                raise BadInput(f"node {node.name or node.op_type!r} has a sparse tensor, whose size has no bound")
+    for value in (*shaped.graph.value_info, *shaped.graph.output):
+        sides = [max(1, side.dim_value) for side in value.type.tensor_type.shape.dim]
+        if math.prod(sides) > MAX_NUMBERS:
+            raise BadInput(
+                f"tensor {value.name!r} of the graph has the shape {sides}: more than {MAX_NUMBERS:,} numbers"
+            )
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for each in node.attribute:
+            yield from _nodes((*each.g.node, *(inner for graph in each.graphs for inner in graph.node)))
 
 
 def first_line(error: BaseException) -> str:
