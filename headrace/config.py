@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from headrace import documents
+from headrace.default_kinds import with_default_kinds
 from headrace.errors import SpecError
 from headrace.relative_names import check_lengths
 from headrace.renamed_keys import Renamed, with_present_names, with_written_names
@@ -36,6 +37,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     renamed: ClassVar[Renamed] = {}
     """Of a whole spec: its keys with an old name, which `validate` accepts."""
+    begins_as: ClassVar[Mapping[str, str]] = {}
+    """Keys of sections that begin with the settings of another one, where they have no `kind` of their own."""
 
 
 def _with_unit(text: object, units: Mapping[str, float], example: str) -> float:
@@ -205,6 +208,7 @@ def validate(model: type[Model], raw: Mapping[str, Any], *, only_known: bool = F
         raw = {name: value for name, value in raw.items() if name in model.model_fields}
     if documents.value_nested_deeper(raw, documents.MAX_DEPTH):
         raise SpecError(f"lists and sections are nested deeper than {documents.MAX_DEPTH}")
+    raw = with_default_kinds(model, raw)
     try:
         # Strict, so that true is not 1 and "7" not 7; from JSON, so that a list may become a tuple and a text an enum.
         return model.model_validate_json(json.dumps(raw, default=str), strict=True)

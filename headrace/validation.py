@@ -132,31 +132,31 @@ def _place(model: type[BaseModel], location: Sequence[int | str]) -> _Place:
             continue
         path.append(str(part))
         parents, siblings = choices, of_all_kinds
-        choices = of_all_kinds = [choice for parent in choices for choice in _below(parent, part)]
+        choices = of_all_kinds = [choice for parent in choices for choice in alternatives_below(parent, part)]
     return _Place(".".join(path) or "(spec)", parents, siblings, choices)
 
 
-def _below(annotation: Any, part: int | str) -> Sequence[Any]:
+def alternatives_below(annotation: Any, part: int | str) -> Sequence[Any]:
     """The annotations allowed under `part` of a value with `annotation`."""
     origin = get_origin(annotation)
     if origin is dict:
-        return _choices(get_args(annotation)[1])
+        return alternatives(get_args(annotation)[1])
     if origin in (tuple, list) and isinstance(part, int):
-        return _choices(get_args(annotation)[0])
+        return alternatives(get_args(annotation)[0])
     if _is_model(annotation):
         for name, field in annotation.model_fields.items():
             if part in (name, field.alias):
-                return _choices(field.annotation)
+                return alternatives(field.annotation)
     return ()
 
 
-def _choices(annotation: Any) -> Sequence[Any]:
+def alternatives(annotation: Any) -> Sequence[Any]:
     """The alternatives of a union; for another annotation, itself."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _choices(get_args(annotation)[0])
+        return alternatives(get_args(annotation)[0])
     if origin is Union or origin is UnionType:
-        return [choice for arg in get_args(annotation) for choice in _choices(arg)]
+        return [choice for arg in get_args(annotation) for choice in alternatives(arg)]
     return [annotation]
 
 

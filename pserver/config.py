@@ -1,9 +1,10 @@
 """Sections of the job spec about tables, and the configuration of a shard process."""
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -213,6 +214,7 @@ class SlotLife(Section):
 class TableSection(Section):
     """One embedding table."""
 
+    begins_as: ClassVar[Mapping[str, str]] = {"first_order_optimizer": "optimizer"}
     dim: int = Field(default=16, ge=0, le=4096)
     """Length of the vector; with 0 a row has only a first-order weight."""
     first_order: bool = True
@@ -226,7 +228,8 @@ class TableSection(Section):
     optimizer: Optimizer = Adagrad()
     """Optimizer of the rows."""
     first_order_optimizer: Optimizer | None = None
-    """Optimizer of the first-order weight, of the same kind; `optimizer` unless set."""
+    """Optimizer of the first-order weight, of the same kind; `optimizer` unless set. Without `kind`, keys that it lacks
+    are those of `optimizer`."""
     bounds: Bounds = Bounds()
     """Limits of every weight."""
     grad_scale: Literal["mean", "show"] = "mean"

@@ -40,7 +40,13 @@ def sweep(
     ] = 1,
     keep: Annotated[str, typer.Option("--keep", metavar="SIZE", help="Most bytes of samples kept on disk.")] = "8GiB",
     after: Annotated[
-        int, typer.Option("--after", min=0, metavar="N", help="Leave the first passes out of the paired test.")
+        int,
+        typer.Option(
+            "--after",
+            min=0,
+            metavar="N",
+            help="Leave the first passes out of the paired test; show the AUC of the second half of the samples, too.",
+        ),
     ] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the runs; emptied. Default: runs/sweep.")
@@ -56,8 +62,8 @@ def sweep(
     from headrace.service.sweeps.sweep_runs import Sweep
     from headrace.service.sweeps.sweep_settings import check_settings
 
-    if settings is not None and (sets or without or ablate):
-        raise SpecError("--settings has all settings; leave out --set, --without and --ablate")
+    if settings is not None and ablate:
+        raise SpecError("--ablate leaves each slot out of one setting, and --settings has several; leave one out")
     chosen = _choose(job, sets, settings, without, ablate=ablate)
     check_settings(chosen)
     folder = out or job.resolve().parent / "runs" / "sweep"
@@ -67,7 +73,7 @@ def sweep(
     if as_json:
         print(json.dumps([each.message() for each in results], indent=2))
         return
-    _print_table(results)
+    _print_table(results, second_half=after > 0)
 
 
 def _choose(
@@ -78,7 +84,12 @@ def _choose(
     from headrace.service.spec.job import load_job
     from headrace.service.sweeps.sweep_settings import ablations, grid, read_settings
 
-    chosen = _with_its_slices(job, grid(sets, without) if settings is None else read_settings(settings))
+    found = grid(sets, without)
+    if settings is not None:
+        if len(found) > 1:
+            raise SpecError("with --settings, each key of --set has one value, which is for all settings of the file")
+        found = read_settings(settings, found[0].overrides)
+    chosen = _with_its_slices(job, found)
     if not ablate:
         return chosen
     if len(chosen) > 1:
@@ -87,12 +98,12 @@ def _choose(
     return _with_its_slices(job, ablations(chosen[0], schema))
 
 
-def _print_table(results: "Sequence[SweepResult]") -> None:
+def _print_table(results: "Sequence[SweepResult]", *, second_half: bool) -> None:
     from rich.console import Console
 
     from headrace.service.sweeps.sweep_table import table_of
 
-    Console(width=None if sys.stdout.isatty() else 160).print(table_of(results))
+    Console(width=None if sys.stdout.isatty() else 160).print(table_of(results, second_half=second_half))
 
 
 def _with_its_slices(job: Path, chosen: "list[SweepSetting]") -> "list[SweepSetting]":

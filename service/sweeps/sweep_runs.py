@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +48,8 @@ class SweepResult:
     setting: SweepSetting
     metrics: dict[str, dict[str, float | None]]
     """By task: FIGURES, of all samples, each predicted before it was learnt."""
+    last_half: dict[str, dict[str, float | None]]
+    """The same of the last half of the samples, which a model has begun to know; empty with metrics.halves = false."""
     samples_per_s: float
     rows: int
     wall_s: float
@@ -168,7 +170,8 @@ class Sweep:
             )
         return SweepResult(
             self._settings[number],
-            {task: {name: found.get(name) for name in FIGURES} for task, found in life.items()},
+            _figures(life),
+            _figures((report.get("halves") or {}).get("last", {})),
             report["samples"] / max(wall_s, 1e-9),
             sum(int(table["rows"]) for table in report["tables"].values()),
             wall_s,
@@ -185,6 +188,10 @@ class Sweep:
         self._stopping.set()
         for child in list(self._children.values()):
             child.kill()
+
+
+def _figures(measures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    return {task: {name: found.get(name) for name in FIGURES} for task, found in measures.items()}
 
 
 def check_swept(job: LoadedJob) -> None:

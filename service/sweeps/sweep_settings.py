@@ -93,18 +93,21 @@ def grid(sets: Sequence[str], without: Sequence[str] = ()) -> list[SweepSetting]
     return settings
 
 
-def read_settings(path: Path) -> list[SweepSetting]:
-    """The settings of a file. Raises SpecError."""
+def read_settings(path: Path, common: Sequence[str] = ()) -> list[SweepSetting]:
+    """The settings of a file, each after the `common` overrides. Raises SpecError."""
     try:
-        return of_file(path.read_text(encoding="utf-8"))
+        return of_file(path.read_text(encoding="utf-8"), common)
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror or error}", "--settings") from None
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not UTF-8", "--settings") from None
 
 
-def of_file(text: str) -> list[SweepSetting]:
-    """The settings of a TOML file: a table for each, named, of keys and values. Raises SpecError."""
+def of_file(text: str, common: Sequence[str] = ()) -> list[SweepSetting]:
+    """The settings of a TOML file: a table for each, named, of keys and values. Raises SpecError.
+
+    A key is a path in quotes, "model.name", or a table of its own, [wide.model]. Each setting begins with `common`.
+    """
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -113,14 +116,31 @@ def of_file(text: str) -> list[SweepSetting]:
         raise SpecError(
             'needs a table for each setting: ["wide"], then keys such as "model.name" = "dcn_v2"', "--settings"
         )
-    return [SweepSetting(name, tuple(_overrides(table, name))) for name, table in tables.items()]
+    return [SweepSetting(name, (*common, *_overrides(table))) for name, table in tables.items()]
 
 
-def _overrides(table: Mapping[str, Any], path: str) -> Iterator[str]:
+def _overrides(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Each key of a table as "a.b=value". A table is merged with the job file's; one with a `kind` takes its place."""
     for key, value in table.items():
-        if isinstance(value, dict) and value:
-            raise SpecError(f'write the whole path of a key in quotes: "{key}.{next(iter(value))}"', f"{path}.{key}")
-        yield f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
+        path = f"{above}{key}"
+        if isinstance(value, dict) and value and "kind" not in value:
+            yield from _overrides(value, f"{path}.")
+        else:
+            yield f"{path}={value if isinstance(value, str) and parse_value(value) == value else _toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    """A value in one line of TOML."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{_toml(str(key))} = {_toml(each)}" for key, each in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case bool():
+            return json.dumps(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
 
 
 def ablations(base: SweepSetting, schema: Schema) -> list[SweepSetting]:

@@ -13,20 +13,23 @@ EXPLAINED = (
     "twenty settings without any effect, one has p below 0.05. A test needs six passes at least. samples/s: the first "
     "run also ran source and pipe."
 )
+SECOND = " AUC 2nd: of the last half of the samples alone."
 
 
-def table_of(results: Sequence[SweepResult]) -> Table:
-    """A row for each setting and task."""
+def table_of(results: Sequence[SweepResult], *, second_half: bool = False) -> Table:
+    """A row for each setting and task; `second_half`: with the AUC of the last half of the samples, too."""
     several = len(results[0].metrics) > 1
-    table = Table(caption=EXPLAINED, caption_justify="left")
+    table = Table(caption=EXPLAINED + (SECOND if second_half else ""), caption_justify="left")
     table.add_column("setting")
     if several:
         table.add_column("task")
-    for name in ("AUC", "GAUC", "logloss", "samples/s", "rows", "AUC vs first", "p", "GAUC vs first", "p"):
+    second = ["AUC 2nd"] if second_half else []
+    for name in ("AUC", "GAUC", "logloss", *second, "samples/s", "rows", "AUC vs first", "p", "GAUC vs first", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in results:
         for task, found in each.metrics.items():
             figures = [_number(found.get(name)) for name in ("auc", "gauc", "logloss")]
+            figures += [_number(each.last_half.get(task, {}).get("auc"))] * second_half
             against = [cell for metric in ("auc", "gauc") for cell in _difference(_paired(each, task, metric))]
             first = [each.setting.name, *([task] if several else [])]
             table.add_row(*first, *figures, f"{each.samples_per_s:,.0f}", f"{each.rows:,}", *against)

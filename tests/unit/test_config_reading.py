@@ -1,7 +1,8 @@
 """Reading TOML with overrides, and the units of durations and sizes."""
 
 import json
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 from hypothesis import given
@@ -194,6 +195,8 @@ class Whole(Section):
     wait: Duration = 1.0
     of: str | Annotated[tuple[str, ...], Field(min_length=1)] = "a"
     lengths: tuple[Duration | Literal["all"], ...] = ()
+    begins_as: ClassVar[Mapping[str, str]] = {"twin": "one"}
+    twin: Annotated[Left | Right, Field(discriminator="kind")] | None = None
 
 
 @pytest.mark.parametrize(
@@ -222,6 +225,16 @@ def test_the_path_of_a_mistake_is_the_writers(raw, message):
     with pytest.raises(SpecError) as caught:
         validate(Whole, raw)
     assert str(caught.value) == message
+
+
+def test_a_section_without_a_kind_has_that_of_its_default_and_begins_as_the_section_says():
+    assert validate(Whole, {"one": {"left": 7}}).one == Right(left=7)
+    assert validate(Whole, {"twin": {"left": 7}}).twin == Right(left=7)
+    found = validate(Whole, {"one": {"kind": "left", "size": "1KiB"}, "twin": {}})
+    assert found.one == found.twin == Left(kind="left", size=1024)
+    assert validate(Whole, {"one": {"kind": "left", "size": "1KiB"}, "twin": {"kind": "right"}}).twin == Right()
+    with pytest.raises(SpecError, match=r"^by_name.b.kind: is missing"):
+        validate(Whole, {"by_name": {"b": {"size": "1KiB"}}})
 
 
 def test_a_reader_of_some_sections_may_drop_the_others():

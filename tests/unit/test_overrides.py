@@ -8,9 +8,12 @@ import pytest
 
 from headrace.config import load_toml, validate
 from headrace.errors import SpecError
+from headrace.pserver.config import Adagrad
 from headrace.service.cli.table_commands import set_
+from headrace.service.spec.job import job_of, load_job
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.spec.changes import after_set, is_hot, remaining, with_overrides
+from headrace.trainer.dense_config import DenseAdam
+from headrace.trainer.spec.changes import after_set, changed_keys, is_hot, remaining, with_overrides
 from tests.unit.test_spec import NEWS
 
 LR = "tables.default.optimizer.lr"
@@ -18,6 +21,43 @@ LR = "tables.default.optimizer.lr"
 
 def job(*overrides):
     return validate(TrainerJob, load_toml(NEWS, overrides), only_known=True)
+
+
+SMALL = """
+name = "small"
+sources.lines = {kind = "files", paths = ["x"]}
+pipe = {kind = "columns"}
+slots = [{name = "user"}, {name = "click", kind = "meta"}]
+tasks = [{name = "ctr", label = "click"}]
+model = {name = "lr"}
+store = {path = "store"}
+"""
+
+
+def trainer_job(path):
+    return validate(TrainerJob, load_job(path).full, only_known=True)
+
+
+LONE = ("tables.default.optimizer.lr=0.02", "dense.optimizer.lr=0.1")
+
+
+def test_a_rate_alone_is_that_of_the_default_optimizer_wherever_it_is_given(tmp_path):
+    (plain := tmp_path / "plain.toml").write_text(SMALL)
+    (file := tmp_path / "file.toml").write_text(SMALL + "\n".join(LONE))
+    running = after_set(trainer_job(plain), {}, {LR: 0.02, "dense.optimizer.lr": 0.1})
+    for spec in (load_job(file).spec, load_job(plain, LONE).spec, job_of(load_toml(file), tmp_path).spec, running):
+        assert spec.tables["default"].optimizer == Adagrad(lr=0.02)
+        assert spec.dense.optimizer == DenseAdam(lr=0.1)
+    assert changed_keys(load_toml(plain), load_toml(file)) == ["dense.optimizer.lr", LR]
+    assert load_job(file).full["dense"]["optimizer"]["kind"] == "adam", "as workers and the log have it"
+
+
+def test_a_first_order_optimizer_without_a_kind_begins_with_the_settings_of_the_optimizer(tmp_path):
+    (file := tmp_path / "job.toml").write_text(SMALL + 'tables.default.optimizer = {initial = 0.5, per = "element"}')
+    key, value = "tables.default.first_order_optimizer.lr", 0.02
+    given = load_job(file, [f"{key}={value}"]).spec.tables["default"].first_order_optimizer
+    assert given == Adagrad(lr=0.02, initial=0.5, per="element")
+    assert after_set(trainer_job(file), {}, {key: value}).tables["default"].first_order_optimizer == given
 
 
 SCHEDULE = {"kind": "warmup_cosine", "counts": "samples", "warmup": 5, "total": 50, "final": 0.1}

@@ -160,8 +160,8 @@ MISTAKES = {
     "sources.impressions.kind=fils": "sources.impressions.kind: 'fils' is none of 'files', 'kafka', 'simulated'; "
     "did you mean 'files'?",
     "slots.0.kind=dens": "slots.0.kind: 'dens' is none of 'sparse', 'dense', 'meta', 'removed'; did you mean 'dense'?",
-    "tables.default.optimizer={lr=1.0}": "tables.default.optimizer.kind: is missing; one of 'sgd', 'adagrad', 'adam', "
-    "'ftrl'",
+    "tables.default.optimizer={beta1=0.5}": "tables.default.optimizer.beta1: is a key of kind = 'adam', which is "
+    "not set here",
     "pipe=3": "pipe: is a section with keys of its own (got 3)",
     "sources.impressions=3": "sources.impressions: is a section with keys of its own (got 3)",
     'slots=["a"]': "slots.0: is a section with keys of its own (got 'a')",

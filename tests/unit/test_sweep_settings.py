@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headrace.config import parse_value
+from headrace.config import load_toml, parse_value
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
-from headrace.service.cli.sweep_command import _with_its_slices
+from headrace.pserver.config import Adagrad
+from headrace.service.cli.sweep_command import _with_its_slices, sweep
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.history.frozen_runs import frozen_of
 from headrace.service.history.paired_test import JobComparison, PairedResult
@@ -24,6 +25,7 @@ from headrace.service.sweeps.sweep_settings import (
     BASE,
     MAX_SETTINGS,
     SweepSetting,
+    _overrides,
     ablations,
     check_settings,
     grid,
@@ -69,9 +71,49 @@ def test_a_file_has_a_table_for_each_setting():
     ]
     assert parse_value(found[0].overrides[1].partition("=")[2]) == [8, 4]
     assert of_file('["lr"]\n"model.settings" = {}\n') == [SweepSetting("lr", ("model.settings={}",))]
-    for text, words in (("x", "not TOML"), ("a = 1", "a table for each"), ("[a.model]\nname = 'x'", "in quotes")):
+    for text, words in (("x", "not TOML"), ("a = 1", "a table for each")):
         with pytest.raises(SpecError, match=words):
             of_file(text)
+
+
+TABLES = """
+[gentle.tables.default]
+optimizer.lr = 0.02
+decay = 0.5
+[plain]
+dense.optimizer = {kind = "sgd", lr = 0.1}
+"model.settings" = {hidden = [[8], [4]]}
+name = "7"
+"""
+
+
+def test_a_setting_may_be_tables_and_follows_what_is_common(tmp_path):
+    (tmp_path / "settings.toml").write_text(TABLES)
+    gentle, plain = read_settings(tmp_path / "settings.toml", ["train.batch_size=8"])
+    assert gentle.overrides == (
+        "train.batch_size=8", "tables.default.optimizer.lr=0.02", "tables.default.decay=0.5"
+    )  # fmt: skip
+    job = write_epoch_job(tmp_path)
+    loaded = load_job(job, gentle.overrides).spec
+    assert (loaded.tables["default"].optimizer, loaded.train.batch_size) == (Adagrad(lr=0.02), 8)
+    given = load_toml(job, plain.overrides)
+    assert given["dense"]["optimizer"] == {"kind": "sgd", "lr": 0.1}, "in place of the file's, whatever keys that has"
+    assert (given["model"]["settings"], given["name"]) == ({"hidden": [[8], [4]]}, "7")
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text() | st.booleans() | st.integers() | st.lists(st.text())))
+def test_a_table_with_a_kind_is_read_again_as_it_was_written(table):
+    whole = {**table, "kind": "x"}
+    (override,) = _overrides({"a": whole})
+    assert parse_value(override.partition("=")[2]) == whole
+
+
+def test_settings_of_a_file_take_one_value_for_each_common_key(tmp_path):
+    (tmp_path / "settings.toml").write_text(TABLES)
+    job = write_epoch_job(tmp_path)
+    for options, words in (({"sets": ["seed=1,2"]}, "one value"), ({"ablate": True}, "--ablate leaves each slot out")):
+        with pytest.raises(SpecError, match=words):
+            sweep(job, settings=tmp_path / "settings.toml", **options)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
@@ -138,7 +180,7 @@ def test_secrets_of_a_setting_are_in_no_argument_and_in_no_result(tmp_path):
         run = load_job(job, command[-1:])
     assert run.spec.train.batch_size == 32 and run.secrets == load_job(job, [KAFKA]).secrets and run.secrets
     assert run.spec.sources["later"].group == "live-sweep", "the live group keeps its positions"
-    message = json.dumps(SweepResult(settings[1], {}, 0.0, 0, 0.0, None).message())
+    message = json.dumps(SweepResult(settings[1], {}, {}, 0.0, 0, 0.0, None).message())
     assert "hunter2" not in message and "joe" not in message and "***" in message and "b:9" in message
 
 
@@ -272,19 +314,20 @@ def test_a_folder_of_something_else_is_not_emptied(tmp_path):
 
 def result(name, auc, against):
     metrics = {"ctr": {"auc": auc, "gauc": None, "logloss": 0.25}}
-    return SweepResult(SweepSetting(name, ()), metrics, 12_345.6, 1_234, 2.0, against)
+    return SweepResult(SweepSetting(name, ()), metrics, {"ctr": {"auc": auc + 0.05}}, 12_345.6, 1_234, 2.0, against)
 
 
 def test_the_table_has_a_row_for_each_setting_with_its_difference_from_the_first():
     paired = PairedResult("ctr", "auc", 9, 0.7, 0.712, 0.012, 0.001, 0.0039)
     second = result("wide", 0.7123, JobComparison(9, 900, 0, 0, [paired]))
     text = io.StringIO()
-    Console(file=text, width=160).print(table_of([result("narrow", 0.7, None), second]))
+    Console(file=text, width=160).print(table_of([result("narrow", 0.7, None), second], second_half=True))
     rows = {
         line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]]
         for line in text.getvalue().splitlines()
         if "│" in line
     }
-    assert rows["narrow"] == ["0.7000", "-", "0.2500", "12,346", "1,234", "-", "-", "-", "-"]
-    assert rows["wide"] == ["0.7123", "-", "0.2500", "12,346", "1,234", "+0.0120", "0.0039", "-", "-"]
+    assert rows["narrow"] == ["0.7000", "-", "0.2500", "0.7500", "12,346", "1,234", "-", "-", "-", "-"]
+    assert rows["wide"] == ["0.7123", "-", "0.2500", "0.7623", "12,346", "1,234", "+0.0120", "0.0039", "-", "-"]
+    assert "AUC 2nd" not in [column.header for column in table_of([second]).columns]
     assert json.loads(json.dumps(second.message()))["against_first"]["results"][0]["p"] == 0.0039
