@@ -131,7 +131,37 @@ class Ftrl(Section):
     """L2 strength."""
 
 
-Optimizer = Annotated[Sgd | Adagrad | Adam | Ftrl, Field(discriminator="kind")]
+class PaddleAdagrad(Section):
+    """Adagrad as in Paddle's parameter server: a step is scaled by sqrt(initial_g2sum / (initial_g2sum + g2sum)), with
+    the sum of squares before this step; so the first one has the whole rate."""
+
+    kind: Literal["paddle_adagrad"]
+    """Paddle's Adagrad."""
+    lr: Positive = 0.05
+    """Paddle's `learning_rate`."""
+    initial_g2sum: Positive = 3.0
+    """The same in Paddle: the greater, the longer steps stay long."""
+    per: Literal["row", "element"] = "row"
+    """"row": one sum for the first-order weight and one for the vector (mean of squares), as SparseAdaGradSGDRule;
+    "element": one for each element, as StdAdaGradSGDRule."""
+
+
+class PaddleAdam(Section):
+    """Adam as in Paddle's parameter server: epsilon is added to the root of a moment without bias correction."""
+
+    kind: Literal["paddle_adam"]
+    """Paddle's Adam."""
+    lr: Positive = 0.001
+    """Paddle's `learning_rate`."""
+    beta1: Beta = 0.9
+    """Paddle's `beta1_decay_rate`."""
+    beta2: Beta = 0.999
+    """Paddle's `beta2_decay_rate`."""
+    epsilon: Positive = 1e-8
+    """Paddle's `ada_epsilon`."""
+
+
+Optimizer = Annotated[Sgd | Adagrad | Adam | Ftrl | PaddleAdagrad | PaddleAdam, Field(discriminator="kind")]
 
 
 class Initial(StrEnum):

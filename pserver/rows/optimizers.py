@@ -1,4 +1,4 @@
-"""Optimizers of rows: sgd, adagrad by row or element, adam, ftrl, on the rows of a slab.
+"""Optimizers of rows: sgd, adagrad by row or element, adam, ftrl, and Paddle's adagrad and adam, on rows of a slab.
 
 A row's weights have two parts, the first-order weight and the vector, each with its own settings. Every weight stays
 within bounds. Only + - * / and square root are used, so bits agree between machines; powers are products stored in the
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.errors import SpecError
 from headrace.kernel_cache import njit
 from headrace.prefetch import AHEAD, prefetch_row
-from headrace.pserver.config import Adagrad, Adam, Ftrl, Optimizer, Sgd, TableSection
+from headrace.pserver.config import Adagrad, Adam, Ftrl, Optimizer, PaddleAdagrad, PaddleAdam, Sgd, TableSection
 
 F32 = NDArray[np.float32]
 
@@ -59,11 +59,11 @@ def parts_of(section: TableSection) -> NDArray[np.int8]:
     match section.optimizer:
         case Sgd():
             state = []
-        case Adagrad(per="element"):
+        case Adagrad(per="element") | PaddleAdagrad(per="element"):
             state = weights
-        case Adagrad():
+        case Adagrad() | PaddleAdagrad():
             state = [0, 1]
-        case Adam():
+        case Adam() | PaddleAdam():
             state = [*weights, *weights, 0, 0, 1, 1]
         case Ftrl():
             state = [*weights, *weights]
@@ -97,6 +97,13 @@ def _optimizer_of(section: TableSection) -> RowOptimizer:
             return RowOptimizer(adam, adam_reference, settings, _f32([0] * (2 * num_weights) + [1] * 4))
         case Ftrl():
             return RowOptimizer(ftrl, ftrl_reference, settings, _f32([0] * (2 * num_weights)), ftrl=True)
+        case PaddleAdagrad(per="element"):
+            return RowOptimizer(paddle_adagrad_element, paddle_adagrad_element_reference, settings, _f32(initial))
+        case PaddleAdagrad():
+            return RowOptimizer(paddle_adagrad_row, paddle_adagrad_row_reference, settings, _f32([0, 0]))
+        case PaddleAdam():
+            powers = settings[:, 3:5].reshape(-1).tolist()
+            return RowOptimizer(paddle_adam, paddle_adam_reference, settings, _f32([0] * (2 * num_weights) + powers))
         case _:
             assert_never(vector)
 
@@ -115,7 +122,9 @@ def _settings_of(optimizer: Optimizer) -> list[float]:
             return [optimizer.lr]
         case Adagrad():
             return [optimizer.lr, optimizer.epsilon]
-        case Adam():
+        case PaddleAdagrad():
+            return [optimizer.lr, optimizer.initial_g2sum]
+        case Adam() | PaddleAdam():
             return [optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.epsilon]
         case Ftrl():
             return [optimizer.lr, optimizer.beta, optimizer.l1, optimizer.l2]
@@ -290,6 +299,136 @@ def adam_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> 
             step = lr * (row_W[m_at] / (one - row_W[powers]))
             row_W[d] -= step / (np.sqrt(row_W[v_at] / (one - row_W[powers + 1])) + epsilon)
             row_W[d] = min(max(row_W[d], low), high)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _paddle_adagrad_row_part(slab, grads, row, grad, begin, end, n, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, initial = settings_6[0], settings_6[1], settings_6[2], settings_6[3]
+    w, g = row + begin, grad + begin
+    rate, squares = lr * np.sqrt(initial / (initial + slab[n])), np.float32(0)
+    for d in range(end - begin):
+        squares += grads[g + d] * grads[g + d]
+        slab[w + d] = _bounded(slab[w + d] - rate * grads[g + d], low, high)
+    slab[n] += squares / np.float32(max(end - begin, ONE))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def paddle_adagrad_row(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """Paddle's Adagrad with one sum n a part: w -= lr * g * sqrt(initial / (initial + n)); then n += mean(g * g).
+
+    Source: SparseAdaGradSGDRule of Paddle 3.0 (paddle/fluid/distributed/ps/table/sparse_sgd_rule.cc), which computes
+    with 64 bits what is computed with 32 here.
+    """
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
+    for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
+        n = row + num_weights
+        if first_order:
+            _paddle_adagrad_row_part(slab, grads, row, grad, ZERO, ONE, n, settings[0])
+        _paddle_adagrad_row_part(slab, grads, row, grad, first, num_weights, n + ONE, settings[1])
+
+
+def paddle_adagrad_row_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `paddle_adagrad_row` on one row."""
+    num_weights = len(grad_D)
+    for part, (begin, end) in enumerate(((0, first_order), (first_order, num_weights))):
+        low, high, lr, initial = settings[part][:4]
+        n, squares = num_weights + part, np.float32(0)
+        rate = lr * np.sqrt(initial / (initial + row_W[n])) if end > begin else np.float32(0)
+        for d in range(begin, end):
+            squares += grad_D[d] * grad_D[d]
+            row_W[d] = min(max(row_W[d] - rate * grad_D[d], low), high)
+        row_W[n] += squares / np.float32(max(end - begin, 1))
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _paddle_adagrad_element_part(slab, grads, row, grad, begin, end, num_weights, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, initial = settings_6[0], settings_6[1], settings_6[2], settings_6[3]
+    w, g, n = row + begin, grad + begin, row + num_weights + begin
+    for d in range(end - begin):
+        rate = lr * np.sqrt(initial / (initial + slab[n + d]))
+        slab[n + d] += grads[g + d] * grads[g + d]
+        slab[w + d] = _bounded(slab[w + d] - rate * grads[g + d], low, high)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def paddle_adagrad_element(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """As `paddle_adagrad_row`, with a sum for each element. Source: StdAdaGradSGDRule, in the same file."""
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
+    for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
+        if first_order:
+            _paddle_adagrad_element_part(slab, grads, row, grad, ZERO, ONE, num_weights, settings[0])
+        _paddle_adagrad_element_part(slab, grads, row, grad, first, num_weights, num_weights, settings[1])
+
+
+def paddle_adagrad_element_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `paddle_adagrad_element` on one row."""
+    num_weights = len(grad_D)
+    for d, g in enumerate(grad_D):
+        low, high, lr, initial = settings[int(d >= first_order)][:4]
+        rate = lr * np.sqrt(initial / (initial + row_W[num_weights + d]))
+        row_W[num_weights + d] += g * g
+        row_W[d] = min(max(row_W[d] - rate * g, low), high)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _paddle_adam_part(slab, grads, row, grad, begin, end, num_weights, powers, settings_6):  # type: ignore[no-untyped-def]
+    low, high, lr, epsilon = settings_6[0], settings_6[1], settings_6[2], settings_6[5]
+    beta1, beta2, one = settings_6[3], settings_6[4], np.float32(1)
+    rate = lr * (np.sqrt(one - slab[powers + ONE]) / (one - slab[powers]))
+    w, g = row + begin, grad + begin
+    m, v = w + num_weights, w + num_weights + num_weights
+    for d in range(end - begin):
+        first_moment = beta1 * slab[m + d] + (one - beta1) * grads[g + d]
+        second_moment = beta2 * slab[v + d] + (one - beta2) * grads[g + d] * grads[g + d]
+        slab[m + d], slab[v + d] = first_moment, second_moment
+        move = rate * (first_moment / (np.sqrt(second_moment) + epsilon))
+        slab[w + d] = _bounded(slab[w + d] - move, low, high)
+    slab[powers], slab[powers + ONE] = slab[powers] * beta1, slab[powers + ONE] * beta2
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def paddle_adam(slab_RW, rows_U, grads_UD, begin, end, first_order, settings):  # type: ignore[no-untyped-def]
+    """Paddle's Adam. State: m, v, then the beta1 ^ t, beta2 ^ t of the next step t for each part.
+
+    m, v as in `adam`; w -= lr * sqrt(1 - beta2 ^ t) / (1 - beta1 ^ t) * m / (sqrt(v) + epsilon). Source:
+    SparseAdamSGDRule of Paddle 3.0 (paddle/fluid/distributed/ps/table/sparse_sgd_rule.cc).
+    """
+    slab, grads = slab_RW.reshape(-1), grads_UD.reshape(-1)
+    width, num_weights, first = np.uint64(slab_RW.shape[1]), np.uint64(grads_UD.shape[1]), np.uint64(first_order)
+    last = np.uint64(end) - ONE
+    for u in range(np.uint64(begin), np.uint64(end)):
+        prefetch_row(slab, np.uint64(rows_U[min(u + AHEAD, last)]) * width, width)
+        row, grad = np.uint64(rows_U[u]) * width, u * num_weights
+        powers = row + np.uint64(3) * num_weights
+        if first_order:
+            _paddle_adam_part(slab, grads, row, grad, ZERO, ONE, num_weights, powers, settings[0])
+        _paddle_adam_part(slab, grads, row, grad, first, num_weights, num_weights, powers + np.uint64(2), settings[1])
+
+
+def paddle_adam_reference(row_W: F32, grad_D: F32, first_order: int, settings: F32) -> None:
+    """The twin of `paddle_adam` on one row."""
+    one, num_weights = np.float32(1), len(grad_D)
+    for part, (begin, end) in enumerate(((0, first_order), (first_order, num_weights))):
+        if part == 0 and not first_order:
+            continue
+        low, high, lr, beta1, beta2, epsilon = settings[part]
+        powers = 3 * num_weights + 2 * part
+        rate = lr * (np.sqrt(one - row_W[powers + 1]) / (one - row_W[powers]))
+        for d in range(begin, end):
+            m_at, v_at, g = num_weights + d, 2 * num_weights + d, grad_D[d]
+            row_W[m_at] = beta1 * row_W[m_at] + (one - beta1) * g
+            row_W[v_at] = beta2 * row_W[v_at] + (one - beta2) * g * g
+            move = rate * (row_W[m_at] / (np.sqrt(row_W[v_at]) + epsilon))
+            row_W[d] = min(max(row_W[d] - move, low), high)
+        row_W[powers : powers + 2] *= (beta1, beta2)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inline="always")

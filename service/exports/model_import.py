@@ -67,6 +67,8 @@ def import_into(job: LoadedJob, asked: ImportRequest) -> ImportResult:
                 done = make_first_commit(store, job.spec, job.full, source, choice, tensors)
     for line in format_import(done, asked, job.store):
         print_printable(line)
+    if "optimizer" in source.facts():
+        print_printable('optimizer: its state begins anew; kind = "paddle_adagrad" would go on with that of the save')
     return done
 
 

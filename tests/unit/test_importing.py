@@ -297,7 +297,14 @@ def test_a_g2sum_for_each_number_is_read_too(tmp_path, taken):
     ("line", "words"),
     [
         ("11 101 3 0.5", r"has 4 words; .* dim 4, .* has 8, 13, 16"),
-        ("11 101 0 0 1 0 1 0.1 1 2 3 4 5 6 7 8 9", r"line 2: has 17 words; .*a line of dim 8 or 4\.5"),
+        (
+            "11 101 0 0 1 0 1 0.1 1 2 3 4 5 6 7 8 9",
+            r"line 2: has 17 words; .* of dim 10 \(naive\) or 8 \(adagrad\)",
+        ),
+        (
+            "11 101 0 0 1 0 1 1 2 3 4",
+            r"has 11 words.*; this is a line of the rule naive: .*kind = \"sgd\", or of",
+        ),
         ("x 101 0 0 1 0 1 0.1", r"line 2: 'x' is not a key"),
         ("-1 101 0 0 1 0 1 0.1", r"'-1' is not a key"),
         ("18446744073709551616 101 0 0 1 0 1 0.1", "is not a key: a whole number below"),
@@ -313,6 +320,81 @@ def test_lines_of_another_layout_are_named(tmp_path, job_of, line, words):
     with pytest.raises(BadInput, match=words):
         import_into(job, ImportRequest(str(source), slots="a=101,b=102"))
     assert nothing_is_left(job)
+
+
+GOES_ON = {
+    # kind: (line with a vector, line without one, state of the first row, of the second: the vector's part is fresh)
+    "kind='paddle_adagrad'": (FULL, SHORT, [0.1, 0.2], [0.1, 0.0]),
+    "kind='paddle_adagrad',per='element'": (
+        "11 101 3 0.5 2.5 1.25 0.75 0.1 1 2 3 4 5 6 7 8", SHORT, [0.1, 5, 6, 7, 8], [0.1, 0, 0, 0, 0]
+    ),
+    "kind='paddle_adam',beta1=0.5,beta2=0.75": (
+        "11 101 3 0.5 2.5 1.25 0.75 -1 2 0.25 0.5 1 2 3 4 -5 -6 -7 -8 15 16 17 18 0.125 0.0625",
+        "12 102 0 0 1 0 -0.5 -1 2 0.25 0.5",
+        [-1, -5, -6, -7, -8, 2, 15, 16, 17, 18, 0.25, 0.5, 0.125, 0.0625],
+        [-1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0.25, 0.5, 0.5, 0.75],
+    ),
+    "kind='sgd'": ("11 101 3 0.5 2.5 1.25 0.75 1 2 3 4", "12 102 0 0 1 0 -0.5", [], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GOES_ON)
+def test_rows_of_paddle_go_on_with_the_state_of_their_optimizer(tmp_path, job_of, capsys, kind):
+    whole, bare, *states = GOES_ON[kind]
+    source = save(tmp_path / "000", part_000_00000=[whole, bare])
+    job = job_of(f"tables.default.optimizer={{{kind}}}")
+    import_into(job, ImportRequest(str(source), slots="a=101,b=102"))
+    words, found = words_of(job, tmp_path), rows_of(job, tmp_path)
+    assert found["a", 11] == [0.75, 1, 2, 3, 4] and found["b", 12][0] == -0.5
+    for (slot, sign), state in zip((("a", 11), ("b", 12)), states, strict=True):
+        row = words[key_of_reference(sign, GROUPS[slot])][HEAD:].view(np.float32).tolist()
+        assert row[5:] == vector(*state), slot
+    assert "begins anew" not in capsys.readouterr().out
+
+
+def test_without_a_first_order_weight_its_state_is_left_out(tmp_path, job_of):
+    adam = GOES_ON["kind='paddle_adam',beta1=0.5,beta2=0.75"]
+    job = job_of("tables.default={dim=4,first_order=false,optimizer={kind='paddle_adam'}}", "model.name=dcn_v2")
+    import_into(job, ImportRequest(str(save(tmp_path / "000", part_000_00000=adam[:1])), slots="a=101"))
+    row = words_of(job, tmp_path)[key_of_reference(11, GROUPS["a"])][HEAD:].view(np.float32).tolist()
+    assert row == [1, 2, 3, 4, -5, -6, -7, -8, 15, 16, 17, 18, 0.25, 0.5, 0.125, 0.0625]
+
+
+def test_another_optimizer_says_that_its_state_begins_anew(tmp_path, job_of, capsys):
+    import_into(job_of(), ImportRequest(str(save(tmp_path / "000", part_000_00000=[FULL])), slots="a=101"))
+    assert "optimizer: its state begins anew" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "words"),
+    [
+        ("kind='paddle_adagrad'", "11 101 0 0 1 0 1 -0.1", "line 1: -0.1 is a sum of squares .* below 0"),
+        ("kind='paddle_adagrad'", "11 101 0 0 1 0 1 nan", "its state is not a finite number"),
+        ("kind='paddle_adam'", "11 101 0 0 1 0 1 1 1 1.0 0.5", r"line 1: \[1.0, 0.5\] are powers of betas"),
+        ("kind='paddle_adam'", "11 101 0 0 1 0 1 1 -1 0.9 0.5", "line 1: -1 is a sum of squares"),
+        ("kind='paddle_adam'", FULL, r"the rule adam has 11, 25; this is a line of the rule adagrad: .*paddle_adagrad"),
+    ],
+)
+def test_a_state_that_no_rule_has_is_named(tmp_path, job_of, kind, line, words):
+    source = save(tmp_path / "000", part_000_00000=[line])
+    job = job_of(f"tables.default.optimizer={{{kind}}}")
+    with pytest.raises(BadInput, match=words):
+        import_into(job, ImportRequest(str(source), slots="a=101"))
+    assert nothing_is_left(job)
+
+
+def test_a_line_that_may_be_of_two_rules_is_refused(tmp_path, job_of):
+    job = job_of("tables.default={dim=1,optimizer={kind='sgd'}}")
+    source = save(tmp_path / "000", part_000_00000=["11 101 0 0 1 0 1 0.1"])
+    with pytest.raises(BadInput, match="is adagrad without a vector or naive with a vector or std_adagrad without"):
+        import_into(job, ImportRequest(str(source), slots="a=101"))
+
+
+def test_tables_of_several_optimizers_need_one_named(tmp_path, job_of):
+    other = ("tables.other={dim=4,optimizer={kind='sgd'}}", "slots.2={name='history',pooling='mean',table='other'}")
+    source = save(tmp_path / "000", part_000_00000=[FULL])
+    with pytest.raises(SpecError, match="because the optimizers differ: default adagrad, other sgd"):
+        import_into(job_of(*other), ImportRequest(str(source), slots="a=101"))
 
 
 def test_a_duplicate_key_is_named_with_both_places(tmp_path, job_of, monkeypatch):

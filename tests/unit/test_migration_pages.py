@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config import validate
+from headrace.dataset.formats.multislot_parser import MultiSlotParser
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.stream_spec import SlotsSpec
 from headrace.service.spec.job import load_job
 
 ROOT = Path(__file__).parents[2]
@@ -49,3 +53,23 @@ def test_a_page_has_what_a_user_looks_for(page):
     assert [words for words in PROMISED[page] if words not in first] == []
     assert all(len(row) in (2, 3) for row in rows(page))
     assert all(cell == "none" or settings(cell) or cell == "the same line" for _, cell, *_ in rows(page))
+
+
+def lines_of_paddle():
+    """The rows of the page's table of lines: the line, and what Headrace makes of it."""
+    text = (ROOT / "docs" / "coming-from" / "paddle.md").read_text()
+    return re.findall(r"^\| `([01] [^`]+)` \| [^|]+ \| ([^|:]+?)(?:: [^|]+)? \|$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("line", "said"), lines_of_paddle())
+def test_a_line_that_paddle_reads_otherwise_is_what_the_page_says(line, said):
+    slots = [{"name": "user"}, {"name": "price", "kind": "dense"}, {"name": "click", "kind": "meta"}]
+    parser = MultiSlotParser(Schema.of(validate(SlotsSpec, {"slots": slots}).slots))
+    samples, bad = parser.parse(f"{line}\n".encode())
+    assert [each.reason.value for each in bad] == ([] if said == "taken" else [said])
+    assert len(samples.event_B) == (said == "taken")
+
+
+def test_the_page_has_the_lines_that_users_of_paddle_meet():
+    said = dict(lines_of_paddle())
+    assert len(said) == 10 and set(said.values()) == {"unparsable", "wrong count", "non-finite value", "taken"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError
-from headrace.pserver.config import Adagrad, Adam, Bounds, Ftrl, Sgd, TableSection
+from headrace.pserver.config import Adagrad, Adam, Bounds, Ftrl, PaddleAdagrad, PaddleAdam, Sgd, TableSection
 from headrace.pserver.rows.optimizers import ftrl_start, optimizer_of
 from headrace.pserver.rows.table_rows import frozen
 
@@ -17,8 +17,14 @@ OPTIMIZERS = [
     Adagrad(per="row", lr=0.5),
     Adam(kind="adam", lr=0.125),
     Ftrl(kind="ftrl", lr=0.5, l1=0.5, l2=0.25),
+    PaddleAdagrad(kind="paddle_adagrad", per="element", lr=0.5, initial_g2sum=0.25),
+    PaddleAdagrad(kind="paddle_adagrad", lr=0.5),
+    PaddleAdam(kind="paddle_adam", lr=0.125),
 ]
-NAMES = ["sgd", "adagrad-element", "adagrad-row", "adam", "ftrl"]
+NAMES = [
+    *("sgd", "adagrad-element", "adagrad-row", "adam", "ftrl"),
+    *("paddle-adagrad-element", "paddle-adagrad-row", "paddle-adam"),
+]
 
 
 def new_rows(section, count, seed):
@@ -111,6 +117,52 @@ def test_as_torch_does_it(optimizer, theirs):
     np.testing.assert_allclose(slab[:, :weights], parameter.detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
+# The values that tests of Paddle 3.0 expect (paddle/fluid/distributed/test/sparse_sgd_rule_test.cc): of 10 weights that
+# are 0, after one step with the gradients 1 to 10; then the state. float32 within 4 units in the last place, as there.
+OF_PADDLE = {
+    "sgd": (Sgd(kind="sgd", lr=0.1), [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7, -0.8, -0.9, -1.0]),
+    "paddle_adagrad": (
+        PaddleAdagrad(kind="paddle_adagrad", lr=0.1, initial_g2sum=0.2),
+        [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7, -0.8, -0.9, -1.0, 38.5],
+    ),
+    "paddle_adam": (
+        PaddleAdam(kind="paddle_adam", lr=0.1),
+        [
+            *(-0.0999999642, -0.099999994, -0.099999994, -0.099999994, -0.099999994),
+            *(-0.099999994, -0.099999994, -0.100000001, -0.100000009, -0.100000001),
+            *(0.100000024, 0.200000048, 0.300000072, 0.400000095, 0.500000119),
+            *(0.600000143, 0.700000167, 0.800000191, 0.900000215, 1.00000024),
+            *(0.000999987125, 0.0039999485, 0.00899988413, 0.015999794, 0.0249996781),
+            *(0.0359995365, 0.0489993691, 0.063999176, 0.0809989572, 0.0999987125),
+            *(0.809999943, 0.998001039),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_PADDLE)
+def test_as_the_rules_of_paddle_do_it(kind):
+    optimizer, expected = OF_PADDLE[kind]
+    section = TableSection(dim=10, first_order=False, optimizer=optimizer)
+    slab, weights, ready = new_rows(section, 1, 0)
+    slab[:, :weights] = 0
+    apply(slab, [0], [np.arange(1.0, 11.0)], section, ready)
+    no_first_order = {"sgd": [], "paddle_adagrad": [weights], "paddle_adam": [3 * weights, 3 * weights + 1]}
+    np.testing.assert_array_max_ulp(np.delete(slab[0], no_first_order[kind]), np.array(expected, np.float32), 4)
+
+
+def test_later_steps_of_paddles_adagrad_are_scaled_by_the_sum_before_them():
+    section = TableSection(
+        dim=3, optimizer=PaddleAdagrad(kind="paddle_adagrad", lr=0.5, initial_g2sum=3.0), bounds=Bounds(low=-9, high=9)
+    )
+    slab, _, ready = new_rows(section, 1, 0)
+    slab[:] = 0
+    apply(slab, [0], [[2.0, 3.0, 3.0, 3.0]], section, ready)
+    assert slab[0].tolist() == [-1, -1.5, -1.5, -1.5, 4, 9]
+    apply(slab, [0], [[0.0, 2.0, 0.0, 0.0]], section, ready)
+    assert slab[0].tolist() == pytest.approx([-1, -1.5 - 0.5 * 2 * np.sqrt(3 / 12), -1.5, -1.5, 4, 9 + 4 / 3])
+
+
 def test_adagrad_by_row_adds_the_mean_square_of_each_part():
     section = TableSection(dim=4, optimizer=Adagrad(per="row", lr=1.0, epsilon=0.0))
     slab, _, ready = new_rows(section, 1, 0)
@@ -150,7 +202,7 @@ def test_the_first_order_weight_has_its_own_settings():
 
 @pytest.mark.parametrize(
     ("optimizer", "floats"),
-    [(OPTIMIZERS[0], 0), (OPTIMIZERS[1], 17), (OPTIMIZERS[2], 2), (OPTIMIZERS[3], 38), (OPTIMIZERS[4], 34)],
+    list(zip(OPTIMIZERS, [0, 17, 2, 38, 34, 17, 2, 38], strict=True)),
     ids=NAMES,
 )
 def test_state_takes_the_room_it_should(optimizer, floats):

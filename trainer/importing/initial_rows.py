@@ -1,4 +1,5 @@
-"""Rows of a warm start in the store's format: weights and statistics of the source, a fresh optimizer state.
+"""Rows of a warm start in the store's format: weights and statistics of the source, and the state of its optimizer if
+the table's is the same; otherwise a fresh one.
 
 `changed_version` is VERSION, which is the number of no pass: a row exists from a version above 0 on, and a pass treats
 rows of its own version as touched by itself. `last_seen_day` is 0, the day of the first pass: rows count as just seen.
@@ -53,6 +54,8 @@ class RowMaker:
         whole_U = self._whole(group_U, brought)
         if self._section.dim and brought.vector_RD is not None:
             slab_UW[whole_U, first : first + self._section.dim] = brought.vector_RD[whole_U]
+        if brought.state_RK is not None:
+            self._put_state(slab_UW, whole_U, brought.state_RK)
         if self._settings.ftrl:
             start_ftrl(slab_UW, group_U, self._settings)
         if self._settings.extends:
@@ -64,6 +67,13 @@ class RowMaker:
         bits = bits_of(slab_UW, columns)
         pack(*bits, np.arange(num_rows, dtype=np.int32), 0, num_rows, np.empty_like(keys_U), words_UW)
         return words_UW
+
+    def _put_state(self, slab_UW: F32, whole_U: NDArray[np.bool_], state_UK: F32) -> None:
+        """Write the state of the weight, and that of the vector in rows that have one."""
+        begin = self._settings.num_weights
+        part_K = self._settings.parts_W[begin : begin + state_UK.shape[1]]
+        slab_UW[:, begin + np.flatnonzero(part_K == 0)] = state_UK[:, part_K == 0]
+        slab_UW[np.ix_(whole_U, begin + np.flatnonzero(part_K == 1))] = state_UK[np.ix_(whole_U, part_K == 1)]
 
     def _whole(self, group_U: U16, brought: SourceRows) -> NDArray[np.bool_]:
         """(U,) whether a row has a vector. Where rows wait for theirs, zeros mean none; others get an initial one."""
@@ -84,7 +94,7 @@ class RowMaker:
             raise BadInput(
                 f"{brought.where(0)}: has dim {vector_RD.shape[1]}; table {self.name!r} of the job has {dim}"
             )
-        values = {"weight": brought.weight_R, "vector": vector_RD, **brought.statistics}
+        values = {"weight": brought.weight_R, "vector": vector_RD, "state": brought.state_RK, **brought.statistics}
         for what, array in values.items():
             if array is None or np.isfinite(array).all():
                 continue

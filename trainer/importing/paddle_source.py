@@ -1,24 +1,24 @@
 """A sparse table in the text format of Paddle's parameter server, as a source of an import.
 
-The layout is that of `MemorySparseTable::Save` with `CtrCommonAccessor::ParseToString` and an Adagrad rule
+The layout is that of `MemorySparseTable::Save` with `CtrCommonAccessor::ParseToString`
 (paddle/fluid/distributed/ps/table/{memory_sparse_table,ctr_accessor}.cc). A folder of files `part-<shard>-<n>`, a row
 a line, separated by blanks:
 
-    key slot unseen_days delta_score show click embed_w embed_g2sum [embedx_w x dim, then their g2sum]
+    key slot unseen_days delta_score show click embed_w [its state] [embedx_w x dim] [their state]
 
-The last part exists if the row's score had reached `embedx_threshold`: one g2sum (SparseAdaGradSGDRule,
-SparseAdagradV2SGDRule) or one for each number (StdAdaGradSGDRule). So a line has 8, 9 + dim or 8 + 2 dim words; lines
-with another number (other rules: naive, adam; other accessors) are refused. `embed_w` is the first-order weight,
-`embedx_w` the vector; g2sums and unseen_days are ignored. `key` is the sign, `slot` the number of its slot, which
-names a slot of the job ("101"). Files in gzip (`compress_in_save`) are supported.
+The vector and its state are there if the row's score had reached `embedx_threshold`. The states depend on the table's
+rule (trainer.importing.paddle_rules); a table of the job takes lines of the rules that fit its optimizer. `embed_w` is
+the first-order weight, `embedx_w` the vector; unseen_days are ignored. `key` is the sign, `slot` the number of its
+slot, which names a slot of the job ("101"). Files in gzip (`compress_in_save`) are supported.
 
-Shapes: R rows of a batch, D length of the vector.
+Shapes: R rows of a batch, D length of the vector, E and X words of the states of weight and vector.
 """
 
 import gzip
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -27,16 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import BadInput
+from headrace.pserver.config import TableSection
+from headrace.trainer.importing.paddle_rules import KIND_OF, STATE_WORDS, check_state, goes_on, rules_for, state_of
 from headrace.trainer.importing.source import SourceRows
 
 PART = re.compile(r"part-\d+(-\d+)?(\.gz)?")
 BATCH_LINES = 65_536
-HEAD = 8
-"""Words of a line without a vector."""
+HEAD = 7
+"""Words of a line up to its first-order weight."""
 SLOT, DELTA_SCORE, SHOW, CLICK, WEIGHT = 0, 2, 3, 4, 5
 """Indexes among the numbers after the key."""
-VECTOR = HEAD - 1
-"""Index of the vector's first number, likewise."""
 
 
 def is_paddle(path: Path) -> bool:
@@ -56,9 +56,10 @@ def parts_of(path: Path) -> list[Path]:
 class PaddleSource:
     """See trainer.importing.source.ImportSource."""
 
-    def __init__(self, path: Path, dim: int) -> None:
-        """`dim`: of the table that receives the rows."""
-        self._path, self._parts, self._dim = path, parts_of(path), dim
+    def __init__(self, path: Path, section: TableSection) -> None:
+        """`section`: the table that receives the rows."""
+        self._path, self._parts = path, parts_of(path)
+        self._layout = LineLayout.of(section)
 
     def batches(self) -> Iterator[SourceRows]:
         """See Source."""
@@ -67,7 +68,7 @@ class PaddleSource:
                 with closing(_opened(part)) as lines:
                     first = 1
                     while batch := list(islice(lines, BATCH_LINES)):
-                        yield _brought(part.name, first, batch, self._dim)
+                        yield _brought(part.name, first, batch, self._layout)
                         first += len(batch)
             except (OSError, EOFError) as error:
                 raise BadInput(f"{part}: cannot be read: {error}") from error
@@ -78,27 +79,95 @@ class PaddleSource:
 
     def facts(self) -> Mapping[str, Any]:
         """See Source."""
-        return {"kind": "paddle", "path": str(self._path)}
+        anew = {} if goes_on(self._layout.section.optimizer) else {"optimizer": "begins anew"}
+        return {"kind": "paddle", "path": str(self._path), **anew}
+
+
+@dataclass(frozen=True, slots=True)
+class LineLayout:
+    """The lines that a table takes."""
+
+    section: TableSection
+    of_words: Mapping[int, tuple[tuple[str, bool], ...]]
+    """The rules that a line of so many words may be of, and whether it then has a vector."""
+
+    @classmethod
+    def of(cls, section: TableSection) -> "LineLayout":
+        """The layout for a table."""
+        found: dict[int, set[tuple[str, bool]]] = {}
+        for rule in rules_for(section.optimizer):
+            for num_words, whole in _numbers_of_words(rule, section.dim):
+                found.setdefault(num_words, set()).add((rule, whole))
+        return cls(section, {num_words: tuple(sorted(each)) for num_words, each in found.items()})
+
+    def rule_of(self, words: Sequence[bytes]) -> tuple[str, bool]:
+        """The rule of a line, and whether it has a vector. Raises ValueError for a line that does not fit."""
+        found, dim = self.of_words.get(len(words), ()), self.section.dim
+        if len({whole for _, whole in found}) == 1:
+            return found[0]
+        if found:
+            each = " or ".join(f"{rule} {'with' if whole else 'without'} a vector" for rule, whole in found)
+            raise ValueError(f"has {len(words)} words, which with dim {dim} is {each}: export the table in another way")
+        rules = " or ".join(rules_for(self.section.optimizer))
+        known = ", ".join(map(str, sorted(self.of_words)))
+        raise ValueError(
+            f"has {len(words)} words; the job's table has dim {dim}, for which a row of CtrCommonAccessor with the "
+            f"rule {rules} has {known}{_hint(len(words), dim)}"
+        )
+
+
+def _numbers_of_words(rule: str, dim: int) -> list[tuple[int, bool]]:
+    """The numbers of words of a rule's lines, and whether they have a vector."""
+    state = STATE_WORDS[rule]
+    bare = HEAD + state(1)
+    return [(bare, False), (bare + dim + state(dim), True)] if dim else [(bare, False)]
+
+
+def _hint(num_words: int, dim: int) -> str:
+    """Other rules that a line may be of, or else other lengths of its vector."""
+    others = [rule for rule in STATE_WORDS if num_words in [found for found, _ in _numbers_of_words(rule, dim)]]
+    if others:
+        each = ", or ".join(f"of the rule {rule}: optimizer.kind = {KIND_OF[rule]}" for rule in others)
+        return f"; this is a line {each}"
+    dims = {rule: _dim_of(num_words, rule) for rule in STATE_WORDS}
+    found = [f"{dim:g} ({rule})" for rule, dim in dims.items() if dim >= 1 and dim.is_integer()]
+    return f"; this is a line of dim {' or '.join(found)}" if found else ""
+
+
+def _dim_of(num_words: int, rule: str) -> float:
+    """The dim with which a line of a rule has so many words."""
+    state = STATE_WORDS[rule]
+    base, step = HEAD + state(1) + state(0), 1 + state(1) - state(0)
+    return (num_words - base) / step
 
 
 def _opened(part: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(part, "rb")) if part.suffix == ".gz" else part.open("rb")
 
 
-def _brought(part: str, first: int, lines: Sequence[bytes], dim: int) -> SourceRows:
-    key_R = np.empty(len(lines), np.uint64)
-    head_RH = np.empty((len(lines), VECTOR), np.float32)
-    vector_RD = np.zeros((len(lines), dim), np.float32)
-    whole_R = np.zeros(len(lines), np.bool_)
+def _brought(part: str, first: int, lines: Sequence[bytes], layout: LineLayout) -> SourceRows:
+    section, num_rows = layout.section, len(lines)
+    dim, state = section.dim, STATE_WORDS[rules_for(section.optimizer)[0]]
+    key_R = np.empty(num_rows, np.uint64)
+    head_RH = np.empty((num_rows, HEAD - 1), np.float32)
+    vector_RD = np.zeros((num_rows, dim), np.float32)
+    embed_RE, embedx_RX = (np.zeros((num_rows, state(width)), np.float32) for width in (1, dim))
+    whole_R = np.zeros(num_rows, np.bool_)
+    keeps = state_of(section, embed_RE, embedx_RX) is not None
     for row, line in enumerate(lines):
         words = line.split()
         try:
-            _check_words(words, dim)
+            rule, whole_R[row] = layout.rule_of(words)
             key_R[row] = _uint64(words[0])
             head_RH[row] = words[1:HEAD]
-            if len(words) > HEAD:
-                whole_R[row] = True
-                vector_RD[row] = words[HEAD : HEAD + dim]
+            vector = HEAD + STATE_WORDS[rule](1)
+            if whole_R[row]:
+                vector_RD[row] = words[vector : vector + dim]
+            if keeps:
+                embed_RE[row] = words[HEAD:vector]
+                if whole_R[row]:
+                    embedx_RX[row] = words[vector + dim :]
+                check_state(section.optimizer, embed_RE[row : row + 1], embedx_RX[row : row + 1])
             _check_slot(head_RH[row, SLOT])
         except ValueError as error:
             raise BadInput(f"{part}, line {first + row}: {error}") from None
@@ -116,19 +185,7 @@ def _brought(part: str, first: int, lines: Sequence[bytes], dim: int) -> SourceR
             for name, place in (("show", SHOW), ("click", CLICK), ("delta_score", DELTA_SCORE))
         },
         where=lambda row: f"{part}, line {first + row}",
-    )
-
-
-def _check_words(words: Sequence[bytes], dim: int) -> None:
-    allowed = {HEAD, HEAD + dim + 1, HEAD + 2 * dim} if dim else {HEAD}
-    if len(words) in allowed:
-        return
-    known = ", ".join(str(number) for number in sorted(allowed))
-    other = len(words) - HEAD
-    hint = f"; this is a line of dim {other - 1} or {other / 2:g}" if other > 1 else ""
-    raise ValueError(
-        f"has {len(words)} words; the job's table has dim {dim}, for which a row of CtrCommonAccessor with an Adagrad "
-        f"rule has {known}{hint}"
+        state_RK=state_of(section, embed_RE, embedx_RX),
     )
 
 

@@ -3,7 +3,7 @@
 Implementations: trainer.importing.export_source, .paddle, .columns. The rows to import are chosen by
 trainer.importing.selection.
 
-Shapes: R rows of a batch, D length of the vector.
+Shapes: R rows of a batch, D length of the vector, K floats of the optimizer's state.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +38,8 @@ class SourceRows:
     """(R,) each: those of "show", "click" and "delta_score" that the source has."""
     where: Callable[[int], str]
     """The place of row number i, for people: "part-000-00001, line 12"."""
+    state_RK: F32 | None = None
+    """State of the optimizer as the job's table keeps it; None: it begins anew. That of a vector counts with it."""
 
     def __len__(self) -> int:
         return len(self.slot_R)
@@ -60,6 +62,7 @@ class SourceRows:
             chosen(self.whole_R),
             statistics,
             lambda row: self.where(int(numbers[row])),
+            chosen(self.state_RK),
         )
 
 

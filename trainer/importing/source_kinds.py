@@ -23,7 +23,7 @@ def open_source(
         raise BadInput(f"{address}: is not an export; Paddle text and Parquet are read from local folders only")
     path = Path(address).expanduser()
     if is_paddle(path):
-        return PaddleSource(path, _one_dim(tables, choice.tables))
+        return PaddleSource(path, _one_section(tables, choice.tables))
     if parquets_of(path):
         return ParquetSource(
             path, next(iter(choice.slots.values())) if choice.slots and len(choice.slots) == 1 else None
@@ -32,9 +32,12 @@ def open_source(
     raise BadInput(f"{path}: an export, part files of Paddle, or Parquet files are imported; {found}")
 
 
-def _one_dim(tables: Mapping[str, TableSection], chosen: Sequence[str]) -> int:
-    dims = {tables[name].dim for name in chosen}
-    if len(dims) > 1:
+def _one_section(tables: Mapping[str, TableSection], chosen: Sequence[str]) -> TableSection:
+    sections = [tables[name] for name in chosen]
+    if len({section.dim for section in sections}) > 1:
         each = ", ".join(f"{name} {tables[name].dim}" for name in chosen)
         raise SpecError(f"a text save is for one table; name it, because the dims differ: {each}", "--tables")
-    return dims.pop()
+    if len({(section.first_order, section.optimizer) for section in sections}) > 1:
+        each = ", ".join(f"{name} {tables[name].optimizer.kind}" for name in chosen)
+        raise SpecError(f"a text save is for one table; name it, because the optimizers differ: {each}", "--tables")
+    return sections[0]
