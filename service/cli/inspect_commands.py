@@ -133,6 +133,9 @@ def import_(
     ] = None,
     dense: Annotated[str, typer.Option("--dense", metavar="GLOB", help="Dense tensors to load, as in 'mlp.*'.")] = "*",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Remove the run in the store, if the import succeeds.")
+    ] = False,
 ) -> None:
     """Give a job with an empty store the rows and dense tensors of another model.
 
@@ -142,4 +145,4 @@ def import_(
     from headrace.service.spec.job import load_job
 
     chosen = tuple(filter(None, (name.strip() for name in tables.split(","))))
-    import_into(load_job(job, overrides), ImportRequest(source, chosen, slots, dense, dry_run))
+    import_into(load_job(job, overrides), ImportRequest(source, chosen, slots, dense, dry_run, fresh))

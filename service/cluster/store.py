@@ -81,7 +81,7 @@ def claimed(store: Path, job: str, *, fresh: bool) -> Iterator[Path]:
     _make(store)
     with _locked(store, ""):
         if fresh:
-            _clear(store)
+            clear_run(store)
         check_no_links(store)
         if (store / RUN).exists():
             _check_name(store, job)
@@ -130,7 +130,7 @@ def remove(store: Path, job: str) -> None:
     with _locked(store, "; stop it first"):
         if (store / RUN).exists():
             _check_name(store, job)
-        _clear(store)
+        clear_run(store)
         shutil.rmtree(store / IDENTITY, ignore_errors=True)
         marker_of(store).unlink()
         (store / LOCK).unlink()
@@ -306,7 +306,8 @@ def _check_empty(store: Path) -> None:
         )
 
 
-def _clear(store: Path) -> None:
+def clear_run(store: Path) -> None:
+    """Remove all files of a run. Call it with the store locked."""
     for name in MADE_BY_A_RUN:
         path = store / name
         if path.is_dir() and not path.is_symlink():

@@ -13,7 +13,8 @@ from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.printable import print_printable
-from headrace.service.cluster.store import RUN, claimed
+from headrace.service.cluster.fetched_commits import check_fresh
+from headrace.service.cluster.store import RUN, claimed, clear_run, remove
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.control.commit_store import Commits, MirrorReader
@@ -45,26 +46,31 @@ class ImportRequest:
     slots: str | None = None
     dense: str = "*"
     dry_run: bool = False
+    fresh: bool = False
+    """Whether a run in the store is removed, once the import is known to succeed."""
 
 
 def import_into(job: LoadedJob, asked: ImportRequest) -> ImportResult:
     """Make the first commit of `job` from a source, and print what was done.
 
-    Raises SpecError if the store is not empty, BadInput if the source is wrong. After an error nothing is left.
+    Raises SpecError if the store is not empty, BadInput if the source is wrong. After an error all is as before.
     """
     slots = None if asked.slots is None else parse_slots(asked.slots)
-    choice = ImportSelection.of(Schema.of(job.spec.slots), job.spec.tables, asked.tables, slots)
+
+    def selection() -> ImportSelection:
+        return ImportSelection.of(Schema.of(job.spec.slots), job.spec.tables, asked.tables, slots)
+
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as scratch:
-        source = open_source(asked.source, job.spec.tables, choice, Path(scratch) / "fetched")
+        source = open_source(asked.source, job.spec.tables, selection(), Path(scratch) / "fetched")
         tensors = _choose_tensors(job, source, asked.dense)
-        if asked.dry_run:
-            _check_empty(job)
+        _check_empty(job, fresh=asked.fresh)
+        if asked.dry_run or (asked.fresh and (job.store / RUN).exists()):  # no run is removed for a source that fails
             store = Path(scratch) / "store"
             store.mkdir()
-            done = make_first_commit(store, job.spec, job.full, source, choice, tensors)
-        else:
-            with _claimed(job) as store:
-                done = make_first_commit(store, job.spec, job.full, source, choice, tensors)
+            done = make_first_commit(store, job.spec, job.full, source, selection(), tensors)
+        if not asked.dry_run:
+            with _claimed(job, fresh=asked.fresh) as store:
+                done = make_first_commit(store, job.spec, job.full, source, selection(), tensors)
     for line in format_import(done, asked, job.store):
         print_printable(line)
     if "optimizer" in source.facts():
@@ -77,12 +83,14 @@ def _choose_tensors(job: LoadedJob, source: ImportSource, glob: str) -> TensorSe
     return choose_tensors(glob, theirs, shapes_of(job.full, job.folder) if theirs else {})
 
 
-def _check_empty(job: LoadedJob) -> None:
-    """Raise SpecError if the store, or its mirror, contains parts of a run."""
-    if Commits(job.store).names() or newest_generation(job.store / "log"):
+def _check_empty(job: LoadedJob, *, fresh: bool) -> None:
+    """Raise SpecError if the store contains parts of a run, unless that is removed (`fresh`), or if its mirror does."""
+    if fresh:
+        check_fresh(job)
+    elif Commits(job.store).names() or newest_generation(job.store / "log"):
         raise SpecError(
             f"{job.store} already contains a run, and an import needs an empty store; choose another store.path, or "
-            "remove that folder",
+            "give --fresh to remove that run",
             "store.path",
         )
     mirror = job.spec.store.mirror
@@ -93,21 +101,22 @@ def _check_empty(job: LoadedJob) -> None:
 
 
 @contextmanager
-def _claimed(job: LoadedJob) -> Iterator[Path]:
-    """Claim the empty store. After an error it is as before, except for the folder itself."""
-    _check_empty(job)
-    begun = (job.store / RUN).exists()
-    with claimed(job.store, job.spec.name, fresh=False) as store:
-        _check_empty(job)
-        try:
-            yield store
-        except BaseException:
-            if not begun:
-                commits = Commits(store).folder
-                if commits.is_dir() and not any(commits.iterdir()):
-                    commits.rmdir()
-                (store / RUN).unlink(missing_ok=True)
-            raise
+def _claimed(job: LoadedJob, *, fresh: bool) -> Iterator[Path]:
+    """Claim the store, without its run if `fresh`. After an error it is as before, or gone if it was not there."""
+    there, begun = job.store.exists(), (job.store / RUN).exists() and not fresh
+    try:
+        with claimed(job.store, job.spec.name, fresh=fresh) as store:
+            _check_empty(job, fresh=False)
+            try:
+                yield store
+            except BaseException:
+                if not begun:
+                    clear_run(store)
+                raise
+    except BaseException:
+        if not there:
+            remove(job.store, job.spec.name)
+        raise
 
 
 def format_import(done: ImportResult, asked: ImportRequest, store: Path) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Warm starts: sources, selection, refusals; and a failed import leaves nothing behind."""
 
 import gzip
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from headrace.keys import key_of_reference
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.table_operations import ExportCut
 from headrace.pserver.rows.row_format import HEAD
-from headrace.service.cluster.store import claimed
+from headrace.service.cluster.store import IDENTITY, LOCK, MARKER, claimed, identity_folder
 from headrace.service.exports import model_import
 from headrace.service.exports.model_import import ImportRequest, import_into
 from headrace.service.inspect.model_state import CommitState
@@ -72,7 +73,7 @@ def words_of(job, tmp_path, table="default"):
 
 
 def nothing_is_left(job):
-    return not Commits(job.store).folder.exists() and not (job.store / "run.json").exists()
+    return not job.store.exists()
 
 
 def vector(*numbers):
@@ -229,6 +230,37 @@ def test_a_store_that_holds_a_run_is_refused(tmp_path, job_of):
         import_into(job_of(), ImportRequest(str(out)))
     with pytest.raises(SpecError, match="an import needs an empty store"):
         import_into(job_of(), ImportRequest(str(out), dry_run=True))
+
+
+def test_a_refused_import_leaves_nothing_and_may_be_tried_again(tmp_path, job_of):
+    out, job = write_export(tmp_path / "out", "base", 3, ROWS), job_of()
+    for _ in range(2):
+        with pytest.raises(BadInput, match="the source has no rows of slot 'c', for 'b'"):
+            import_into(job, ImportRequest(str(out), slots="a,b=c"))
+        assert nothing_is_left(job)
+    token = identity_folder(job.store) / "token"
+    token.parent.mkdir()
+    token.touch()
+    with pytest.raises(BadInput):
+        import_into(job, ImportRequest(str(out), slots="a,b=c"))
+    assert sorted(path.name for path in job.store.iterdir()) == sorted([IDENTITY, LOCK, MARKER]), "what was there stays"
+    import_into(job, ImportRequest(str(out)))
+    assert len(rows_of(job, tmp_path)) == len(ROWS) and token.exists()
+
+
+def test_a_run_is_removed_for_an_import_that_succeeds_only(tmp_path, job_of, capsys):
+    out, job = write_export(tmp_path / "out", "base", 3, ROWS), job_of()
+    import_into(job, ImportRequest(str(out), fresh=True))
+    before = rows_of(job, tmp_path)
+    other = write_export(tmp_path / "other", "base", 3, {("a", 9): [5] * 5})
+    for asked in ({"slots": "b=c"}, {"dry_run": True}):
+        with suppress(BadInput):
+            import_into(job, ImportRequest(str(other), fresh=True, **asked))
+        assert rows_of(job, tmp_path) == before
+    capsys.readouterr()
+    import_into(job, ImportRequest(str(other), fresh=True))
+    assert rows_of(job, tmp_path) == {("a", 9): [5] * 5}
+    assert "table default: 1 rows loaded" in capsys.readouterr().out, "counted once, though read twice"
 
 
 def test_a_dry_run_reports_everything_and_writes_nothing(tmp_path, job_of, capsys):
