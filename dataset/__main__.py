@@ -30,6 +30,7 @@ from headrace.deadline import Deadline
 from headrace.errors import BadInput
 from headrace.lifecycle import run_to_end
 from headrace.logs import setup
+from headrace.validation import naming_entries
 
 OPEN_S = 60.0
 """Longest time for an answer of a source."""
@@ -128,9 +129,10 @@ def slot_table(tally: PassTally) -> Table:
 
 def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, show: int = SHOWN) -> None:
     """Read `limit` events; print `show` samples and the figures. Raises BadInput if every event is rejected."""
-    check_pipe_slots(stream.pipe, stream.slots)
-    schema = Schema.of(stream.slots)
-    schema.check_sample(stream.sample)
+    with naming_entries(stream.model_dump(mode="json")):
+        check_pipe_slots(stream.pipe, stream.slots)
+        schema = Schema.of(stream.slots)
+        schema.check_sample(stream.sample)
     schema = schema.emitted
     # A bad event is shown and does not end the run; no dead letters are written.
     pipe = stream.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})

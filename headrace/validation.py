@@ -4,13 +4,16 @@ It turns errors of pydantic into messages for users who do not know pydantic.
 """
 
 import difflib
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from headrace.errors import SpecError
 from headrace.secrets import without_secrets
 
 NOT_A_SECTION = ("model_type", "model_attributes_type", "dict_type")
@@ -36,6 +39,35 @@ def nearest(name: str, known: Collection[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {', '.join(sorted(known))}" if known else "there is none"
+
+
+@contextmanager
+def naming_entries(raw: Mapping[str, Any]) -> Iterator[None]:
+    """Errors of a spec also have the names of the slots and tasks that their keys give by number, as in slots.19.
+
+    Each line ends with the name, so that the key at its beginning stays as `--set` takes it.
+    """
+    try:
+        yield
+    except SpecError as error:
+        text = "\n".join(line + _entry_name(line, raw) for line in str(error).split("\n"))
+        named = SpecError(text)
+        named.path = error.path
+        raise named from error.__cause__
+
+
+def _entry_name(line: str, raw: Mapping[str, Any]) -> str:
+    found = re.match(r"(slot|task)s\.(\d{1,9})[.:]", line)
+    entries = raw.get(f"{found[1]}s") if found else None
+    if found is None or not isinstance(entries, list) or int(found[2]) >= len(entries):
+        return ""
+    entry = entries[int(found[2])]
+    given = (entry.get("name") or entry.get("names")) if isinstance(entry, dict) else None
+    names = [repr(name)[:MAX_COMPARED] for name in (given if isinstance(given, list) else [given]) if name]
+    if not names or names[0] in line:
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f" ({found[1]}{'s' if more else ''} {names[0]}{more})"
 
 
 def format_errors(model: type[BaseModel], problems: Sequence[Any]) -> list[str]:

@@ -75,7 +75,8 @@ def _whole(value: object, signed: bool) -> int:
     low, high = (-(1 << 63), 1 << 63) if signed else (0, 1 << 64)
     if found is None or not low <= found < high:
         limits = "-2**63 to 2**63 - 1" if signed else "0 to 2**64 - 1"
-        raise BadValue(f"{_shown(value)} is not a whole number from {limits}")
+        hint = '; for text, set values = "string" in the slot' if isinstance(value, str) and not signed else ""
+        raise BadValue(f"{_shown(value)} is not a whole number from {limits}{hint}")
     return found
 
 

@@ -113,8 +113,10 @@ def check_answer_schema(schema: Schema, answer: pa.Schema, *, drop_extra: bool =
             raise BadAnswer(f"answers with two columns {field.name!r}")
         # The name of a list's item does not matter.
         if not any(field.type.equals(kind) or _same_list(field.type, kind) for kind in types):
+            texts = pa.list_(pa.uint64()) in types and _same_list(field.type, pa.list_(pa.utf8()))
             raise BadAnswer(
                 f"answers {field.name!r} as {field.type}; it must be {' or '.join(str(kind) for kind in types)}"
+                + ('; for text, set values = "string" in the slot' if texts else "")
             )
 
 

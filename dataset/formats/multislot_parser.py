@@ -158,7 +158,9 @@ class MultiSlotParser:
                 name = self._schema.slots[slot].name
                 token = re.split(rb"[ \t\r\n]", data[at : at + 40], maxsplit=1)[0].decode("utf-8", "replace")
                 found = f"{token!r}" if token else "the line's end"
-                detail = f"slot {name!r}: {found} at byte {at - begin + 1}"
+                text = fault is LineFault.UNPARSABLE and self._cells[slot] is CellKind.SIGN and token[:1].isalpha()
+                hint = '; for text, set values = "string" in the slot' if text and at > begin else ""
+                detail = f"slot {name!r}: {found} at byte {at - begin + 1}{hint}"
             yield BadLine(num_before + row + 1, reason, detail, line, name)
 
     def _sparse(self, value_N: U64, count_CB: I64, line_B4: I64) -> Iterator[Ragged]:

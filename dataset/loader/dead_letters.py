@@ -15,12 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import FileIO
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.dataset.samples.rejection import Rejection
 from headrace.dataset.spec.config import DeadLettersSection
 from headrace.dataset.stream.errors import TooManyBadEvents
 from headrace.durable import REAL, check_no_link, writing
+
+MAX_EXAMPLE = 500
+"""Most characters of a rejection in an error."""
 
 
 class DeadLetters:
@@ -127,6 +131,13 @@ def encode_letter(rejection: Rejection, *, keep_bytes: bool) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
+def format_example(rejected: Mapping[str, int], first_of: Mapping[str, str]) -> str:
+    """The end of a sentence with a rejection for the commonest reason; empty if none is known."""
+    commonest = max(sorted(rejected), key=lambda reason: rejected[reason], default="")
+    text = first_of.get(commonest, "")
+    return f", for example {text[:MAX_EXAMPLE]}" if text else ""
+
+
 class BadFraction:
     """Stops the job if too many events are rejected. Rank 0 calls it at each close with the sums of all ranks.
 
@@ -137,9 +148,16 @@ class BadFraction:
     def __init__(self, max_fraction: float, window_events: int = 10_000, min_events: int = 1_000) -> None:
         self._max_fraction, self._window_events, self._min_events = max_fraction, window_events, min_events
         self._passes: deque[tuple[int, dict[str, int]]] = deque()
+        self._first_of: dict[str, str] = {}
 
-    def add(self, num_events: int, num_rejected: Mapping[str, int]) -> None:
-        """Add a pass: its number of events, and of rejected events by reason. Raises TooManyBadEvents."""
+    def add(
+        self, num_events: int, num_rejected: Mapping[str, int], first_of: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Add a pass: its number of events, and of rejected events by reason, with the text of the first of each.
+
+        Raises TooManyBadEvents.
+        """
+        self._first_of |= first_of
         self._passes.append((num_events, dict(num_rejected)))
         while self._num_events() - self._passes[0][0] >= self._window_events:
             self._passes.popleft()
@@ -152,7 +170,8 @@ class BadFraction:
             commonest = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
             raise TooManyBadEvents(
                 f"{bad} of the last {total} events were rejected, above pipe.max_bad_fraction = {self._max_fraction}: "
-                f"{commonest}; look at the dead letters, repair the stream or the pipe command, or raise the limit"
+                f"{commonest}{format_example(reasons, self._first_of)}; look at the dead letters, repair the stream or "
+                "the pipe command, or raise the limit"
             )
 
     def state(self) -> list[list[Any]]:

@@ -8,28 +8,13 @@ import zlib
 from typing import Protocol
 
 from headrace.dataset.sources.source_file import RawBytes, SourceFile
+from headrace.dataset.spec.file_formats import MAGIC_BYTES, format_of_bytes
 from headrace.errors import BadInput
 
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Bytes that some programs write before text; those that read lines drop it at the start of a file."""
 GZIP_READ_BYTES = 256 << 10
-UNPACK = "which is not read here; unpack it, or pack it with gzip"
-OTHER_FORMATS = {
-    b"\x28\xb5\x2f\xfd": f"zstd, {UNPACK}",
-    b"BZh": f"bzip2, {UNPACK}",
-    b"\xfd7zXZ\x00": f"xz, {UNPACK}",
-    b"PK\x03\x04": f"a zip archive, {UNPACK}",
-    b"\x04\x22\x4d\x18": f"lz4, {UNPACK}",
-    b"\xff\x06\x00\x00sNaPpY": f"snappy, {UNPACK}",
-    b"PAR1\x15": 'Parquet; set format = "parquet" of its source',
-    b"Obj\x01": "an Avro file, which is not read as a file; write its records as lines of JSON, or as Parquet",
-    b"ARROW1\x00\x00": "an Arrow file, which is not read here; write it as Parquet",
-}
-"""The first bytes of files that hold no lines, and what these files are."""
-MAGIC_BYTES = 10
-BZIP2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
-"""After "BZh" and a digit: a text may begin with these."""
 
 
 class ByteStream(Protocol):
@@ -59,17 +44,11 @@ def open_bytes(file: SourceFile) -> ByteStream:
     """Open a file; gzip by its name (.gz) or its first bytes. Raises as SourceFile, or BadInput."""
     raw = file.open()
     head = raw.read_at(MAGIC_BYTES, 0)
-    if (other := other_format(head)) is not None:
+    if (other := format_of_bytes(head)) is not None:
         raw.close()
         raise BadInput(f"{file.name} has no lines: it is {other}")
     packed = file.name.endswith(".gz") or head.startswith(GZIP_MAGIC)
     return GzipBytes(file.name, raw) if packed else PlainBytes(raw)
-
-
-def other_format(head: bytes) -> str | None:
-    """The format of a file with these first bytes, if it is known to hold no lines."""
-    found = next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
-    return None if head.startswith(b"BZh") and not head.startswith(BZIP2_BLOCKS, 4) else found
 
 
 class PlainBytes:

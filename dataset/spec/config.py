@@ -12,6 +12,7 @@ from headrace.config import Count, Duration, PositiveCount, PositiveDuration, Po
 from headrace.dataset.spec.counters import CountersSection
 from headrace.dataset.spec.event_format import EventFormat
 from headrace.dataset.spec.feature_keys import FeatureKeys, FieldPath
+from headrace.dataset.spec.file_formats import format_of_name
 from headrace.dataset.spec.path_pattern import PathPattern, Pattern
 from headrace.dataset.spec.row_statistics import StatisticsSection
 from headrace.secrets import Options
@@ -175,6 +176,13 @@ class FilesSource(RecordedSource):
             raise ValueError(f'{key} has no effect on lines; set format = "parquet", or leave it out')
         if self.root is not None and (bad := next((path for path in self.paths if path.startswith("/")), None)):
             raise ValueError(f'paths are relative to root; "{bad}" begins with a slash')
+        return self
+
+    @model_validator(mode="after")
+    def _holds_lines(self) -> "FilesSource":
+        for number, path in enumerate(self.paths if self.format is FileFormat.LINES else ()):
+            if (other := format_of_name(path)) is not None:
+                raise ValueError(f'paths.{number}, "{path}", has no lines: it is {other}')
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from headrace.config import Section, Seed, load_toml, validate
 from headrace.dataset.spec.config import AnyPipe, AnySlot, AnySource, SampleSection
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.source_set import check_sources
+from headrace.validation import naming_entries
 
 
 class SlotsSpec(Section):
@@ -41,11 +42,14 @@ def read_slots(path: Path) -> tuple[Schema, bool]:
     raw = load_toml(path)
     pipe = raw.get("pipe")
     drop = isinstance(pipe, dict) and pipe.get("extra") == "drop"
-    return Schema.of(validate(SlotsSpec, raw, only_known=True).slots).emitted, drop
+    with naming_entries(raw):
+        return Schema.of(validate(SlotsSpec, raw, only_known=True).slots).emitted, drop
 
 
 def read_stream(path: Path, overrides: Sequence[str] = ()) -> StreamSpec:
     """The source, pipe and slots of the spec at `path`. Raises SpecError."""
-    stream = validate(StreamSpec, load_toml(path, overrides), only_known=True)
-    check_sources(stream.sources)
+    raw = load_toml(path, overrides)
+    with naming_entries(raw):
+        stream = validate(StreamSpec, raw, only_known=True)
+        check_sources(stream.sources)
     return stream

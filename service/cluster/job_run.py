@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import documents
+from headrace.dataset.loader.dead_letters import format_example
 from headrace.durable import writing
 from headrace.identity.authority import open_authority
 from headrace.identity.join_token import FILE as TOKEN
@@ -78,6 +79,7 @@ def outcome_of_report(outcome: RunOutcome, report: Mapping[str, Any], *, joins: 
     if report.get("samples", 0) or events <= 0 or (joins and not rejected):
         return outcome
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in rejected.most_common(3))
+    reasons += format_example(rejected, report.get("first_rejected", {}))
     advice = "look at the dead letters, repair the stream or the pipe, and start again with --fresh"
     if not rejected:
         reasons, advice = "none", "look at what the pipe emits: python -m headrace.dataset --spec"

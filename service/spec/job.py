@@ -18,6 +18,7 @@ from headrace.service.spec.references import check_places, check_references
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
 from headrace.trainer.control.job_spec import fill_defaults
 from headrace.trainer.control.predictions import PredictionRequest, check_after
+from headrace.validation import naming_entries
 
 
 class Job(TrainerJob):
@@ -86,11 +87,12 @@ def job_of(raw: Mapping[str, Any], folder: Path) -> LoadedJob:
     if documents.value_nested_deeper(raw, documents.MAX_SPEC_DEPTH):
         raise SpecError(f"lists and sections are nested deeper than {documents.MAX_SPEC_DEPTH}")
     raw = without_left_out(raw)
-    spec = validate(Job, raw)
-    check_shown(raw)
-    check_references(spec)
-    if spec.predict is not None:
-        check_after(spec.predict, spec)
+    with naming_entries(raw):
+        spec = validate(Job, raw)
+        check_shown(raw)
+        check_references(spec)
+        if spec.predict is not None:
+            check_after(spec.predict, spec)
     store = (folder / spec.store.path).resolve()
     check_places(spec, store, folder)
     loaded = LoadedJob.of(spec, raw, folder, store)

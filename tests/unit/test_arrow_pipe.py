@@ -248,6 +248,11 @@ def test_negative_signs_reject_their_event():
             r"answers 's' as list<.*int32>; it must be list<.*uint64> or list<.*int64>",
         ),
         (
+            "s = answer_schema.set(2, pa.field('s', pa.list_(pa.utf8())))\n"
+            "serve(lambda r: answer(r).cast(s), schema=s)",
+            r"it must be list<.*uint64> or list<.*int64>; for text, set values = \"string\" in the slot",
+        ),
+        (
             "s = answer_schema.append(pa.field('x', pa.int32()))\n"
             "serve(lambda r: pa.RecordBatch.from_pylist(rows_of(r), schema=s), schema=s)",
             "a column 'x' that is not a slot",

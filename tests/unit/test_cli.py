@@ -198,8 +198,8 @@ def test_a_run_ends_with_a_summary_from_the_report(headrace_says, workers_do, tm
     ("report", "said"),
     [
         (
-            {"rejected": {"unparsable": 4, "not UTF-8": 1}},
-            "no sample came of 5 events (rejected: unparsable 4, not UTF",
+            {"rejected": {"not UTF-8": 1, "unparsable": 4}, "first_rejected": {"unparsable": "t/0 at 3: 'u3'"}},
+            "no sample came of 5 events (rejected: unparsable 4, not UTF-8 1, for example t/0 at 3: 'u3')",
         ),
         ({"rejected": {}}, "no sample came of 5 events (rejected: none); look at what the pipe emits"),
         ({"left_out": {"after until": 5}}, ""),

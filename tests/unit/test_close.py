@@ -83,7 +83,11 @@ def test_tallies_of_ranks_become_one():
         "rejected": {"not UTF-8": 2, "too long": 1},
         "days": {"9": 5},
     }
-    reading = merge_tallies([one | {"left_out": {}}, two | {"left_out": {"before since": 4}}])
+    first = {"not UTF-8": "t/0 at 3"}, {"not UTF-8": "t/1 at 0", "too long": "t/1 at 2"}
+    reading = merge_tallies(
+        [one | {"left_out": {}, "first_of": first[0]}, two | {"left_out": {"before since": 4}, "first_of": first[1]}]
+    )
+    assert reading.first_of == {"not UTF-8": "t/0 at 3", "too long": "t/1 at 2"}
     assert reading.left_out == {"before since": 4}
     assert (reading.num_events, reading.num_samples, reading.num_judged, reading.day) == (7, 9, 9, 9)
     assert reading.rejected == {"not UTF-8": 3, "too long": 1} and reading.num_clicks == 3

@@ -127,6 +127,13 @@ def test_too_many_bad_events_stop_the_job_and_name_the_commonest_reasons():
         bad.add(500, {"unparsable": 50})
 
 
+def test_a_rejection_for_the_commonest_reason_is_told_also_of_an_earlier_pass():
+    bad = BadFraction(0.01)
+    bad.add(1000, {"unparsable": 9}, {"unparsable": "t/0 at 3: unparsable: slot 'user': 'u3'"})
+    with pytest.raises(TooManyBadEvents, match=r"too long \(8\), for example t/0 at 3: .* 'u3'; look at"):
+        bad.add(500, {"too long": 8}, {"too long": "t/0 at 1001"})
+
+
 def test_nothing_is_said_before_a_thousand_events():
     bad = BadFraction(0.01)
     bad.add(999, {"unparsable": 999})

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from headrace.pserver.rows.row_cache import BOOKKEEPING_BYTES, CacheBound
 from headrace.pserver.rows.row_format import HEAD
 from headrace.pserver.rows.table_rows import row_bytes_of
 from headrace.service.cluster.store import MADE_BY_A_RUN
-from headrace.service.spec.job import Job, load_job
+from headrace.service.spec.job import Job, job_of, load_job
 from headrace.trainer.spec import change_classes
 from tests.goldens import METRIC_FILES, commands, metrics
 
@@ -240,3 +241,34 @@ def test_every_folder_of_a_package_is_in_its_readme_and_has_no_import_of_one_abo
         if re.search(rf"^\s*(from|import) {dotted}\.{name}\b", path.read_text(), re.M)
     ]
     assert above == []
+
+
+AROUND = {
+    "name": "shown",
+    "sources": {"lines": {"kind": "files", "paths": ["x"]}},
+    "pipe": {"kind": "columns"},
+    "tasks": [{"name": "ctr", "label": "click"}],
+    "model": {"name": "deepfm"},
+    "store": {"path": "store"},
+}
+
+
+def blocks_with_slots():
+    for page in ("histories", "model-zoo"):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        yield from (
+            tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", text, re.S) if "[[slots]]" in block
+        )
+
+
+@pytest.mark.parametrize("block", list(blocks_with_slots()))
+def test_slots_with_histories_and_sequences_are_a_job_file_as_the_pages_show_them(block, tmp_path):
+    names = {name for slot in block["slots"] for name in [slot.get("name"), *slot.get("names", [])]}
+    more = [] if "click" in names else [{"name": "click", "kind": "meta"}]
+    job = job_of({**AROUND, **block, "slots": block["slots"] + more}, tmp_path)
+    for slot in job.spec.slots:  # as the pages say: text, alike in all, so that signs of one item agree
+        assert slot.kind == "meta" or slot.values == "string"
+
+
+def test_the_pages_show_slots_three_times():
+    assert len(list(blocks_with_slots())) == 3

@@ -470,3 +470,12 @@ def test_readings_are_few_where_events_of_another_form_are_frequent(monkeypatch,
     numbers = decoded.fields.column(1).to_pylist()
     assert numbers == [5 if number % every else (7 if good else None) for number in range(4096)]
     assert len(read) < 4 * 4096 // 100 + 40
+
+
+def test_text_that_is_no_number_is_told_how_to_be_text():
+    user, count = EventField("user", FieldKind.WHOLE), EventField("count", FieldKind.WHOLE, signed=True)
+    with pytest.raises(BadValue, match=r"'u7' is not a whole number from 0 .*; for text, set values = \"string\""):
+        plain_value("u7", user)
+    for value, field in ((-7, user), ("u7", count)):
+        with pytest.raises(BadValue, match="63 - 1$|64 - 1$"):
+            plain_value(value, field)

@@ -118,6 +118,11 @@ def test_a_fault_says_the_byte_it_is_at():
     assert bad.detail == "slot 'C2': '12x4' at byte 7"
 
 
+def test_text_where_numbers_are_expected_is_told_how_to_be_text():
+    _, (bad,) = PARSER.parse(b"1 u7 1 2\n")
+    assert bad.detail == "slot 'C1': 'u7' at byte 3; for text, set values = \"string\" in the slot"
+
+
 def test_a_generators_error_is_the_reason_in_its_own_words():
     _, (bad,) = PARSER.parse(b"!KeyError: 'user'\n")
     assert (bad.reason, bad.detail) == (Reason.GENERATOR, "KeyError: 'user'")

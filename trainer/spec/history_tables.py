@@ -92,7 +92,10 @@ def check_histories(job: TrainerJob, schema: Schema) -> None:
         _emitted(schema, history.key, f"{at}.history.key")
         remembered = _emitted(schema, history.of, f"{at}.history.of").sparse.values
         if remembered != slot.sparse.values:
-            raise SpecError(f"is {slot.sparse.values!r}; slot {history.of!r} has {remembered!r}", f"{at}.values")
+            raise SpecError(
+                f"is {slot.sparse.values!r}; slot {history.of!r} has {remembered!r}: set the same here",
+                f"{at}.values",
+            )
         if history.when is not None:
             _number(schema, history.when, f"{at}.history.when")
         _check_filled(job, slot, at, table_of(slot.name), "a history")

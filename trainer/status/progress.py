@@ -35,6 +35,8 @@ class PassReading:
     """Events that were left out, by reason: see PassTally."""
     num_clicks: int = 0
     """Clicks that a join read."""
+    first_of: Mapping[str, str] = field(default_factory=dict)
+    """The first rejection of each reason, as text; empty if events may not be quoted."""
 
 
 UNMATCHED = "click without an impression"
@@ -110,6 +112,8 @@ class TrainerProgress:
         self.rejected: dict[str, int] = {}
         self.left_out: dict[str, int] = {}
         self.clicks = RecentClicks()
+        self.first_of: dict[str, str] = {}
+        """See PassReading.first_of; since the start of this process."""
         self.learning = learning
 
     def planned(self, plan: PassPlan) -> None:
@@ -146,6 +150,7 @@ class TrainerProgress:
             for reason, count in reading.left_out.items():
                 self.left_out[reason] = self.left_out.get(reason, 0) + count
             self.clicks.add(reading)
+            self.first_of = {**reading.first_of, **self.first_of}
             self._said = dict(said)
             now_s = time.monotonic()
             self._closes.append(_Moment(now_s, self.num_events, self.num_samples, self.spent.seconds()))

@@ -73,15 +73,17 @@ def merge_tallies(messages: Sequence[Mapping[str, Any]]) -> PassReading:
     """The sum of the ranks' readings."""
     rejected: dict[str, int] = {}
     left_out: dict[str, int] = {}
+    first_of: dict[str, str] = {}
     days: dict[int, int] = {}
     for message in messages:
+        first_of = {**message["first_of"], **first_of}
         for name, counts in (("rejected", rejected), ("left_out", left_out)):
             for reason, count in message[name].items():
                 counts[reason] = counts.get(reason, 0) + count
         for day, count in message["days"].items():
             days[int(day)] = days.get(int(day), 0) + count
     totals = {name: sum(message[name] for message in messages) for name in TOTALS}
-    return PassReading(**totals, rejected=rejected, day=median_day(days), left_out=left_out)
+    return PassReading(**totals, rejected=rejected, day=median_day(days), left_out=left_out, first_of=first_of)
 
 
 def median_day(days: Mapping[int, int]) -> int | None:
@@ -408,6 +410,7 @@ class PassCloser:
             "num_clicks": tally.num_clicks,
             "rejected": tally.rejected,
             "left_out": tally.left_out,
+            "first_of": tally.first_of if self._dead_letters.keeps_bytes else {},
             "days": {int(day): int(count) for day, count in self._observer.take_days().items()},
             "signals": self._observer.take_signals(),
             "dense": self._rate.digest(self._dense.digest()),
@@ -430,7 +433,7 @@ class PassCloser:
                 self._planner.speeds.trained(counts, [each["pass_s"] for each in heard])
             reading = merge_tallies(heard)
             if plan.num_positions:
-                self._bad.add(reading.num_judged, reading.rejected)
+                self._bad.add(reading.num_judged, reading.rejected, reading.first_of)
             days = advanced(plan, self._seen_day, self._first_day, reading.day, self._max_day_jump)
             self._seen_day, self._first_day = days
             first_day = self._first_day or 0

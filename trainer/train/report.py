@@ -43,6 +43,7 @@ def write_report(
         "events": progress.num_events,
         "samples": progress.num_samples,
         "rejected": progress.rejected,
+        "first_rejected": progress.first_of,
         "left_out": progress.left_out,
         "passes": progress.version,
         "skipped_steps": progress.skipped_steps,
