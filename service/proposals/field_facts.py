@@ -75,8 +75,9 @@ class FieldFacts:
     num_words: int = 0
     """Words in texts, between white space."""
     num_sorted: int = 0
-    """Events whose number is not below that of the event before."""
+    """Values that are not below the one before: numbers by size, texts by their letters, as ISO times are in order."""
     example: Scalar | None = None
+    last_text: str = ""
 
     @property
     def is_list(self) -> bool:
@@ -151,6 +152,8 @@ class FieldFacts:
                 self.kinds[ValueKind.TEXT] += 1
                 self.num_words += len(value.split())
                 value = value[:MAX_TEXT]
+                self.num_sorted += value >= self.last_text
+                self.last_text = value
         if value in self.distinct:
             self.distinct[value] += 1
         elif not self.is_capped:

@@ -24,6 +24,10 @@ SORTED_SHARE = 0.9
 """Share of events whose time is not before that of the event before, so that it orders the stream."""
 UNIT_RANGES = {"s": (1e9, 4.2e9), "ms": (1e12, 4.2e12), "us": (1e15, 4.2e15)}
 """From 2001 to 2103."""
+EARLIEST_NAMED = 0.1
+"""The beginning of those ranges for a field with the name of a time, as a share: 1973."""
+ISO = "iso"
+"""The unit of times in words."""
 TIME_NAMES = re.compile(r"(^|_)(ts|time|timestamp|date|datetime|at|when)(_|$)|time$|timestamp", re.I)
 LABEL_NAMES = re.compile(
     r"(^|_)(labels?|target|y|is_?click|clicks?|clicked|conversions?|converted|purchased?|bought|liked?|installed?|"
@@ -167,26 +171,42 @@ def _exploded_by(label: Label, facts: EventFacts) -> str | None:
 
 
 def find_time(facts: EventFacts) -> tuple[str, str, str] | None:
-    """The field with the time of events, its unit, and why."""
+    """The field with the time of events, its unit ("iso": in words), and why."""
     found = []
     for order, each in enumerate(facts.fields.values()):
         unit = time_unit(each)
-        if unit is None or each.is_list or SEPARATOR in each.path or each.num_present < MIN_SHARE * facts.num_events:
+        if unit is None or each.is_list or each.num_present < MIN_SHARE * facts.num_events:
             continue
-        named = bool(TIME_NAMES.search(each.path))
+        named = is_named_time(each)
         share = each.num_sorted / max(1, each.num_present)
         if not named and share < SORTED_SHARE:
             continue
-        why = f"{'its name and ' if named else ''}its values are those of unix times in {unit}; "
-        found.append((not named, -share, order, (each.path, unit, why + f"in order in {share:.0%} of the events")))
+        times = "times in words" if unit == ISO else f"unix times in {unit}"
+        why = f"{'its name and ' if named else ''}its values are those of {times}; "
+        rank = not named, SEPARATOR in each.path, -share, order
+        found.append((*rank, (each.path, unit, why + f"in order in {share:.0%} of the events")))
     return min(found)[-1] if found else None
 
 
+def is_named_time(facts: FieldFacts) -> bool:
+    """Whether the name of a field is that of a time."""
+    return bool(TIME_NAMES.search(_last(facts.path)))
+
+
 def time_unit(facts: FieldFacts) -> str | None:
-    """The unit in which all values are unix times of this century; None if they are none."""
-    if not facts.is_number or len(facts.distinct) < 2:
+    """The unit in which all values are unix times, or ISO; None if they are none.
+
+    A time before 2001 needs the name of a time, as smaller numbers are often ids.
+    """
+    if len(facts.distinct) < 2:
         return None
-    return next((unit for unit, (low, high) in UNIT_RANGES.items() if low <= facts.low and facts.high <= high), None)
+    if facts.is_text and all(DATE_TEXT.fullmatch(str(value)) for value in facts.distinct):
+        return ISO
+    if not facts.is_number:
+        return None
+    begin = EARLIEST_NAMED if is_named_time(facts) else 1.0
+    ranges = UNIT_RANGES.items()
+    return next((unit for unit, (low, high) in ranges if begin * low <= facts.low and facts.high <= high), None)
 
 
 def _aligned(facts: FieldFacts, explode: str | None, events: EventFacts) -> Reading | None:
@@ -262,7 +282,7 @@ def fits_64_bits(facts: FieldFacts) -> bool:
 def _of_number(facts: FieldFacts) -> Reading:
     name = _last(facts.path)
     num_distinct = len(facts.distinct)
-    if time_unit(facts) is not None and TIME_NAMES.search(name):
+    if time_unit(facts) is not None and is_named_time(facts):
         return Reading(facts, FieldRole.DATE, f"its values are unix times in {time_unit(facts)}")
     if not facts.is_whole or not fits_64_bits(facts):
         return _number(facts, "numbers with a fraction" if not facts.is_whole else "whole numbers beyond 64 bits")

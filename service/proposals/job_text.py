@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.service.proposals.event_sample import EventSample
 from headrace.service.proposals.field_facts import EventFacts
-from headrace.service.proposals.field_roles import EventRoles
+from headrace.service.proposals.field_roles import ISO, EventRoles
 from headrace.service.proposals.slot_proposals import Proposals, SlotProposal
 
 MANY_SLOTS = 32
@@ -70,7 +70,8 @@ def _source(path: str, roles: EventRoles) -> Iterator[str]:
         yield "# No field looks like the time of the event: days stand still, and windows count passes."
         return
     field, unit, why = roles.time
-    yield f"event_time = {{ field = {_toml(field)}, unit = {_toml(unit)} }}  # {why}"
+    of_numbers = "" if unit == ISO else f", unit = {_toml(unit)}"
+    yield f"event_time = {{ field = {_toml(field)}{of_numbers} }}  # {why}"
 
 
 def _pipe(roles: EventRoles) -> Iterator[str]:

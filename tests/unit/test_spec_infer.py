@@ -9,6 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.dataset.pipe.event_time import event_times
+from headrace.dataset.stream.source import Events
 from headrace.errors import BadInput
 from headrace.service.cli import main
 from headrace.service.proposals.event_sample import EventSample
@@ -66,6 +68,36 @@ def test_a_news_page_becomes_a_job(tmp_path):
     assert '# "user.country": text, in every event, 2 distinct, such as "d' in proposal.text
 
 
+TIMES = {
+    # ratings of 1997, as a well-known data set has them; then other ways to write a time
+    "timestamp": [874_724_710, 891_717_742, 878_887_116],
+    "rated_at": [874_724_710_000, 874_724_711_000, 874_724_712_000],
+    "created": ["1997-09-20T03:05:10Z", "1997-09-21T03:05:10Z", "1998-01-01T00:00:00Z"],
+    "day": ["1997-09-20", "1997-09-21", "1997-09-22"],
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_before_2000_in_words_and_inside_an_object_are_the_time_of_events(tmp_path, name):
+    for nested in (False, True):
+        times = [{"meta": {name: each}} if nested else {name: each} for each in TIMES[name]]
+        proposal = proposed(tmp_path, [{"user": n, "rating": n % 2, **time} for n, time in enumerate(times)])
+        job = job_of(tomllib.loads(proposal.text), tmp_path).spec
+        path = f"meta.{name}" if nested else name
+        time = job.sources["events"].event_time
+        assert (time.field, time.unit) == (path, "ms" if name == "rated_at" else "s")
+        hour = next(slot for slot in job.slots if slot.name == "hour")
+        assert (hour.source, hour.time) == (path, "hour")
+        found = event_times(time, Events.of([json.dumps(each).encode() for each in times], range(len(times))))
+        assert 874_000_000 < found.min() <= found.max() < 900_000_000, "and they are read as times of that year"
+
+
+def test_numbers_below_those_of_times_are_ids_unless_named_so(tmp_path):
+    events = [{"item": 874_724_710 + n, "click": n % 2} for n in range(20)]
+    assert roles_of(*events).time is None
+    assert roles_of(*({"item_time": each["item"]} for each in events)).time[:2] == ("item_time", "s")
+
+
 def test_objects_in_a_list_are_exploded(tmp_path):
     events = [
         {"user": 1 + n % 3, "items": [{"id": n % 7, "price": n / 4, "clicked": n % 2}, {"id": 2, "clicked": False}]}
@@ -97,7 +129,7 @@ def test_objects_in_a_list_are_exploded(tmp_path):
         ([f"u{n}" for n in range(150)], FieldRole.UNIQUE),
         (["a|b", "c|a", "b"], FieldRole.WORDS),
         (["the cat sat", "on the old mat"], FieldRole.WORDS),
-        (["2024-05-01", "2024-05-02T10:00:00Z"], FieldRole.DATE),
+        (["2024-05-02T10:00:00Z", "2024-05-01"], FieldRole.DATE),
         ([1, "a"], FieldRole.MIXED),
         ([None, None], FieldRole.EMPTY),
         ([[1, 2], [1, 3]], FieldRole.ID),
