@@ -24,8 +24,9 @@ from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Partition, Segment, Source
 from headrace.deadline import Deadline
 from headrace.errors import BadInput, SpecError
+from headrace.key_kernels import keys_of
 from headrace.pserver.config import AdmissionEntry, CountEntry, ProbabilityEntry, TableSection
-from headrace.pserver.protocol.histories import table_of
+from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.service.sizing.id_growth import IdCurve
 from headrace.service.sizing.process_use import use_of_children
 from headrace.service.spec.job import LoadedJob
@@ -201,7 +202,7 @@ def _blocks(partitions: Sequence[Partition], num_events: int) -> Iterator[list[S
 
 
 def _counters(schema: Schema, tables: dict[str, TableSection]) -> dict[tuple[str, int], _Counter]:
-    """By table and slot group; the histories of a slot have a table of their own, and group -1."""
+    """By table and slot group; the histories and counters of a slot have a table of their own, and group -1."""
     found: dict[tuple[str, int], _Counter] = {}
     for slot in schema.sparse:
         name, table = slot.sparse.table, tables[slot.sparse.table]
@@ -214,6 +215,9 @@ def _counters(schema: Schema, tables: dict[str, TableSection]) -> dict[tuple[str
     for slot in schema.histories:
         name = table_of(slot.name)
         found[name, -1] = _Counter(name, "", (), slot.history.delete_after_days, ())
+    for slot in schema.counters:
+        name = counters_table_of(slot.name)
+        found[name, -1] = _Counter(name, "", (), slot.counters.delete_after_days, ())
     return found
 
 
@@ -225,14 +229,28 @@ def _add(counters: dict[tuple[str, int], _Counter], schema: Schema, samples: Sam
         keep_B = np.ones(len(samples), np.bool_)
         if history.when is not None:
             keep_B = np.nan_to_num(samples.meta[history.when].astype(np.float64)) != 0
-        for of, key in ((history.key, (table_of(slot.name), -1)), (history.of, (slot.sparse.table, slot.group))):
-            counters[key].pending.append(_kept(samples, schema.by_name[of], keep_B))
+        counters[table_of(slot.name), -1].pending.append(_keys(samples, [schema.by_name[history.key]], keep_B))
+        remembered = _kept(samples, schema.by_name[history.of], keep_B)
+        counters[slot.sparse.table, slot.group].pending.append(remembered)
+    for slot in schema.counters:
+        keys = _keys(samples, [schema.by_name[name] for name in slot.counters.keys], np.ones(len(samples), np.bool_))
+        counters[counters_table_of(slot.name), -1].pending.append(keys)
 
 
 def _kept(samples: Samples, slot: Slot, keep_B: NDArray[np.bool_]) -> U64:
     """The signs of the samples that are kept."""
     column = samples.sparse[slot.name]
     return column.values_N[np.repeat(keep_B, np.diff(column.offset_B1))]
+
+
+def _keys(samples: Samples, slots: Sequence[Slot], keep_B: NDArray[np.bool_]) -> U64:
+    """The keys of the samples that are kept and have all of the slots: of their first signs together."""
+    columns = [samples.sparse[slot.name] for slot in slots]
+    keyed_K = np.flatnonzero(np.logical_and.reduce([keep_B, *(np.diff(each.offset_B1) > 0 for each in columns)]))
+    key_K = np.zeros(len(keyed_K), np.uint64)
+    for slot, column in zip(slots, columns, strict=True):
+        keys_of(column.values_N[column.offset_B1[keyed_K]] ^ key_K, slot.group, key_K)
+    return key_K
 
 
 def _count(counters: dict[tuple[str, int], _Counter], events: int) -> None:

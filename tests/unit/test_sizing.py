@@ -9,6 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config import validate
+from headrace.dataset.samples.batch import Ragged, Samples
+from headrace.dataset.spec.schema import Schema
+from headrace.dataset.spec.stream_spec import SlotsSpec
 from headrace.dataset.stream.source import Partition
 from headrace.pserver.config import CountEntry, ProbabilityEntry, TableSection
 from headrace.pserver.rows.row_settings import RowSettings
@@ -69,6 +73,38 @@ def test_ids_are_counted_block_by_block_as_a_dictionary_would(blocks, n):
         expected.append(float(sum(count >= n for count in seen.values())))
     assert counter.ids().curve == IdCurve(tuple(range(1, len(blocks) + 1)), tuple(expected))
     assert dict(zip(counter.keys_U.tolist(), counter.count_U.tolist(), strict=True)) == dict(seen)
+
+
+@given(st.lists(st.tuples(*[st.lists(st.integers(0, 3), max_size=2)] * 2, st.booleans()), min_size=1, max_size=12))
+def test_keys_of_histories_and_counters_are_counted(rows):
+    window = {"windows": ["1h"], "what": ["shows"]}
+    slots = [
+        {"names": ["user", "item"]},
+        {"name": "seen", "history": {"key": "user", "of": "item", "last": 5, "when": "click"}},
+        {"name": "hot", "kind": "dense", "size": 1, "counters": {"key": "item", **window}},
+        {"name": "both", "kind": "dense", "size": 1, "counters": {"key": ["user", "item"], **window}},
+        {"name": "click", "kind": "meta"},
+    ]
+    schema = Schema.of(validate(SlotsSpec, {"slots": slots}).slots)
+    columns = {
+        name: Ragged(
+            np.array([sign for row in rows for sign in row[place]], np.uint64),
+            np.cumsum([0, *(len(row[place]) for row in rows)]),
+        )
+        for place, name in enumerate(("user", "item"))
+    }
+    clicks = np.array([row[2] for row in rows], np.float32)
+    samples = Samples(columns, {}, {"click": clicks}, np.arange(len(rows)), np.zeros(len(rows)))
+    counters = stream_facts._counters(schema, {"default": TableSection()})
+    stream_facts._add(counters, schema, samples)
+    stream_facts._count(counters, len(rows))
+    firsts = [(user[0], item[0]) for user, item, _ in rows if user and item]
+    for table, keys in {
+        "history-seen": {user[0] for user, _, click in rows if user and click},
+        "counters-hot": {item[0] for _, item, _ in rows if item},
+        "counters-both": set(firsts),
+    }.items():
+        assert counters[table, -1].ids().curve.ids == (len(keys),), table
 
 
 def test_every_entry_of_admission_must_admit():
