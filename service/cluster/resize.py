@@ -59,7 +59,7 @@ def _new_workers(client: RoleClient) -> dict[str, int] | None:
     status = client.status(Deadline.after(CALL_S))
     workers: dict[str, int] = status.get("workers", {})
     wanted = status.get("overrides", {})
-    if status.get("state") in ("replaying", "restarting") or not workers:  # "starting" where there are no events
+    if status.get("state") in ("replaying", "restarting") or not workers:
         return None
     same = wanted.get(SHARDS) in (None, workers["shards"]) and wanted.get(TRAINERS) in (None, workers["trainers"])
     return workers if same else None

@@ -6,6 +6,8 @@ from typing import Any
 from headrace.service.monitor.alarms import alarms, held_text
 from headrace.service.monitor.status import Status
 
+SHOWN_IDLE_S = 10.0
+"""A line of progress names the time without events from here on."""
 MAX_SLOTS = 20
 """Most slots of a table in a summary; the report has all."""
 
@@ -45,6 +47,9 @@ def progress_line(status: Status) -> str:
         f"lag {count(status.total('lag'))}",
         f"loss {ratio(status.number('loss'))}",
     ]
+    idle_s = status.number("idle_s") or 0
+    if idle_s >= SHOWN_IDLE_S and status.text("state", "") == "training":
+        parts.append(f"no events for {idle_s:.0f} s")
     if (waited := status.number("pipe_wait")) is not None and waited >= SHOWN_PIPE_WAIT:
         parts.append(f"waits for the pipe {waited:.0%}")
     if (committed := status.part("commit").number("version")) is not None:

@@ -2,6 +2,8 @@
 
 import threading
 
+from headrace.service.monitor.lines import progress_line
+from headrace.service.monitor.status import Status
 from headrace.trainer.config import PassesSection
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.planner import PAUSED, Planner, StreamEnded
@@ -74,6 +76,19 @@ def test_the_state_says_paused_while_no_pass_is_known_and_only_then():
     assert progress.status()["state"] == "paused"
     progress.idle(False)
     assert progress.status()["state"] == "training"
+
+
+def test_a_job_that_goes_on_and_finds_no_events_is_not_starting_and_tells_since_when():
+    progress = TrainerProgress("clicks")
+    progress.version = 7
+    assert progress.status()["idle_s"] is None
+    progress.idle(False)
+    status = progress.status()
+    assert status["state"] == "training" and 0 <= status["idle_s"] < 60
+    assert "no events" not in progress_line(Status(status))
+    assert "no events for 75 s" in progress_line(Status(status | {"idle_s": 75.2}))
+    progress.opened(PassPlan(8, ((), ())), "training")
+    assert progress.status()["idle_s"] is None
 
 
 def test_the_file_is_the_one_that_the_service_makes():

@@ -88,6 +88,7 @@ class TrainerProgress:
         """The clock of the current step."""
         self._lock = threading.Lock()
         self._begin_s = time.monotonic()
+        self._idle_since_s: float | None = None
         self.spent = TimeSpent()
         """Time that the loop spends on each part of its work."""
         self.step.goes_on = self.spent.goes_on
@@ -125,12 +126,15 @@ class TrainerProgress:
     def opened(self, plan: PassPlan, state: str) -> None:
         """A pass begins."""
         self.current, self.state, self.learning = plan.number, state, plan.learn
+        self._idle_since_s = None
 
     def idle(self, paused: bool) -> None:
         """No pass is known: the job is paused, or waits for events."""
+        if self._idle_since_s is None:
+            self._idle_since_s = time.monotonic()
         if paused:
             self.state = "paused"
-        elif self.state == "paused":
+        elif self.state == "paused" or (self.state == "starting" and self.version):  # it goes on, as after a resize
             self.state = "training"
 
     def used(self, number: int) -> None:
@@ -210,6 +214,7 @@ class TrainerProgress:
                     "samples_per_s": (last.num_samples - first.num_samples) / elapsed_s if moving else 0.0,
                     "positions": dict(self.positions),
                     "wall_s": self.wall_s,
+                    "idle_s": None if self._idle_since_s is None else time.monotonic() - self._idle_since_s,
                     "stalled": self.step.stalled(),
                     "time_s": spent_s,
                     "pipe_wait": waited,
