@@ -92,7 +92,7 @@ def finish(trainer: Trainer) -> None:
     parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
     digest = digest_of(parts.shards, parts.dense, deadline)
     compared = () if parts.rank0 is None else parts.rank0.chronicle.compared
-    write_report(trainer.store, parts.progress, parts.observer.report(), digest, compared)
+    write_report(trainer.store, parts.progress, parts.observer.report(), digest, compared, trainer.job.join)
     log.info("done: version %d, digest %s", parts.progress.version, digest)
 
 

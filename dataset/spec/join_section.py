@@ -6,6 +6,9 @@ from pydantic import Field
 
 from headrace.config import PositiveDuration, Section
 
+MAX_SAMPLE_BYTES = 16_000
+"""Most bytes of a sample that waits."""
+
 
 class LearnAt(StrEnum):
     """When an impression is learnt."""
@@ -38,5 +41,5 @@ class JoinSection(Section):
     max_ahead: PositiveDuration | None = None
     """Longest time by which an event may be ahead of all events before it, in the order of time; events further ahead
     are rejected. Unset: any event may end the windows of all that waits."""
-    max_sample_bytes: int = Field(default=1024, ge=64, le=16_000)
+    max_sample_bytes: int = Field(default=1024, ge=64, le=MAX_SAMPLE_BYTES)
     """Memory for a waiting sample, of every one; an impression whose sample needs more is rejected."""

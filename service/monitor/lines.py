@@ -122,6 +122,8 @@ def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"rejected  {count(sum(rejected.values()))}{reasons}"
     if left_out := status.counts("left_out"):
         yield f"left out  {', '.join(f'{count(number)} {name}' for name, number in left_out.items())}"
+    if waiting := status.number("waiting"):
+        yield f"waiting   {count(waiting)} impressions and clicks of the join, whose window has not ended"
     yield f"passes    {count(status.number('passes'))}"
     yield f"wall time {count_s(status.number('wall_s') or status.number('wall_time_s'))}"
     if spent := time_text(status):

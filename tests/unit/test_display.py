@@ -7,9 +7,12 @@ import threading
 import pytest
 from rich.console import Console
 
+from headrace.config import validate
+from headrace.dataset.spec.join_section import JoinSection
 from headrace.service.monitor import display, lines
 from headrace.service.monitor.shows import PlainShow
 from headrace.service.monitor.status import Status
+from headrace.trainer.train.report import waiting_events
 
 STATUS = {
     "job": "news",
@@ -242,6 +245,19 @@ def test_the_summary_of_a_softmax_has_its_log_loss_and_recall():
     report = {"metrics": {"life": {"next": found}, "window": {"next": found}}, "tensors": tensors}
     told = list(lines.summary_lines(report))
     assert told[-2:] == ["log loss next: life 5.5000, window 5.5000", "recall_at_10: life 0.2500, window 0.2500"]
+
+
+def test_the_summary_of_a_join_tells_how_many_events_still_wait():
+    line = "waiting   12 impressions and clicks of the join, whose window has not ended"
+    assert line in lines.summary_lines({**REPORT, "waiting": 12})
+    assert not [each for each in lines.summary_lines({**REPORT, "waiting": 0}) if each.startswith("waiting")]
+
+
+@pytest.mark.parametrize(("keys", "waiting"), [({}, 5), ({"max_ahead": "1d"}, 4)])
+def test_what_waits_is_the_rows_of_the_join_but_for_its_clock(keys, waiting):
+    join = validate(JoinSection, {"label": "click", "key": "id", "window": "1h", **keys})
+    assert waiting_events({"join-pending": {"rows": 5}}, join) == waiting
+    assert waiting_events({}, join) == 0
 
 
 def test_the_summary_of_an_empty_run_has_no_metrics():

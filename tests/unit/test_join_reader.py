@@ -18,6 +18,7 @@ from headrace.dataset.spec.source_set import SourceSet
 from headrace.deadline import Deadline
 from headrace.pserver.rows.join_kernels import join_reference
 from headrace.pserver.server.embedded import EmbeddedShards
+from headrace.trainer.features.join_events import too_long_text
 from headrace.trainer.features.join_reader import JoinReader
 from headrace.trainer.spec.join_tables import join_tables, windows_of
 from headrace.trainer.train.fake_negatives import fake_negative_weights
@@ -191,6 +192,8 @@ def test_an_event_that_is_too_far_ahead_ends_no_window_and_is_given_back():
     assert [(signs, label) for signs, label, *_ in second] == [((1,), 1.0), ((2,), 0.0)]
     assert [(each.block, each.event) for each in blocks.rejected[1]] == [(0, 2), (0, 2)]
     assert more.rejected == {"longer than join.max_sample_bytes": 1}, "an event is rejected once"
+    said = blocks.rejected[1][0].detail
+    assert said.endswith(" bytes, and 64 are set; set join.max_sample_bytes = 256")
     (unbounded, _), _ = run([shown, later], JOIN)
     assert [signs for signs, *_ in unbounded] == [(1,), (2,)], "without the bound one event ends every window"
 
@@ -216,3 +219,11 @@ def test_fake_negative_weights_leave_the_true_probability_where_it_is():
         weight_B = share * fake_negative_weights(logit, label_B)
         torch.nn.functional.binary_cross_entropy_with_logits(logit, label_B, weight_B, reduction="sum").backward()
     assert torch.allclose(logit.grad, torch.zeros_like(p), atol=1e-12)
+
+
+def test_a_size_is_suggested_that_the_longest_sample_of_a_block_fits():
+    assert (
+        too_long_text(300, 1025, 256) == "its sample has 300 bytes, and 256 are set; set join.max_sample_bytes = 1280"
+    )
+    assert too_long_text(300, 1024, 256).endswith("join.max_sample_bytes = 1024")
+    assert "at most 16000 may be set: emit fewer" in too_long_text(17_000, 17_000, 1024)

@@ -14,13 +14,16 @@ from headrace.dataset.formats.arrow_columns import signs_of_texts
 from headrace.dataset.samples.batch import F64, I64, Samples
 from headrace.dataset.samples.rejection import Reason, RejectedSample
 from headrace.dataset.samples.sample_bytes import encode_samples
-from headrace.dataset.spec.join_section import JoinSection, LearnAt
+from headrace.dataset.spec.join_section import MAX_SAMPLE_BYTES, JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
 from headrace.key_kernels import keys_of
 from headrace.lists import offsets_of, pick
 from headrace.pserver.protocol.joins import F32, U8, U64, JoinEvents, PassTimes
 from headrace.seeds import derive
 from headrace.trainer.features.neighbours import numbered
+
+SUGGESTED_STEP_BYTES = 256
+"""Sizes that are suggested are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,17 @@ def _rejected(
             detail = f"its time is {at_s:.3f}, and the latest possible one in this pass {bound_s:.3f}"
             yield RejectedSample(number, event, Reason.TOO_FAR_AHEAD, detail)
         else:
-            detail = f"its sample has {int(length_B[b])} bytes, and {join.max_sample_bytes} are set"
+            detail = too_long_text(int(length_B[b]), int(length_B.max()), join.max_sample_bytes)
             yield RejectedSample(number, event, Reason.SAMPLE_TOO_LONG, detail)
+
+
+def too_long_text(num_bytes: int, longest: int, most: int) -> str:
+    """The words for a sample that is too long, with the size that would hold the `longest` one of its block."""
+    wanted = -(-longest // SUGGESTED_STEP_BYTES) * SUGGESTED_STEP_BYTES
+    remedy = f"set join.max_sample_bytes = {wanted}"
+    if wanted > MAX_SAMPLE_BYTES:
+        remedy = f"at most {MAX_SAMPLE_BYTES} may be set: emit fewer or shorter values (max_len of a slot)"
+    return f"its sample has {num_bytes} bytes, and {most} are set; {remedy}"
 
 
 def join_keys(value_Q: NDArray[np.generic]) -> U64:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.dataset.spec.join_section import JoinSection
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
+from headrace.pserver.protocol.joins import JOIN_TABLE
 from headrace.pserver.protocol.shards import Shards
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.status.progress import TrainerProgress
@@ -32,7 +34,12 @@ def _spans(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_report(
-    store: Path, progress: TrainerProgress, metrics: Mapping[str, Any], digest: str, compared: Compared
+    store: Path,
+    progress: TrainerProgress,
+    metrics: Mapping[str, Any],
+    digest: str,
+    compared: Compared,
+    join: JoinSection | None = None,
 ) -> None:
     """Write report.json, whole or not at all. `compared`: replayed passes, each with its differences from the log.
 
@@ -66,5 +73,13 @@ def write_report(
         "digest": digest,
         "compared": [[number, differences] for number, differences in compared],
     }
+    if join is not None:
+        report["waiting"] = waiting_events(status.get("tables", {}), join)
     with writing(store / REPORT):
         write_whole(REAL, store / REPORT, json.dumps(report, indent=2, allow_nan=False).encode())
+
+
+def waiting_events(tables: Mapping[str, Any], join: JoinSection) -> int:
+    """Impressions and clicks whose window has not ended: the rows of the join's table but for its clock."""
+    rows = int(tables.get(JOIN_TABLE, {}).get("rows", 0))
+    return max(0, rows - (join.max_ahead is not None))
