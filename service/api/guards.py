@@ -60,6 +60,8 @@ class SlotDiagnosis(ResponseBody):
     """Only `headrace doctor --worth` has it."""
     signs: list[str]
     """Signs of trouble, each with what to do."""
+    drifted: str | None
+    """In words, if its values are others than before, which is no trouble where no bound of drift is set."""
 
 
 class JobDiagnosis(ResponseBody):

@@ -61,6 +61,8 @@ class SlotReport:
     """Loss of AUC without the slot's values."""
     signs: tuple[str, ...]
     """Signs of trouble, each with what to do."""
+    drifted: str | None = None
+    """In words, if its values are others than before, which is no trouble where no bound of drift is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ def _slot_of(
         weight=weight,
         worth=worth,
         signs=tuple(signs_of(figures, outside, rows, worth)),
+        drifted=drift_of(figures) if outside is None or DRIFTS not in outside["why"] else None,
     )
 
 
@@ -176,7 +179,6 @@ def signs_of(
     if broken := [part for part in parts if not part.startswith(DRIFTS)]:
         yield "; ".join(broken) + since
     coverage, before = figures.get("coverage"), figures.get("reference_coverage")
-    drift = figures.get("drift") or 0.0
     if coverage is not None and before is not None and coverage < before - MUCH_LOST:
         yield (
             f"{1 - coverage:.0%} of the samples have no value, and {1 - before:.0%} had none before: look for a field "
@@ -184,11 +186,11 @@ def signs_of(
         )
     elif coverage is not None and coverage < LITTLE_COVERAGE:
         yield f"only {coverage:.1%} of the samples have a value: repair its field, or leave the slot out"
-    elif drift > MUCH_DRIFT or len(broken) < len(parts):
-        told = since if len(broken) < len(parts) else ""
+    elif len(broken) < len(parts):
+        drift = figures.get("drift") or 0.0
         yield (
-            f"its values are others than before, drift {drift:.2f}{told}: usual for ids of new things and for parts of "
-            "the time; else look for another hash, unit or format upstream"
+            f"its values are others than before, drift {drift:.2f}{since}: usual for ids of new things and for parts "
+            "of the time; else look for another hash, unit or format upstream"
         )
     if rows.rows == 1:
         yield "it has one value only, which tells the model nothing: leave it out"
@@ -201,6 +203,14 @@ def signs_of(
         )
     if worth is not None and worth <= 0 and rows.share > MANY_ROWS:
         yield f"it costs {rows.share:.0%} of all rows and is worth nothing: train a job without it, and compare"
+
+
+def drift_of(figures: Mapping[str, Any]) -> str | None:
+    """Words for values that are others than in the passes before; None for values that are not."""
+    drift = figures.get("drift") or 0.0
+    if drift <= MUCH_DRIFT:
+        return None
+    return f"drift {drift:.2f}: its last pass has other values than those before"
 
 
 def ranked(slots: Sequence[SlotReport], order: SlotOrder) -> list[SlotReport]:
@@ -254,6 +264,12 @@ def format_report(found: JobReport) -> Iterator[str]:
     yield f"{num} of trouble at commit {found.commit}" + (":" if signs else "")
     for slot, sign in signs:
         yield f"  {slot}: {sign}"
+    if drifted := [each for each in found.slots if each.drifted]:
+        yield (
+            "drift, usual for ids of new things and for parts of the time; if it is not, look for another hash, unit "
+            "or format upstream, and bound it in [guards]:"
+        )
+        yield from (f"  {each.slot}: {each.drifted}" for each in drifted)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -32,7 +32,7 @@ def diagnosis_rows(slots: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [
         (slot["slot"], (
             GridCell(slot["slot"]),
-            GridCell("; ".join(slot["signs"]) or NONE, tone="warn" if slot["signs"] else ""),
+            GridCell("; ".join(slot["signs"]) or slot["drifted"] or NONE, tone="warn" if slot["signs"] else ""),
             *(
                 GridCell(words(slot[key]), slot[key])
                 for words, key in (
