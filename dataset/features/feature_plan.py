@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.dataset.features.cells import Cells
 from headrace.dataset.features.decoding import Decoded, Decoder
-from headrace.dataset.features.event_decoders import make_decoder
+from headrace.dataset.features.event_decoders import PATIENCE_S, make_decoder
 from headrace.dataset.features.event_rows import EventRows
 from headrace.dataset.features.slot_features import crossed_of, dense_of, meta_of, sign_lists, signs_of
 from headrace.dataset.features.slot_rules import check_slot_features, fields_of
@@ -32,12 +32,19 @@ class FeaturePlan:
     """
 
     def __init__(
-        self, pipe: ColumnsPipe, schema: Schema, folder: Path | None = None, decoder: Decoder | None = None
+        self,
+        pipe: ColumnsPipe,
+        schema: Schema,
+        folder: Path | None = None,
+        decoder: Decoder | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        """`patience_s`: how long ids that a schema registry does not know are asked for again."""
         check_slot_features(pipe, list({id(slot.entry): slot.entry for slot in schema.slots}.values()))
         self.fields = fields_of(pipe, schema)
         self._explode, self._slots = pipe.explode, schema
-        self._decoder = decoder or make_decoder(pipe, self.fields, folder)
+        self._decoder = decoder or make_decoder(pipe, self.fields, folder, patience_s)
         self.schema = answer_schema(schema)
 
     def apply(self, events: pa.BinaryArray) -> pa.RecordBatch:

@@ -3,8 +3,10 @@
 In Protobuf the place of the message in the schema's file follows the id, as numbers of variable length.
 """
 
+import math
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -21,11 +23,9 @@ MAX_SCHEMAS = 256
 """Schemas kept; the one that was not used for longest is dropped, and fetched again when an event names it."""
 MAX_INDEXES = 16
 """Deepest message in messages."""
-LATER = (
-    "it may learn of it, and no event is lost meanwhile. If the events are no good, skip them with `headrace skip`, or "
-    'set pipe.registry_unknown = "reject"'
-)
-"""About an id that the registry does not know."""
+REST = 10
+"""After a wait in vain, ids that come within so many times its length are not waited for, so that events with made-up
+ids do not stand in the way of the others."""
 Place: TypeAlias = tuple[int, ...]
 """Where the message is in its file; () in Avro."""
 
@@ -37,18 +37,49 @@ class BadFrame(ValueError):
 class RegistryDecoder:
     """A Decoder of events whose schemas are in a registry. Raises SourceUnavailable if the registry does not answer."""
 
-    def __init__(self, texts: SchemaTexts, fields: Sequence[EventField], *, protobuf: bool, waits: bool = True) -> None:
-        """`waits`: an id that the registry does not know raises SourceUnavailable too, so that the caller asks again;
-        else its events are rejected."""
-        self._texts, self._fields, self._protobuf, self._waits = texts, fields, protobuf, waits
+    def __init__(
+        self,
+        texts: SchemaTexts,
+        fields: Sequence[EventField],
+        *,
+        protobuf: bool,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`patience_s`: how long an id that the registry does not know raises SourceUnavailable too, so that the caller
+        asks again; then its events are rejected. 0: at once."""
+        self._texts, self._fields, self._protobuf = texts, fields, protobuf
+        self._patience_s, self._clock = patience_s, clock
+        self._missed_since_s: float | None = None
         self._readers: OrderedDict[tuple[int, Place], EventReader] = OrderedDict()
 
     def decode(self, events: pa.BinaryArray) -> Decoded:
         """See Decoder. An event whose schema cannot be used is rejected."""
         unknown: dict[tuple[int, Place], Unreadable] = {}
-        return decoded_of([self._read(event, unknown) for event in events.to_pylist()], self._fields)
+        missing: list[str] = []
+        rows = [self._read(event, unknown, missing) for event in events.to_pylist()]
+        if self._waits(missing=bool(missing)):
+            raise SourceUnavailable(
+                f"{missing[0]}; it may learn of it, so it is asked again for {self._patience_s:g} s, then such events "
+                "are rejected"
+            )
+        return decoded_of(rows, self._fields)
 
-    def _read(self, event: bytes, unknown: dict[tuple[int, Place], Unreadable]) -> Mapping[str, Any] | Unreadable:
+    def _waits(self, *, missing: bool) -> bool:
+        """Whether the registry is to be asked again for ids that it does not know."""
+        now_s, since_s = self._clock(), self._missed_since_s
+        waited_s = math.inf if since_s is None else now_s - since_s
+        if not missing:
+            if waited_s < self._patience_s:  # not in vain
+                self._missed_since_s = None
+            return False
+        if waited_s >= REST * self._patience_s:
+            self._missed_since_s, waited_s = now_s, 0.0
+        return waited_s < self._patience_s
+
+    def _read(
+        self, event: bytes, unknown: dict[tuple[int, Place], Unreadable], missing: list[str]
+    ) -> Mapping[str, Any] | Unreadable:
         try:
             number, place, begin = split_frame(event, protobuf=self._protobuf)
         except BadFrame as error:
@@ -59,8 +90,8 @@ class RegistryDecoder:
         try:
             reader = self._reader(number, place)
         except UnknownSchema as error:
-            if self._waits and isinstance(error, SchemaNotThere):
-                raise SourceUnavailable(f"{error}; {LATER}") from None
+            if isinstance(error, SchemaNotThere):
+                missing.append(str(error))
             unknown[key] = Unreadable(str(error))
             return unknown[key]
         found = reader.read(event[begin:])

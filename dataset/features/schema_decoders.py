@@ -15,8 +15,11 @@ from headrace.secrets import resolve_secret
 KEY = "pipe.schema_file"
 
 
-def open_schema_decoder(pipe: EventFormat, fields: Sequence[EventField], folder: Path | None) -> Decoder:
-    """The decoder of events of Avro or Protobuf. Paths are relative to `folder`. Connects to nothing.
+def open_schema_decoder(
+    pipe: EventFormat, fields: Sequence[EventField], folder: Path | None, patience_s: float
+) -> Decoder:
+    """The decoder of events of Avro or Protobuf. Paths are relative to `folder`. Connects to nothing. `patience_s`: for
+    ids that a registry does not know.
 
     Raises SpecError where the schema cannot be read, or lacks one of the `fields`.
     """
@@ -29,8 +32,9 @@ def open_schema_decoder(pipe: EventFormat, fields: Sequence[EventField], folder:
         credentials = None if secret is None else str(resolve_secret(secret, folder, at))
         if credentials is not None and ":" not in credentials and not credentials.startswith("Bearer "):
             raise SpecError('names a secret that is neither "user:password" nor "Bearer TOKEN"', at)
-        texts, waits = SchemaRegistry(pipe.registry, credentials), pipe.registry_unknown == "wait"
-        return RegistryDecoder(texts, fields, protobuf=protobuf, waits=waits)
+        patience_s = patience_s if pipe.registry_unknown == "wait" else 0.0
+        texts = SchemaRegistry(pipe.registry, credentials)
+        return RegistryDecoder(texts, fields, protobuf=protobuf, patience_s=patience_s)
     assert pipe.schema_file is not None, "checked by the section"
     path = folder / pipe.schema_file
     content = _content(path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from headrace.dataset.features.event_decoders import PATIENCE_S
 from headrace.dataset.features.feature_plan import FeaturePlan
 from headrace.dataset.pipe.answer_samples import AnswerSamples, rebatch
 from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
@@ -19,7 +20,7 @@ from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.errors import PipeFailed, SourceUnavailable
 from headrace.dataset.stream.source import Events
 from headrace.errors import BadInput
-from headrace.retry import Retrier
+from headrace.retry import PAUSE_S, Retrier
 
 MAX_BLOCK_BYTES = (1 << 31) - 1
 """Most bytes of the events of one block."""
@@ -38,7 +39,8 @@ class ColumnsRunner:
         max_outage_s: float = 600.0,
     ) -> None:
         self._schema, self._batch_events = schema, pipe.batch_events
-        self._plan = FeaturePlan(pipe, schema, folder)
+        patience_s = min(PATIENCE_S, max_outage_s / 2)  # over before an outage ends the job, also between two tries
+        self._plan = FeaturePlan(pipe, schema, folder, patience_s=patience_s if patience_s > 2 * PAUSE_S else 0.0)
         self._answers = AnswerSamples(schema, event_time, masks, Reason.of_field)
         self._closed = threading.Event()
         self._retrier = Retrier(SourceUnavailable, "waiting for schemas of events", max_outage_s, self._closed)

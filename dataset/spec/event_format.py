@@ -35,8 +35,8 @@ class EventFormat(Section):
     """A reference to "user:password" or "Bearer TOKEN" for the registry: { env = "NAME" } or { file = "path" }."""
 
     registry_unknown: Literal["wait", "reject"] = "wait"
-    """Events whose id the registry does not know. "wait": it may be behind, so the job asks again, and stops after
-    passes.max_outage; no event is lost. "reject": each is rejected at once."""
+    """Events whose id the registry does not know. "wait": it may be behind, so the job asks again for a minute (at most
+    half of passes.max_outage), and then rejects them like other bad events. "reject": each is rejected at once."""
 
     @field_validator("registry")
     @classmethod

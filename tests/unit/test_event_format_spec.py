@@ -15,7 +15,6 @@ from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.pipe.command import check_pipe
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.spec.config import ColumnsPipe, SourceSection
-from headrace.dataset.stream.errors import SourceUnavailable
 from headrace.dataset.stream.scripted_source import MemorySource
 from headrace.dataset.stream.source import Segment
 from headrace.errors import SpecError
@@ -175,11 +174,22 @@ def test_a_job_waits_for_a_registry_that_is_behind_and_loses_no_event(tmp_path):
         (samples,), tally = read(REGISTRY | {"registry": registry.url}, [event, event], tmp_path)
         assert np.array_equal(samples.event_B, [0, 1]) and not tally.rejected
         registry.behind = 1000
-        with pytest.raises(SourceUnavailable) as caught:
-            read(REGISTRY | {"registry": registry.url}, [event, event], tmp_path, max_outage_s=0.1)
-        assert "headrace skip" in str(caught.value) and "positions 0 to 2 of memory/0" in str(caught.value)
         _, tally = read(REGISTRY | REJECT | {"registry": registry.url}, [event, event], tmp_path)
         assert sum(tally.rejected.values()) == 2
+
+
+@pytest.mark.parametrize("max_outage_s", [0.1, 2.5])
+def test_a_record_whose_id_the_registry_never_knows_is_rejected_alone(tmp_path, max_outage_s):
+    good = b"\0\0\0\0\x01" + as_avro(EXAMPLE)
+    with serving() as registry:
+        registry.add(1, json.dumps(AVRO))
+        events = [good, b"\0\0\0\0\x63" + as_avro(EXAMPLE), good]
+        pipe = REGISTRY | {"registry": registry.url}
+        (samples,), tally = read(pipe, events, tmp_path, max_outage_s=max_outage_s)
+        assert np.array_equal(samples.event_B, [0, 2]) and tally.rejected == {"unparsable": 1}
+        assert "does not know schema 99" in tally.first_of["unparsable"]
+        asked = registry.asked.count("/schemas/ids/99?format=serialized")
+        assert (asked == 1) == (max_outage_s < 1), "it is asked again, where there is time"
 
 
 def test_a_secret_for_the_registry_comes_from_its_place(tmp_path, monkeypatch):

@@ -178,7 +178,7 @@ class Texts:
 
 
 def registry(*, protobuf: bool) -> Callable[..., RegistryDecoder]:
-    return lambda fields: RegistryDecoder(Texts(), fields, protobuf=protobuf, waits=False)
+    return lambda fields: RegistryDecoder(Texts(), fields, protobuf=protobuf, patience_s=0.0)
 
 
 def as_json(event):

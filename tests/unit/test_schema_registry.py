@@ -38,7 +38,7 @@ def framed(number, event, place=b""):
 
 
 def decode(registry, events, fields=ID, *, protobuf=False):
-    return RegistryDecoder(registry, fields, protobuf=protobuf).decode(pa.array(events, pa.binary()))
+    return RegistryDecoder(registry, fields, protobuf=protobuf, patience_s=60.0).decode(pa.array(events, pa.binary()))
 
 
 def one_field(name):
@@ -48,7 +48,7 @@ def one_field(name):
 def test_each_event_is_read_by_the_schema_that_it_names(server, registry):
     server.add(1, one_field("id"))
     server.add(70_000, one_field("other"))
-    decoder = RegistryDecoder(registry, ID, protobuf=False)
+    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=60.0)
     found = decoder.decode(pa.array([framed(1, b"\x04"), framed(70_000, b"\x06"), framed(1, b"\x08")]))
     assert found.fields.column("id").to_pylist() == [2, None, 4]
     assert found.errors == []
@@ -78,7 +78,7 @@ def test_a_message_is_found_by_its_place(server, registry):
 
 def test_events_of_an_unknown_id_wait_until_the_registry_knows_it(server, registry):
     server.add(1, one_field("id"))
-    decoder = RegistryDecoder(registry, ID, protobuf=False)
+    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=60.0)
     events = pa.array([framed(1, b"\x04"), framed(9, b"\x06")], pa.binary())
     with pytest.raises(SourceUnavailable, match=rf"does not know schema 9 of {server.url}/schemas/ids/9; it may learn"):
         decoder.decode(events)
@@ -87,9 +87,38 @@ def test_events_of_an_unknown_id_wait_until_the_registry_knows_it(server, regist
     assert found.fields.column("id").to_pylist() == [2, 3] and found.errors == []
 
 
+def test_an_id_that_stays_unknown_rejects_its_event_alone_and_delays_the_stream_once(server, registry):
+    server.add(1, one_field("id"))
+    now_s = [1000.0]
+    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=60.0, clock=lambda: now_s[0])
+
+    def decoded(*numbers):
+        return decoder.decode(pa.array([framed(number, b"\x04") for number in numbers], pa.binary()))
+
+    for now_s[0] in (1000.0, 1059.0):
+        with pytest.raises(SourceUnavailable, match="asked again for 60 s, then such events are rejected"):
+            decoded(1, 9, 1)
+    for now_s[0], unknown in ((1060.0, 9), (1300.0, 10), (1599.0, 11)):  # made-up ids do not stop the stream again
+        found = decoded(1, unknown, 1)
+        assert found.fields.column("id").to_pylist() == [2, None, 2]
+        assert [event for event, _ in found.errors] == [1] and f"does not know schema {unknown}" in found.errors[0][1]
+    now_s[0] = 1600.0
+    with pytest.raises(SourceUnavailable):
+        decoded(12)
+    server.add(12, one_field("id"))
+    now_s[0] = 1605.0
+    assert decoded(12).errors == []
+    now_s[0] = 1606.0
+    with pytest.raises(SourceUnavailable):  # the wait before was not in vain, so the next one may last as long
+        decoded(13)
+    now_s[0] = 1665.9
+    with pytest.raises(SourceUnavailable):
+        decoded(13)
+
+
 def test_an_unknown_id_may_reject_its_event_alone_and_is_asked_once_for_a_block(server, registry):
     server.add(1, one_field("id"))
-    decoder = RegistryDecoder(registry, ID, protobuf=False, waits=False)
+    decoder = RegistryDecoder(registry, ID, protobuf=False, patience_s=0.0)
     found = decoder.decode(pa.array([framed(9, b"\x04"), framed(1, b"\x04"), framed(9, b"\x04")], pa.binary()))
     assert found.fields.column("id").to_pylist() == [None, 2, None]
     assert [event for event, _ in found.errors] == [0, 2]
