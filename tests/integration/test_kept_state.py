@@ -150,20 +150,20 @@ def request_of(rows):
 
 def test_a_replica_of_exports_fills_what_a_request_leaves_out(ended, live, tmp_path):
     state = ReplicaState(2, 1 << 30)
-    handler = InferenceHandler(state, ReplicaMetrics(state), 1024)
+    handler = InferenceHandler(state, ReplicaMetrics(state), 1024, 1 << 20)
     updates = ExportUpdates(str(ended.store / "exports" / "steps" / "small"), tmp_path)
     update = updates.next(Deadline.after(20))
     state.apply(update)
     rows = rows_of(live).to_pylist()
-    status, answer = handler.infer("small", None, request_of(rows))
+    status, answer, _ = handler.infer("small", None, request_of(rows))
     assert status == 200, answer
     assert json.loads(answer)["outputs"][0]["data"] == pytest.approx([row["prediction.ctr"] for row in rows], abs=1e-6)
     late = {"name": "event_time", "datatype": "INT64", "shape": [len(rows)], "data": [10**400] * len(rows)}
     with_times = {"inputs": [*json.loads(request_of(rows))["inputs"], late]}
-    status, answer = handler.infer("small", None, json.dumps(with_times).encode())
+    status, answer, _ = handler.infer("small", None, json.dumps(with_times).encode())
     assert status == 400 and b"event_time: a number is too large" in answer
     state.apply(replace(update, version=update.version + 1, whole=True, memories=frozenset()))
-    status, answer = handler.infer("small", None, request_of(rows))
+    status, answer, _ = handler.infer("small", None, request_of(rows))
     assert status == 400 and b"came without histories: send its signs" in answer
 
 
@@ -263,12 +263,12 @@ def test_raw_events_are_served_with_histories_and_counters_at_their_times(tmp_pa
     wanted = pytest.approx(rows_of(tmp_path / "out")["prediction.ctr"].to_pylist(), abs=1e-6)
     folder, state = job.store / "exports" / "serving" / "columns", ReplicaState(2, 1 << 30)
     state.apply(ExportUpdates(str(folder), tmp_path / "fetched").next(Deadline.after(20)))
-    handler = InferenceHandler(state, ReplicaMetrics(state), 1024)
+    handler = InferenceHandler(state, ReplicaMetrics(state), 1024, 1 << 20)
     request = {"events": events, "event_time": [event["ts"] for event in events]}
-    status, answer = handler.infer("columns", None, json.dumps(request).encode())
+    status, answer, _ = handler.infer("columns", None, json.dumps(request).encode())
     assert status == 200 and json.loads(answer)["outputs"][0]["data"] == wanted
     del request["event_time"]  # windows end now, and nothing is in them
-    status, answer = handler.infer("columns", None, json.dumps(request).encode())
+    status, answer, _ = handler.infer("columns", None, json.dumps(request).encode())
     assert status == 200 and json.loads(answer)["outputs"][0]["data"] != wanted
     command = [sys.executable, str(SERVE), "--raw", "--time", "ts", "--events", str(tmp_path / "part-0.jsonl")]
     served = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)

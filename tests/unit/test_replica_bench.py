@@ -14,7 +14,7 @@ def test_the_recorded_feed_is_served_and_the_requests_are_answered(tmp_path, mon
     state, feed = ReplicaState(5, 1 << 30), serving.Recorded(tmp_path)
     for version in (1, 2, 3):
         assert state.apply(feed.next(Deadline.after(5))).version.number == version
-    answering = InferenceHandler(state, ReplicaMetrics(state), 1)
+    answering = InferenceHandler(state, ReplicaMetrics(state), 1, 1 << 20)
     for request in serving.bodies(1000, 3):
-        status, body = answering.infer("bench", None, request.partition(b"\r\n\r\n")[2])
+        status, body, _ = answering.infer("bench", None, request.partition(b"\r\n\r\n")[2])
         assert status == 200 and b'"model_version": "3"' in body

@@ -5,6 +5,7 @@ An ASGI application around another. trainer.replica.http_api answers the request
 
 import hmac
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -17,6 +18,7 @@ BODY_S = 10.0
 """Longest time for a request's body to arrive: a slow client must not keep others out."""
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """Open without a token, for process supervisors."""
+JSON_CONTENT: Mapping[str, str] = {"content-type": "application/json"}
 LOCAL_NAMES = served_names()
 """Host names under which a replica without a token answers on loopback: a web page cannot use a name of its own."""
 
@@ -77,10 +79,11 @@ async def send_error(send: Send, status: HTTPStatus, why: str) -> None:
     await send_answer(send, status, json.dumps({"error": why}).encode())
 
 
-async def send_answer(send: Send, status: int, body: bytes) -> None:
-    """Send an answer in JSON."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+async def send_answer(send: Send, status: int, body: bytes, headers: Mapping[str, str] = JSON_CONTENT) -> None:
+    """Send an answer."""
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    sent.append((b"content-length", b"%d" % len(body)))
     if status == HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+        sent.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": int(status), "headers": sent})
     await send({"type": "http.response.body", "body": body})

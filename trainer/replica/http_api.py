@@ -3,10 +3,11 @@
 Errors have the form of the protocol: `{"error": "..."}`. trainer.replica.inference_handler answers inference requests.
 """
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +15,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,27 +27,28 @@ from headrace.http.connections import InferenceConnection
 from headrace.http.listening import Listener
 from headrace.trainer.replica.access import RequestGate
 from headrace.trainer.replica.config import ReplicaConfig
-from headrace.trainer.replica.inference_handler import InferenceHandler, NoSuchModel, check_name
-from headrace.trainer.replica.inference_messages import metadata
+from headrace.trainer.replica.content_coding import LEVEL, MIN_BYTES
+from headrace.trainer.replica.inference_handler import InferenceHandler, check_name, refusal_of
 from headrace.trainer.replica.kept_versions import KeptVersion
+from headrace.trainer.replica.model_documents import (
+    PLATFORM,
+    configuration,
+    repository_index,
+    server_metadata,
+    tensors_of,
+)
+from headrace.trainer.replica.openapi import OF_BODY, OF_MODEL, body_of, described, document, errors
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
-from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
+from headrace.trainer.replica.replica_state import ReplicaState
 from headrace.trainer.replica.update_loop import UpdateLoop
 
-PLATFORM = "headrace_onnx"
-EXTENSIONS = ["rollback", "follow"]
-
-STATUS: dict[type[Exception], HTTPStatus] = {
-    NoSuchModel: HTTPStatus.NOT_FOUND,
-    VersionNotKept: HTTPStatus.NOT_FOUND,
-    NoVersionLoaded: HTTPStatus.SERVICE_UNAVAILABLE,
-}
+LOADING = "this replica serves one model and takes its versions from a job; see rollback and follow"
 
 
 class Rollback(BaseModel):
     """The version to serve."""
 
-    model_config = {"extra": "forbid", "use_attribute_docstrings": True}
+    model_config = {"extra": "forbid"}
     version: Count
     """A kept version; the model's metadata lists them."""
     timeline: str | None = None
@@ -66,17 +69,28 @@ class VersionInForce(BaseModel):
     """True after a rollback: nothing newer is served until `follow`."""
 
 
-ROLLBACK_BODY = {"requestBody": {"content": {"application/json": {"schema": Rollback.model_json_schema()}}}}
+class IndexQuestion(BaseModel):
+    """Which versions to list."""
+
+    ready: bool = False
+    """Whether to list only the version that is served."""
 
 
-async def _rollback(request: Request) -> Rollback:
-    """The body, whatever its content type: `curl -d` declares a form."""
-    try:
-        return Rollback.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
-    except ClientDisconnect:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is incomplete") from None
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def _body_as(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
+    """Reads a body, whatever its content type: `curl -d` declares a form. An empty one is an object without keys."""
+
+    async def read(request: Request) -> Body:
+        try:
+            return kind.model_validate_json(await request.body() or b"{}")
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        except ClientDisconnect:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is incomplete") from None
+
+    return read
 
 
 class InferenceShortcut:
@@ -91,22 +105,27 @@ class InferenceShortcut:
         if scope["method"] == "POST" and scope["path"].endswith("/infer"):
             match scope["path"].split("/"):
                 case ["", "v2", "models", name, "infer"]:
-                    return await self._answering.answer(name, None, receive, send)
+                    return await self._answering.answer(name, None, scope, receive, send)
                 case ["", "v2", "models", name, "versions", version, "infer"]:
-                    return await self._answering.answer(name, version, receive, send)
+                    return await self._answering.answer(name, version, scope, receive, send)
         await self._api(scope, receive, send)
 
 
-def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics) -> FastAPI:
+def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, answering: InferenceHandler) -> FastAPI:
     """The application for all requests except inference."""
     api = FastAPI(title="Headrace replica", version=headrace.__version__, openapi_url="/openapi.json", docs_url=None)
+    api.openapi = lambda: document(api)  # type: ignore[method-assign]  # FastAPI's way
+    api.add_middleware(GZipMiddleware, minimum_size=MIN_BYTES, compresslevel=LEVEL)
     api.add_exception_handler(HTTPException, _error)
     api.add_exception_handler(RequestValidationError, _error)
     api.add_exception_handler(HeadraceError, _error)
     _add_health(api, state, keeper)
-    _add_models(api, state, keeper)
+    _add_statistics(api, state, answering)
+    _add_models(api, state, keeper, answering)
+    _add_repository(api, state)
+    _add_rollbacks(api, state)
 
-    @api.get("/metrics", response_class=Response)
+    @api.get("/metrics", response_class=Response, responses=errors())
     def metrics() -> Response:
         """Metrics for Prometheus."""
         return Response(figures.exposition(), media_type=CONTENT_TYPE_LATEST)
@@ -115,17 +134,17 @@ def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics) -> Fas
 
 
 def _add_health(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
-    @api.get("/v2")
+    @api.get("/v2", responses=errors())
     async def server() -> dict[str, Any]:
         """Name, version and extensions of this server."""
-        return {"name": "headrace replica", "version": headrace.__version__, "extensions": EXTENSIONS}
+        return server_metadata()
 
     @api.get("/v2/health/live")
     async def live() -> dict[str, bool]:
         """Whether this process answers."""
         return {"live": True}
 
-    @api.get("/v2/health/ready")
+    @api.get("/v2/health/ready", responses=described(HTTPStatus.SERVICE_UNAVAILABLE))
     async def ready() -> JSONResponse:
         """Whether a version is loaded."""
         if state.served is not None:
@@ -134,38 +153,88 @@ def _add_health(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
         return JSONResponse({"ready": False, "error": f"no version is loaded: {why}"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _add_models(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
-    @api.get("/v2/models/{name}")
+def _add_statistics(api: FastAPI, state: ReplicaState, answering: InferenceHandler) -> None:
+    def told() -> dict[str, Any]:
+        served = state.served
+        all_of = [] if served is None else [answering.statistics.message(served.version.job, state.name_of(served))]
+        return {"model_stats": all_of}
+
+    @api.get("/v2/models/stats", responses=errors())
+    async def statistics() -> dict[str, Any]:
+        """Counts and durations of inference requests since the process began, over all versions."""
+        return told()
+
+    @api.get("/v2/models/{name}/stats", responses=OF_MODEL)
+    async def model_statistics(name: str) -> dict[str, Any]:
+        """The same for the model."""
+        check_name(state, name)
+        return told()
+
+    @api.get("/v2/models/{name}/versions/{version}/stats", responses=OF_MODEL)
+    async def version_statistics(name: str, version: str) -> dict[str, Any]:
+        """The same for the served version."""
+        check_name(state, name, version)
+        return told()
+
+
+def _add_models(api: FastAPI, state: ReplicaState, keeper: UpdateLoop, answering: InferenceHandler) -> None:
+    @api.get("/v2/models/{name}", responses=OF_MODEL)
     async def model(name: str) -> dict[str, Any]:
         """Inputs, outputs and versions of the model."""
         check_name(state, name)
         return _described(state, keeper)
 
-    @api.get("/v2/models/{name}/versions/{version}")
+    @api.get("/v2/models/{name}/versions/{version}", responses=OF_MODEL)
     async def model_version(name: str, version: str) -> dict[str, Any]:
         """The same for the served version."""
         check_name(state, name, version)
         return _described(state, keeper)
 
-    @api.get("/v2/models/{name}/ready")
+    @api.get("/v2/models/{name}/ready", responses=OF_MODEL)
     async def model_ready(name: str) -> dict[str, Any]:
         """Whether the model answers."""
         check_name(state, name)
         return {"name": name, "ready": True}
 
-    @api.get("/v2/models/{name}/versions/{version}/ready")
+    @api.get("/v2/models/{name}/versions/{version}/ready", responses=OF_MODEL)
     async def version_ready(name: str, version: str) -> dict[str, Any]:
         """Whether this version answers."""
         check_name(state, name, version)
         return {"name": name, "ready": True}
 
-    @api.post("/v2/models/{name}/rollback", openapi_extra=ROLLBACK_BODY)
-    def rollback(name: str, asked: Annotated[Rollback, Depends(_rollback)]) -> VersionInForce:
+    @api.get("/v2/models/{name}/config", responses=OF_MODEL)
+    async def model_configuration(name: str) -> dict[str, Any]:
+        """Inputs, outputs and the largest batch, in the form of Triton's model configuration."""
+        check_name(state, name)
+        return configuration(name, state.model(), answering.max_batch())
+
+    @api.get("/v2/models/{name}/versions/{version}/config", responses=OF_MODEL)
+    async def version_configuration(name: str, version: str) -> dict[str, Any]:
+        """The same for the served version."""
+        check_name(state, name, version)
+        return configuration(name, state.model(), answering.max_batch())
+
+
+def _add_repository(api: FastAPI, state: ReplicaState) -> None:
+    @api.post("/v2/repository/index", openapi_extra=body_of(IndexQuestion), responses=errors(*OF_BODY))
+    async def index(asked: Annotated[IndexQuestion, Depends(_body_as(IndexQuestion))]) -> list[dict[str, Any]]:
+        """The kept versions of the model, and which of them is served."""
+        return repository_index(state, ready=asked.ready)
+
+    @api.post("/v2/repository/models/{name}/{change}", responses=errors())
+    async def change(name: str, change: Literal["load", "unload"]) -> None:
+        """Refused: the versions of a replica come from its job."""
+        raise HTTPException(HTTPStatus.BAD_REQUEST, LOADING)
+
+
+def _add_rollbacks(api: FastAPI, state: ReplicaState) -> None:
+    @api.post("/v2/models/{name}/rollback", openapi_extra=body_of(Rollback), responses=OF_MODEL | errors(*OF_BODY))
+    def rollback(name: str, asked: Annotated[Rollback, Depends(_body_as(Rollback))]) -> VersionInForce:
         """Serve a kept version, and nothing newer until `follow`."""
         check_name(state, name)
         return _told(state.go_to(asked.version, asked.timeline), state)
 
-    @api.post("/v2/models/{name}/follow")
+    @api.post("/v2/models/{name}/follow", responses=OF_MODEL)
     def follow(name: str) -> VersionInForce:
         """Serve the newest version and later ones."""
         check_name(state, name)
@@ -186,7 +255,7 @@ def _told(kept: KeptVersion, state: ReplicaState) -> VersionInForce:
 def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
     served = state.served
     assert served is not None
-    inputs, outputs = metadata(served.model)
+    inputs, outputs = tensors_of(served.model)
     return {
         "name": served.version.job,
         "versions": [state.name_of(each) for each in state.versions()],
@@ -214,13 +283,14 @@ def _error(_request: Request, error: Exception) -> JSONResponse:
             said = f"{place}: {first['msg']}" if place else first["msg"]
             return JSONResponse({"error": said}, HTTPStatus.BAD_REQUEST)
         case _:
-            status = STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
-            return JSONResponse({"error": str(error)}, status)
+            status, why = refusal_of(error)
+            return JSONResponse({"error": why}, status)
 
 
 def gated(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, config: ReplicaConfig) -> RequestGate:
     """The complete ASGI application of a replica. Raises SpecError."""
-    whole = InferenceShortcut(InferenceHandler(state, figures, config.max_batch), app(state, keeper, figures))
+    answering = InferenceHandler(state, figures, config.max_batch, config.max_body)
+    whole = InferenceShortcut(answering, app(state, keeper, figures, answering))
     return RequestGate(whole, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
 
 

@@ -4,19 +4,34 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
+from typing import NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from headrace import documents
-from headrace.errors import BadInput
-from headrace.trainer.replica.access import send_answer, send_error
+from headrace.errors import BadInput, HeadraceError
+from headrace.http.front_door import MAX_DIGITS
+from headrace.trainer.replica.access import JSON_CONTENT, send_answer, send_error
+from headrace.trainer.replica.content_coding import BodyRefused, decoded, encoded
 from headrace.trainer.replica.filled_inputs import MemoryMissing
-from headrace.trainer.replica.inference_messages import InvalidInference, RequestReader, format_answer
+from headrace.trainer.replica.inference_messages import (
+    InferenceResult,
+    RequestReader,
+    attach_raw,
+    checked_outputs,
+    format_answer,
+)
+from headrace.trainer.replica.inference_statistics import Durations, InferenceStatistics
+from headrace.trainer.replica.inference_tensors import InvalidInference
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
-from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState
+from headrace.trainer.replica.replica_state import NoVersionLoaded, ReplicaState, VersionNotKept
 
 INLINE_BYTES = 1 << 16
 """Longer requests are answered by another thread, so that they do not delay short ones."""
@@ -26,6 +41,8 @@ MAX_LONG = 4
 """Long requests that are answered at the same time, each with the memory of a batch; others wait."""
 TRIES = 10
 """Tries of one request while the model keeps changing."""
+HEAD_LENGTH = "inference-header-content-length"
+RAW_CONTENT = {"content-type": "application/octet-stream"}
 
 log = logging.getLogger(__name__)
 
@@ -34,46 +51,108 @@ class NoSuchModel(BadInput):
     """A model or version that is not served."""
 
 
+STATUS: dict[type[Exception], HTTPStatus] = {
+    NoSuchModel: HTTPStatus.NOT_FOUND,
+    InvalidInference: HTTPStatus.BAD_REQUEST,
+    MemoryMissing: HTTPStatus.BAD_REQUEST,
+    NoVersionLoaded: HTTPStatus.SERVICE_UNAVAILABLE,
+    VersionNotKept: HTTPStatus.NOT_FOUND,
+}
+"""Statuses of errors; 500 for another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyHeaders:
+    """The headers of a request that say how its body is read, and which body its answer may have."""
+
+    coding: str = ""
+    """Content-Encoding."""
+    head_length: str | None = None
+    """Inference-Header-Content-Length: bytes of JSON before raw tensors."""
+    accepted: str = ""
+    """Accept-Encoding."""
+
+    @classmethod
+    def of(cls, scope: Scope) -> "BodyHeaders":
+        """The headers of an ASGI request."""
+        headers = Headers(scope=scope)
+        listed = (", ".join(headers.getlist(name)) for name in ("content-encoding", "accept-encoding"))
+        coding, accepted = listed
+        return cls(coding, headers.get(HEAD_LENGTH), accepted)
+
+
+PLAIN = BodyHeaders()
+
+
+class InferenceAnswer(NamedTuple):
+    """An answer over HTTP."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = JSON_CONTENT
+
+
 class InferenceHandler:
     """Answers inference requests. Any thread."""
 
-    def __init__(self, state: ReplicaState, figures: ReplicaMetrics, max_batch: int) -> None:
-        self._state, self._figures, self._max_batch = state, figures, max_batch
+    def __init__(self, state: ReplicaState, figures: ReplicaMetrics, max_batch: int, max_body: int) -> None:
+        self._state, self._figures, self._max_batch, self._max_body = state, figures, max_batch, max_body
         self._reader: RequestReader | None = None
         self._long = ThreadPoolExecutor(MAX_LONG, "inference")
+        self.statistics = InferenceStatistics()
 
-    def infer(self, name: str, version: str | None, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer."""
-        return self._answer(name, version, _read(body))
-
-    def _answer(self, name: str, version: str | None, request: object) -> tuple[int, bytes]:
-        """Status and body of the answer to a parsed request."""
+    def infer(
+        self, name: str, version: str | None, body: bytes, headers: BodyHeaders = PLAIN, arrived_s: float | None = None
+    ) -> InferenceAnswer:
+        """The answer to a body, which arrived whole at `arrived_s` (`time.perf_counter`)."""
         begin_s = time.perf_counter()
-        try:
-            status, found = HTTPStatus.OK, self._infer(name, version, request)
-        except NoSuchModel as error:
-            status, found = HTTPStatus.NOT_FOUND, _error(error)
-        except (InvalidInference, MemoryMissing) as error:
-            status, found = HTTPStatus.BAD_REQUEST, _error(error)
-        except NoVersionLoaded as error:
-            status, found = HTTPStatus.SERVICE_UNAVAILABLE, _error(error)
-        except BadInput as error:
-            status, found = HTTPStatus.INTERNAL_SERVER_ERROR, _error(error)
-        except Exception:  # noqa: BLE001  # outermost handler of a request: the next one is answered
-            log.exception("a request could not be answered")
-            status, found = HTTPStatus.INTERNAL_SERVER_ERROR, b'{"error": "a bug in the replica; see its log"}'
-        self._figures.count(status, time.perf_counter() - begin_s)
-        return status, found
+        clock = RequestClock(begin_s if arrived_s is None else arrived_s, begin_s)
+        return self._answer(name, version, self._read(body, headers), headers, clock)
 
-    def _infer(self, name: str, version: str | None, request: object) -> bytes:
+    def _read(self, body: bytes, headers: BodyHeaders) -> object:
+        """The parsed request in a body; where it cannot be read, the error, returned and not raised."""
+        try:
+            content = decoded(body, headers.coding, self._max_body)
+            if headers.head_length is None:
+                head, raw = content, b""
+            else:
+                length = _length(headers.head_length, len(content))
+                head, raw = content[:length], content[length:]
+            request = documents.parse(head, "the body")
+            attach_raw(request, raw)
+        except (BodyRefused, InvalidInference) as error:
+            return error
+        except documents.InvalidDocument as error:
+            return InvalidInference(str(error))
+        return request
+
+    def _answer(
+        self, name: str, version: str | None, request: object, headers: BodyHeaders, clock: "RequestClock"
+    ) -> InferenceAnswer:
+        """The answer to a parsed request."""
+        try:
+            result = self.predicted(name, version, request, clock)
+            assert isinstance(request, dict)  # otherwise nothing was predicted
+            head, raw = format_answer(name, request, result)
+            found = _formatted(head, raw, headers.accepted)
+        except Exception as error:  # noqa: BLE001  # outermost handler of a request: the next one is answered
+            status, why = refusal_of(error)
+            found = InferenceAnswer(status, json.dumps({"error": why}).encode())
+        self.count(found.status, clock)
+        return found
+
+    def predicted(self, name: str, version: str | None, request: object, clock: "RequestClock") -> InferenceResult:
+        """The outputs for a parsed request. Raises NoSuchModel, NoVersionLoaded, MemoryMissing, BadInput; also the
+        error that `request` is."""
         check_name(self._state, name, version)
-        if isinstance(request, InvalidInference):
+        if isinstance(request, Exception):
             raise request
         for _ in range(TRIES):
             reader = self._current()
             inputs = reader.inputs(request)
             assert isinstance(request, dict)  # otherwise it had no inputs
             wanted = reader.outputs(request, inputs.num_samples)
+            clock.read_s = time.perf_counter()
             done = self._state.predict(reader.model, inputs)
             if done is None:  # the model changed meanwhile
                 continue
@@ -81,11 +160,19 @@ class InferenceHandler:
             if version is not None and version != self._state.name_of(kept):
                 check_name(self._state, name, version)
                 continue
-            self._figures.samples.inc(inputs.num_samples)
-            return json.dumps(
-                format_answer(name, self._state.name_of(kept), request, found, wanted, inputs.events)
-            ).encode()
+            clock.predicted_s, clock.num_samples = time.perf_counter(), inputs.num_samples
+            return InferenceResult(self._state.name_of(kept), checked_outputs(found, wanted, inputs.events))
         raise NoVersionLoaded("the model keeps changing; try again")
+
+    def count(self, status: int, clock: "RequestClock") -> None:
+        """Count a request that was answered now."""
+        end_s = time.perf_counter()
+        self._figures.count(status, end_s - clock.arrived_s)
+        if status != HTTPStatus.OK:
+            return self.statistics.add_failure(end_s - clock.arrived_s)
+        self._figures.samples.inc(clock.num_samples)
+        parts = clock.begin_s - clock.arrived_s, clock.read_s - clock.begin_s, clock.predicted_s - clock.read_s
+        self.statistics.add(clock.num_samples, Durations(*parts, end_s - clock.predicted_s))
 
     def _current(self) -> RequestReader:
         """The reader of the model that is served. Raises NoVersionLoaded."""
@@ -94,7 +181,7 @@ class InferenceHandler:
             self._reader = reader = RequestReader(model, self._max_batch)
         return reader
 
-    async def answer(self, name: str, version: str | None, receive: Receive, send: Send) -> None:
+    async def answer(self, name: str, version: str | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
         body = b""
         while True:
@@ -107,14 +194,20 @@ class InferenceHandler:
             body = body + message["body"] if body else message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        aside = asyncio.get_running_loop().run_in_executor
-        if len(body) > INLINE_BYTES:
-            status, found = await aside(self._long, self.infer, name, version, body)
-        elif self._is_short(request := _read(body)):
-            status, found = self._answer(name, version, request)
+        headers, arrived_s = BodyHeaders.of(scope), time.perf_counter()
+        aside = partial(asyncio.get_running_loop().run_in_executor, self._long)
+        if len(body) > INLINE_BYTES or headers.coding:
+            found = await aside(self.infer, name, version, body, headers, arrived_s)
+        elif self._is_short(request := self._read(body, headers)):
+            found = self._answer(name, version, request, headers, RequestClock(arrived_s, arrived_s))
         else:
-            status, found = await aside(self._long, self._answer, name, version, request)
-        await send_answer(send, status, found)
+            clock = RequestClock(arrived_s, arrived_s)
+            found = await aside(self._answer, name, version, request, headers, clock)
+        await send_answer(send, *found)
+
+    def max_batch(self) -> int:
+        """Most samples of one request to the model that is served. Raises NoVersionLoaded."""
+        return self._current().max_batch
 
     def _is_short(self, request: object) -> bool:
         """Whether other requests may wait until this one is answered."""
@@ -122,6 +215,40 @@ class InferenceHandler:
             return self._current().cost(request) <= INLINE_COST
         except NoVersionLoaded:
             return True
+
+
+@dataclass(slots=True)
+class RequestClock:
+    """When the parts of one request were done (`time.perf_counter`), and its samples."""
+
+    arrived_s: float
+    """Its body was there."""
+    begin_s: float
+    """A thread began with it."""
+    read_s: float = 0.0
+    predicted_s: float = 0.0
+    num_samples: int = 0
+
+
+def refusal_of(error: Exception) -> tuple[HTTPStatus, str]:
+    """Status and text of the answer to a request with this error."""
+    if isinstance(error, BodyRefused):
+        return error.status, str(error)
+    if (status := STATUS.get(type(error))) is not None:
+        return status, str(error)
+    if isinstance(error, HeadraceError):
+        return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
+    log.error("a request could not be answered", exc_info=error)
+    return HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the replica; see its log"
+
+
+def _formatted(head: bytes, raw: bytes, accepted: str) -> InferenceAnswer:
+    """The answer with this JSON and these raw bytes, compressed where the client accepts it."""
+    headers = RAW_CONTENT | {HEAD_LENGTH: str(len(head))} if raw else JSON_CONTENT
+    body, coding = encoded(head + raw, accepted)
+    if coding is not None:
+        headers = {**headers, "content-encoding": coding, "vary": "accept-encoding"}
+    return InferenceAnswer(HTTPStatus.OK, body, headers)
 
 
 def check_name(state: ReplicaState, name: str, version: str | None = None) -> None:
@@ -137,13 +264,11 @@ def check_name(state: ReplicaState, name: str, version: str | None = None) -> No
         raise NoSuchModel(f"version {version} is not served, but {state.name_of(served)}; {hint}")
 
 
-def _read(body: bytes) -> object:
-    """The parsed JSON of a body; a InvalidInference, returned and not raised, where it is not JSON."""
-    try:
-        return documents.parse(body, "the body")
-    except documents.InvalidDocument as error:
-        return InvalidInference(str(error))
-
-
-def _error(error: Exception) -> bytes:
-    return json.dumps({"error": str(error)}).encode()
+def _length(text: str, most: int) -> int:
+    """The length of a JSON head. Raises InvalidInference."""
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= most:
+        return int(text)
+    raise InvalidInference(
+        f"Inference-Header-Content-Length is {text!r:.100}; it must be the length of the JSON at the beginning of the "
+        f"body, 0 to {most}"
+    )

@@ -17,14 +17,27 @@ Shapes: B samples, N signs of one table.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate, chain
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.dataset.formats.arrow_columns import hash_texts
 from headrace.errors import BadInput
+from headrace.trainer.replica.inference_tensors import (
+    INTS,
+    MAX_VALUES,
+    NUMBERS,
+    SHARED_MEMORY,
+    TEXT,
+    InvalidInference,
+    RequestTensor,
+    kind_of,
+    parameters_of,
+    raw_of,
+)
 from headrace.trainer.replica.serving_model import (
     F64,
     I64,
@@ -44,72 +57,21 @@ EVENT = "event"
 """The output with the number of each sample's event, for a request with raw events."""
 TIME = "event_time"
 """The optional input with the times of samples, in unix seconds, for a model with counters; without it, now."""
-INTS = ("UINT64", "INT64", "UINT32", "INT32")
-FLOATS = ("FP32", "FP64")
-MAX_VALUES = 1 << 22
-"""Most numbers and texts of one tensor, and numbers of one answer; more are refused."""
 MAX_ACTIVATIONS = 1 << 28
 """Most numbers in one layer of the network for all samples of a request: 1 GiB. A softmax over a million items takes
 268 samples at a time, whatever `max_batch` is."""
-MAX_DIMENSIONS = 8
-"""Most dimensions of a tensor: the product of many large sizes takes long to compute."""
 WEIGHTS_PER_VALUE = 1000
 """Weights of the network that cost one sample as much time as one number of JSON."""
 
 
-class InvalidInference(BadInput):
-    """A request that cannot be answered; the message is for its sender."""
+@dataclass(frozen=True, slots=True)
+class InferenceResult:
+    """The outputs that a request asked for, in its order."""
 
-
-class RequestTensor:
-    """One tensor of a request, validated."""
-
-    __slots__ = ("data", "kind", "name", "shape")
-
-    def __init__(self, content: object) -> None:
-        try:
-            self.name, self.kind, self.shape = content["name"], content["datatype"], content["shape"]  # type: ignore[index]
-            data = content["data"]  # type: ignore[index]
-        except (TypeError, KeyError) as error:
-            raise InvalidInference(f"an input needs name, datatype, shape and data; {error} is missing") from None
-        if type(self.name) is not str or type(self.shape) is not list or type(data) is not list:
-            raise InvalidInference("an input's name must be a text, its shape and data must be lists")
-        while data and type(data[0]) is list:
-            if not set(map(type, data)) <= {list}:
-                raise InvalidInference(f"{self.name}: data mixes lists and values")
-            data = list(chain.from_iterable(data))
-        self.data: list[Any] = data
-        size = 1
-        if len(self.shape) > MAX_DIMENSIONS:
-            raise InvalidInference(f"{self.name}: a shape of {len(self.shape)} sizes; at most {MAX_DIMENSIONS}")
-        for each in self.shape:
-            if type(each) is not int or not 0 <= each <= MAX_VALUES:
-                raise InvalidInference(f"{self.name}: shape holds {each!r:.100}, which is not a size")
-            size *= each
-        if size != len(data) or not self.shape:
-            raise InvalidInference(f"{self.name}: data has {len(data)} values, the shape {self.shape} has {size}")
-        if size > MAX_VALUES:
-            raise InvalidInference(f"{self.name}: {size} values; at most {MAX_VALUES}")
-
-    def typed(self, *kinds: str) -> "RequestTensor":
-        """Return itself. Raises InvalidInference where its values have none of these types."""
-        if self.kind not in kinds:
-            raise InvalidInference(f"{self.name}: is {self.kind}, and must be {' or '.join(kinds)}")
-        wanted = {str} if self.kind == "BYTES" else {int} if self.kind in INTS else {int, float}
-        if not set(map(type, self.data)) <= wanted:
-            raise InvalidInference(f"{self.name}: data has values that are not {self.kind}")
-        return self
-
-    def floats(self) -> F32:
-        """The values as float32. Raises InvalidInference."""
-        try:
-            with np.errstate(over="ignore"):
-                found = np.array(self.data, np.float32)
-        except OverflowError:
-            raise InvalidInference(f"{self.name}: a number is too large") from None
-        if not np.isfinite(found).all():
-            raise InvalidInference(f"{self.name}: a number is not finite")
-        return found
+    version: str
+    """Name of the version that predicted them."""
+    outputs: Mapping[str, NDArray[Any]]
+    """float32, all finite; of raw events also int64, the event of each sample."""
 
 
 class RequestReader:
@@ -117,7 +79,7 @@ class RequestReader:
 
     def __init__(self, model: ServingModel, max_batch: int) -> None:
         self.model = model
-        self._max_batch = min(max_batch, max(1, MAX_ACTIVATIONS // model.graph.widest))
+        self.max_batch = min(max_batch, max(1, MAX_ACTIVATIONS // model.graph.widest))
         self._sparse = {slot["name"]: slot for slot in model.slots if slot["kind"] == "sparse"}
         self._known = set(self._sparse) | {name + LENGTHS for name in self._sparse} | set(model.dense)
         self._known |= {name + WEIGHT for name, slot in self._sparse.items() if slot["weighted"]}
@@ -155,15 +117,15 @@ class RequestReader:
             raise InvalidInference(f'this model has no features of raw events: {self._no_features()}; send "inputs"')
         if "inputs" in request or type(events) is not list or not events:
             raise InvalidInference('a request has either "inputs", or "events", a list of events')
-        if len(events) > self._max_batch:
-            raise InvalidInference(f"{len(events)} events in one request; send 1 to {self._max_batch}")
+        if len(events) > self.max_batch:
+            raise InvalidInference(f"{len(events)} events in one request; send 1 to {self.max_batch}")
         try:
             texts = [each.encode() if type(each) is str else json.dumps(each).encode() for each in events]
             samples, event_B = features.samples(texts)
         except (BadInput, UnicodeEncodeError) as error:
             raise InvalidInference(str(error)) from None
-        if not 0 < len(samples) <= self._max_batch:
-            raise InvalidInference(f"{len(samples)} samples in {len(events)} events; send 1 to {self._max_batch}")
+        if not 0 < len(samples) <= self.max_batch:
+            raise InvalidInference(f"{len(samples)} samples in {len(events)} events; send 1 to {self.max_batch}")
         time_s_B = self._event_times(request, len(events), event_B)
         return replace(golden_inputs(self.model, samples), events=event_B.tolist(), time_s_B=time_s_B)
 
@@ -199,10 +161,10 @@ class RequestReader:
         """Roughly how many numbers are read, computed and written for a request; 0 for a malformed one."""
         if isinstance(request, dict) and type(events := request.get("events")) is list:
             exploded = self.model.features is not None and self.model.features.pipe.explode is not None
-            return (self._max_batch if exploded else min(len(events), self._max_batch)) * self._values_each
+            return (self.max_batch if exploded else min(len(events), self.max_batch)) * self._values_each
         try:
             sizes = [each["shape"][0] for each in request["inputs"]]  # type: ignore[index]
-            return int(min(max(sizes), self._max_batch)) * self._values_each
+            return int(min(max(sizes), self.max_batch)) * self._values_each
         except (TypeError, KeyError, IndexError, ValueError, OverflowError):  # OverflowError for -Infinity
             return 0
 
@@ -212,8 +174,8 @@ class RequestReader:
                 raise InvalidInference(f"input {name!r} is missing: {self._wanted(name)}")
         first = next(name for name in (*self._sparse, *self.model.dense) if name in tensors)
         num_samples = int(tensors.get(first + LENGTHS, tensors[first]).shape[0])
-        if not 0 < num_samples <= self._max_batch:
-            raise InvalidInference(f"{num_samples} samples in one request; send 1 to {self._max_batch}")
+        if not 0 < num_samples <= self.max_batch:
+            raise InvalidInference(f"{num_samples} samples in one request; send 1 to {self.max_batch}")
         return num_samples
 
     def _wanted(self, name: str) -> str:
@@ -227,7 +189,7 @@ class RequestReader:
         for name, size in self.model.dense.items():
             if name not in tensors:
                 continue
-            tensor = tensors[name].typed(*FLOATS, *INTS)
+            tensor = tensors[name].typed(*NUMBERS)
             if len(tensor.data) != num_samples * size or tensor.shape[0] != num_samples:
                 raise InvalidInference(f"{name}: has the shape {tensor.shape}, but must have [{num_samples}, {size}]")
             found[name] = tensor.floats().reshape(num_samples, size)
@@ -237,7 +199,7 @@ class RequestReader:
         """The times of samples, if the request has them."""
         if not self._is_timed or (tensor := tensors.get(TIME)) is None:
             return None
-        if len(tensor.typed(*FLOATS, *INTS).data) != num_samples:
+        if len(tensor.typed(*NUMBERS).data) != num_samples:
             raise InvalidInference(f"{TIME}: has {len(tensor.data)} values for {num_samples} samples")
         return _seconds(tensor.data)
 
@@ -252,7 +214,7 @@ class RequestReader:
                 offsets.append([begin] * (num_samples + 1))
                 continue
             if slot["values"] == "string":
-                numbers += _hashed(tensor.typed("BYTES").data)
+                numbers += _hashed(tensor.typed(TEXT).data)
             else:
                 numbers += tensor.typed(*INTS).data
             offsets.append(_offsets(tensor, tensors.get(name + LENGTHS), num_samples, begin))
@@ -311,7 +273,7 @@ def _weights(tensor: RequestTensor | None, signs: RequestTensor) -> list[float]:
         return [1.0] * len(signs.data)
     if len(tensor.data) != len(signs.data):
         raise InvalidInference(f"{tensor.name}: {len(tensor.data)} weights for {len(signs.data)} signs")
-    tensor.typed(*FLOATS, *INTS).floats()
+    tensor.typed(*NUMBERS).floats()
     return tensor.data
 
 
@@ -336,44 +298,70 @@ def _out_of_range(table: SlotLayout, tensors: Mapping[str, RequestTensor]) -> st
     return table.name
 
 
-def format_answer(
-    name: str,
-    version: str,
-    request: Json,
-    found: Mapping[str, F32],
-    wanted: Sequence[str],
-    events: Sequence[int] | None = None,
-) -> dict[str, Any]:
-    """The answer to a request; `events`: the event of each sample. Raises InvalidInference for one that is too long,
-    BadInput where a prediction is not finite."""
+def checked_outputs(
+    found: Mapping[str, F32], wanted: Sequence[str], events: Sequence[int] | None = None
+) -> dict[str, NDArray[Any]]:
+    """The wanted outputs; `events`: the event of each sample. Raises InvalidInference for too many numbers, BadInput
+    where a prediction is not finite."""
     if (size := sum(found[output].size for output in wanted)) > MAX_VALUES:
         raise InvalidInference(
             f"the outputs have {size} numbers, more than {MAX_VALUES}; send fewer samples per request"
         )
-    outputs = []
+    outputs: dict[str, NDArray[Any]] = {}
     for output in wanted:
-        value = found[output]
-        if not np.isfinite(value).all():
+        outputs[output] = found[output]
+        if not np.isfinite(found[output]).all():
             raise BadInput(f"output {output!r} is not finite for these inputs")
-        flat = value.reshape(-1).tolist()
-        outputs.append({"name": output, "datatype": "FP32", "shape": list(value.shape), "data": flat})
     if events is not None:
-        outputs.append({"name": EVENT, "datatype": "INT64", "shape": [len(events)], "data": list(events)})
-    answer: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": outputs}
+        outputs[EVENT] = np.array(events, np.int64)
+    return outputs
+
+
+def attach_raw(request: object, raw: bytes) -> None:
+    """Give the inputs of a request their raw bytes, which follow its JSON in the order of the inputs.
+
+    Raises InvalidInference.
+    """
+    inputs, place = request.get("inputs") if isinstance(request, dict) else None, 0
+    for each in inputs if isinstance(inputs, list) else ():
+        size = parameters_of(each).get("binary_data_size")
+        if size is None:
+            continue
+        if type(size) is not int or not 0 <= size <= len(raw) - place or "data" in each:
+            raise InvalidInference(
+                f"an input has {size!r:.100} bytes of binary_data_size, where {len(raw) - place} follow the JSON head; "
+                "send its data there, not as data, and the length of the head as Inference-Header-Content-Length"
+            )
+        each["data"] = raw[place : place + size]
+        place += size
+    if place < len(raw):
+        raise InvalidInference(f"{len(raw) - place} bytes follow the tensors that the JSON head names")
+
+
+def format_answer(name: str, request: Json, result: InferenceResult) -> tuple[bytes, bytes]:
+    """The JSON of the answer to a request, and the raw bytes that follow it. Raises InvalidInference."""
+    is_raw, raw, outputs = _asks_for_raw(request), list[bytes](), []
+    for output, value in result.outputs.items():
+        told: dict[str, Any] = {"name": output, "datatype": kind_of(value), "shape": list(value.shape)}
+        if is_raw.get(output, is_raw[""]):
+            raw.append(raw_of(value))
+            told["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            told["data"] = value.reshape(-1).tolist()
+        outputs.append(told)
+    answer: dict[str, Any] = {"model_name": name, "model_version": result.version, "outputs": outputs}
     if type(request.get("id")) is str:
         answer["id"] = request["id"]
-    return answer
+    return json.dumps(answer).encode(), b"".join(raw)
 
 
-def metadata(model: ServingModel) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Inputs and outputs, in the protocol's form."""
-    inputs = []
-    for slot in model.slots:
-        if slot["kind"] == "dense":
-            inputs.append({"name": slot["name"], "datatype": "FP32", "shape": [-1, slot["size"]]})
-            continue
-        kind = "BYTES" if slot["values"] == "string" else "UINT64"
-        inputs.append({"name": slot["name"], "datatype": kind, "shape": [-1, -1]})
-        if slot["weighted"]:
-            inputs.append({"name": slot["name"] + WEIGHT, "datatype": "FP32", "shape": [-1, -1]})
-    return inputs, [{"name": name, "datatype": "FP32", "shape": [-1]} for name in model.outputs]
+def _asks_for_raw(request: Json) -> dict[str, bool]:
+    """Whether each output of a request is answered as raw bytes; under "", those that it does not name."""
+    found = {"": parameters_of(request).get("binary_data_output", False) is True}
+    for each in request.get("outputs") or ():
+        parameters = parameters_of(each)
+        if SHARED_MEMORY in parameters or "classification" in parameters:
+            raise InvalidInference(f"output {each['name']!r:.100}: neither shared memory nor classification is served")
+        if "binary_data" in parameters:
+            found[each["name"]] = parameters["binary_data"] is True
+    return found
