@@ -81,7 +81,7 @@ class RpcServer:
         self._held = ExitStack()
         if tls is not None and socket is None:
             socket = self._held.enter_context(private_folder("rpc")) / "rpc.socket"
-        bound = _bounds_of_callers(max_connections, is_port=socket is None or tls is not None)
+        bound = bounds_of_callers(max_connections, is_port=socket is None or tls is not None)
         self._secrets = _SecretCheck(secret, check_token, self._callers)
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers, thread_name_prefix="rpc"),
@@ -190,7 +190,7 @@ class _Callers:
         return answer
 
 
-def _bounds_of_callers(max_connections: int, *, is_port: bool) -> list[tuple[str, int]]:
+def bounds_of_callers(max_connections: int, *, is_port: bool) -> list[tuple[str, int]]:
     """Options of a server that bound what unauthenticated clients can use."""
     return [
         ("grpc.max_allowed_incoming_connections", min(max_connections, ConnectionBounds.here().open)),

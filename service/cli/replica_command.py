@@ -39,6 +39,10 @@ def replica(
         typer.Option(metavar="HOST:PORT", help="Follow the live feed of the job whose launcher listens there."),
     ] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "127.0.0.1:8090",
+    grpc_listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address for gRPC, with the same token and certificate. Default: none."),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with the token that requests must have; health needs none."),
@@ -76,6 +80,7 @@ def replica(
         "store": store,
         "join": join,
         "listen": listen,
+        "grpc_listen": grpc_listen,
         "token_file": token_file,
         "tls_cert": tls_cert,
         "tls_key": tls_key,

@@ -61,7 +61,8 @@ class Served:
         self.figures = ReplicaMetrics(self.state)
         told = {"exports": "x"} | config
         self.config = validate(ReplicaConfig, told)
-        self.app = gated(self.state, QUIET, self.figures, self.config)
+        self.answering = InferenceHandler(self.state, self.figures, self.config.max_batch, self.config.max_body)
+        self.app = gated(self.state, QUIET, self.figures, self.config, self.answering)
 
     def serve(self, *versions):
         for version in versions:

@@ -12,6 +12,7 @@ from headrace.errors import SpecError
 from headrace.http.listening import ConnectionBounds, listen
 from headrace.trainer.replica.config import ReplicaConfig
 from headrace.trainer.replica.http_api import gated, serving
+from headrace.trainer.replica.inference_handler import InferenceHandler
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
 from tests.unit.test_access_exposure import write_pair
@@ -23,12 +24,17 @@ def config(**more):
     return validate(ReplicaConfig, {"exports": "x", "listen": "127.0.0.1:0", **more})
 
 
+def api(state, told):
+    figures = ReplicaMetrics(state)
+    return gated(state, QUIET, figures, told, InferenceHandler(state, figures, told.max_batch, told.max_body))
+
+
 def test_who_trusts_the_certificate_is_answered_and_nobody_in_the_clear(tmp_path):
     cert, key = write_pair(tmp_path, "ours")
     told, state = config(tls_cert=str(cert), tls_key=str(key)), ReplicaState(5, 1 << 30)
     listener = listen(*told.address, "--listen")
     port = listener.getsockname()[1]
-    with serving(gated(state, QUIET, ReplicaMetrics(state), told), listener, told.tls()):
+    with serving(api(state, told), listener, told.tls()):
         trusting = ssl.create_default_context(cafile=str(cert))
         assert httpx.get(f"https://localhost:{port}/v2/health/live", verify=trusting).json() == {"live": True}
         with pytest.raises(httpx.TransportError):
@@ -40,7 +46,7 @@ def test_connections_that_begin_no_handshake_take_places_too(tmp_path):
     told, state = config(tls_cert=str(cert), tls_key=str(key)), ReplicaState(5, 1 << 30)
     listener = listen(*told.address, "--listen")
     listener.room = ConnectionBounds(answered=9, open=2)
-    with serving(gated(state, QUIET, ReplicaMetrics(state), told), listener, told.tls()):
+    with serving(api(state, told), listener, told.tls()):
         silent = [socket.create_connection(listener.getsockname(), 10) for _ in range(3)]
         assert silent[2].recv(1) == b""
         for each in silent:

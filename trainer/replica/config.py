@@ -26,6 +26,8 @@ class ReplicaConfig(Section):
     """File with the token for requests to the service; with `join`, the job's join token."""
     listen: str = "127.0.0.1:8090"
     """Address for requests; port 0 takes a free port."""
+    grpc_listen: str | None = None
+    """Address for requests over gRPC; port 0 takes a free port. Token and certificate are those of `listen`."""
     token_file: Path | None = None
     """File with the token that requests must carry. Health checks need none."""
     tls_cert: Path | None = None
@@ -49,10 +51,11 @@ class ReplicaConfig(Section):
     poll: Duration = 1.0
     """Interval of reads of current.json."""
 
-    @field_validator("listen")
+    @field_validator("listen", "grpc_listen")
     @classmethod
-    def _address(cls, value: str) -> str:
-        parse_address(value, "127.0.0.1:8090")
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_address(value, "127.0.0.1:8090")
         return value
 
     @field_validator("join")
@@ -88,20 +91,26 @@ class ReplicaConfig(Section):
         return parse_address(self.listen)
 
     @property
+    def grpc_address(self) -> tuple[str, int] | None:
+        """Host and port for gRPC."""
+        return None if self.grpc_listen is None else parse_address(self.grpc_listen)
+
+    @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can send requests."""
+        """Whether only this machine can send requests over HTTP."""
         return is_loopback(self.address[0])
 
     def token(self) -> str | None:
-        """The token that requests must carry. Raises SpecError where the address needs one and there is none."""
+        """The token that requests must carry. Raises SpecError where an address needs one and there is none."""
         if self.token_file is not None:
             return read_token(self.token_file, "--token-file")
-        if not self.is_loopback and not self.anyone:
-            raise SpecError(
-                f"{self.address[0]!r} is not this machine's loopback: name a file with a token that requests must "
-                "carry (--token-file), or allow requests of anyone (--anyone)",
-                "--listen",
-            )
+        for option, address in (("--listen", self.address), ("--grpc-listen", self.grpc_address)):
+            if address is not None and not is_loopback(address[0]) and not self.anyone:
+                raise SpecError(
+                    f"{address[0]!r} is not this machine's loopback: name a file with a token that requests must "
+                    "carry (--token-file), or allow requests of anyone (--anyone)",
+                    option,
+                )
         return None
 
 

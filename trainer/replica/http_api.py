@@ -31,11 +31,10 @@ from headrace.trainer.replica.content_coding import LEVEL, MIN_BYTES
 from headrace.trainer.replica.inference_handler import InferenceHandler, check_name, refusal_of
 from headrace.trainer.replica.kept_versions import KeptVersion
 from headrace.trainer.replica.model_documents import (
-    PLATFORM,
     configuration,
+    model_metadata,
     repository_index,
     server_metadata,
-    tensors_of,
 )
 from headrace.trainer.replica.openapi import OF_BODY, OF_MODEL, body_of, described, document, errors
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
@@ -154,27 +153,22 @@ def _add_health(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
 
 
 def _add_statistics(api: FastAPI, state: ReplicaState, answering: InferenceHandler) -> None:
-    def told() -> dict[str, Any]:
-        served = state.served
-        all_of = [] if served is None else [answering.statistics.message(served.version.job, state.name_of(served))]
-        return {"model_stats": all_of}
-
     @api.get("/v2/models/stats", responses=errors())
     async def statistics() -> dict[str, Any]:
         """Counts and durations of inference requests since the process began, over all versions."""
-        return told()
+        return answering.statistics_of_models()
 
     @api.get("/v2/models/{name}/stats", responses=OF_MODEL)
     async def model_statistics(name: str) -> dict[str, Any]:
         """The same for the model."""
         check_name(state, name)
-        return told()
+        return answering.statistics_of_models()
 
     @api.get("/v2/models/{name}/versions/{version}/stats", responses=OF_MODEL)
     async def version_statistics(name: str, version: str) -> dict[str, Any]:
         """The same for the served version."""
         check_name(state, name, version)
-        return told()
+        return answering.statistics_of_models()
 
 
 def _add_models(api: FastAPI, state: ReplicaState, keeper: UpdateLoop, answering: InferenceHandler) -> None:
@@ -255,13 +249,8 @@ def _told(kept: KeptVersion, state: ReplicaState) -> VersionInForce:
 def _described(state: ReplicaState, keeper: UpdateLoop) -> dict[str, Any]:
     served = state.served
     assert served is not None
-    inputs, outputs = tensors_of(served.model)
     return {
-        "name": served.version.job,
-        "versions": [state.name_of(each) for each in state.versions()],
-        "platform": PLATFORM,
-        "inputs": inputs,
-        "outputs": outputs,
+        **model_metadata(state, served),
         "parameters": {
             **_told(served, state).model_dump(),
             "event_time": served.event_time_s,
@@ -287,9 +276,10 @@ def _error(_request: Request, error: Exception) -> JSONResponse:
             return JSONResponse({"error": why}, status)
 
 
-def gated(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, config: ReplicaConfig) -> RequestGate:
+def gated(
+    state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, config: ReplicaConfig, answering: InferenceHandler
+) -> RequestGate:
     """The complete ASGI application of a replica. Raises SpecError."""
-    answering = InferenceHandler(state, figures, config.max_batch, config.max_body)
     whole = InferenceShortcut(answering, app(state, keeper, figures, answering))
     return RequestGate(whole, config.token(), config.max_body, config.max_requests, local=config.is_loopback)
 

@@ -4,12 +4,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -82,6 +82,7 @@ class BodyHeaders:
 
 
 PLAIN = BodyHeaders()
+Answer = TypeVar("Answer")
 
 
 class InferenceAnswer(NamedTuple):
@@ -99,15 +100,12 @@ class InferenceHandler:
         self._state, self._figures, self._max_batch, self._max_body = state, figures, max_batch, max_body
         self._reader: RequestReader | None = None
         self._long = ThreadPoolExecutor(MAX_LONG, "inference")
-        self.statistics = InferenceStatistics()
+        self._statistics = InferenceStatistics()
 
-    def infer(
-        self, name: str, version: str | None, body: bytes, headers: BodyHeaders = PLAIN, arrived_s: float | None = None
-    ) -> InferenceAnswer:
-        """The answer to a body, which arrived whole at `arrived_s` (`time.perf_counter`)."""
-        begin_s = time.perf_counter()
-        clock = RequestClock(begin_s if arrived_s is None else arrived_s, begin_s)
-        return self._answer(name, version, self._read(body, headers), headers, clock)
+    def infer(self, name: str, version: str | None, body: bytes, headers: BodyHeaders = PLAIN) -> InferenceAnswer:
+        """The answer to a body."""
+        now_s = time.perf_counter()
+        return self._answer(name, version, self._read(body, headers), headers, RequestClock(now_s, now_s))
 
     def _read(self, body: bytes, headers: BodyHeaders) -> object:
         """The parsed request in a body; where it cannot be read, the error, returned and not raised."""
@@ -169,10 +167,10 @@ class InferenceHandler:
         end_s = time.perf_counter()
         self._figures.count(status, end_s - clock.arrived_s)
         if status != HTTPStatus.OK:
-            return self.statistics.add_failure(end_s - clock.arrived_s)
+            return self._statistics.add_failure(end_s - clock.arrived_s)
         self._figures.samples.inc(clock.num_samples)
         parts = clock.begin_s - clock.arrived_s, clock.read_s - clock.begin_s, clock.predicted_s - clock.read_s
-        self.statistics.add(clock.num_samples, Durations(*parts, end_s - clock.predicted_s))
+        self._statistics.add(clock.num_samples, Durations(*parts, end_s - clock.predicted_s))
 
     def _current(self) -> RequestReader:
         """The reader of the model that is served. Raises NoVersionLoaded."""
@@ -194,16 +192,47 @@ class InferenceHandler:
             body = body + message["body"] if body else message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        headers, arrived_s = BodyHeaders.of(scope), time.perf_counter()
-        aside = partial(asyncio.get_running_loop().run_in_executor, self._long)
-        if len(body) > INLINE_BYTES or headers.coding:
-            found = await aside(self.infer, name, version, body, headers, arrived_s)
-        elif self._is_short(request := self._read(body, headers)):
-            found = self._answer(name, version, request, headers, RequestClock(arrived_s, arrived_s))
-        else:
-            clock = RequestClock(arrived_s, arrived_s)
-            found = await aside(self._answer, name, version, request, headers, clock)
+        headers = BodyHeaders.of(scope)
+        found = await self.scheduled(
+            len(body),
+            partial(self._read, body, headers),
+            lambda request, clock: self._answer(name, version, request, headers, clock),
+            is_long=bool(headers.coding),
+        )
         await send_answer(send, *found)
+
+    async def scheduled(
+        self,
+        num_bytes: int,
+        read: Callable[[], object],
+        answer: Callable[[object, "RequestClock"], Answer],
+        *,
+        is_long: bool = False,
+    ) -> Answer:
+        """Parse a request that is now here whole, and answer it; on another thread where others would wait for it.
+
+        `read` returns what `predicted` takes. `is_long`: whatever `num_bytes` says.
+        """
+        arrived_s = time.perf_counter()
+        aside = partial(asyncio.get_running_loop().run_in_executor, self._long)
+        if is_long or num_bytes > INLINE_BYTES:
+
+            def read_and_answer() -> Answer:
+                clock = RequestClock(arrived_s, time.perf_counter())
+                return answer(read(), clock)
+
+            return await aside(read_and_answer)
+        request = read()
+        if self._is_short(request):
+            return answer(request, RequestClock(arrived_s, arrived_s))
+        return await aside(lambda: answer(request, RequestClock(arrived_s, time.perf_counter())))
+
+    def statistics_of_models(self) -> dict[str, Any]:
+        """Counts and durations of requests, in the form of the protocol's statistics."""
+        served = self._state.served
+        if served is None:
+            return {"model_stats": []}
+        return {"model_stats": [self._statistics.message(served.version.job, self._state.name_of(served))]}
 
     def max_batch(self) -> int:
         """Most samples of one request to the model that is served. Raises NoVersionLoaded."""
@@ -230,16 +259,19 @@ class RequestClock:
     num_samples: int = 0
 
 
-def refusal_of(error: Exception) -> tuple[HTTPStatus, str]:
-    """Status and text of the answer to a request with this error."""
+def status_of(error: Exception) -> HTTPStatus:
+    """Status of the answer to a request with this error."""
     if isinstance(error, BodyRefused):
-        return error.status, str(error)
-    if (status := STATUS.get(type(error))) is not None:
-        return status, str(error)
-    if isinstance(error, HeadraceError):
-        return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
+        return error.status
+    return STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def refusal_of(error: Exception) -> tuple[HTTPStatus, str]:
+    """Status and text of the answer to a request with this error; a bug is logged."""
+    if isinstance(error, HeadraceError | BodyRefused):
+        return status_of(error), str(error)
     log.error("a request could not be answered", exc_info=error)
-    return HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the replica; see its log"
+    return status_of(error), "a bug in the replica; see its log"
 
 
 def _formatted(head: bytes, raw: bytes, accepted: str) -> InferenceAnswer:

@@ -229,11 +229,15 @@ class RequestReader:
 
 
 def _names(content: object) -> list[str]:
-    """The names in a request's list of outputs."""
+    """The names in a request's list of outputs. Raises InvalidInference."""
     try:
-        return [str(each["name"]) for each in content]  # type: ignore[attr-defined]
+        names = [str(each["name"]) for each in content]  # type: ignore[attr-defined]
     except (TypeError, KeyError):
         raise InvalidInference('"outputs" must be a list of objects with a name') from None
+    for each, name in zip(content, names, strict=True):  # type: ignore[call-overload]
+        if not {SHARED_MEMORY, "classification"}.isdisjoint(parameters_of(each)):
+            raise InvalidInference(f"output {name!r:.100}: neither shared memory nor classification is served")
+    return names
 
 
 def _seconds(times: Sequence[float]) -> F64:
@@ -359,9 +363,6 @@ def _asks_for_raw(request: Json) -> dict[str, bool]:
     """Whether each output of a request is answered as raw bytes; under "", those that it does not name."""
     found = {"": parameters_of(request).get("binary_data_output", False) is True}
     for each in request.get("outputs") or ():
-        parameters = parameters_of(each)
-        if SHARED_MEMORY in parameters or "classification" in parameters:
-            raise InvalidInference(f"output {each['name']!r:.100}: neither shared memory nor classification is served")
-        if "binary_data" in parameters:
-            found[each["name"]] = parameters["binary_data"] is True
+        if (choice := parameters_of(each).get("binary_data")) is not None:
+            found[each["name"]] = choice is True
     return found

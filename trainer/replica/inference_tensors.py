@@ -5,7 +5,7 @@ Raw numbers are little-endian, one after another; a raw text is its length in fo
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -124,19 +124,25 @@ def _values_of(name: object, kind: object, raw: bytes) -> list[Any]:
 
 
 def _texts_of(name: object, raw: bytes) -> list[str]:
-    found, place, end = [], 0, len(raw)
+    found, place, end = list[bytes](), 0, len(raw)
     try:
         while place < end:
             (size,) = struct.unpack_from("<I", raw, place)
             place += 4 + size
             if place > end:
                 raise InvalidInference(f"{name!r:.100}: its last text should have {size} bytes, which are not there")
-            found.append(raw[place - size : place].decode())
+            found.append(raw[place - size : place])
     except struct.error:
         raise InvalidInference(f"{name!r:.100}: its bytes end within the length of a text") from None
+    return texts(name, found)
+
+
+def texts(name: object, contents: Iterable[bytes]) -> list[str]:
+    """The texts of a tensor from their UTF-8. Raises InvalidInference."""
+    try:
+        return [each.decode() for each in contents]
     except UnicodeDecodeError:
         raise InvalidInference(f"{name!r:.100}: a text is not UTF-8") from None
-    return found
 
 
 def kind_of(output: NDArray[Any]) -> str:

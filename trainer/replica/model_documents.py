@@ -9,6 +9,7 @@ from typing import Any
 import headrace
 from headrace.trainer.replica.inference_messages import WEIGHT
 from headrace.trainer.replica.inference_tensors import TEXT
+from headrace.trainer.replica.kept_versions import KeptVersion
 from headrace.trainer.replica.replica_state import ReplicaState
 from headrace.trainer.replica.serving_model import ServingModel
 
@@ -21,6 +22,18 @@ Document = dict[str, Any]
 def server_metadata() -> Document:
     """Name, version and extensions of the server."""
     return {"name": "headrace replica", "version": headrace.__version__, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(state: ReplicaState, served: KeptVersion) -> Document:
+    """Inputs, outputs and kept versions of the served version's model."""
+    inputs, outputs = tensors_of(served.model)
+    return {
+        "name": served.version.job,
+        "versions": [state.name_of(each) for each in state.versions()],
+        "platform": PLATFORM,
+        "inputs": inputs,
+        "outputs": outputs,
+    }
 
 
 def tensors_of(model: ServingModel) -> tuple[list[Document], list[Document]]:

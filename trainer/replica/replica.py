@@ -19,7 +19,9 @@ from headrace.trainer.replica.config import ReplicaConfig, read_token
 from headrace.trainer.replica.export_updates import ExportUpdates
 from headrace.trainer.replica.feed_catch_up import FeedWithExports
 from headrace.trainer.replica.feed_updates import FeedUpdates
+from headrace.trainer.replica.grpc_api import serving as grpc_serving
 from headrace.trainer.replica.http_api import gated, serving
+from headrace.trainer.replica.inference_handler import InferenceHandler
 from headrace.trainer.replica.kept_versions import ServedVersion
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
@@ -69,13 +71,14 @@ def run(config: ReplicaConfig) -> None:
     with stop_flag() as stopping, tempfile.TemporaryDirectory(prefix="headrace-replica-") as scratch:
         source = source_of(config, Path(scratch) / "fetched")
         keeper = UpdateLoop(source, state, figures)
-        api, tls = gated(state, keeper, figures, config), config.tls()
+        answering = InferenceHandler(state, figures, config.max_batch, config.max_body)
+        api, tls = gated(state, keeper, figures, config, answering), config.tls()
         listener = listen(*config.address, "--listen")
         thread = threading.Thread(target=keeper.run, args=(stopping,), name="updates", daemon=True)
         thread.start()
         gc.collect()
         gc.freeze()  # otherwise each collection scans all loaded modules while requests wait
-        with serving(api, listener, tls):
+        with serving(api, listener, tls), grpc_serving(state, answering, config):
             _publish_address(listener, config)
             stopping.wait()
         source.close()
