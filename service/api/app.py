@@ -1,5 +1,6 @@
 """The application: composes the routes of all resources, authorization, and the checks of every request."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,15 @@ def _document(api: FastAPI) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
+    for name, schema in schemas.items():
+        if "enum" in schema:
+            schema["x-enum-varnames"] = [_constant(name, value) for value in schema["enum"]]
     schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     components["securitySchemes"] = {SCHEME: {"type": "http", "scheme": "bearer"}}
     api.openapi_schema = found
     return found
+
+
+def _constant(enum: str, value: str) -> str:
+    """The constant of an enum's value in generated clients: in Go, constants of all enums are in one name space."""
+    return re.sub(r"\W|(?<=[a-z])(?=[A-Z])", "_", f"{enum}_{value}").upper()

@@ -1,13 +1,14 @@
-"""Statuses of jobs in the text format of Prometheus. tests/golden/metrics.txt fixes names and labels."""
+"""Statuses of jobs as figures for Prometheus. tests/golden/metrics.txt fixes names and labels."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from headrace.http.accepted import Encoder, metrics_encoder
 from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.monitor.status import Status
 
@@ -71,34 +72,34 @@ TASK_METRICS = {
 
 
 class Exposition(Response):
-    """A response in the text format of Prometheus."""
+    """Figures as a page: in OpenMetrics where the client accepts it, else in the text format of Prometheus."""
 
     media_type = CONTENT_TYPE_LATEST
 
+    @classmethod
+    def of(cls, write: Callable[[Encoder], bytes], accept: str) -> "Exposition":
+        """The page that `write` makes, for a client with this header Accept."""
+        encode, content_type = metrics_encoder(accept)
+        return cls(write(encode), headers={"content-type": content_type, "vary": "accept"})
 
-def exposition(statuses: Sequence[tuple[str, Status]]) -> bytes:
+
+def exposition(statuses: Sequence[tuple[str, Status]], encode: Encoder = generate_latest) -> bytes:
     """The text of /metrics for jobs by name and status. A job whose status is malformed is only shown as broken."""
     try:
-        return _exposition(statuses)
+        return encode(_JobCollector(statuses))
     except Exception as error:  # of any kind: a job's bad figures must not hide those of other jobs
         log.debug("the figures of a job cannot be exported", exc_info=error)
-        return _exposition([(job, status if _is_sound(job, status) else BROKEN) for job, status in statuses])
+        return encode(_JobCollector([(job, status if _is_sound(job, status) else BROKEN) for job, status in statuses]))
 
 
 def _is_sound(job: str, status: Status) -> bool:
     """Whether the figures of one job can be exported."""
     try:
-        _exposition([(job, status)])
+        generate_latest(_JobCollector([(job, status)]))
     except Exception as error:
         log.debug("the figures of job %s cannot be exported", job, exc_info=error)
         return False
     return True
-
-
-def _exposition(statuses: Sequence[tuple[str, Status]]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_JobCollector(statuses))
-    return generate_latest(registry)
 
 
 class _JobCollector(Collector):
@@ -120,11 +121,9 @@ class _JobCollector(Collector):
         yield _service_active(1)
 
 
-def standby_exposition() -> bytes:
+def standby_exposition(encode: Encoder) -> bytes:
     """The text of /metrics for a service that waits for its turn."""
-    registry = CollectorRegistry()
-    registry.register(_StandbyCollector())
-    return generate_latest(registry)
+    return encode(_StandbyCollector())
 
 
 class _StandbyCollector(Collector):

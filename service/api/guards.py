@@ -56,8 +56,8 @@ class SlotDiagnosis(ResponseBody):
     """Its part of the table's files in the commit, by rows."""
     weight: float | None
     """Mean size of the first-order weights; null in a commit of more than 200,000 rows."""
-    worth: None
-    """Only `headrace doctor --worth` has it."""
+    worth: float | None
+    """Null here: only `headrace doctor --worth` has it."""
     signs: list[str]
     """Signs of trouble, each with what to do."""
     drifted: str | None

@@ -1,6 +1,8 @@
 """/v1/health, /v1/ready, /metrics: liveness and readiness of the service, and figures for Prometheus."""
 
-from fastapi import APIRouter
+from functools import partial
+
+from fastapi import APIRouter, Request
 from sqlalchemy import text
 
 import headrace
@@ -49,7 +51,7 @@ def ready(host: HostOf) -> Ready:
     summary="Figures of all jobs, for Prometheus",
     response_class=Exposition,
 )
-def metrics(statuses: StatusesOf) -> Exposition:
+def metrics(request: Request, statuses: StatusesOf) -> Exposition:
     """Figures of all jobs, in the text format of Prometheus."""
     found = []
     for job in statuses.jobs():
@@ -57,4 +59,4 @@ def metrics(statuses: StatusesOf) -> Exposition:
             found.append((job.name, statuses.of(job.name)))
         except HeadraceError:  # it was deleted, or does not answer: the other jobs are still reported
             continue
-    return Exposition(exposition(found))
+    return Exposition.of(partial(exposition, found), request.headers.get("accept", ""))

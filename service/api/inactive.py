@@ -7,6 +7,7 @@ could not renew its lease.
 from collections.abc import Callable
 from http import HTTPStatus
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,13 +34,14 @@ class InactiveAnswers:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": TRY_AGAIN, "reason": "another service is active"})
         elif scope["type"] == "http":
-            await self._answer(scope["path"])(scope, receive, send)
+            await self._answer(scope)(scope, receive, send)
 
-    def _answer(self, path: str) -> Response:
+    def _answer(self, scope: Scope) -> Response:
+        path = scope["path"]
         if path == HEALTH:
             return JSONResponse(Health(version=headrace.__version__).model_dump())
         if path == METRICS:
-            return Exposition(standby_exposition())
+            return Exposition.of(standby_exposition, Headers(scope=scope).get("accept", ""))
         return answer(problem(HTTPStatus.SERVICE_UNAVAILABLE, self._why()))
 
 

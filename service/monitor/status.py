@@ -5,11 +5,15 @@ The chief (trainer) makes the status; `Status` only names its parts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from headrace.printable import printable
 
-Number = int | float
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+"""Stays the whole number or the float that it is; to a JSON Schema each is a number, and generators of clients make one
+type of it."""
 
 
 def _number(value: Any) -> Number | None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import HeadraceError
 from headrace.http.health import health_served
@@ -79,9 +80,15 @@ def metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractConte
     """Answer /metrics at HOST:PORT while the context lasts; nowhere for None."""
 
     def figures() -> ASGIApp:
+        from starlette.datastructures import Headers
+
         from headrace.service.api.exposition import Exposition, exposition
 
-        return Exposition(exposition([(job, Status(status()))]))
+        async def page(scope: Scope, receive: Receive, send: Send) -> None:
+            found, accept = [(job, Status(status()))], Headers(scope=scope).get("accept", "")
+            await Exposition.of(partial(exposition, found), accept)(scope, receive, send)
+
+        return page
 
     return pages_served(at, {"/metrics": figures}, "--metrics", "0.0.0.0:8083")
 

@@ -5,6 +5,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
 from headrace.errors import SpecError
@@ -220,6 +222,24 @@ def test_metric_names_and_labels_are_the_ones_we_promised():
     full["operations"] = {**STATUS["operations"], "shrinking": {"held": {"default": {"going": 900, "rows": 4321}}}}
     text = exposition([("news", Status(full))]).decode()
     assert text == (GOLDEN / "metrics.txt").read_text()
+
+
+OPENMETRICS_FIRST = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+
+
+def samples_of(text, parse):
+    """Metric samples; the two formats differ in the names of counters' families alone."""
+    return {(each.name, *sorted(each.labels.items())): each.value for family in parse(text) for each in family.samples}
+
+
+def test_metrics_in_openmetrics_are_those_in_prometheus_text(get):
+    full = {**STATUS, "learning_delay": {"buckets": [["0.5", 3], ["+Inf", 4]], "sum_s": 2.5}}
+    plain = get("/metrics", full)
+    answer = get("/metrics", full, headers={"accept": OPENMETRICS_FIRST})
+    assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert answer.headers["vary"] == plain.headers["vary"] == "accept"
+    found = samples_of(answer.text, openmetrics.text_string_to_metric_families)
+    assert found == samples_of(plain.text, text_string_to_metric_families) and len(found) > 20
 
 
 def test_alarms_are_told_and_counted(get):

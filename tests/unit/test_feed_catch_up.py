@@ -178,7 +178,7 @@ def test_drops_are_counted_and_the_replica_goes_on(world, monkeypatch):
     finally:
         stopping.set()
         thread.join()
-    assert world.is_exact() and b"headrace_replica_dropped_total 1.0" in figures.exposition()
+    assert world.is_exact() and b"headrace_replica_dropped_total 1.0" in figures.exposition()[0]
 
 
 def test_a_closed_source_opens_nothing_that_stays_open(world):

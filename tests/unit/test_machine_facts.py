@@ -104,3 +104,5 @@ def test_prometheus_reads_the_figures_of_a_job():
         answer = urlopen(url, timeout=10)
         assert answer.headers["content-type"].startswith("text/plain; version=")
         assert 'headrace_events_total{job="clicks"} 7.0' in answer.read().decode()
+        asked = Request(url, headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert urlopen(asked, timeout=10).read().endswith(b"# EOF\n")

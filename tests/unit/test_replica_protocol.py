@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from prometheus_client.openmetrics import parser as openmetrics
 
 from headrace.trainer.replica import content_coding
 from headrace.trainer.replica.content_coding import BodyRefused, decoded, encoded
@@ -312,6 +313,15 @@ def test_statistics_count_requests_and_their_parts(tmp_path):
     for path in ("/v2/models/small/stats", "/v2/models/small/versions/1/stats"):
         assert served.ask("GET", path).json() == {"model_stats": [told]}
     assert served.ask("GET", "/v2/models/other/stats").status_code == 404
+
+
+def test_metrics_are_served_as_openmetrics_to_a_scraper_that_asks_for_them(served):
+    served.infer(ONE)
+    answer = served.ask("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {each.name: each for each in openmetrics.text_string_to_metric_families(answer.text)}
+    assert families["headrace_replica_requests"].samples and families["headrace_replica_freshness_seconds"].samples
+    assert served.ask("GET", "/metrics").headers["content-type"].startswith("text/plain; version=")
 
 
 def test_openapi_has_inference_and_no_error_that_never_comes(served):

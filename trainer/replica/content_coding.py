@@ -4,6 +4,8 @@ import gzip
 import zlib
 from http import HTTPStatus
 
+from headrace.http.accepted import best_coding
+
 GZIP, DEFLATE = "gzip", "deflate"
 CODINGS = (GZIP, DEFLATE)
 MIN_BYTES = 1024
@@ -48,19 +50,7 @@ def decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
 
 def encoded(body: bytes, accepted: str) -> tuple[bytes, str | None]:
     """A body in a coding that the header Accept-Encoding allows, and this coding; None for a body as it was."""
-    coding = _chosen(accepted) if accepted and len(body) >= MIN_BYTES else None
+    coding = best_coding(accepted, CODINGS) if accepted and len(body) >= MIN_BYTES else None
     if coding is None:
         return body, None
     return (gzip.compress(body, LEVEL, mtime=0) if coding == GZIP else zlib.compress(body, LEVEL)), coding
-
-
-def _chosen(accepted: str) -> str | None:
-    weights: dict[str, float] = {}
-    for each in accepted.lower().split(","):
-        coding, _, weight = each.partition(";")
-        try:
-            weights[coding.strip()] = float(weight.strip().removeprefix("q=") or 1)
-        except ValueError:
-            continue
-    best = max(CODINGS, key=lambda coding: weights.get(coding, 0.0))  # the first of equal ones
-    return best if weights.get(best, 0.0) > 0 else None

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
@@ -125,9 +124,10 @@ def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, answer
     _add_rollbacks(api, state)
 
     @api.get("/metrics", response_class=Response, responses=errors())
-    def metrics() -> Response:
-        """Metrics for Prometheus."""
-        return Response(figures.exposition(), media_type=CONTENT_TYPE_LATEST)
+    def metrics(request: Request) -> Response:
+        """Metrics for Prometheus, as OpenMetrics where Accept has it."""
+        text, content_type = figures.exposition(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type, "vary": "accept"})
 
     return api
 

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.http.accepted import metrics_encoder
 from headrace.trainer.replica.replica_state import ReplicaState
 from headrace.trainer.replica.updates import ReplicaUpdate
 from headrace.trainer.status.freshness import DelayHistogram, EventTimes
@@ -64,9 +65,10 @@ class ReplicaMetrics:
         counter.inc()
         self.request_seconds.observe(seconds)
 
-    def exposition(self) -> bytes:
-        """The text of /metrics."""
-        return bytes(generate_latest(self.registry))
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """The text of /metrics and its content type, for a client with this header Accept."""
+        encode, content_type = metrics_encoder(accept)
+        return encode(self.registry), content_type
 
 
 class _FreshnessCollector(Collector):
