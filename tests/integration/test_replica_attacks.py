@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
@@ -32,12 +33,14 @@ class Replica:
         address = folder / "address"
         command = [sys.executable, "-m", "headrace.service", "replica", "--exports", str(self.job.folder)]
         command += ["--listen", "127.0.0.1:0", "--address-file", str(address), "--token-file", str(folder / "token")]
+        command += ["--grpc-listen", "127.0.0.1:0"]
         with self.log.open("wb") as log:
             few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))  # noqa: E731
             self.child = subprocess.Popen(command, stderr=log, preexec_fn=few)  # noqa: PLW1509  # no threads here
         self.until(address.exists)
         host, port = address.read_text().split(":")
         self.place = host, int(port)
+        self.grpc_place = host, int(re.search(r"answering gRPC on .*:(\d+)", self.log.read_text())[1])
         self.until(lambda: self.version() == "1")
 
     def until(self, come):
@@ -51,8 +54,14 @@ class Replica:
             told = httpx.get(f"http://{self.place[0]}:{self.place[1]}/v2/models/small", headers=MINE, timeout=WAIT_S)
             return told.json()["parameters"]["version"]
 
-    def connect(self):
-        return socket.create_connection(self.place, WAIT_S)
+    def connect(self, place=None):
+        return socket.create_connection(place or self.place, WAIT_S)
+
+    def calls(self, method, request, **more):
+        """The bytes of an answer over gRPC."""
+        with grpc.insecure_channel("{}:{}".format(*self.grpc_place)) as channel:
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            return call(request, timeout=WAIT_S, wait_for_ready=True, **more)
 
     def memory(self):
         """At its most, in bytes."""
@@ -99,3 +108,22 @@ def test_invalid_requests_fill_no_log(replica):
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
     assert 0 < replica.log.stat().st_size - before < 1000
     assert replica.version() is not None
+
+
+def test_idle_connections_for_grpc_stop_neither_updates_nor_http(replica):
+    held = [replica.connect(replica.grpc_place) for _ in range(2 * DESCRIPTORS)]
+    replica.job.export(3)
+    replica.until(lambda: replica.version() == "3")
+    for each in held:
+        each.close()
+    assert replica.calls("ServerReady", b"") == b"\x08\x01"
+    assert "Too many open files" not in replica.log.read_text()
+
+
+def test_strangers_who_send_long_messages_over_grpc_take_no_memory(replica):
+    before = replica.memory()
+    for _ in range(8):
+        with pytest.raises(grpc.RpcError) as found:
+            replica.calls("ModelInfer", bytes(8 << 20), compression=grpc.Compression.Gzip)
+        assert found.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert replica.memory() - before < 24 << 20

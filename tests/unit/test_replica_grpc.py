@@ -149,6 +149,11 @@ WRONG = {
     "contents": (changed(raw=False, datatype="FP16"), INVALID, "'a': contents cannot be of type 'FP16'; send it raw"),
     "other field": (changed(raw=False, datatype="INT64"), INVALID, "a: data has 0 values, the shape [1, 2] has 2"),
     "output": (with_parameter("classification"), INVALID, "neither shared memory nor classification"),
+    "many inputs": (
+        b"\x0a\x05small" + b"\x2a\0" * 20_000,
+        INVALID,
+        "20000 inputs or outputs in one request; at most 16384",
+    ),
     "too long": (b"x" * 100_000, grpc.StatusCode.RESOURCE_EXHAUSTED, "(100000 vs. 65536)"),
 }
 

@@ -15,6 +15,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 
 from headrace.trainer.replica import content_coding
 from headrace.trainer.replica.content_coding import BodyRefused, decoded, encoded
+from headrace.trainer.replica.inference_handler import BodyHeaders
 from headrace.trainer.replica.inference_tensors import DTYPES, INTS, InvalidInference, RequestTensor, raw_of
 from tests.unit.test_replica_server import INFER, ONE, Served
 
@@ -135,6 +136,19 @@ def test_raw_tensors_without_the_length_of_their_head_are_told_to_send_it(served
     head = body[: int(raw(ONE)[1])]
     answer = served.ask("POST", INFER, content=head)
     assert answer.status_code == 400 and f"the length of the head as {HEAD}" in answer.json()["error"]
+
+
+@given(st.data())
+def test_whatever_follows_a_head_is_answered_or_refused_in_words(served, data):
+    junk, place, cut = (
+        data.draw(st.binary(max_size=9)),
+        data.draw(st.integers(0, len(BODY))),
+        data.draw(st.integers(0, 9)),
+    )
+    body = BODY[:place] + junk + BODY[place + cut :]
+    length = data.draw(st.sampled_from([LENGTH, str(int(LENGTH) + len(junk) - cut), "0", str(len(body)), "x"]))
+    status, found, _ = served.answering.infer("small", None, body, BodyHeaders(head_length=length))
+    assert status == 200 or (status == 400 and json.loads(found)["error"])
 
 
 @pytest.mark.parametrize("parameter", ["shared_memory_region", "classification"])

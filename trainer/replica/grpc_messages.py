@@ -8,7 +8,15 @@ from typing import Any
 
 from headrace.trainer.proto import open_inference_pb2 as pb
 from headrace.trainer.replica.inference_messages import InferenceResult
-from headrace.trainer.replica.inference_tensors import TEXT, InvalidInference, kind_of, raw_of, texts
+from headrace.trainer.replica.inference_tensors import (
+    CLASSIFICATION,
+    SHARED_MEMORY,
+    TEXT,
+    InvalidInference,
+    kind_of,
+    raw_of,
+    texts,
+)
 
 CONTENTS = {
     "BOOL": "bool_contents",
@@ -22,10 +30,15 @@ CONTENTS = {
 }
 """Fields of InferTensorContents; values of other datatypes must be raw."""
 
+MAX_TENSORS = 1 << 14
+"""Most inputs, and outputs, of one request; more are refused before they are copied."""
+
 
 def request_of(message: pb.ModelInferRequest) -> dict[str, Any]:
     """A request in the form of JSON, with bytes as the data of raw tensors. Raises InvalidInference."""
-    raw = message.raw_input_contents
+    raw, num_tensors = message.raw_input_contents, max(len(message.inputs), len(message.outputs))
+    if num_tensors > MAX_TENSORS:
+        raise InvalidInference(f"{num_tensors} inputs or outputs in one request; at most {MAX_TENSORS}")
     if raw and len(raw) != len(message.inputs):
         raise InvalidInference(f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs; send all or none raw")
     inputs = []
@@ -54,8 +67,9 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     return texts(tensor.name, values) if tensor.datatype == TEXT else values
 
 
-def _parameters(found: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
-    return {name: getattr(each, each.WhichOneof("parameter_choice") or "bool_param") for name, each in found.items()}
+def _parameters(found: Mapping[str, pb.InferParameter]) -> dict[str, bool]:
+    """Those parameters that are refused; others mean nothing here."""
+    return {name: True for name in (SHARED_MEMORY, CLASSIFICATION) if name in found}
 
 
 def answer_of(message: pb.ModelInferRequest, result: InferenceResult) -> pb.ModelInferResponse:

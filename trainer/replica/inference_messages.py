@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from headrace.dataset.formats.arrow_columns import hash_texts
 from headrace.errors import BadInput
 from headrace.trainer.replica.inference_tensors import (
+    CLASSIFICATION,
     INTS,
     MAX_VALUES,
     NUMBERS,
@@ -235,7 +236,7 @@ def _names(content: object) -> list[str]:
     except (TypeError, KeyError):
         raise InvalidInference('"outputs" must be a list of objects with a name') from None
     for each, name in zip(content, names, strict=True):  # type: ignore[call-overload]
-        if not {SHARED_MEMORY, "classification"}.isdisjoint(parameters_of(each)):
+        if not {SHARED_MEMORY, CLASSIFICATION}.isdisjoint(parameters_of(each)):
             raise InvalidInference(f"output {name!r:.100}: neither shared memory nor classification is served")
     return names
 

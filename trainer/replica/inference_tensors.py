@@ -29,7 +29,8 @@ MAX_VALUES = 1 << 22
 """Most numbers and texts of one tensor, and numbers of one answer; more are refused."""
 MAX_DIMENSIONS = 8
 """Most dimensions of a tensor: the product of many large sizes takes long to compute."""
-SHARED_MEMORY = "shared_memory_region"
+SHARED_MEMORY, CLASSIFICATION = "shared_memory_region", "classification"
+"""Parameters of tensors that are refused: what they ask for is not served."""
 
 
 class InvalidInference(BadInput):
