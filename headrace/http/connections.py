@@ -1,5 +1,6 @@
 """Connections of our HTTP servers: how long a request's head may take and be, and heads that two servers read apart.
 
+A connection tells its listener whether it waits for its client, which then may give way to others.
 How many there are is headrace.http.listening's work; bodies are that of headrace.http.front_door.
 """
 
@@ -8,8 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.http.listening import Listener
 
 MAX_HEAD = 32 << 10
 """Most bytes of a request that are not its body: its line and headers. One read may exceed it."""
@@ -46,12 +50,21 @@ class _Timed(asyncio.Protocol):
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
+    client: tuple[str, int] | None
+    flow: FlowControl
     cycle: Any
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, listener: Listener, *args: Any, **kwargs: Any) -> None:
+        """See H11Protocol. `listener` has accepted the connection."""
+        super().__init__(*args, **kwargs)
+        self._listener = listener
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        if (place := self._listener.place(self.client)) is not None:
+            place.waits, place.end = self._waits, transport.abort
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -70,6 +83,12 @@ class _Timed(asyncio.Protocol):
             self._stop()
         elif self._timer is None and self.transport.get_protocol() is self:
             self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _waits(self) -> bool:
+        """Whether the client is to act next: to send a request or the rest of it, or to take the answer. That of a page
+        always is: its websocket has the token of a session."""
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
 
     def _stop(self) -> None:
         if self._timer is not None:

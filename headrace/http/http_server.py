@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.http.listening import Listener
+from headrace.http.connections import InferenceConnection, PagesConnection
+from headrace.http.listening import BACKLOG, Listener, with_place
 from headrace.logs import repeats_filtered
 
 STOP_S = 5
@@ -21,6 +23,7 @@ def serving(
     app: ASGIApp,
     listener: Listener,
     *,
+    http: type[InferenceConnection] | type[PagesConnection],
     tls: tuple[Path, Path] | None = None,
     thread_name: str,
     before_stop: Callable[[], object] = lambda: None,
@@ -32,11 +35,17 @@ def serving(
     flight are waited for.
     """
     cert, key = tls or (None, None)
+
+    async def placed(scope: Scope, receive: Receive, send: Send) -> None:
+        with_place(scope, listener.place(scope.get("client")))
+        await app(scope, receive, send)
+
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            placed,
+            http=partial(http, listener),  # type: ignore[arg-type]  # uvicorn calls it as it does a class
             limit_concurrency=listener.room.answered,
-            backlog=listener.room.open,
+            backlog=BACKLOG,
             log_level="warning",
             access_log=False,
             loop="asyncio",  # not another one that some package brings: see Listener

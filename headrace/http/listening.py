@@ -1,19 +1,26 @@
 """Listening sockets, with a bound on their connections that depends on the descriptors of the process.
 
-A process without free descriptors can open no file. So connections use half of them at most, and a further connection
-is closed at once. Connections are counted when they are accepted, so one that never begins its TLS handshake counts.
+A process without free descriptors can open no file. So connections use half of them at most. Connections are counted
+when they are accepted, so one that never begins its TLS handshake counts. Where the places are taken, a new connection
+gets that of one without a request (headrace.connection_places); if there is none, it is answered 503 or closed.
 """
 
 import resource
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
+from starlette.types import Scope
+
+from headrace.connection_places import Place, yielding
 from headrace.errors import SpecError
 
 MAX_CONNECTIONS = 512
 """Most connections with an answer; beyond it the answer is 503. 200 polling clients and all streams are fewer."""
+BACKLOG = 1024
+"""Most connections that the kernel holds until they are accepted; a client that comes then tries again after 1 s."""
+_PLACE = "headrace.place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,11 @@ class ConnectionBounds:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls.of(1 << 20 if soft == resource.RLIM_INFINITY else soft)
 
+    @property
+    def reserve(self) -> int:
+        """Of the answered ones, places that no connection without a request keeps."""
+        return max(1, self.answered // 8)
+
 
 class Listener(socket.socket):
     """A listening socket with a bound on connections. For asyncio, whose event loop calls `accept`."""
@@ -44,18 +56,58 @@ class Listener(socket.socket):
     def __init__(self, family: int, room: ConnectionBounds) -> None:
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.room = room
-        self._accepted: WeakSet[socket.socket] = WeakSet()
+        self._open: dict[tuple[str, int], tuple[socket.socket, Place]] = {}
+        """By host and port of the client, in the order of their beginning. Closed ones may still be there."""
+        self._ended: list[socket.socket] = []
+        """Those that gave way and may not be closed yet."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """See socket.socket. Raises ConnectionAbortedError beyond the bound; asyncio then goes on."""
+        """See socket.socket. Raises ConnectionAbortedError beyond the bound, and BlockingIOError while connections that
+        gave way are closed; asyncio then goes on."""
+        self._ended = [each for each in self._ended if each.fileno() >= 0]
+        if len(self._ended) >= self.room.reserve:
+            raise BlockingIOError("connections that gave way are being closed")
         connection, address = super().accept()
-        if len(self._accepted) >= self.room.open:  # closed ones may not be collected yet
-            self._accepted = WeakSet(each for each in self._accepted if each.fileno() >= 0)
-        if len(self._accepted) >= self.room.open:
+        if len(self._open) >= self.room.answered - self.room.reserve:
+            self._make_room()
+        if len(self._open) >= self.room.open:
             connection.close()
             raise ConnectionAbortedError(f"{self.room.open} connections are open already")
-        self._accepted.add(connection)
+        self._open[address[:2]] = connection, Place.of(address[0], lambda: _end(connection))
         return connection, address
+
+    def place(self, client: tuple[str, int] | None) -> Place | None:
+        """The place of the connection of a client, by its host and port."""
+        _, place = self._open.get(client, (None, None)) if client else (None, None)
+        return place
+
+    def _make_room(self) -> None:
+        """Forget connections that are closed; if they are too few, end one that waits for its client."""
+        self._open = {client: each for client, each in self._open.items() if each[0].fileno() >= 0}
+        if len(self._open) < self.room.answered - self.room.reserve:
+            return
+        places = {place: client for client, (_, place) in self._open.items()}
+        if (ended := yielding(places.keys())) is not None:
+            connection, _ = self._open.pop(places[ended])
+            self._ended.append(connection)
+            ended.end()
+
+
+def _end(connection: socket.socket) -> None:
+    """End a connection without a protocol yet: who reads it sees its end."""
+    with suppress(OSError):  # the client has ended it
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def with_place(scope: Scope, place: Place | None) -> None:
+    """Note the place of the connection that a request comes by; for `prove`."""
+    scope[_PLACE] = place
+
+
+def prove(scope: Scope) -> None:
+    """The request of `scope` has a valid token: its connection gives way after those of strangers."""
+    if (place := scope.get(_PLACE)) is not None:
+        place.proven = True
 
 
 def listen(host: str, port: int, at: str, room: ConnectionBounds | None = None) -> Listener:
@@ -74,7 +126,7 @@ def listen(host: str, port: int, at: str, room: ConnectionBounds | None = None) 
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.bind(address)
-        listener.listen(room.open)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise SpecError(f"{host}:{port} is not available: {error.strerror}; choose another port", at) from error

@@ -6,17 +6,21 @@ service.auth.tokens looks tokens up, service.auth.limits counts failures.
 import time
 from collections.abc import Callable, Collection
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from headrace.address import network_of
 from headrace.http.front_door import is_cross_site
+from headrace.http.listening import prove
 from headrace.log_limiter import LogLimiter
 from headrace.service.auth.config import AccessSection
-from headrace.service.auth.limits import FailedAttempts, network_of
+from headrace.service.auth.limits import FailedAttempts
 from headrace.service.auth.roles import ANONYMOUS, Caller, Role
+
+Known = TypeVar("Known", Caller, Caller | None)
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -123,7 +127,7 @@ def authorize_without_waiting(request: Request, role: Role) -> Caller | None:
     """The caller of a `request` that changes nothing, if known without blocking; None: call `authorize`."""
     guard: Guard = request.app.state.guard
     is_safe = request.method in SAFE_METHODS
-    return guard.at_once(request.headers.getlist("authorization"), role) if is_safe else None
+    return proved(request, guard.at_once(request.headers.getlist("authorization"), role)) if is_safe else None
 
 
 def authorize(request: Request, role: Role, act: str = "") -> Caller:
@@ -136,7 +140,15 @@ def authorize(request: Request, role: Role, act: str = "") -> Caller:
 def authenticate(request: Request, role: Role, act: str = "") -> Caller:
     """The caller of `request`, if they have at least `role`, or were granted `act`. Raises Refusal."""
     guard: Guard = request.app.state.guard
-    return guard.admit(guard.caller(request.headers.getlist("authorization"), address_of(request)), role, act)
+    caller = guard.caller(request.headers.getlist("authorization"), address_of(request))
+    return guard.admit(proved(request, caller), role, act)
+
+
+def proved(connection: HTTPConnection, caller: Known) -> Known:
+    """`caller`. Where they have a token, their connection gives way to others after those of strangers."""
+    if caller is not None and caller.name != ANONYMOUS:
+        prove(connection.scope)
+    return caller
 
 
 def address_of(connection: HTTPConnection) -> str:

@@ -3,10 +3,10 @@
 A share is how much of a bounded resource one caller may hold at a time, so that no caller takes all of it. Pure but for
 the counts."""
 
-import ipaddress
 import threading
 from collections import Counter, OrderedDict
 
+from headrace.address import network_of
 from headrace.log_limiter import TokenBucket
 from headrace.service.auth.roles import ANONYMOUS, Caller
 
@@ -35,22 +35,6 @@ class FailedAttempts:
 
     def __len__(self) -> int:
         return len(self._buckets)
-
-
-def network_of(address: str) -> str:
-    """The unit that failures are counted for: an IPv4 address, or the 64-bit network of an IPv6 address.
-
-    One user usually has such a whole IPv6 network.
-    """
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address[:64]
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.IPv6Network((parsed, 64), strict=False))
 
 
 class CallerShares:

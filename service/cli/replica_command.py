@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.service.cli.arguments import Health
 from headrace.service.cli.panels import Panel
 
 app = typer.Typer()
@@ -43,6 +44,7 @@ def replica(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Address for gRPC, with the same token and certificate. Default: none."),
     ] = None,
+    health: Health = None,
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with the token that requests must have; health needs none."),
@@ -81,6 +83,7 @@ def replica(
         "join": join,
         "listen": listen,
         "grpc_listen": grpc_listen,
+        "health": health,
         "token_file": token_file,
         "tls_cert": tls_cert,
         "tls_key": tls_key,

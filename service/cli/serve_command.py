@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.service.cli.arguments import Health
 from headrace.service.cli.panels import Panel
 
 app = typer.Typer()
@@ -13,11 +14,11 @@ Config = Annotated[Path, typer.Option("--config", metavar="SERVICE.TOML", help="
 
 
 @app.command(rich_help_panel=Panel.SERVICE)
-def serve(config: Config = Path("service.toml")) -> None:
+def serve(config: Config = Path("service.toml"), health: Health = None) -> None:
     """Host jobs, and serve the API that creates and controls them. The jobs outlive this command.
 
     Example: headrace serve --config service.toml
     """
     from headrace.service.server import serve as server
 
-    server.serve(config)
+    server.serve(config, health)

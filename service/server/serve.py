@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from headrace.http.health import health_served
 from headrace.http.listening import listen
 from headrace.lifecycle import stop_flag
 from headrace.logs import setup
@@ -29,15 +30,18 @@ LOOK_S = 0.2
 """Time between two looks whether another service has taken the place of this one."""
 
 
-def serve(path: Path) -> None:
+def serve(path: Path, health: str | None = None) -> None:
     """Serve as serve_until_stopped, as the whole work of this process."""
     setup("service")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    serve_until_stopped(path)
+    serve_until_stopped(path, health)
 
 
-def serve_until_stopped(path: Path) -> None:
-    """Serve as the file at `path` says until SIGINT or SIGTERM. Main thread only. Raises SpecError."""
+def serve_until_stopped(path: Path, health: str | None = None) -> None:
+    """Serve as the file at `path` says until SIGINT or SIGTERM. Main thread only. Raises SpecError.
+
+    `health`: where to answer meanwhile whether this process is alive, and ready, which is once it serves.
+    """
     from headrace.service.jobs.config import load_service
 
     config = load_service(path)
@@ -49,7 +53,14 @@ def serve_until_stopped(path: Path) -> None:
         )
     from headrace.service.jobs.activation import EndedWaiting
 
-    with stop_flag() as stopping, suppress(EndedWaiting), running_service(config, stopping) as service:
+    lacks = "starts, or waits for another service to end"
+    with (
+        stop_flag() as stopping,
+        health_served(health, lambda: lacks),
+        suppress(EndedWaiting),
+        running_service(config, stopping) as service,
+    ):
+        lacks = ""
         gc.collect()
         gc.freeze()  # else every full garbage collection blocks all requests for a third of a second
         print(f"serving {service.url}, jobs in {config.jobs}", flush=True)

@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.service.auth.guard import SAFE_METHODS, Guard, Refusal, address_of, check_site
+from headrace.service.auth.guard import SAFE_METHODS, Guard, Refusal, address_of, check_site, proved
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Caller
 from headrace.service.ui.sessions import COOKIE, Sessions
@@ -66,7 +66,8 @@ class BrowserAuth:
         token = self._sessions.token(name)
         address = address_of(connection)
         try:
-            return Visit(lambda: self._sessions.token(name), address, await self.caller(token, address))
+            caller = proved(connection, await self.caller(token, address))
+            return Visit(lambda: self._sessions.token(name), address, caller)
         except Refusal as refusal:
             if refusal.status != HTTPStatus.UNAUTHORIZED:
                 raise

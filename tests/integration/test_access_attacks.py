@@ -368,9 +368,9 @@ def test_there_are_no_more_jobs_than_the_bound(service):
 
 
 def test_a_client_that_sends_nothing_keeps_nobody_waiting(service):
-    idle = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(100)]
+    idle = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(400)]
     try:
-        for connection in idle[:50]:
+        for connection in idle[::2]:
             connection.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le")
         begun = time.monotonic()
         assert service.ask("GET", "/v1/health").status_code == 200

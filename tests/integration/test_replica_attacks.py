@@ -31,9 +31,13 @@ class Replica:
         self.log = folder / "log"
         (folder / "token").write_text(TOKEN)
         address = folder / "address"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.health = f"127.0.0.1:{free.getsockname()[1]}"
         command = [sys.executable, "-m", "headrace.service", "replica", "--exports", str(self.job.folder)]
         command += ["--listen", "127.0.0.1:0", "--address-file", str(address), "--token-file", str(folder / "token")]
         command += ["--grpc-listen", "127.0.0.1:0"]
+        command += ["--health", self.health]
         with self.log.open("wb") as log:
             few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))  # noqa: E731
             self.child = subprocess.Popen(command, stderr=log, preexec_fn=few)  # noqa: PLW1509  # no threads here
@@ -79,13 +83,15 @@ def replica(tmp_path_factory):
         assert made.child.wait(WAIT_S) == 0
 
 
-def test_idle_connections_stop_neither_updates_nor_for_long_others_and_fill_no_log(replica):
+def test_idle_connections_stop_neither_updates_nor_others_nor_health_and_fill_no_log(replica):
     held = [replica.connect() for _ in range(2 * DESCRIPTORS)]
     replica.job.export(2)
     replica.until(lambda: b"t1/0000000002" in replica.log.read_bytes())
+    replica.until(lambda: replica.version() == "2")
+    for page in (f"http://{replica.place[0]}:{replica.place[1]}/v2/health/ready", f"http://{replica.health}/ready"):
+        assert httpx.get(page, timeout=2).status_code == 200
     for each in held:
         each.close()
-    replica.until(lambda: replica.version() == "2")
     assert "Too many open files" not in replica.log.read_text()
     assert replica.log.stat().st_size < 2000
 

@@ -5,9 +5,10 @@ from http import HTTPStatus
 import pytest
 from starlette.datastructures import Headers
 
+from headrace.address import network_of
 from headrace.service.auth.config import AccessSection
 from headrace.service.auth.guard import Guard, Refusal, check_site
-from headrace.service.auth.limits import FailedAttempts, network_of
+from headrace.service.auth.limits import FailedAttempts
 from headrace.service.auth.roles import Caller, Role
 
 ANNE = Caller("anne", Role.OPERATOR)

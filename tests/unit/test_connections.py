@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 
 from headrace.http import connections
 from headrace.http.listening import MAX_CONNECTIONS, ConnectionBounds, listen
@@ -14,13 +15,28 @@ from headrace.logs import RepeatFilter
 from headrace.service.api import middleware
 from headrace.service.api import server as of_the_service
 from headrace.service.api.problems import on_error
+from headrace.service.auth.config import AccessSection
+from headrace.service.auth.guard import Guard, authenticate
+from headrace.service.auth.roles import Caller, Role
 from headrace.trainer.replica import access
 from headrace.trainer.replica import http_api as of_a_replica
 
 LONG_S = 0.2
+TOKEN = "t" * 16
 ASK = b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n"
 CLOSING = ASK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+HELD, KNOWN = ASK.replace(b"slow", b"held"), ASK.replace(b"slow", b"known")
+KNOWN = KNOWN.replace(b"\r\n\r\n", b"\r\nauthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n")
 POST = b"POST /read HTTP/1.1\r\nhost: localhost\r\n"
+
+
+class OneToken:
+    """The TokenLookup of the service."""
+
+    def caller(self, token):
+        return Caller("anne", Role.OPERATOR) if token == TOKEN else None
+
+    at_once = caller
 
 
 @pytest.fixture
@@ -48,8 +64,8 @@ def ask(listener):
 @pytest.fixture(params=["service", "replica"])
 def served(request, listener):
     """Serves as long as its context lasts."""
-    api = FastAPI()
-    if request.param == "service":
+    api, is_replica = FastAPI(), request.param == "replica"
+    if not is_replica:
         api.add_middleware(middleware.RequestChecks, names=(), max_body=1000)
         api.add_exception_handler(Exception, on_error)
 
@@ -58,13 +74,28 @@ def served(request, listener):
         await asyncio.sleep(LONG_S)
         return "done"
 
+    @api.get("/held")
+    async def held():
+        async def parts():
+            yield "begun"
+            await asyncio.sleep(20)
+
+        return StreamingResponse(parts())
+
+    api.state.guard = Guard(AccessSection(anonymous="viewer"), OneToken())
+
+    @api.get("/known")
+    async def known(request: Request):
+        if request.headers["authorization"] and not is_replica:
+            authenticate(request, Role.OPERATOR)
+
     @api.post("/read")
     async def read(request: Request):
         return len(await request.body())
 
-    if request.param == "service":
-        return lambda: of_the_service.serving(api, listener)
-    return lambda: of_a_replica.serving(access.RequestGate(api, None, 1000, 10, local=True), listener)
+    if not is_replica:
+        return lambda token=None: of_the_service.serving(api, listener)
+    return lambda token=None: of_a_replica.serving(access.RequestGate(api, token, 1000, 10, local=True), listener)
 
 
 def answered(connection):
@@ -163,20 +194,58 @@ def test_a_body_that_does_not_come_is_not_waited_for(served, ask, monkeypatch):
         assert answered(ask(post + b"half")).startswith(b"HTTP/1.1 408")
 
 
-def test_of_more_connections_than_there_is_room_for_the_last_are_closed_and_the_others_answered(served, listener, ask):
-    listener.room = ConnectionBounds(answered=3, open=2)
-    first, _, third, fourth = ask(CLOSING), ask(), ask(), ask()
+def test_idle_connections_of_a_stranger_keep_nobody_out(served, listener, ask):
+    listener.room = ConnectionBounds(answered=16, open=18)
     with served():
-        assert answered(third) == answered(fourth) == b""
-        assert b'"done"' in answered(first)
-        assert b'"done"' in answered(ask(CLOSING))  # the first one's place
+        idle = [ask(b"GET /slow HT" * (number % 2)) for number in range(30)]
+        assert b'"done"' in answered(ask(CLOSING))
+        still_open = [each for each in idle if not is_ended(each)]
+        assert idle[-13:] == still_open  # 14 places, of which the asking one took one
 
 
-def test_a_request_beyond_the_answered_ones_is_told_so(served, listener, ask):
-    listener.room = ConnectionBounds(answered=2, open=9)
-    ask(), ask()
+def test_a_client_with_a_token_keeps_its_connection_and_strangers_give_way(served, listener, ask):
+    listener.room = ConnectionBounds(answered=8, open=9)
+    with served(TOKEN):
+        known, unknown = ask(KNOWN), ask(ASK)
+        assert b"200 OK" in one_answer(known) and b"HTTP/1.1 " in unknown.recv(1 << 16)
+        for _ in range(30):
+            ask()
+        known.sendall(KNOWN)
+        assert b"200 OK" in one_answer(known)
+        assert is_ended(unknown)
+
+
+def test_a_request_beyond_the_answered_ones_is_told_so_and_beyond_the_open_ones_closed(served, listener, ask):
+    listener.room = ConnectionBounds(answered=2, open=3)
     with served():
-        assert b"HTTP/1.1 503" in answered(ask(CLOSING))
+        first = ask(HELD)
+        assert first.recv(1 << 16)  # it is under way, so it does not give way
+        second = ask(HELD)
+        assert b"HTTP/1.1 503" in second.recv(1 << 16)
+        assert not is_ended(first)
+        first.close()
+        second.close()
+
+
+def one_answer(connection):
+    """The answer to KNOWN."""
+    found = b""
+    while not found.endswith(b"null"):
+        found += connection.recv(1 << 16)
+    return found
+
+
+def is_ended(connection):
+    """Whether the server has ended a connection, on which nothing is asked now."""
+    connection.settimeout(0.02)
+    try:
+        while connection.recv(1 << 16):
+            pass
+        return True
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
 
 
 @pytest.mark.parametrize(("descriptors", "answered"), [(1 << 20, MAX_CONNECTIONS), (1024, 455), (256, 113), (2, 1)])

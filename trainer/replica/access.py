@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.http.front_door import bounded, is_cross_site, is_known_host, is_too_long, served_names
+from headrace.http.listening import prove
 
 BODY_S = 10.0
 """Longest time for a request's body to arrive: a slow client must not keep others out."""
@@ -51,6 +52,8 @@ class RequestGate:
             return None
         if (stranger := self._stranger(headers)) is not None:
             return stranger
+        if self._token is not None:
+            prove(scope)
         if is_too_long(headers, self._max_body):
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._too_long()
         if self._under_way >= self._max_requests:

@@ -28,6 +28,8 @@ class ReplicaConfig(Section):
     """Address for requests; port 0 takes a free port."""
     grpc_listen: str | None = None
     """Address for requests over gRPC; port 0 takes a free port. Token and certificate are those of `listen`."""
+    health: str | None = None
+    """Another address, where only `/live` and `/ready` are answered, whatever clients do at `listen`."""
     token_file: Path | None = None
     """File with the token that requests must carry. Health checks need none."""
     tls_cert: Path | None = None

@@ -132,6 +132,13 @@ def app(state: ReplicaState, keeper: UpdateLoop, figures: ReplicaMetrics, answer
     return api
 
 
+def lacks(state: ReplicaState, keeper: UpdateLoop) -> str:
+    """The reason why a replica is not ready; "" once a version is loaded."""
+    if state.served is not None:
+        return ""
+    return f"no version is loaded: {keeper.refused or keeper.trouble or 'none was found yet'}"
+
+
 def _add_health(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
     @api.get("/v2", responses=errors())
     async def server() -> dict[str, Any]:
@@ -146,10 +153,9 @@ def _add_health(api: FastAPI, state: ReplicaState, keeper: UpdateLoop) -> None:
     @api.get("/v2/health/ready", responses=described(HTTPStatus.SERVICE_UNAVAILABLE))
     async def ready() -> JSONResponse:
         """Whether a version is loaded."""
-        if state.served is not None:
-            return JSONResponse({"ready": True})
-        why = keeper.refused or keeper.trouble or "none was found yet"
-        return JSONResponse({"ready": False, "error": f"no version is loaded: {why}"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        if why := lacks(state, keeper):
+            return JSONResponse({"ready": False, "error": why}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return JSONResponse({"ready": True})
 
 
 def _add_statistics(api: FastAPI, state: ReplicaState, answering: InferenceHandler) -> None:

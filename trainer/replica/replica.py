@@ -12,6 +12,7 @@ import pyarrow as pa
 from prometheus_client import disable_created_metrics
 
 from headrace.deadline import Deadline
+from headrace.http.health import health_served
 from headrace.http.listening import Listener, listen
 from headrace.lifecycle import stop_flag
 from headrace.trainer.replica import feed_address
@@ -20,7 +21,7 @@ from headrace.trainer.replica.export_updates import ExportUpdates
 from headrace.trainer.replica.feed_catch_up import FeedWithExports
 from headrace.trainer.replica.feed_updates import FeedUpdates
 from headrace.trainer.replica.grpc_api import serving as grpc_serving
-from headrace.trainer.replica.http_api import gated, serving
+from headrace.trainer.replica.http_api import gated, lacks, serving
 from headrace.trainer.replica.inference_handler import InferenceHandler
 from headrace.trainer.replica.kept_versions import ServedVersion
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
@@ -78,7 +79,8 @@ def run(config: ReplicaConfig) -> None:
         thread.start()
         gc.collect()
         gc.freeze()  # otherwise each collection scans all loaded modules while requests wait
-        with serving(api, listener, tls), grpc_serving(state, answering, config):
+        health = health_served(config.health, lambda: lacks(state, keeper))
+        with serving(api, listener, tls), grpc_serving(state, answering, config), health:
             _publish_address(listener, config)
             stopping.wait()
         source.close()

@@ -1,0 +1,29 @@
+"""Which connection gives way to a new one."""
+
+from headrace.connection_places import Place, yielding
+
+
+def place(address, *, proven=False, waits=True):
+    made = Place.of(address, lambda: None)
+    made.proven, made.waits = proven, lambda: waits
+    return made
+
+
+def test_the_oldest_of_the_network_with_most_gives_way():
+    alone, first, second = place("10.0.0.1"), place("10.0.0.2"), place("10.0.0.2")
+    assert yielding([alone, first, second]) is first
+    assert yielding([alone, second]) is alone
+    assert yielding([place("2001:db8::1"), alone, last := place("2001:db8::ffff:1")]) is not alone is not last
+
+
+def test_a_token_keeps_a_place_as_long_as_strangers_have_some():
+    known, other = place("10.0.0.1", proven=True), place("10.0.0.1", proven=True)
+    stranger = place("10.0.0.2")
+    assert yielding([known, other, stranger]) is stranger
+    assert yielding([known, other]) is known
+
+
+def test_a_request_under_way_is_never_ended():
+    busy = place("10.0.0.1", waits=False)
+    assert yielding([busy, busy]) is None
+    assert yielding([busy, known := place("10.0.0.9", proven=True)]) is known
