@@ -16,3 +16,8 @@ class LauncherContact(Section):
     """Name of the worker, such as "trainer-1"."""
     generation: PositiveCount
     """Its generation."""
+    authority: str = ""
+    """Certificate of the job's authority, PEM, where the launcher is at a port and this worker has no credentials of
+    its own: nothing is sent to a process that has no certificate of it."""
+    head: str = ""
+    """The launcher's name in its certificate then."""

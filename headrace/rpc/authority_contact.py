@@ -69,7 +69,7 @@ def _fetched(address: str, deadline: Deadline) -> bytes:
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise Unavailable(f"the launcher at {address} closed the connection: {error}") from error
     except ssl.SSLError as error:
-        raise Refused(f"{address} is not the address of a launcher that listens for other machines: {error}") from error
+        raise Refused(f"{address} is not the address of a launcher of this version: {error}") from error
     except OSError as error:
         raise Unavailable(f"the launcher at {address} is not reachable: {error}") from error
     return content

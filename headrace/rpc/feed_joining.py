@@ -60,12 +60,12 @@ def serve_feed_address(server: RpcServer, answer: FeedAnswer, noted: Refusals) -
 
 
 def ask_feed_address(address: str, token: JoinToken, signing_request: str, deadline: Deadline) -> Mapping[str, Any]:
-    """The answer of the launcher at `address`, which off loopback must have the authority that the token names.
+    """The answer of the launcher at `address`, which must have the authority that the token names.
 
     Raises StaleToken, Refused, Unavailable, DeadlineExceeded.
     """
     peer = f"the launcher at {address}"
-    tls = find_head(address, token, deadline) if channels.needs_tls(address) else None
+    tls = find_head(address, token, deadline)
     request, path = pb.FeedRequest(signing_request=signing_request), channels.path_of(SERVICE, "Feed")
     with channels.open_channel(address, tls=tls) as channel:
         call = channel.unary_unary(path, channels.serialize, pb.FeedReply.FromString)

@@ -18,7 +18,7 @@ from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Refused, Unavailable
 from headrace.identity.credentials import Credentials, Identity
 from headrace.identity.join_token import JoinToken, StaleToken
-from headrace.identity.peers import PeerRole
+from headrace.identity.peers import PeerName, PeerRole
 from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels
 from headrace.rpc.authority_contact import find_head
@@ -139,7 +139,7 @@ class Dispatcher(Protocol):
 class JoinClient:
     """An agent at its launcher. One thread at a time. Raises Unavailable, DeadlineExceeded, Refused, SpecError.
 
-    Off loopback the launcher must have the authority that the token names; nothing is sent to another one.
+    The launcher must have the authority that the token names, on loopback, too; nothing is sent to another process.
     """
 
     def __init__(self, address: str, token: JoinToken) -> None:
@@ -186,6 +186,12 @@ class JoinClient:
         )
         return Order(self._call("Report", request, pb.ReportReply.FromString).order)
 
+    def trust(self, generation: int) -> Mapping[str, str]:
+        """The fields of a LauncherContact by which a worker of this agent knows the launcher."""
+        assert self._tls is not None, "it has called the launcher"
+        head = PeerName(self._tls.name.job, generation, PeerRole.HEAD, 0)
+        return {"authority": self._tls.identity.current.authority, "head": head.dns}
+
     def close(self) -> None:
         """Close the connection; the next call opens another one."""
         if self._channel is not None:
@@ -203,9 +209,7 @@ class JoinClient:
     def _open(self) -> grpc.Channel:
         """Raises Refused where another job's launcher has the address, Unavailable where nobody has."""
         mine = self._shown = None if self._identity is None else self._identity.current
-        if not channels.needs_tls(self._address):
-            self._tls = None
-        elif mine is None:
+        if mine is None:
             self._tls = find_head(self._address, self._token, Deadline.after(CALL_S))
         else:
             self._tls = TlsPeer(mine, mine.peer(PeerRole.HEAD, 0))

@@ -19,7 +19,7 @@ from headrace.address import LOOPBACK
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, Refused
 from headrace.identity.credentials import Credentials, Identity
-from headrace.identity.peers import PeerRole, PeerRule
+from headrace.identity.peers import PeerName, PeerRole, PeerRule
 from headrace.identity.renewal import RenewedIdentity
 from headrace.launcher_contact import LauncherContact
 from headrace.proto import rendezvous_pb2 as pb
@@ -197,6 +197,8 @@ class RendezvousClient:
         self._tls: TlsPeer | None = None
         if identity is not None and channels.needs_tls(contact.address):
             self._tls = TlsPeer(identity, identity.current.peer(PeerRole.HEAD, 0))
+        elif contact.authority:
+            self._tls = TlsPeer(Credentials(authority=contact.authority), PeerName.parse(contact.head))
 
     def meet(self, collectives: str, inputs: Mapping[str, str], deadline: Deadline) -> str:
         """Come to the rendezvous, and wait for rank 0: the address of its store."""

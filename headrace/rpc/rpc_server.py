@@ -182,7 +182,9 @@ class _Callers:
                 if not peer.counted:  # it was accepted when it connected
                     self.noted.note(peer.reason, peer.source, peer.objection)
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"your certificate is refused: {peer.objection}")
-            if peer is not None and peer.name is None and not joins:
+            if self.tls is not None:
+                self.tls.prove(context.peer())
+            if peer is not None and peer.name is None and not joins and self.tls is not None and self.tls.certifies:
                 self.noted.note(RefusalReason.NO_CERTIFICATE, peer.source, "it calls before it has joined")
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this call needs a certificate: join first")
             return call(request, context)

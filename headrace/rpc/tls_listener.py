@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.address import format_address
+from headrace.connection_places import Place, yielding
 from headrace.errors import SpecError
+from headrace.http.listening import BACKLOG, ConnectionBounds
 from headrace.identity import certificates
 from headrace.identity.certificates import WrongPeer
 from headrace.identity.credentials import Credentials, Identity
@@ -27,16 +29,17 @@ from headrace.rpc.refusals import RefusalReason, Refusals
 
 HANDSHAKE_S = 10.0
 """Longest time for a handshake."""
-MAX_HANDSHAKES = 64
-"""Most handshakes at a time; beyond it the oldest is given up, so that strangers keep no peer out."""
+MAX_UNPROVEN = 256
+"""Most connections whose peer has shown neither a certificate of the job nor its secret; beyond it, or beyond a share
+of the descriptors, one of them gives way to a new one (headrace.connection_places): strangers keep no peer out.
+
+Each agent of the largest job (64 trainers, 64 shards) has one until it has joined."""
+YIELD_S = 0.002
+"""Shortest time between two that give way: each connection has MAX_UNPROVEN times as long to prove itself."""
 MAX_PEERS = 256
-"""Most connections of peers with a certificate of the job; a further one is closed at once.
+"""Most connections of peers that are proven; a further one is closed at once.
 
-At the head each worker of the largest job (64 trainers, 64 shards) has one, and its agent one."""
-MAX_JOINING = 160
-"""Most connections without a certificate, where such are allowed; a further one is closed at once.
-
-Each agent of the largest job has one until all have joined."""
+At the head each worker of the largest job has one, and its agent one."""
 CHUNK_BYTES = 1 << 16
 """Bytes copied at a time, and the bound of what waits in each direction."""
 UNSENT_BYTES = 1 << 17
@@ -61,6 +64,8 @@ class TlsEndpoint:
     """The key of the spec that gives `host`."""
     joins: bool = False
     """Whether processes that have no certificate yet may connect: at the head, which signs one for them."""
+    certifies: bool = True
+    """Whether they get one when they join, and need it from then on. On loopback the secret is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,12 @@ class TlsListener:
         self._context = server_context(self._shown, joins=endpoint.joins)
         self._socket = _bound(endpoint)
         self.address = format_address(endpoint.host, self._socket.getsockname()[1])
-        self._peers: dict[str, Peer] = {}
+        self.certifies = endpoint.certifies
+        self._peers: dict[str, tuple[Peer, Place]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # one for each connection; asyncio itself does not keep them
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._unproven: list[Place] = []  # oldest first; proven ones may still be there
+        self._max_unproven = min(MAX_UNPROVEN, max(1, ConnectionBounds.here().open // 4))
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
         self._thread = threading.Thread(target=self._run, name="tls", daemon=True)
@@ -105,7 +113,16 @@ class TlsListener:
     def peer(self, connection: str) -> Peer | None:
         """The peer of a connection, as gRPC names it; None for one that did not come through this listener."""
         found = self._peers.get(connection.removeprefix(_PREFIX))
-        return None if found is None else self._judged(found)
+        return None if found is None else self._judged(found[0])
+
+    def prove(self, connection: str) -> None:
+        """A call by this connection has the secret: no stranger takes its place. Any thread."""
+        found = self._peers.get(connection.removeprefix(_PREFIX))
+        if found is not None and self._num_proven() < MAX_PEERS:
+            found[1].proven = True
+
+    def _num_proven(self) -> int:
+        return sum(place.proven for _, place in list(self._peers.values()))
 
     def change(self, identity: Identity, accepts: PeerRule) -> None:
         """Be another process of the same job to connections from now on, and accept other peers.
@@ -140,23 +157,38 @@ class TlsListener:
             except OSError:  # it is gone already, or descriptors are short
                 await asyncio.sleep(0.01)
                 continue
-            if len(self._handshakes) >= MAX_HANDSHAKES:
-                oldest = next(iter(self._handshakes))
-                del self._handshakes[oldest]
-                oldest.cancel()
-            task = self._loop.create_task(self._take(connection, source[0]))
-            self._tasks.add(task)
-            self._handshakes[task] = None
-            task.add_done_callback(self._forget)
+            self._begin(connection, source[0])
             await asyncio.sleep(0)  # the task begins, so that it closes its connection when it is cancelled
+            await self._make_room()
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _begin(self, connection: socket.socket, source: str) -> None:
+        place = Place.of(source, lambda: task.cancel())
+        task = self._loop.create_task(self._take(connection, source, place))
+        self._tasks.add(task)
+        self._handshakes.add(task)
+        self._unproven.append(place)
+        task.add_done_callback(lambda task: self._forget(task, place))
+
+    async def _make_room(self) -> None:
+        """End a connection of a stranger where they are too many."""
+        self._unproven = [place for place in self._unproven if not place.proven]
+        if len(self._unproven) > self._max_unproven and (ended := yielding(self._unproven)) is not None:
+            self._noted.note(
+                RefusalReason.SILENT, ended.network, "too many connections, of which this one was the oldest"
+            )
+            self._unproven.remove(ended)
+            ended.end()
+            await asyncio.sleep(YIELD_S)
+
+    def _forget(self, task: asyncio.Task[None], place: Place) -> None:
         self._tasks.discard(task)
-        self._handshakes.pop(task, None)
+        self._handshakes.discard(task)
+        if place in self._unproven:
+            self._unproven.remove(place)
 
     async def _end(self) -> None:
         """End all connections. Those whose server has ended have CLOSE_S for their last bytes."""
-        if last := self._tasks - self._handshakes.keys():
+        if last := self._tasks - self._handshakes:
             await asyncio.wait(last, timeout=CLOSE_S)
         tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         for task in tasks:
@@ -164,7 +196,7 @@ class TlsListener:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # transports close in the next turn
 
-    async def _take(self, connection: socket.socket, source: str) -> None:
+    async def _take(self, connection: socket.socket, source: str, place: Place) -> None:
         """One connection, from its handshake to its end."""
         reader = asyncio.StreamReader(CHUNK_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -178,7 +210,6 @@ class TlsListener:
             )
         except asyncio.CancelledError:
             connection.close()
-            self._noted.note(RefusalReason.SILENT, source, "too many connections, of which this one was the oldest")
             raise
         except OSError as error:
             connection.close()
@@ -186,7 +217,7 @@ class TlsListener:
             return
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         if (task := asyncio.current_task()) is not None:
-            self._handshakes.pop(task, None)
+            self._handshakes.discard(task)
         try:
             connected = transport.get_extra_info("ssl_object")
             if connected.selected_alpn_protocol() == authority_contact.PROTOCOL:
@@ -194,7 +225,11 @@ class TlsListener:
                 return
             peer = self._peer_of(connected, source)
             if peer is not None:
-                await self._forward(peer, reader, writer)
+                place.proven = peer.name is not None
+                await self._forward(peer, place, reader, writer)
+        except asyncio.CancelledError:
+            transport.abort()
+            raise
         finally:
             writer.close()
             with suppress(OSError):
@@ -209,15 +244,11 @@ class TlsListener:
 
     def _peer_of(self, connection: ssl.SSLObject, source: str) -> Peer | None:
         certificate = connection.getpeercert(binary_form=True)
-        num_joining = sum(peer.name is None for peer in self._peers.values())
-        open_now, most = (
-            (num_joining, MAX_JOINING) if certificate is None else (len(self._peers) - num_joining, MAX_PEERS)
-        )
-        if open_now >= most:
-            self._noted.note(RefusalReason.TOO_MANY, source, f"{most} such connections are open already")
-            return None
         if certificate is None:  # the handshake lets only those pass that may join
             return Peer(None, source)
+        if self._num_proven() >= MAX_PEERS:
+            self._noted.note(RefusalReason.TOO_MANY, source, f"{MAX_PEERS} such connections are open already")
+            return None
         try:
             name = certificates.check_signed(certificate, self._authority, datetime.now(UTC))
         except WrongPeer as error:
@@ -237,13 +268,15 @@ class TlsListener:
         reason = RefusalReason.OTHER_GENERATION if old else RefusalReason.OTHER_PEER
         return replace(peer, objection=rule.objection(peer.name), reason=reason)
 
-    async def _forward(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, peer: Peer, place: Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Copy in both directions until one side ends."""
         name = f"headrace-{secrets.token_hex(16)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as to_server:
             to_server.setblocking(False)
             to_server.bind(f"\0{name}")  # by which gRPC names the connection
-            self._peers[name] = peer
+            self._peers[name] = peer, place
             try:
                 await self._loop.sock_connect(to_server, self._target.removeprefix(unix_sockets.SCHEME))
                 served, server = await asyncio.open_connection(sock=to_server, limit=CHUNK_BYTES)
@@ -317,7 +350,7 @@ def _bound(endpoint: TlsEndpoint) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(MAX_HANDSHAKES)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         raise SpecError(f"{format_address(host, port)} is not available: {error.strerror}", endpoint.key) from error

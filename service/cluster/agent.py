@@ -226,7 +226,11 @@ class Agent:
             run_folder=folder,
         )
         contact = LauncherContact(
-            address=self._to.address, secret=self._client.secret, worker=given.worker, generation=given.generation
+            address=self._to.address,
+            secret=self._client.secret,
+            worker=given.worker,
+            generation=given.generation,
+            **({} if given.credentials is not None else self._client.trust(given.generation)),
         )
         return AgentChild(given.worker, start_process(self._starter_of(spec.role), spec, contact))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.address import format_address, is_loopback, is_wildcard, parse_address
+from headrace.address import format_address, is_wildcard, parse_address
 from headrace.deadline import Deadline
 from headrace.errors import Refused
 from headrace.identity import certificates
@@ -55,12 +55,14 @@ class JoinPoint:
     """Where agents join, and what they show there."""
 
     listen: str
-    """HOST:PORT; port 0: a free one. Off loopback with mutual TLS."""
+    """HOST:PORT; port 0: a free one. With TLS, by which the launcher proves that it is the job's."""
     token_file: Path
     """File with the join token, which an operator may replace at any time."""
     node_timeout_s: float
-    authority: Authority | None = None
-    """Signs the certificates of the workers; None where all of them are on this machine."""
+    authority: Authority
+    """The job's, by which agents know the launcher."""
+    certifies: bool
+    """Whether it signs certificates for the workers, too; not where all of them are on this machine."""
     shown_host: str = ""
     """The host that people are told to join at, where `listen` has the one for all interfaces."""
     feed: FeedAnswer | None = None
@@ -85,7 +87,7 @@ class ExternalLauncher:
         self._end: JobEnd | None = None
         self._lock = threading.Condition()
         self._closing = threading.Event()
-        self.rendezvous = Meeting(point.authority)
+        self.rendezvous = Meeting(point.authority if point.certifies else None)
         host, port = parse_address(point.listen)
         self._server = RendezvousServer(
             self.rendezvous,
@@ -93,7 +95,7 @@ class ExternalLauncher:
             MAX_HELD,
             port=port,
             at=host,
-            tls=None if is_loopback(host) else self._endpoint(host, port),
+            tls=self._endpoint(host, port),
             dispatcher=self,
             check_token=lambda given: check_token(point.token_file, given),
             feed=point.feed,
@@ -123,10 +125,9 @@ class ExternalLauncher:
                 self._newest, self._workers = generation, {}
             self._places.open([spec.name for spec in specs], generation)
         self.rendezvous.begin(specs, generation)
-        if self._point.authority is not None:
-            counts = Counter(PeerRole(spec.role.value) for spec in specs)
-            accepts = PeerRule(self._point.authority.job, generation, {role: range(n) for role, n in counts.items()})
-            self._server.change(self._head(generation), accepts)
+        counts = Counter(PeerRole(spec.role.value) for spec in specs)
+        accepts = PeerRule(self._point.authority.job, generation, {role: range(n) for role, n in counts.items()})
+        self._server.change(self._head(generation), accepts)
 
     def waits_for(self) -> str | None:
         """See Launcher.waits_for."""
@@ -161,7 +162,7 @@ class ExternalLauncher:
 
     def join(self, agent: AgentFacts, signing_request: str) -> Answer:
         """See Dispatcher.join."""
-        if self._point.authority is not None:
+        if self._point.certifies:
             certificates.public_key_of(signing_request)  # it can be signed
         with self._lock:
             if self._end is not None:
@@ -172,7 +173,7 @@ class ExternalLauncher:
             worker = self._workers.get(name) if name is not None else None
             waits = self._places.waits_for() or ""
         offered = worker.fetch() if worker is not None and worker.agent == agent.id else None
-        if offered is not None and self._point.authority is not None:
+        if offered is not None and self._point.certifies:
             offered = replace(offered, credentials=self._signed(offered, signing_request, self._point.authority))
         return self._answer(what=offered, waits=waits)
 
@@ -220,14 +221,14 @@ class ExternalLauncher:
 
     def _head(self, generation: int) -> Identity:
         """The launcher itself, for the workers of a generation."""
-        assert self._point.authority is not None
         return self._point.authority.identity(self._point.authority.name(generation, PeerRole.HEAD, 0))
 
     def _endpoint(self, host: str, port: int) -> TlsEndpoint:
-        """Where agents of other machines join. Generation 0 has no workers."""
-        assert self._point.authority is not None, "off loopback a job has an authority"
+        """Where agents join. Generation 0 has no workers."""
         accepts = PeerRule(self._point.authority.job, 0, {})
-        return TlsEndpoint(host, self._head(0), accepts, port, key="cluster.listen", joins=True)
+        return TlsEndpoint(
+            host, self._head(0), accepts, port, "cluster.listen", joins=True, certifies=self._point.certifies
+        )
 
     def _assign(self, spec: WorkerSpec, generation: int, on_line: OnLine, on_exit: OnExit) -> RemoteWorker:
         """The worker for the agent that has its place."""

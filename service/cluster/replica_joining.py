@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.address import format_address, is_loopback, is_wildcard, parse_address
+from headrace.address import format_address, is_wildcard, parse_address
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
 from headrace.identity.authority import Authority, open_authority
@@ -20,6 +20,7 @@ from headrace.interfaces import address_of
 from headrace.rpc import refusals
 from headrace.rpc.feed_joining import MAX_CALLS, FeedAnswer, serve_feed_address
 from headrace.rpc.job_client import JobClient, NotRunning
+from headrace.rpc.rendezvous import MAX_CONNECTIONS
 from headrace.rpc.rpc_server import RpcServer
 from headrace.rpc.tls_listener import TlsEndpoint
 from headrace.service.cluster.runtime import LAUNCHER, LOCAL, OnLine
@@ -66,7 +67,8 @@ def replicas_joining(job: LoadedJob, on_line: OnLine) -> Iterator[None]:
         max_workers=MAX_CALLS,
         host=host,
         port=port,
-        tls=None if is_loopback(host) else _endpoint(cluster, authority),
+        max_connections=MAX_CONNECTIONS,
+        tls=_endpoint(cluster, authority),
         check_token=lambda given: check_token(folder / TOKEN, given),
     )
     try:
@@ -83,7 +85,7 @@ def replicas_joining(job: LoadedJob, on_line: OnLine) -> Iterator[None]:
 
 
 def _endpoint(cluster: ClusterSection, authority: Authority) -> TlsEndpoint:
-    """Where replicas of other machines join. Generation 0 has no workers, so no certificate is accepted there."""
+    """Where replicas join. Generation 0 has no workers, so no certificate is accepted there."""
     host, port = parse_address(cluster.listen)
     head = authority.identity(authority.name(0, PeerRole.HEAD, 0))
     return TlsEndpoint(host, head, PeerRule(authority.job, 0, {}), port, key="cluster.listen", joins=True)

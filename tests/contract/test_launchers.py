@@ -16,7 +16,8 @@ import pytest
 
 from headrace.deadline import Deadline
 from headrace.errors import SpecError, Unwritable
-from headrace.identity.join_token import JoinToken
+from headrace.identity.authority import open_authority
+from headrace.identity.join_token import FILE, open_token
 from headrace.service.cli.worker_command import RANKS
 from headrace.service.cluster.child import Spawner
 from headrace.service.cluster.external import JoinPoint
@@ -76,10 +77,10 @@ class Agents:
 
 
 def join_point(folder):
-    token = folder / "token"
-    token.touch(0o600)
-    token.write_text(str(JoinToken("0" * 64, "1" * 64)))
-    return JoinPoint(listen="127.0.0.1:0", token_file=token, node_timeout_s=3.0)
+    authority = open_authority(folder, "job")
+    open_token(folder, authority)
+    point = {"token_file": folder / FILE, "authority": authority, "certifies": False}
+    return JoinPoint(listen="127.0.0.1:0", node_timeout_s=3.0, **point)
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Joining from another machine: the token lets an agent in, a certificate names its worker; all else is refused."""
 
 import secrets
+import socket
 import threading
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import grpc
 import pytest
 
 from headrace.address import parse_address
@@ -17,6 +20,7 @@ from headrace.identity.join_token import FILE, JoinToken, StaleToken, open_token
 from headrace.identity.peers import PeerName, PeerRole
 from headrace.identity.renewal import RenewedIdentity
 from headrace.launcher_contact import LauncherContact
+from headrace.proto import rendezvous_pb2 as pb
 from headrace.rpc import channels
 from headrace.rpc.joining import AgentFacts, JobEnd, JoinClient, Order, WorkerReport
 from headrace.rpc.refusals import Refusals
@@ -27,13 +31,14 @@ from headrace.service.cluster.external import ExternalLauncher, JoinPoint
 from headrace.service.cluster.places import Places
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 from headrace.trainer.dense_config import HierarchySection
+from headrace.trainer.replica.feed_address import at_launcher
 
 
 class Head:
     """A launcher with its authority."""
 
-    def __init__(self, folder, held):
-        self.folder, self.held = folder, held
+    def __init__(self, folder, held, *, certifies=True):
+        self.folder, self.held, self.certifies = folder, held, certifies
         self.authority = open_authority(folder, "news")
         self.token = open_token(folder, self.authority)
         self.noted, self.listen, self.launcher = Refusals(), "127.0.0.1:0", None
@@ -44,7 +49,11 @@ class Head:
         if self.launcher is not None:
             self.launcher.__exit__()
         point = JoinPoint(
-            listen=self.listen, token_file=self.folder / FILE, node_timeout_s=30.0, authority=self.authority
+            listen=self.listen,
+            token_file=self.folder / FILE,
+            node_timeout_s=30.0,
+            authority=self.authority,
+            certifies=self.certifies,
         )
         self.launcher = ExternalLauncher(point, self.noted).__enter__()
         self.listen = self.launcher.address
@@ -85,7 +94,8 @@ class Joining:
         deadline = Deadline.after(10)
         while (offer := self.ask().what) is None:
             deadline.check("waiting for an offer")
-        self.offer, self.mine = offer, offer.credentials.model_copy(update={"key": self.key})
+        self.offer = offer
+        self.mine = None if offer.credentials is None else offer.credentials.model_copy(update={"key": self.key})
         self.client.show(self.mine)
         assert self.report() is Order.GO_ON
 
@@ -96,16 +106,26 @@ class Joining:
     def worker(self, **other):
         """Its worker, at the rendezvous."""
         facts = {"secret": self.client.secret, "worker": self.offer.worker, "generation": self.offer.generation}
-        return RendezvousClient(LauncherContact(address=self.client._address, **{**facts, **other}), self.mine)
+        facts["address"] = self.client._address
+        trust = {} if self.mine is not None else self.client.trust(self.offer.generation)
+        return RendezvousClient(LauncherContact(**{**facts, **trust, **other}), self.mine)
 
 
 @pytest.fixture
 def head(tmp_path, monkeypatch):
     """As if each port of this machine were one of another machine."""
-    monkeypatch.setattr(external, "is_loopback", lambda _: False)
     monkeypatch.setattr(channels, "needs_tls", lambda address: not address.startswith("unix:"))
     with ExitStack() as held:
         made = Head(tmp_path, held)
+        yield made
+        made.launcher.__exit__()
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A launcher whose workers are all on this machine, and have no certificates."""
+    with ExitStack() as held:
+        made = Head(tmp_path, held, certifies=False)
         yield made
         made.launcher.__exit__()
 
@@ -193,6 +213,73 @@ def test_nothing_is_sent_to_a_launcher_of_another_authority(head, tmp_path_facto
     with pytest.raises(Refused, match="and the join token is of .*: the token is of another job"):
         head.agent(JoinToken(other.fingerprint, head.token.secret)).ask()
     assert head.noted.counts() == {}
+
+
+class Impostor:
+    """Another user's process at the address of a launcher of loopback that is away; notes what it is sent."""
+
+    def __init__(self, tls=None):
+        self.seen = []
+        self.server = grpc.server(ThreadPoolExecutor(4))
+        self.server.add_generic_rpc_handlers((self,))
+        port = (
+            self.server.add_insecure_port("127.0.0.1:0")
+            if tls is None
+            else self.server.add_secure_port("127.0.0.1:0", tls)
+        )
+        self.address = f"127.0.0.1:{port}"
+
+    def service(self, details):
+        self.seen.append((details.method, details.invocation_metadata))
+        offer = pb.Assignment(worker="trainer-0", generation=1, command=["/bin/false"], config_json=b"{}")
+        reply = pb.JoinReply(node_timeout_s=5, pause_s=0.2, secret="s", assignment=offer)
+        return grpc.unary_unary_rpc_method_handler(lambda *_: reply, None, pb.JoinReply.SerializeToString)
+
+    @contextmanager
+    def listening(self):
+        self.server.start()
+        try:
+            yield self
+        finally:
+            self.server.stop(0).wait()
+
+
+@pytest.fixture(params=["plain", "another authority", "a worker of the job"])
+def impostor(request, here, tmp_path_factory):
+    tls = None
+    if request.param != "plain":
+        folder = tmp_path_factory.mktemp("other")
+        authority = open_authority(folder, "news") if request.param == "another authority" else here.authority
+        shown = authority.credentials(authority.name(1, PeerRole.TRAINER, 0))
+        pair = (shown.key.encode(), shown.certificate.encode())
+        tls = grpc.ssl_server_credentials([pair])
+    with Impostor(tls).listening() as found:
+        yield found
+
+
+def test_on_loopback_an_impostor_gets_no_token_and_sends_no_worker(here, impostor):
+    """Neither of an agent, nor of a replica, nor of the worker of an agent."""
+    with closing(JoinClient(impostor.address, here.token)) as client, pytest.raises((Refused, Unavailable)):
+        Joining(client).ask()
+    with pytest.raises((Refused, Unavailable)):
+        at_launcher(impostor.address, here.folder / FILE)(Deadline.after(5))
+    (agent,) = here.begin(1, here.agent(), roles=(WorkerRole.TRAINER,))
+    with pytest.raises((Refused, Unavailable)):
+        agent.worker(address=impostor.address).announce("unix:/x")
+    assert impostor.seen == []
+
+
+def test_on_loopback_agents_and_workers_call_over_tls_without_certificates(here):
+    first, second = here.begin(1, here.agent(), here.agent())
+    assert first.offer.credentials is None
+    first.worker().announce("unix:/x")
+    assert second.report() is Order.GO_ON
+    with pytest.raises(Refused, match="have no certificates"):
+        first.worker().renew(signing_request())
+    with socket.create_connection(parse_address(here.listen)) as plain:
+        plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert b"HTTP" not in plain.recv(1 << 16)
+    assert until_refused(here, "plain_text")
 
 
 def test_a_worker_is_not_taken_for_the_launcher(head, two):

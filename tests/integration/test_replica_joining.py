@@ -11,7 +11,6 @@ from headrace.identity import certificates
 from headrace.identity.authority import open_authority
 from headrace.identity.join_token import FILE, JoinToken, StaleToken, check_token, open_token, rotate_token
 from headrace.identity.peers import PeerName, PeerRole, PeerRule
-from headrace.rpc import channels
 from headrace.rpc.feed_joining import MAX_CALLS, serve_feed_address
 from headrace.rpc.refusals import RefusalReason, Refusals
 from headrace.rpc.rpc_server import RpcServer
@@ -33,11 +32,11 @@ class Launcher:
         self.said = lambda _: MESSAGE
 
     @contextmanager
-    def listening(self, tls=None):
+    def listening(self):
         server = RpcServer(
             "the workers' secret",
             max_workers=MAX_CALLS + 1,
-            tls=tls,
+            tls=self.endpoint(),
             check_token=lambda given: check_token(self.token_file, given),
             noted=self.noted,
         )
@@ -58,12 +57,6 @@ def launcher(tmp_path):
     return Launcher(tmp_path)
 
 
-@pytest.fixture
-def tls(monkeypatch):
-    """Addresses of loopback count as those of another machine."""
-    monkeypatch.setattr(channels, "is_loopback", lambda _: False)
-
-
 def asked(address, token_file):
     return at_launcher(address, token_file)(Deadline.after(SOON_S))
 
@@ -73,9 +66,9 @@ def test_a_replica_with_the_token_learns_where_the_feed_is(launcher):
         assert asked(address, launcher.token_file) == WHERE
 
 
-def test_it_gets_a_certificate_of_the_generation_over_tls(launcher, tls):
+def test_it_gets_a_certificate_of_the_generation_over_tls(launcher):
     launcher.said = lambda request: certified(MESSAGE | {"tls": True}, launcher.store, request)
-    with launcher.listening(launcher.endpoint()) as address:
+    with launcher.listening() as address:
         found = asked(address, launcher.token_file)
     assert isinstance(found, FeedAddress)
     assert found.credentials.name == PeerName("job", 3, PeerRole.REPLICA, 0)
@@ -100,10 +93,10 @@ def test_a_file_without_a_token_is_named_at_once(tmp_path):
         at_launcher("127.0.0.1:1", tmp_path / "nothing")
 
 
-def test_another_jobs_launcher_gets_nothing(launcher, tls, tmp_path):
+def test_another_jobs_launcher_gets_nothing(launcher, tmp_path):
     of_another = tmp_path / "token"
     of_another.write_text(str(JoinToken("0" * 64, "1" * 64)))
-    with launcher.listening(launcher.endpoint()) as address:
+    with launcher.listening() as address:
         with pytest.raises(Refused, match="the token is of another job, or the authority was replaced"):
             asked(address, of_another)
 

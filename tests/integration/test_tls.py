@@ -4,7 +4,7 @@ import socket
 import ssl
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import grpc
@@ -126,16 +126,24 @@ def test_the_server_knows_who_calls(authority):
     assert callers == [HEAD]
 
 
-@pytest.fixture
-def head(authority):
+@contextmanager
+def joined_at(authority, **more):
     """A launcher at which processes join; only `Status` may be called without a certificate."""
     noted = Refusals()
-    endpoint = TlsEndpoint(HERE, authority.credentials(HEAD), PeerRule("news", 3, {}), joins=True)
+    endpoint = TlsEndpoint(HERE, authority.credentials(HEAD), PeerRule("news", 3, {}), joins=True, **more)
     server = RpcServer("secret", max_workers=4, tls=endpoint, noted=noted)
     server.add_service(role.SERVICE, role._Servicer(lambda: {"joined": True}, print, print, None), joining=("Status",))
     server.start()
-    yield Served(server, noted)
-    server.close(0)
+    try:
+        yield Served(server, noted)
+    finally:
+        server.close(0)
+
+
+@pytest.fixture
+def head(authority):
+    with joined_at(authority) as found:
+        yield found
 
 
 def test_a_process_with_the_token_finds_the_head_and_calls_it_without_a_certificate(head, authority):
@@ -166,15 +174,32 @@ def test_where_no_head_listens_a_joining_process_says_so(served, authority):
         find_head(address, token, Deadline.after(SOON_S))
 
 
-def test_those_that_join_are_bounded_and_keep_no_peer_out(head, authority, monkeypatch):
-    monkeypatch.setattr(tls_listener, "MAX_JOINING", 1)
-    tls = find_head(head.address, JoinToken(authority.fingerprint, "0" * 64), Deadline.after(SOON_S))
-    with closing(RoleClient(head.address, "secret", tls)) as first:
-        first.status(Deadline.after(SOON_S))
-        with closing(RoleClient(head.address, "secret", tls)) as second, pytest.raises(Unavailable):
-            second.status(Deadline.after(SOON_S))
-        with pytest.raises(Refused, match="nobody of generation 3"):  # it is heard
-            ask(head.address, authority.credentials(WORKER), HEAD)
+def test_strangers_give_way_to_those_that_join_and_those_with_the_secret_keep_their_place(authority, monkeypatch):
+    monkeypatch.setattr(tls_listener, "MAX_UNPROVEN", 8)
+    with joined_at(authority) as head:
+        tls = find_head(head.address, JoinToken(authority.fingerprint, "0" * 64), Deadline.after(SOON_S))
+        with closing(RoleClient(head.address, "secret", tls)) as first, ExitStack() as held:
+            first.status(Deadline.after(SOON_S))
+            wrong = held.enter_context(closing(RoleClient(head.address, "guess", tls)))
+            with pytest.raises(Refused):
+                wrong.status(Deadline.after(SOON_S))
+            for _ in range(20):  # with and without a handshake
+                held.enter_context(head.connect())
+                held.enter_context(silent(head, authority))
+            with closing(RoleClient(head.address, "secret", tls)) as second:
+                assert second.status(Deadline.after(SOON_S)) == {"joined": True}
+            with pytest.raises(Refused, match="nobody of generation 3"):  # it is heard
+                ask(head.address, authority.credentials(WORKER), HEAD)
+            assert first.status(Deadline.after(SOON_S)) == {"joined": True}
+        head.counts_to(RefusalReason.SILENT, 25)
+
+
+def silent(head, authority):
+    """A connection whose handshake is done, and on which nothing follows."""
+    context = ssl.create_default_context(cadata=authority.pem)
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(head.connect())
 
 
 def test_a_wrong_certificate_is_refused_also_where_none_is_needed(head, another, authority):
@@ -284,14 +309,13 @@ def test_a_port_scan_is_counted_and_told_at_a_bounded_rate(served, authority, ca
     assert ask(served.address, authority.credentials(HEAD)) == {"alive": True}
 
 
-def test_connections_that_say_nothing_keep_no_peer_out(served, authority):
-    held = [served.connect() for _ in range(3 * tls_listener.MAX_HANDSHAKES)]
-    try:
+def test_connections_that_say_nothing_keep_no_peer_out(authority, monkeypatch):
+    monkeypatch.setattr(tls_listener, "MAX_UNPROVEN", 64)
+    with serving(authority) as served, ExitStack() as held:
+        for _ in range(192):
+            held.enter_context(served.connect())
         assert ask(served.address, authority.credentials(HEAD)) == {"alive": True}
-        assert served.counts_to(RefusalReason.SILENT, 2 * tls_listener.MAX_HANDSHAKES + 1)
-    finally:
-        for each in held:
-            each.close()
+        assert served.counts_to(RefusalReason.SILENT, 129)
 
 
 def test_a_handshake_that_takes_too_long_is_given_up(authority, monkeypatch):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from headrace.identity.authority import open_authority
+from headrace.identity.join_token import FILE, open_token
 from headrace.service.cluster import ray_launcher
 from headrace.service.cluster.external import JoinPoint
 from headrace.service.cluster.ray_launcher import RayLauncher
@@ -37,10 +39,10 @@ def connections(monkeypatch):
 
 @pytest.fixture
 def launcher(connections, tmp_path):
-    token = tmp_path / "token"
-    token.touch(0o600)
-    token.write_text(f"headrace-1.{'0' * 64}.{'1' * 64}")
-    point = JoinPoint(listen="127.0.0.1:0", token_file=token, node_timeout_s=3.0)
+    authority = open_authority(tmp_path, "job")
+    open_token(tmp_path, authority)
+    known = {"token_file": tmp_path / FILE, "authority": authority, "certifies": False}
+    point = JoinPoint(listen="127.0.0.1:0", node_timeout_s=3.0, **known)
     with RayLauncher(point, "10.0.0.1:6379") as launcher:
         yield launcher
 
