@@ -1,6 +1,7 @@
 """The sections of a job spec about training, and the configuration of one trainer process."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,6 +28,7 @@ from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.launcher_contact import LauncherContact
 from headrace.pserver.config import LAST_DAY, Days, MergeSection, NotNegative, Positive, TableName, TableSection, Wire
 from headrace.renamed_keys import Renamed
+from headrace.secrets import FORMS, is_reference
 from headrace.shared_folder import SharedFolder
 from headrace.timeline import TracePart
 from headrace.trainer.dense_config import RENAMED_TO_DENSE, DenseSection
@@ -305,11 +307,24 @@ class StoreSection(Section):
     """With "sync" every record of the log is in the mirror before it acts, so that the disk of rank 0 may be lost:
     the job goes on with the same bits. With "async" a lost disk means a new timeline from the newest commit. "sync"
     needs parts = "object"."""
+    key: Mapping[str, str] | None = None
+    """A secret key of the job, { env = "NAME" } or { file = "path" }: what makes commits count in the mirror, manifests
+    and records of the fence, is signed with it, and refused unsigned. So who can write there and has not the key can
+    make no other model count. Set it before the first commit, the same for every head of the job."""
     gc_grace: Duration = 86400.0
     """With parts = "object": how long files of removed commits stay in the mirror for those who still read them."""
 
+    @field_validator("key")
+    @classmethod
+    def _is_a_reference(cls, value: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        if value is not None and not is_reference(value):
+            raise ValueError(f"is not a reference to a secret: {FORMS}")
+        return value
+
     @model_validator(mode="after")
     def _has_a_mirror(self) -> "StoreSection":
+        if self.key is not None and self.mirror is None:
+            raise ValueError("key signs what is in the mirror, and there is none: set mirror, too")
         if self.parts == "object" and self.mirror is None:
             raise ValueError('parts = "object" needs a mirror: the object store that holds the parts')
         if self.log_mirror == "sync" and self.parts != "object":

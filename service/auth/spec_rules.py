@@ -51,8 +51,8 @@ class TextKind(Enum):
     KAFKA_OPTIONS = auto()
     REGISTRY = auto()
     """URL of a schema registry."""
-    REGISTRY_SECRET = auto()
-    """A reference to the credentials for a schema registry."""
+    SECRET = auto()
+    """A reference to a secret: credentials for a schema registry, or the key of a mirror."""
     SPEC = auto()
     """A whole spec, which is checked where it is loaded."""
     NETWORK = auto()
@@ -88,7 +88,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("EventFormat", "schema_file"): TextKind.FOLDER,
     ("EventFormat", "message"): TextKind.NAME,
     ("EventFormat", "registry"): TextKind.REGISTRY,
-    ("EventFormat", "registry_credentials"): TextKind.REGISTRY_SECRET,
+    ("EventFormat", "registry_credentials"): TextKind.SECRET,
     ("SlotEntry", "name"): TextKind.NAME,
     ("SlotEntry", "names"): TextKind.NAME,
     ("SparseSlot", "table"): TextKind.NAME,
@@ -121,6 +121,7 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("PassesSection", "keep_in"): TextKind.FOLDER,
     ("StoreSection", "path"): TextKind.FOLDER,
     ("StoreSection", "mirror"): TextKind.PLACE,
+    ("StoreSection", "key"): TextKind.SECRET,
     ("ExportSection", "path"): TextKind.PLACE,
     ("ExportSection", "tables"): TextKind.NAME,
     ("RollbackSection", "task"): TextKind.NAME,
@@ -223,7 +224,7 @@ class SpecRules:
                 if value not in self._allow.registries:
                     allowed = ", ".join(self._allow.registries) or "none"
                     raise SpecError(f"{value!r} is not allowed here; allowed: {allowed} (allow.registries)", at)
-            case TextKind.REGISTRY_SECRET:
+            case TextKind.SECRET:
                 self._check_secret(value, folder, at)
             case TextKind.NETWORK:
                 if not _is_here(value) and value not in self._allow.interfaces:

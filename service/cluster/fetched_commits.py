@@ -70,7 +70,7 @@ def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
     """
     if job.spec.store.mirror is None or newest_generation(job.store / "log"):
         return 0
-    mirror = MirrorReader.of(job.spec.store.mirror, job.folder, Deadline.after(FETCH_S))
+    mirror = MirrorReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(FETCH_S))
     if Commits(job.store).names():  # fetched by a run that was killed before its first claim
         return mirror.newest_generation()
     if mirror.is_empty():
@@ -83,5 +83,4 @@ def fetch_from_mirror(job: LoadedJob, on_line: OnLine) -> int:
 
 
 def _object_store(job: LoadedJob) -> ObjectStoreReader:
-    assert job.spec.store.mirror is not None, "the spec needs one"
-    return ObjectStoreReader.of(job.spec.store.mirror, job.folder, Deadline.after(FETCH_S))
+    return ObjectStoreReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(FETCH_S))

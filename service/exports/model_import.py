@@ -93,10 +93,10 @@ def _check_empty(job: LoadedJob, *, fresh: bool) -> None:
             "give --fresh to remove that run",
             "store.path",
         )
-    mirror = job.spec.store.mirror
-    if mirror is not None and MirrorReader.of(mirror, job.folder, Deadline.after(MIRROR_S)).commit_names():
+    store, deadline = job.spec.store, Deadline.after(MIRROR_S)
+    if store.mirror is not None and MirrorReader.of(store, job.spec.name, job.folder, deadline).commit_names():
         raise SpecError(
-            f"{mirror} contains commits, and a run would mix the two; choose another prefix", "store.mirror"
+            f"{store.mirror} contains commits, and a run would mix the two; choose another prefix", "store.mirror"
         )
 
 

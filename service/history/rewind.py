@@ -54,8 +54,8 @@ def rewind_job(job: LoadedJob, to: str) -> RewindResult:
     Raises CommitDamaged if the commit is not sound, SpecError if there is no such commit or the job runs.
     """
     with stopped(job.store, job.spec.name):
-        if job.spec.store.parts == "object" and job.spec.store.mirror is not None:
-            objects = ObjectStoreReader.of(job.spec.store.mirror, job.folder, Deadline.after(MIRROR_S))
+        if job.spec.store.parts == "object":
+            objects = ObjectStoreReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(MIRROR_S))
             objects.prepare(job.store, job.spec.name)
         commits, past = Commits(job.store), lineage(job.store)
         commit = find_commit(job.store, to)
@@ -93,7 +93,7 @@ def _mirrored(job: LoadedJob) -> list[str]:
     """Names of the commits in the job's mirror."""
     if job.spec.store.mirror is None:
         return []
-    return MirrorReader.of(job.spec.store.mirror, job.folder, Deadline.after(MIRROR_S)).commit_names()
+    return MirrorReader.of(job.spec.store, job.spec.name, job.folder, Deadline.after(MIRROR_S)).commit_names()
 
 
 def skip_job(job: LoadedJob, wanted: SkippedRange, reason: str) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.deadline import Deadline
-from headrace.identity.join_token import JoinToken
+from headrace.identity.join_token import JoinToken, read_token
 from headrace.service.cluster.launchers import EXTERNAL
 from tests.fakes.agents import AgentProcess, children_of
 from tests.integration.running_job import RunningJob
@@ -162,10 +162,14 @@ def test_a_stale_token_and_a_token_that_others_may_read_are_refused(world):
     world.run_external()
     stale, shown = world.folder / "stale", world.folder / "shown"
     stale.touch(0o600)
-    stale.write_text(str(JoinToken("0" * 64, "0" * 64)))
+    stale.write_text(str(JoinToken(read_token(world.token).fingerprint, "0" * 64)))
     refused = world.agent(token=stale)
     assert refused.process.wait(20) == 1
     assert f"refused the join token in {stale}" in refused.said and "copy the present one from the head" in refused.said
+    stale.write_text(str(JoinToken("0" * 64, "0" * 64)))
+    strange = world.agent(token=stale)
+    assert strange.process.wait(20) == 1
+    assert "the token is of another job, or the authority was replaced" in strange.said
     shown.write_text(world.token.read_text())
     shown.chmod(0o644)
     open_to_all = world.agent(token=shown)

@@ -85,3 +85,17 @@ def test_keys_that_do_not_fit_are_refused_with_words(tmp_path, more, message):
     write_job(tmp_path, num_lines=10)
     with pytest.raises(SpecError, match=message):
         job_at(tmp_path, "store", 1, 0, *more)
+
+
+def test_a_store_that_somebody_without_the_key_changed_is_refused(tmp_path, monkeypatch):
+    write_job(tmp_path, num_lines=40)
+    monkeypatch.setenv("JOB_KEY", "k" * 64)
+    mirror = tmp_path / "objects"
+    job = job_at(tmp_path, "one", 1, 0, *objects(str(mirror)), "store.key={env='JOB_KEY'}")
+    first = finished(job)
+    assert finished(job)["digest"] == first["digest"], "an empty disk is completed from what is signed"
+    record = sorted((mirror / "fence").iterdir())[-1]
+    record.write_bytes(record.read_bytes().replace(b'"nonce":"', b'"nonce":"0'))
+    said = []
+    assert run(job, Deaths(job.store, iter([])), said_by(said)).code == 1
+    assert any("has a wrong signature: it was changed" in line for line in said), said

@@ -327,7 +327,7 @@ def test_every_kind_of_text_is_checked(place):
         TextKind.METRIC: ("a:B",),
         TextKind.KAFKA_OPTIONS: {"ssl_cafile": "/etc/x"},
         TextKind.REGISTRY: "http://registry",
-        TextKind.REGISTRY_SECRET: {"env": "HOME"},
+        TextKind.SECRET: {"env": "HOME"},
     }
     assert set(TextKind) - set(wrong) == {TextKind.MODEL_SETTINGS, TextKind.SPEC, TextKind.VALUE}
     for holds, value in wrong.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headrace.blob.blob_errors import SourceDamaged
 from headrace.blob.blob_store import UNFINISHED, BlobStore, checked_file, head_of, open_blobs, whole
+from headrace.blob.signature import UNSIGNED, Signature
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, SpecError
@@ -25,6 +26,7 @@ from headrace.trainer.checkpoint.mirror_catalog import (
     commits_to_remove,
     newest_first,
     old_logs,
+    opened,
     read_manifest,
     unreferenced_contents,
 )
@@ -89,18 +91,18 @@ class MirrorCatalog:
 class Mirror:
     """See module docstring. Errors: BlobUnavailable, unless stated."""
 
-    def __init__(self, blobs: BlobStore) -> None:
-        self.blobs = blobs
+    def __init__(self, blobs: BlobStore, signature: Signature = UNSIGNED) -> None:
+        self.blobs, self._signature = blobs, signature
         self._read: dict[str, MirroredCommit] = {}  # manifests never change; bounded by what the mirror keeps
 
     @classmethod
-    def open(cls, uri: str, deadline: Deadline) -> "Mirror":
+    def open(cls, uri: str, deadline: Deadline, signature: Signature = UNSIGNED) -> "Mirror":
         """Connect. Raises SpecError where the URI is wrong."""
         try:
             address = parse(uri)
         except ValueError as error:
             raise SpecError(str(error), KEY) from None
-        return cls(open_blobs(address, "mirror", deadline))
+        return cls(open_blobs(address, "mirror", deadline), signature)
 
     def upload(self, commit: Commit, log_files: Sequence[Path], deadline: Deadline) -> None:
         """Make `commit` restorable from the mirror. Until step 3 a restart uses the commit before.
@@ -117,7 +119,8 @@ class Mirror:
         self._put_files(commit, deadline)  # 1
         failpoint(Failpoint.UPLOADED)
         self._put_log(log_files, deadline)  # 2
-        self.blobs.put(f"{COMMITS}/{commit.name}{SUFFIX}", whole(text), deadline)  # 3
+        key = f"{COMMITS}/{commit.name}{SUFFIX}"
+        self.blobs.put(key, whole(self._signature.signed(key, text)), deadline)  # 3
         self._read[commit.name] = known
 
     def catalog(self, deadline: Deadline) -> MirrorCatalog:
@@ -128,9 +131,10 @@ class Mirror:
         damaged: dict[str, CommitDamaged] = {}
         for name in names:
             if name not in self._read:
-                text = self.blobs.get(f"{COMMITS}/{name}{SUFFIX}", MAX_MANIFEST_BYTES, deadline)
+                key = f"{COMMITS}/{name}{SUFFIX}"
+                blob = self.blobs.get(key, MAX_MANIFEST_BYTES, deadline)
                 try:
-                    self._read[name] = read_manifest(name, text or b"")
+                    self._read[name] = read_manifest(name, opened(self._signature, key, name, blob or b""))
                 except CommitDamaged as error:
                     damaged[name] = error
         return MirrorCatalog(newest_first(self._read.values()), damaged)
@@ -211,6 +215,6 @@ def _text_of(commit: Commit) -> bytes:
         raise CommitDamaged(f"{commit.folder / MANIFEST}: cannot be read: {error.strerror}") from error
 
 
-def read_catalog(uri: str, deadline: Deadline) -> MirrorCatalog:
+def read_catalog(uri: str, deadline: Deadline, signature: Signature = UNSIGNED) -> MirrorCatalog:
     """The catalog of the mirror at `uri`."""
-    return Mirror.open(uri, deadline).catalog(deadline)
+    return Mirror.open(uri, deadline, signature).catalog(deadline)

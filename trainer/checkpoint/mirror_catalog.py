@@ -1,10 +1,11 @@
-"""The manifests of a mirror: parsed, sorted, and what may be removed. Pure, no network."""
+"""The manifests of a mirror: checked, parsed, sorted, and what may be removed. Pure, no network."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.trainer.checkpoint.commits import Commit, order_of, parse_manifest, to_prune
+from headrace.blob.signature import Signature, WrongSignature
+from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, order_of, parse_manifest, to_prune
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,14 @@ class MirroredCommit(Commit):
 def read_manifest(name: str, text: bytes) -> MirroredCommit:
     """The commit `name` whose manifest is `text`. Raises CommitDamaged, and NewerFormat."""
     return MirroredCommit(Path(name), parse_manifest(name, text), text)
+
+
+def opened(signature: Signature, key: str, name: str, blob: bytes) -> bytes:
+    """The text of the manifest of the commit `name` in the blob at `key`. Raises CommitDamaged."""
+    try:
+        return signature.opened(key, blob)
+    except WrongSignature as error:
+        raise CommitDamaged(f"{name}: {error}") from error
 
 
 def newest_first(commits: Iterable[MirroredCommit]) -> list[MirroredCommit]:

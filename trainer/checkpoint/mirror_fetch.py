@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.blob.blob_store import UNFINISHED
+from headrace.blob.signature import UNSIGNED, Signature
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole
 from headrace.errors import Unwritable
@@ -30,13 +31,13 @@ class FetchedCommit:
     """Highest timeline and generation in the mirror, also in damaged commits and the log: new ones must be above."""
 
 
-def fetch(uri: str, store: Path, job: str, deadline: Deadline) -> FetchedCommit:
+def fetch(uri: str, store: Path, job: str, deadline: Deadline, signature: Signature = UNSIGNED) -> FetchedCommit:
     """Fetch the newest commit of `job` whose files are complete and right, to `store`/commits/<name>.
 
     Raises MirrorEmpty where there is none, SpecError where the mirror is another job's, NewerFormat, CommitPresent,
     BlobUnavailable, Unwritable; then nothing of the commit is left.
     """
-    mirror = Mirror.open(uri, deadline)
+    mirror = Mirror.open(uri, deadline, signature)
     catalog = mirror.catalog(deadline)
     catalog.refuse_newer()
     catalog.refuse_others(job)

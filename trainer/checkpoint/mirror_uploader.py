@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from headrace.blob.signature import UNSIGNED, Signature
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.file_lock import locked
@@ -45,11 +46,12 @@ class MirrorUploader:
         keep: int,
         pinned: Callable[[], Collection[str]],
         check_rank0: Callable[[], None],
+        signature: Signature = UNSIGNED,
         retry_s: float = RETRY_S,
         max_behind_s: float = MAX_BEHIND_S,
     ) -> None:
         """`pinned` names commits to keep beside the newest `keep`; `check_rank0` raises where we were replaced."""
-        self._uri, self._store, self._keep = uri, store, keep
+        self._uri, self._store, self._keep, self._signature = uri, store, keep, signature
         self._pinned, self._check_rank0 = pinned, check_rank0
         self._retry_s, self._max_behind_s = retry_s, max_behind_s
         self._changed = threading.Condition()
@@ -119,7 +121,7 @@ class MirrorUploader:
     def _upload(self, commit: Commit) -> None:
         deadline = self._stopping or Deadline.after(UPLOAD_S)
         if self._mirror is None:
-            self._mirror = Mirror.open(self._uri, deadline)
+            self._mirror = Mirror.open(self._uri, deadline, self._signature)
         with locked(self._store / LOCK, Deadline.after(LOCK_S)):
             self._check_rank0()
             log_files = sorted((self._store / "log").glob("*.log"))

@@ -23,7 +23,7 @@ from headrace.trainer.checkpoint.commits import (
     parse_manifest,
     uploads_of,
 )
-from headrace.trainer.checkpoint.object_store import MANIFESTS, MAX_MANIFEST_BYTES, ObjectStore, manifest_key
+from headrace.trainer.checkpoint.object_store import MANIFESTS, ObjectStore, manifest_key
 from headrace.trainer.checkpoint.part_garbage import PartKey, RetiredCommit, due, removable
 from headrace.trainer.fence.fence_records import FenceRetirement
 from headrace.trainer.fence.fence_sequence import FenceSequence
@@ -136,8 +136,7 @@ class ObjectCommits:
         for key in keys:
             match = NAMED.fullmatch(key)
             if match is not None and key not in live:
-                text = self._store.blobs.get(key, MAX_MANIFEST_BYTES, deadline) or b""
-                found[key] = match[1], _parts_named(match[1], text)
+                found[key] = match[1], self._parts_named(key, match[1], deadline)
         return found
 
     def _parts_of(self, name: str, sha256: str, deadline: Deadline) -> frozenset[PartKey]:
@@ -146,13 +145,12 @@ class ObjectCommits:
             self._objects[sha256] = _keys(parse_manifest(name, text))
         return self._objects[sha256]
 
-
-def _parts_named(name: str, text: bytes) -> frozenset[PartKey]:
-    """The objects that a manifest names; none for a damaged one, which never counted."""
-    try:
-        return _keys(parse_manifest(name, text))
-    except CommitDamaged:
-        return frozenset()
+    def _parts_named(self, key: str, name: str, deadline: Deadline) -> frozenset[PartKey]:
+        """The objects that a manifest names; none for a damaged one, which never counted."""
+        try:
+            return _keys(parse_manifest(name, self._store.text_at(key, name, deadline) or b""))
+        except CommitDamaged:
+            return frozenset()
 
 
 def _keys(manifest: Mapping[str, Any]) -> frozenset[PartKey]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.blob.blob_store import BlobStore, open_blobs, whole
+from headrace.blob.signature import UNSIGNED, Signature
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole
@@ -23,6 +24,7 @@ from headrace.pserver.commit.part_objects import FOLDER as PARTS
 from headrace.pserver.commit.part_objects import PartObjects
 from headrace.pserver.errors import StoreDamaged
 from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, parse_manifest, uploads_of
+from headrace.trainer.checkpoint.mirror_catalog import opened
 from headrace.trainer.fence.fence_history import FenceHistory
 from headrace.trainer.fence.fence_sequence import BlobFence, FenceSequence, check_conditional_puts
 from headrace.trainer.fence.fenced_log import is_ours, prepare
@@ -46,32 +48,38 @@ class PreparedStore:
 class ObjectStore:
     """See module docstring. Errors: BlobUnavailable, unless stated."""
 
-    def __init__(self, address: str, blobs: BlobStore) -> None:
-        self.address, self.blobs = address, blobs
+    def __init__(self, address: str, blobs: BlobStore, signature: Signature = UNSIGNED) -> None:
+        self.address, self.blobs, self.signature = address, blobs, signature
 
     @classmethod
-    def open(cls, address: str, deadline: Deadline) -> "ObjectStore":
+    def open(cls, address: str, deadline: Deadline, signature: Signature = UNSIGNED) -> "ObjectStore":
         """Connect. Raises SpecError where the store does not know conditional puts."""
         blobs = open_blobs(parse(address), "store", deadline)
         check_conditional_puts(blobs, KEY, deadline)
-        return cls(address, blobs)
+        return cls(address, blobs, signature)
 
     def sequence(self, generation: int = 0) -> FenceSequence:
         """The fence, for a head of a generation; 0 for a reader."""
-        return FenceSequence(BlobFence(self.blobs), generation)
+        return FenceSequence(BlobFence(self.blobs, self.signature), generation)
 
     def put_manifest(self, name: str, text: bytes, deadline: Deadline) -> str:
         """Upload a manifest -> its SHA-256. It does not count yet."""
         sha256 = hashlib.sha256(text).hexdigest()
-        self.blobs.put(manifest_key(name, sha256), whole(text), deadline)
+        key = manifest_key(name, sha256)
+        self.blobs.put(key, whole(self.signature.signed(key, text)), deadline)
         return sha256
 
     def manifest(self, name: str, sha256: str, deadline: Deadline) -> bytes:
         """The text of a manifest. Raises CommitDamaged."""
-        text = self.blobs.get(manifest_key(name, sha256), MAX_MANIFEST_BYTES, deadline)
+        text = self.text_at(manifest_key(name, sha256), name, deadline)
         if text is None or hashlib.sha256(text).hexdigest() != sha256:
             raise CommitDamaged(f"{name}: its manifest in {self.blobs.url(MANIFESTS)} is not the one that counts")
         return text
+
+    def text_at(self, key: str, name: str, deadline: Deadline) -> bytes | None:
+        """The text of a manifest of the commit `name`; None if there is none. Raises CommitDamaged."""
+        blob = self.blobs.get(key, MAX_MANIFEST_BYTES, deadline)
+        return None if blob is None else opened(self.signature, key, name, blob)
 
     def prepare(self, store: Path, job: str, history: FenceHistory, deadline: Deadline) -> PreparedStore:
         """Make log and manifests in `store` those that `history` names. Files of commits follow when they are needed.

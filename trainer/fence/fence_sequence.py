@@ -13,10 +13,19 @@ from typing import Protocol
 
 from headrace.blob.blob_errors import BlobUnavailable
 from headrace.blob.blob_store import BlobStore
+from headrace.blob.signature import UNSIGNED, Signature, WrongSignature
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, SpecError, Unavailable
 from headrace.trainer.fence.fence_history import FenceHistory, Verdict, judge, start_of
-from headrace.trainer.fence.fence_records import FenceClaim, FenceCommit, FenceContent, FenceRecord, decode, encode
+from headrace.trainer.fence.fence_records import (
+    FenceClaim,
+    FenceCommit,
+    FenceContent,
+    FenceDamaged,
+    FenceRecord,
+    decode,
+    encode,
+)
 from headrace.trainer.journal.log import Superseded
 
 FOLDER = "fence"
@@ -55,8 +64,8 @@ class FenceObjects(Protocol):
 class BlobFence:
     """See FenceObjects: in a blob store."""
 
-    def __init__(self, blobs: BlobStore) -> None:
-        self._blobs = blobs
+    def __init__(self, blobs: BlobStore, signature: Signature = UNSIGNED) -> None:
+        self._blobs, self._signature = blobs, signature
 
     @property
     def name(self) -> str:
@@ -65,11 +74,15 @@ class BlobFence:
 
     def put_new(self, number: int, data: bytes, deadline: Deadline) -> bool:
         """See FenceObjects."""
-        return self._blobs.put_new(key_of(number), data, deadline)
+        return self._blobs.put_new(key_of(number), self._signature.signed(key_of(number), data), deadline)
 
     def get(self, number: int, deadline: Deadline) -> bytes | None:
-        """See FenceObjects."""
-        return self._blobs.get(key_of(number), MAX_RECORD_BYTES, deadline)
+        """See FenceObjects. Raises FenceDamaged for a record that is not signed as it must be."""
+        data = self._blobs.get(key_of(number), MAX_RECORD_BYTES, deadline)
+        try:
+            return None if data is None else self._signature.opened(key_of(number), data)
+        except WrongSignature as error:
+            raise FenceDamaged(f"a record of {self.name}: {error}") from error
 
 
 def key_of(number: int) -> str:

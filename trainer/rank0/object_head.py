@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.blob.signature import Signature
 from headrace.deadline import Deadline
 from headrace.pserver.errors import PserverError
 from headrace.trainer.checkpoint.commits import Commit
@@ -39,10 +40,10 @@ class ObjectHead:
     job: str
 
     @classmethod
-    def open(cls, address: str, generation: int, mode: str, job: str) -> "ObjectHead":
+    def open(cls, address: str, generation: int, mode: str, signature: Signature) -> "ObjectHead":
         """Connect. Raises BlobUnavailable, and SpecError where the store cannot do what is needed."""
-        store = ObjectStore.open(address, Deadline.after(STORE_S))
-        return cls(store, store.sequence(generation), LogMode(mode), job)
+        store = ObjectStore.open(address, Deadline.after(STORE_S), signature)
+        return cls(store, store.sequence(generation), LogMode(mode), signature.job)
 
     def prepared(self, store: Path) -> PreparedStore:
         """Complete the store on this disk."""

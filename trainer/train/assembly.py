@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace.blob.signature import Signature
 from headrace.blob.store_address import parse
 from headrace.config import validate
 from headrace.dataset.loader.batch_loader import Loader, PassReader
@@ -281,7 +282,7 @@ def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Sta
     head = None
     if job.store.parts == "object":
         assert mirror is not None, "the spec needs a mirror"
-        head = ObjectHead.open(mirror, config.generation, job.store.log_mirror, job.name)
+        head = ObjectHead.open(mirror, config.generation, job.store.log_mirror, _signature(config, job))
     claim = (config.store, config.generation, config.job, mirror, facts)
     checked, handed = (None, None) if standby is None else (standby.checked, standby.handed)
     begin = partial(claim_and_recover, *claim, world=config.world, logged_only=logged_only, taken=taken)
@@ -392,6 +393,11 @@ def _mirror(config: WorkerConfig, job: TrainerJob) -> str | None:
     return None if job.store.mirror is None else parse(job.store.mirror, config.folder).text
 
 
+def _signature(config: WorkerConfig, job: TrainerJob) -> Signature:
+    """Signs what rank 0 writes to the mirror."""
+    return Signature.of(job.store.key, job.name, config.folder)
+
+
 def _uploader(config: WorkerConfig, job: TrainerJob, beginning: RestartPoint, joblog: Log) -> MirrorUploader | None:
     """Copies commits to the mirror, first the restored one, whose upload may not have ended before."""
     uri = _mirror(config, job)
@@ -402,7 +408,8 @@ def _uploader(config: WorkerConfig, job: TrainerJob, beginning: RestartPoint, jo
         with joblog.exclusive():
             pass
 
-    uploader = MirrorUploader(uri, config.store, job.commit.keep, Commits(config.store).holders, check_generation)
+    holders, signature = Commits(config.store).holders, _signature(config, job)
+    uploader = MirrorUploader(uri, config.store, job.commit.keep, holders, check_generation, signature)
     if beginning.base is not None:
         uploader.offer(beginning.base)
     return uploader
