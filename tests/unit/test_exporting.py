@@ -1,5 +1,6 @@
 """The decider that exports: what it logs, which commits it requests and holds, how a restart continues."""
 
+import dataclasses
 import json
 import time
 from collections import deque
@@ -399,6 +400,29 @@ def test_a_replayed_export_is_committed_and_made_again_unless_its_end_is_logged(
     again.close(12 * HOUR, replay=[ended, delta])
     assert again.exporter.requests == [first] and again.held() == {"t1-0000000003-g1": ["export-main"]}
     assert again.exporting.state() == world.exporting.state()
+
+
+@pytest.mark.parametrize("elsewhere", ["/elsewhere", "s3://other/place?endpoint_override=evil", "nowhere://\0"])
+@pytest.mark.parametrize("replayed", [False, True])
+def test_an_export_is_not_made_at_a_place_that_only_the_log_names(world, elsewhere, replayed):
+    """Whoever writes to an object store with the log could send the model anywhere."""
+    world.close(10 * HOUR)
+    world.close(11 * HOUR)
+    (cut,) = world.log
+    forged = dataclasses.replace(cut, address=elsewhere)
+    if replayed:
+        again = world.restarted(logged=[forged])
+        again.close(10 * HOUR, replay=[])
+        again.close(11 * HOUR, replay=[forged])
+    else:
+        state = json.loads(json.dumps(world.exporting.state()).replace(json.dumps(cut.address), json.dumps(elsewhere)))
+        again = world.restarted(state, version=2)
+    again.exporting.tick()
+    assert again.exporter.requests == [] and again.held() == {}
+    (ended,) = again.waiting
+    assert ended.outcome == "failed" and "nothing is written to another place than that of the job file" in ended.error
+    assert again.close(13 * HOUR) == ["exported 0000000002-base", "export 0000000003-base"]
+    assert again.exporter.requests[-1].address == cut.address
 
 
 def test_an_export_without_its_commit_is_given_up_and_nothing_is_lost(world):

@@ -25,7 +25,9 @@ from headrace.trainer.checkpoint.commits import Commit, Commits
 from headrace.trainer.config import ExportSection
 from headrace.trainer.exports.attempts import LONGEST_PAUSE_S, ExportAttempts, Exporter, log_export_end
 from headrace.trainer.exports.export_settings import (
+    ExportLocation,
     ExportSettings,
+    destination_of,
     export_operation,
     exported_operation,
     facts_of,
@@ -147,6 +149,9 @@ class ExportCoordinator:
             return
         if self._setting.other_slots:
             self._over(request, _failed(flight, "the slots of the job changed before it was made"))
+            return
+        if elsewhere := self._elsewhere(request):
+            self._over(request, _failed(flight, elsewhere))
             return
         if version == flight.version and not request.stage.exists():
             self._stage(request)
@@ -369,11 +374,25 @@ class ExportCoordinator:
 
     def _committed(self, request: ExportRequest, commit: Commit | None, why: str) -> None:
         """Make an export, now that its commit exists; or end it, where there will be no commit."""
-        if commit is None:
+        if commit is not None:
+            request = request.model_copy(update={"commit": commit.folder})
+            why = self._elsewhere(request)
+        if commit is None or why:
             self._over(request, ExportAnswer(name=request.name, outcome="failed", error=why))
             return
         failpoint(Failpoint.EXPORT_CUT)
-        self._attempts.add(request.model_copy(update={"commit": commit.folder}))
+        self._attempts.add(request)
+
+    def _elsewhere(self, request: ExportRequest) -> str:
+        """The reason why an export is not made: by the log, which a store may have, it goes where the job file does
+        not say."""
+        ours = self._setting.address(request.stream)
+        if request.address == ours or _location(request.address) == _location(ours):
+            return ""
+        return (
+            f"it was begun for {request.address!r:.300}, and the job file has {ours}: nothing is written to another "
+            "place than that of the job file; the next export is made there"
+        )
 
     def _stage(self, request: ExportRequest) -> None:
         """Write what only rank 0 knows of this version, whole or not at all. An export can do without it."""
@@ -487,6 +506,14 @@ class ExportCoordinator:
             for stream in self._streams.values():
                 stream.chain.forked = True
         self._forks = forks
+
+
+def _location(address: str) -> ExportLocation | None:
+    """None for text that is no address."""
+    try:
+        return destination_of(address)
+    except (ValueError, SpecError):
+        return None
 
 
 def _failed(flight: LoggedExport, error: str) -> ExportAnswer:
