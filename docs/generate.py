@@ -94,7 +94,7 @@ def _routes() -> str:
 
 def _replica() -> str:
     """Every route of a replica, and the bodies."""
-    document = replica_app(None, None, None).openapi()  # nothing is asked of it: only the document is made
+    document = replica_app(None, None, None, None).openapi()  # nothing is asked of it: only the document is made
     routes = [(method, path, told) for path, methods in document["paths"].items() for method, told in methods.items()]
     parts = ["\n## Routes", *(_route(*route) for route in routes), "\n## Bodies\n"]
     bodies = {name: each for name, each in document["components"]["schemas"].items() if "Validation" not in name}

@@ -16,7 +16,8 @@ from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.history.closes import Close, TimelineVersion
-from headrace.service.monitor.status import Number, Status
+from headrace.service.monitor.status import Status
+from headrace.service.monitor.status_numbers import Number
 
 router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=AuthorizedRoute)
 

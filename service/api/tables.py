@@ -23,7 +23,8 @@ from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.cluster.store_defaults import with_store_defaults
-from headrace.service.monitor.status import Number, Status
+from headrace.service.monitor.status import Status
+from headrace.service.monitor.status_numbers import Number
 from headrace.service.spec.job import LoadedJob
 from headrace.service.tables import forget as forgetting
 from headrace.service.tables import row, table_operations

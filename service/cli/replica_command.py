@@ -23,6 +23,10 @@ FeedToken = Annotated[
         metavar="FILE", help="File with the token for the service in --feed, or with the join token for --join."
     ),
 ]
+GrpcListen = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address for gRPC, with the same token and certificate. Default: none."),
+]
 
 
 @app.command(rich_help_panel=Panel.SERVE)
@@ -40,10 +44,7 @@ def replica(
         typer.Option(metavar="HOST:PORT", help="Follow the live feed of the job whose launcher listens there."),
     ] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "127.0.0.1:8090",
-    grpc_listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Address for gRPC, with the same token and certificate. Default: none."),
-    ] = None,
+    grpc_listen: GrpcListen = None,
     health: Health = None,
     token_file: Annotated[
         Path | None,

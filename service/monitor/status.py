@@ -5,15 +5,11 @@ The chief (trainer) makes the status; `Status` only names its parts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import WithJsonSchema
+from typing import Any
 
 from headrace.printable import printable
 
-Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
-"""Stays the whole number or the float that it is; to a JSON Schema each is a number, and generators of clients make one
-type of it."""
+Number = int | float
 
 
 def _number(value: Any) -> Number | None:

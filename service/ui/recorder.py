@@ -15,7 +15,8 @@ from starlette.concurrency import run_in_threadpool
 from headrace.errors import HeadraceError
 from headrace.service.api.job_cache import JobCache
 from headrace.service.jobs.host import AT_REST
-from headrace.service.monitor.status import Number, Status
+from headrace.service.monitor.status import Status
+from headrace.service.monitor.status_numbers import Number
 from headrace.service.ui.series import halved
 
 log = logging.getLogger(__name__)

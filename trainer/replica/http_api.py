@@ -46,6 +46,7 @@ LOADING = "this replica serves one model and takes its versions from a job; see 
 class Rollback(BaseModel):
     """The version to serve."""
 
+    model_config = {"use_attribute_docstrings": True}
     model_config = {"extra": "forbid"}
     version: Count
     """A kept version; the model's metadata lists them."""
@@ -70,6 +71,7 @@ class VersionInForce(BaseModel):
 class IndexQuestion(BaseModel):
     """Which versions to list."""
 
+    model_config = {"use_attribute_docstrings": True}
     ready: bool = False
     """Whether to list only the version that is served."""
 
