@@ -46,8 +46,7 @@ LOADING = "this replica serves one model and takes its versions from a job; see 
 class Rollback(BaseModel):
     """The version to serve."""
 
-    model_config = {"use_attribute_docstrings": True}
-    model_config = {"extra": "forbid"}
+    model_config = {"extra": "forbid", "use_attribute_docstrings": True}
     version: Count
     """A kept version; the model's metadata lists them."""
     timeline: str | None = None
