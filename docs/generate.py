@@ -43,10 +43,8 @@ token: `Authorization: Bearer mlr_...`. The role of a route is the least role th
 """
 REPLICA = """# REST API of a replica
 
-Every route of `headrace replica` beside inference, generated from the OpenAPI document, which a replica answers at
-`/openapi.json`. `POST /v2/models/{name}/infer` is that of the Open Inference Protocol v2: see
-[Tables and exports](../tables.md#a-replica). Errors are `{"error": "..."}`, with the status 400 for a wrong request,
-401 without the token, 404 for a model or a version that is not there, and 503 while no version is loaded.
+Every route of `headrace replica`, generated from the OpenAPI document, which a replica answers at `/openapi.json`. It
+is the Open Inference Protocol v2: see [Tables and exports](../tables.md#a-replica). Errors are `{"error": "..."}`.
 """
 
 
@@ -78,17 +76,8 @@ def _routes() -> str:
     for tag in tags:
         parts.append(f"\n## {tag.capitalize()} {{#routes-of-{tag}}}\n")
         parts += [_route(*route) for route in routes if route[2]["tags"][0] == tag]
-    problems = {
-        int(status): answer["description"]
-        for _, _, told in routes
-        for status, answer in told["responses"].items()
-        if int(status) >= 400
-    }
-    parts.append(
-        "\n## Problems\n\nErrors are problems (RFC 9457): see [Problem](#problem).\n\n| status | meaning |\n|---|---|"
-    )
-    parts += [f"| {status} | {cell(problems[status])} |" for status in sorted(problems)]
-    parts.append("\n## Bodies\n")
+    parts.append("\n## Problems\n\nErrors are problems (RFC 9457): see [Problem](#problem).\n")
+    parts += [*_errors(routes), "\n## Bodies\n"]
     return "\n".join(parts) + tables(Schema({"$defs": document["components"]["schemas"]}, "#/components/schemas/"))
 
 
@@ -96,9 +85,19 @@ def _replica() -> str:
     """Every route of a replica, and the bodies."""
     document = replica_app(None, None, None, None).openapi()  # nothing is asked of it: only the document is made
     routes = [(method, path, told) for path, methods in document["paths"].items() for method, told in methods.items()]
-    parts = ["\n## Routes", *(_route(*route) for route in routes), "\n## Bodies\n"]
-    bodies = {name: each for name, each in document["components"]["schemas"].items() if "Validation" not in name}
-    return "\n".join(parts) + tables(Schema({"$defs": bodies}, "#/components/schemas/"))
+    parts = ["\n## Routes", *(_route(*route) for route in routes), "\n## Errors\n", *_errors(routes), "\n## Bodies\n"]
+    return "\n".join(parts) + tables(Schema({"$defs": document["components"]["schemas"]}, "#/components/schemas/"))
+
+
+def _errors(routes: list[tuple[str, str, dict]]) -> list[str]:
+    """A table of all errors of the routes."""
+    meanings = {
+        int(status): answer["description"]
+        for _, _, told in routes
+        for status, answer in told["responses"].items()
+        if int(status) >= 400
+    }
+    return ["| status | meaning |", "|---|---|", *(f"| {each} | {cell(meanings[each])} |" for each in sorted(meanings))]
 
 
 def _route(method: str, path: str, told: dict) -> str:

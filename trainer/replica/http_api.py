@@ -35,7 +35,7 @@ from headrace.trainer.replica.model_documents import (
     repository_index,
     server_metadata,
 )
-from headrace.trainer.replica.openapi import OF_BODY, OF_MODEL, body_of, described, document, errors
+from headrace.trainer.replica.openapi import OF_BODY, OF_MODEL, ErrorAnswer, body_of, described, document, errors
 from headrace.trainer.replica.replica_metrics import ReplicaMetrics
 from headrace.trainer.replica.replica_state import ReplicaState
 from headrace.trainer.replica.update_loop import UpdateLoop
@@ -222,10 +222,10 @@ def _add_repository(api: FastAPI, state: ReplicaState) -> None:
         """The kept versions of the model, and which of them is served."""
         return repository_index(state, ready=asked.ready)
 
-    @api.post("/v2/repository/models/{name}/{change}", responses=errors())
-    async def change(name: str, change: Literal["load", "unload"]) -> None:
+    @api.post("/v2/repository/models/{name}/{change}", status_code=HTTPStatus.BAD_REQUEST, responses=errors())
+    async def change(name: str, change: Literal["load", "unload"]) -> ErrorAnswer:
         """Refused: the versions of a replica come from its job."""
-        raise HTTPException(HTTPStatus.BAD_REQUEST, LOADING)
+        return ErrorAnswer(error=LOADING)
 
 
 def _add_rollbacks(api: FastAPI, state: ReplicaState) -> None:

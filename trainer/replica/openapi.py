@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from headrace.trainer.replica.inference_tensors import NUMBERS, TEXT
 
 Responses = dict[int | str, dict[str, Any]]
+HEAD = "Bytes of JSON in front of raw tensors"
 REFERENCE = "#/components/schemas/{model}"
 EVERYWHERE = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE)
 """Errors of trainer.replica.access, except those of bodies."""
@@ -35,59 +36,72 @@ MEANING = {
 }
 
 
-class ErrorAnswer(BaseModel):
+class _Message(BaseModel):
+    model_config = {"use_attribute_docstrings": True}
+
+
+class ErrorAnswer(_Message):
     """An error in the form of the protocol."""
 
     error: str
+    """The fault, and what to do."""
 
 
-class RequestTensorDocument(BaseModel):
+class RequestTensorDocument(_Message):
     """A slot's values for all samples."""
 
     name: str
+    """The slot; or its name with ".lengths" or ".weight"."""
     datatype: Literal[*NUMBERS, TEXT]  # type: ignore[valid-type]  # the tuple is the definition
     shape: list[int]
-    data: list[Any] | None = Field(None, description="Flat or nested values; absent where the tensor is raw")
-    parameters: dict[str, Any] | None = Field(
-        None, description='"binary_data_size": bytes of the tensor behind the JSON head'
-    )
+    data: list[Any] | None = None
+    """Flat or nested values; absent where the tensor is raw."""
+    parameters: dict[str, Any] | None = None
+    """`binary_data_size`: bytes of a raw tensor behind the JSON."""
 
 
-class RequestedOutput(BaseModel):
+class RequestedOutput(_Message):
     """An output that the answer shall have."""
 
     name: str
-    parameters: dict[str, Any] | None = Field(None, description='"binary_data": whether as raw bytes')
+    parameters: dict[str, Any] | None = None
+    """`binary_data`: whether it is raw."""
 
 
-class InferenceRequest(BaseModel):
+class InferenceRequest(_Message):
     """The samples to predict, as tensors or as raw events."""
 
     id: str | None = None
+    """Comes back in the answer."""
     inputs: list[RequestTensorDocument] | None = None
-    events: list[Any] | None = Field(None, description='Raw events instead of inputs, with pipe.kind = "columns"')
-    event_time: list[float] | None = Field(None, description="Unix seconds of the events")
-    outputs: list[RequestedOutput] | None = Field(None, description="Default: all")
-    parameters: dict[str, Any] | None = Field(
-        None, description='"binary_data_output": whether outputs are raw bytes, unless they say otherwise'
-    )
+    events: list[Any] | None = None
+    """Raw events instead of inputs, with `pipe.kind = "columns"`."""
+    event_time: list[float] | None = None
+    """Unix seconds of the events."""
+    outputs: list[RequestedOutput] | None = None
+    """Default: all."""
+    parameters: dict[str, Any] | None = None
+    """`binary_data_output`: whether outputs are raw that do not say it themselves."""
 
 
-class AnsweredTensor(BaseModel):
+class AnsweredTensor(_Message):
     """An output for all samples."""
 
     name: str
     datatype: str
     shape: list[int]
-    data: list[Any] | None = Field(None, description="Flat values; absent where the tensor is raw")
+    data: list[Any] | None = None
+    """Flat values; absent where the tensor is raw."""
     parameters: dict[str, Any] | None = None
+    """`binary_data_size`: bytes of a raw tensor behind the JSON."""
 
 
-class InferenceResponse(BaseModel):
+class InferenceResponse(_Message):
     """Predictions."""
 
     model_name: str
     model_version: str
+    """The version that predicted."""
     id: str | None = None
     outputs: list[AnsweredTensor]
 
@@ -141,7 +155,12 @@ def _inference(operation: str, *parameters: str) -> dict[str, Any]:
         "operationId": operation,
         "parameters": [
             *({"name": each, "in": "path", "required": True, "schema": {"type": "string"}} for each in parameters),
-            {"name": "Inference-Header-Content-Length", "in": "header", "schema": {"type": "integer", "minimum": 0}},
+            {
+                "name": "Inference-Header-Content-Length",
+                "in": "header",
+                "description": HEAD,
+                "schema": {"type": "integer"},
+            },
         ],
         "requestBody": {"required": True, "content": _messages(InferenceRequest)},
         "responses": {
