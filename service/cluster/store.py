@@ -62,10 +62,13 @@ SHARED = SHARED_FOLDER
 """Proves to workers of other machines that they see the store, while it runs; see headrace.shared_folder."""
 LETTERS = "dead_letters"
 """Rejected events; see dataset.loader.dead_letters."""
+OBJECTS_AT = "objects_at"
+"""The address of the object store; see trainer.checkpoint.object_store."""
 MADE_BY_A_RUN = (
     *(RUN, REPORT, unfinished_name(Path(REPORT)).name, WORKERS),
     *("log", "log.begun", "commits", HANDOVER, "holds", LIVE, CACHE, RERUNS, LETTERS, "halves", "model"),
     *("exports", "exports-stage", OUTPUT, PAUSED, SHARED),
+    *(OBJECTS_AT, unfinished_name(Path(OBJECTS_AT)).name),
     *(TRACE, unfinished_name(Path(TRACE)).name, TRACE_PARTS),
     *(FRESHNESS, unfinished_name(Path(FRESHNESS)).name),
 )

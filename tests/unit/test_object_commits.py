@@ -74,6 +74,16 @@ def sha(content):
     return hashlib.sha256(content).hexdigest()
 
 
+def test_readers_fetch_from_the_store_of_the_job_file_and_not_from_where_a_manifest_says(store, tmp_path):
+    """Whoever writes to the object store could have them open any address, with the credentials of the job."""
+    commit = Head(store, tmp_path / "one", 1).commit(3, {"dense": b"weights"})
+    store.prepare(tmp_path / "one", "job", store.sequence().catch_up(SOON), SOON)
+    write_manifest(commit.folder, {**commit.manifest, "objects_at": str(tmp_path / "elsewhere")})
+    (commit.folder / "dense").unlink()
+    complete_commit(Commits(tmp_path / "one").read(commit.name), SOON)
+    assert (commit.folder / "dense").read_bytes() == b"weights" and not (tmp_path / "elsewhere").exists()
+
+
 def test_an_empty_disk_is_completed_with_the_commits_that_count(store, tmp_path):
     head = Head(store, tmp_path / "one", 1)
     commit = head.commit(3, {"dense": b"weights", "a/b": b"rows"})

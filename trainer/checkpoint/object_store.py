@@ -31,6 +31,8 @@ from headrace.trainer.fence.fenced_log import is_ours, prepare
 
 MANIFESTS = "manifests"
 MAX_MANIFEST_BYTES = 64 << 20
+ADDRESS = "objects_at"
+"""File in a store on this disk with the address of its object store, as the job file gave it last."""
 KEY = "store.parts"
 
 
@@ -85,10 +87,13 @@ class ObjectStore:
         """Make log and manifests in `store` those that `history` names. Files of commits follow when they are needed.
 
         1. The log: see trainer.fence.fenced_log.prepare. 2. Commits that do not count are removed from this disk: all
-        that were uploaded, and after a change of heads those of before uploads, too. 3. The manifests that count.
+        that were uploaded, and after a change of heads those of before uploads, too. 3. The manifests that count. First
+        the address of this store is noted, where readers of commits fetch files.
 
         Raises SpecError where the store is another job's.
         """
+        store.mkdir(parents=True, exist_ok=True)
+        write_whole(REAL, store / ADDRESS, self.address.encode())
         log, commits = store / "log", Commits(store)
         ours = is_ours(log, history)
         whole_log = prepare(log, history)  # 1
@@ -152,14 +157,18 @@ def manifest_key(name: str, sha256: str) -> str:
 
 
 def complete_commit(commit: Commit, deadline: Deadline) -> None:
-    """Fetch the files of a commit that this disk lacks, from where its manifest says; for readers of all files.
+    """Fetch the files of a commit that this disk lacks, for readers of all files.
 
-    Raises CommitDamaged, and PartsUnavailable.
+    They come from the object store of the job file, and not from where the manifest says, which came from a store, too;
+    only a store that was prepared by an older Headrace has no note of it. Raises CommitDamaged, and PartsUnavailable.
     """
     if (address := commit.manifest.get("objects_at")) is None:
         return
+    noted = commit.folder.parent.parent / ADDRESS
     try:
-        PartObjects(address, 0).complete(commit.folder, commit.files, commit.objects, deadline)
+        PartObjects(noted.read_text() if noted.exists() else address, 0).complete(
+            commit.folder, commit.files, commit.objects, deadline
+        )
     except StoreDamaged as error:
         raise CommitDamaged(f"{commit.name}: {error}") from error
 
