@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.dataset.pipe.event_time import event_times
+from headrace.dataset.sources.event_time import event_times
 from headrace.dataset.stream.source import Events
 from headrace.errors import BadInput
 from headrace.service.cli import main
