@@ -6,7 +6,8 @@ from pydantic import Field
 
 from headrace.service.api.schemas import ResponseBody, finite
 from headrace.service.monitor.alarms import alarms
-from headrace.service.monitor.status import Number, Status
+from headrace.service.monitor.status import Status
+from headrace.service.monitor.status_numbers import Number
 
 
 class LastCommit(ResponseBody):
