@@ -34,15 +34,26 @@ class Place:
         return cls(network_of(address), end)
 
 
-def yielding(places: Collection[Place]) -> Place | None:
-    """The place that a new connection takes; None where each has a request under way.
+def yielding(places: Collection[Place], client: str = "") -> Place | None:
+    """The place that a new connection of the client at the address `client` takes; None where it has to wait.
 
     `places` are in the order of their beginning. Those that wait for a client without proof are first, of them those
-    of the network that has most, of them the oldest.
+    of the network that has most, of them the oldest. A request under way is ended only where strangers of one network
+    have more than half of the places, and the client is of another one.
     """
     waiting = [place for place in places if place.waits()]
     waiting = [place for place in waiting if not place.proven] or waiting
-    if not waiting:
+    if waiting:
+        return _oldest_of_most(waiting)
+    strangers = [place for place in places if not place.proven]
+    most = _oldest_of_most(strangers)
+    if most is None or most.network == network_of(client):
         return None
-    [(network, _)] = Counter(place.network for place in waiting).most_common(1)
-    return next(place for place in waiting if place.network == network)
+    return most if 2 * sum(place.network == most.network for place in strangers) > len(places) else None
+
+
+def _oldest_of_most(places: Collection[Place]) -> Place | None:
+    """The oldest place of the network that has most."""
+    for network, _ in Counter(place.network for place in places).most_common(1):
+        return next(place for place in places if place.network == network)
+    return None

@@ -69,7 +69,7 @@ class Listener(socket.socket):
             raise BlockingIOError("connections that gave way are being closed")
         connection, address = super().accept()
         if len(self._open) >= self.room.answered - self.room.reserve:
-            self._make_room()
+            self._make_room(address[0])
         if len(self._open) >= self.room.open:
             connection.close()
             raise ConnectionAbortedError(f"{self.room.open} connections are open already")
@@ -81,13 +81,13 @@ class Listener(socket.socket):
         _, place = self._open.get(client, (None, None)) if client else (None, None)
         return place
 
-    def _make_room(self) -> None:
-        """Forget connections that are closed; if they are too few, end one that waits for its client."""
+    def _make_room(self, client: str) -> None:
+        """Forget connections that are closed; if they are too few, end one that gives way to the client's."""
         self._open = {client: each for client, each in self._open.items() if each[0].fileno() >= 0}
         if len(self._open) < self.room.answered - self.room.reserve:
             return
         places = {place: client for client, (_, place) in self._open.items()}
-        if (ended := yielding(places.keys())) is not None:
+        if (ended := yielding(places.keys(), client)) is not None:
             connection, _ = self._open.pop(places[ended])
             self._ended.append(connection)
             ended.end()

@@ -23,7 +23,11 @@ def test_a_token_keeps_a_place_as_long_as_strangers_have_some():
     assert yielding([known, other]) is known
 
 
-def test_a_request_under_way_is_never_ended():
-    busy = place("10.0.0.1", waits=False)
-    assert yielding([busy, busy]) is None
-    assert yielding([busy, known := place("10.0.0.9", proven=True)]) is known
+def test_a_request_under_way_is_ended_only_where_one_network_has_most_places():
+    busy, other = place("10.0.0.1", waits=False), place("10.0.0.1", waits=False)
+    known = place("10.0.0.1", proven=True, waits=False)
+    assert yielding([busy, place("10.0.0.9", proven=True)]).proven
+    assert yielding([known, busy, other], "10.0.0.2") is busy
+    assert yielding([known, busy, other], "10.0.0.1") is None
+    assert yielding([known, busy, place("10.0.0.3", waits=False)], "10.0.0.2") is None
+    assert yielding([known, known], "10.0.0.2") is None

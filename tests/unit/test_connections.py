@@ -50,8 +50,8 @@ def ask(listener):
     """Opens a connection and sends what is given. What was sent before it is served is there when it is accepted."""
     opened = []
 
-    def ask(sent=b""):
-        opened.append(socket.create_connection(listener.getsockname(), 30))
+    def ask(sent=b"", source="127.0.0.1"):
+        opened.append(socket.create_connection(listener.getsockname(), 30, (source, 0)))
         with suppress(OSError):  # refused meanwhile
             opened[-1].sendall(sent)
         return opened[-1]
@@ -225,6 +225,18 @@ def test_a_request_beyond_the_answered_ones_is_told_so_and_beyond_the_open_ones_
         assert not is_ended(first)
         first.close()
         second.close()
+
+
+def test_requests_of_one_address_keep_no_other_address_out(served, listener, ask):
+    listener.room = ConnectionBounds(answered=8, open=9)
+    with served():
+        busy = []
+        for _ in range(7):
+            busy.append(ask(HELD))
+            assert busy[-1].recv(1 << 16)  # it is under way
+        assert b'"done"' in answered(ask(CLOSING, source="127.0.0.2"))
+        for each in busy:
+            each.close()
 
 
 def one_answer(connection):
