@@ -7,7 +7,7 @@ depth of an event would be without bound; so are types of which few bytes can ho
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
@@ -15,7 +15,7 @@ from fastavro.schema import SchemaParseException, UnknownType
 from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.features.event_reader import InvalidSchema
 from headrace.dataset.features.plain_rows import Unreadable
-from headrace.documents import InvalidDocument, parse
+from headrace.documents import MAX_DEPTH, InvalidDocument, parse
 from headrace.validation import nearest
 
 KEPT = ("type", "name", "namespace", "fields", "items", "values", "symbols", "size", "aliases", "default")
@@ -127,56 +127,66 @@ def _cleaned(node: Any) -> Any:
     return {name: node[name] if name in plain else _cleaned(node[name]) for name in KEPT if name in node}
 
 
+class Extent(NamedTuple):
+    """Of a type: what bounds the work and the depth of its values."""
+
+    excess: int
+    """Most values beyond VALUES_OF_BYTE for each byte: of a record, the sum of its fields."""
+    depth: int
+    """Types inside each other, by names too."""
+
+
 def _check_bounded(node: Any, named: Mapping[str, Any]) -> None:
     """Raise InvalidSchema for a recursive type, and where few bytes can have very many values."""
-    known: dict[str, int] = {}
+    known: dict[str, Extent] = {}
     for name, schema in named.items():
-        known[name] = _excess(schema, known, ())
-    if (excess := _excess(node, known, ())) > MAX_EXCESS:
+        known[name] = _extent(schema, known, ())
+    if (excess := _extent(node, known, ()).excess) > MAX_EXCESS:
         raise InvalidSchema(f"has records of {excess:,} values without a byte; at most {MAX_EXCESS:,}")
 
 
-def _excess(node: Any, known: dict[str, int], above: tuple[str, ...], space: str = "") -> int:
-    """Most values of a type beyond VALUES_OF_BYTE for each of its bytes: of a record, the sum of its fields.
+def _extent(node: Any, known: dict[str, Extent], above: tuple[str, ...], space: str = "") -> Extent:
+    """The extent of a type. Elements of a list must have no excess, since their number is free.
 
-    Elements of a list must have none, since their number is free. `known` has the named types so far, `above` those
-    open."""
-    if isinstance(node, list):
-        return max((_excess(branch, known, above, space) for branch in node), default=0) - VALUES_OF_BYTE
+    `known` has the named types so far, `above` those open."""
+    if isinstance(node, str) and node in PRIMITIVE:
+        return Extent(1 - VALUES_OF_BYTE * FEWEST_BYTES.get(node, 1), 0)
     if isinstance(node, str):
-        if node in PRIMITIVE:
-            return 1 - VALUES_OF_BYTE * FEWEST_BYTES.get(node, 1)
         name = node if "." in node or not space else f"{space}.{node}"
         if name in above or node in above:
             raise InvalidSchema(f"has a recursive type, {node!r}; the depth of its events has no bound")
-        return known.get(name, known.get(node, 0))  # an unknown name is an error of parse_schema
-    if not isinstance(node, dict):
+        return known.get(name, known.get(node, Extent(0, 0)))  # an unknown name is an error of parse_schema
+    full_name = ""
+    if isinstance(node, list):
+        excess, inner = -VALUES_OF_BYTE, [_extent(branch, known, above, space) for branch in node]
+        excess += max((each.excess for each in inner), default=0)
+    elif not isinstance(node, dict):
         _refuse(node)
-    kind = node.get("type")
-    match kind:
-        case "record" | "error":
-            name, inner = _full_name(node, space)
-            fields = node.get("fields")
-            if not isinstance(fields, list) or not all(isinstance(each, dict) for each in fields):
-                _refuse(node)
-            known[name] = 1 + sum(_excess(each.get("type"), known, (*above, name), inner) for each in fields)
-            return known[name]
-        case "array" | "map":
-            of_key = 1 - VALUES_OF_BYTE if kind == "map" else 0
-            each = of_key + _excess(node.get("items" if kind == "array" else "values"), known, above, space)
-            if each > 0:
-                few = f"take no bytes, or have more than {VALUES_OF_BYTE} values for each"
-                raise InvalidSchema(f"has a list of elements that {few}; their number has no bound")
-            return 1 - VALUES_OF_BYTE
-        case "fixed":
-            size = node.get("size")
-            known[_full_name(node, space)[0]] = 1 - VALUES_OF_BYTE * (size if isinstance(size, int) else 0)
-            return known[_full_name(node, space)[0]]
-        case "enum":
-            known[_full_name(node, space)[0]] = 1 - VALUES_OF_BYTE
-            return 1 - VALUES_OF_BYTE
-        case _:
-            return _excess(kind, known, above, space)
+    elif (kind := node.get("type")) in ("record", "error"):
+        full_name, within = _full_name(node, space)
+        fields = node.get("fields")
+        if not isinstance(fields, list) or not all(isinstance(each, dict) for each in fields):
+            _refuse(node)
+        inner = [_extent(each.get("type"), known, (*above, full_name), within) for each in fields]
+        excess = 1 + sum(each.excess for each in inner)
+    elif kind in ("array", "map"):
+        inner = [_extent(node.get("items" if kind == "array" else "values"), known, above, space)]
+        if inner[0].excess > (VALUES_OF_BYTE - 1 if kind == "map" else 0):  # a key is a value of a byte at least
+            few = f"take no bytes, or have more than {VALUES_OF_BYTE} values for each"
+            raise InvalidSchema(f"has a list of elements that {few}; their number has no bound")
+        excess = 1 - VALUES_OF_BYTE
+    elif kind in ("fixed", "enum"):
+        full_name, _ = _full_name(node, space)
+        inner, size = [], node.get("size") if kind == "fixed" else 1
+        excess = 1 - VALUES_OF_BYTE * (size if isinstance(size, int) else 0)
+    else:
+        return _extent(kind, known, above, space)
+    extent = Extent(excess, 1 + max((each.depth for each in inner), default=0))
+    if extent.depth > MAX_DEPTH:
+        raise InvalidSchema(f"has types nested deeper than {MAX_DEPTH}, by their names")
+    if full_name:
+        known[full_name] = extent
+    return extent
 
 
 def _full_name(node: Schema, space: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from headrace.dataset.features.conversion import as_lists, conform, is_list
 from headrace.dataset.features.decoding import Decoded, EventField, FieldKind
 from headrace.dataset.features.plain_rows import Unreadable, decoded_of
 from headrace.dataset.spec.config import FIELD_SEPARATOR
-from headrace.kernel_cache import njit
+from headrace.dataset.stream.event_values import find_single_objects
 
 OBSERVED = 16
 """Events that are looked at to find a layout."""
@@ -62,7 +62,7 @@ class JsonDecoder:
         """The fields of the events; see dataset.features.decoding.Decoder."""
         fit_E = np.zeros(len(events), np.bool_)
         offset_E1, data, buffer = _parts(events)
-        find_single_objects(data, offset_E1, documents.MAX_DEPTH, fit_E)
+        find_single_objects(data, offset_E1[:-1], offset_E1[1:], documents.MAX_DEPTH, fit_E)
         fit_E &= _valid_texts(events)
         pieces: list[tuple[int, Decoded]] = []
         for begin, end, fit in _runs(fit_E):
@@ -184,66 +184,6 @@ def _is_text(event: bytes | None) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-@njit(nogil=True, cache=True)
-def find_single_objects(data, offset_E1, max_depth, fit_E):  # type: ignore[no-untyped-def]
-    """Set `fit_E` for events that are one object in one line, so that a text of such events is cut at one place only:
-    blanks, a bracket that is closed by the last one, blanks. Not for those that are nested deeper than `max_depth`, or
-    have NaN or infinities outside their texts. Its twin is `is_single_object`."""
-    for e in range(len(fit_E)):
-        depth, done, wrong, inside, escaped = 0, False, False, False, False
-        for i in range(offset_E1[e], offset_E1[e + 1]):
-            byte = data[i]
-            if byte == 10:
-                wrong = True
-                break
-            if inside:
-                if escaped:
-                    escaped = False
-                elif byte == 92:
-                    escaped = True
-                elif byte == 34:
-                    inside = False
-            elif byte == 32 or byte == 9 or byte == 13:
-                pass
-            elif done or (depth == 0 and byte != 123) or byte == 73 or byte == 78:
-                wrong = True
-                break
-            elif byte == 34:
-                inside = True
-            elif byte == 123 or byte == 91:
-                depth += 1
-                if depth > max_depth:
-                    wrong = True
-                    break
-            elif byte == 125 or byte == 93:
-                depth -= 1
-                done = depth == 0
-        fit_E[e] = done and not wrong
-
-
-def is_single_object(event: bytes, max_depth: int) -> bool:
-    """Plain twin of `find_single_objects`, for one event."""
-    depth, inside, escaped, done = 0, False, False, False
-    for char in event.decode("latin-1"):
-        if char == "\n":
-            return False
-        if inside:
-            inside = escaped or char != '"'
-            escaped = char == "\\" and not escaped
-        elif char in " \t\r":
-            continue
-        elif done or (depth == 0 and char != "{") or char in "IN":
-            return False
-        elif char == '"':
-            inside = True
-        else:
-            depth += (char in "{[") - (char in "}]")
-            if depth > max_depth:
-                return False
-            done = depth == 0
-    return done
 
 
 def _runs(fit_E: NDArray[np.bool_]) -> Iterator[tuple[int, int, bool]]:

@@ -5,7 +5,7 @@ A field without presence that is not in the event has its default, as 0; one wit
 is its name where text is asked for, else its number; google.protobuf's wrappers, such as Int64Value, are their value.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import (
@@ -126,22 +126,23 @@ class ProtobufEvents:
 
     def __init__(self, message_type: Message, fields: Sequence[EventField]) -> None:
         self._type = message_type
-        self._new: Callable[[], Any] = message_factory.GetMessageClass(message_type)
+        self._new: Any = message_factory.GetMessageClass(message_type)
         self._fields = [(field, field.kind is FieldKind.TEXT) for field in fields]
 
     def read(self, event: bytes) -> Mapping[str, Any] | Unreadable:
         """The fields of an event that are asked for."""
-        found = self._new()
         try:
-            found.ParseFromString(event)
+            found = self._new.FromString(event)
         except BROKEN as error:
             return Unreadable(f"the event is not a message {self._type.full_name}: {error}")
         fields: dict[str, Any] = {}
         try:
             for field, named in self._fields:
-                _put(fields, field.names, _at(found, field.names, named))
+                _put(fields, field.names, _at(found, self._type, field.names, named))
         except BadValue as error:
             return Unreadable(str(error))
+        except UnicodeDecodeError as error:  # of the key of a map, which proto2 does not check
+            return Unreadable(f"not UTF-8: {error}")
         return fields
 
     def check_fields(self) -> None:
@@ -183,9 +184,11 @@ def _is_map(field: Field) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def _at(node: Any, names: Sequence[str], named: bool) -> Any:
-    """The value below a message; None where the event, or its message, lacks it. Raises BadValue."""
-    field = node.DESCRIPTOR.fields_by_name.get(names[0])
+def _at(node: Any, kind: Message, names: Sequence[str], named: bool) -> Any:
+    """The value below a message of a type; None where the event, or its message, lacks it. Raises BadValue.
+
+    A field may have the name of a method of messages, and hides it then."""
+    field = kind.fields_by_name.get(names[0])
     if field is None:
         return None
     if _is_map(field):
@@ -195,7 +198,7 @@ def _at(node: Any, names: Sequence[str], named: bool) -> Any:
         if any(isinstance(each, list) for each in found):
             raise BadValue(f"field {'.'.join(names)!r}: a list inside a list")
         return found
-    if field.has_presence and not node.HasField(names[0]):
+    if field.has_presence and not type(node).HasField(node, names[0]):
         return None
     return _below(getattr(node, names[0]), field, names, named)
 
@@ -217,7 +220,7 @@ def _below(value: Any, field: Field, names: Sequence[str], named: bool) -> Any:
             return value.value
         if len(names) == 1:
             raise BadValue(f"field {names[0]!r} is a message; name a field of it")
-        return _at(value, names[1:], named)
+        return _at(value, field.message_type, names[1:], named)
     if len(names) > 1:
         raise BadValue(f"{names[1]!r} is looked for in a value that is no message")
     if field.enum_type is not None and named:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace import documents
 from headrace.dataset.spec.config import FIELD_SEPARATOR, EventTime
-from headrace.dataset.stream.event_values import LINE_FEED, concat_values
+from headrace.dataset.stream.event_values import LINE_FEED, bytes_of, concat_values, find_single_objects
 from headrace.dataset.stream.source import Events
 from headrace.validation import nearest
 
@@ -47,11 +47,16 @@ def unscaled_times(config: EventTime, events: Events) -> F64:
 
 
 def _fields(events: Events, name: str, per_unit_us: float) -> F64 | None:
-    """The field of each JSON value, parsed all at once; None if one of them is not as expected."""
+    """The field of each JSON value, parsed all at once; None if one of them is not as expected. Arrow must see objects
+    alone: of other values it counts rows in another way, or crashes (null)."""
     if not len(events) or bool((events.begin_E < 0).any()):
         return None
+    fit_E = np.zeros(len(events), np.bool_)
+    find_single_objects(bytes_of(events.data), events.begin_E, events.end_E, documents.MAX_DEPTH, fit_E)
+    if not fit_E.all():
+        return None
     text = concat_values(events, LINE_FEED)
-    if np.count_nonzero(text == LINE_FEED) != len(events):
+    if not _is_text(text):
         return None
     for kind in (pa.float64(), pa.utf8()):
         columns = _columns(text, name, kind)
@@ -61,6 +66,15 @@ def _fields(events: Events, name: str, per_unit_us: float) -> F64 | None:
                 found = np.array([_number(each, per_unit_us) for each in found], np.float64)
             return np.where(np.isfinite(found), found, np.nan)
     return None
+
+
+def _is_text(text: NDArray[np.uint8]) -> bool:
+    offsets = pa.py_buffer(np.array([0, len(text)], np.int64))
+    try:
+        pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(text)]).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _columns(text: NDArray[np.uint8], name: str, kind: pa.DataType) -> pa.Array | None:

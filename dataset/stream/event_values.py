@@ -1,7 +1,10 @@
-"""The bytes of a block of events: as lines, one after another, or of some events.
+"""The bytes of a block of events: as lines, one after another, or of some events; and which are one JSON object.
 
 Shapes: E events.
 """
+
+import re
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +13,8 @@ from headrace.dataset.stream.source import Events
 from headrace.kernel_cache import njit
 
 LINE_FEED = 10
+MAX_DIGITS = 640
+"""Longest run of digits in a quick reading: Python may refuse longer whole numbers, and Arrow does not."""
 
 
 @njit(nogil=True, cache=True)
@@ -33,6 +38,73 @@ def join_values(data, begin_E, end_E, ending, out):  # type: ignore[no-untyped-d
         if ending >= 0:
             out[at] = ending
             at += 1
+
+
+@njit(nogil=True, cache=True)
+def find_single_objects(data, begin_E, end_E, max_depth, fit_E):  # type: ignore[no-untyped-def]
+    """Set `fit_E` for events that are one object in one line, so that a text of such events is cut at one place only:
+    blanks, a bracket that is closed by the last one, blanks. Not for those that Arrow and Python read in two ways: that
+    are nested deeper than `max_depth`, or have NaN, infinities, -0 or runs of more than MAX_DIGITS digits outside their
+    texts. Its twin is `is_single_object`."""
+    for e in range(len(fit_E)):
+        depth, digits, done, wrong, inside, escaped = 0, 0, False, False, False, False
+        for i in range(begin_E[e], end_E[e]):
+            byte = data[i]
+            if byte == 10:
+                wrong = True
+                break
+            if inside:
+                if escaped:
+                    escaped = False
+                elif byte == 92:
+                    escaped = True
+                elif byte == 34:
+                    inside = False
+                continue
+            if 48 <= byte <= 57:
+                digits += 1
+                whole_zero = byte == 48 and i > begin_E[e] and data[i - 1] == 45 and i + 1 < end_E[e]
+                wrong = digits > MAX_DIGITS or depth == 0
+                if wrong or (whole_zero and data[i + 1] != 46 and data[i + 1] != 69 and data[i + 1] != 101):
+                    wrong = True
+                    break
+                continue
+            digits = 0
+            if byte == 32 or byte == 9 or byte == 13:
+                pass
+            elif done or (depth == 0 and byte != 123) or byte == 73 or byte == 78:
+                wrong = True
+                break
+            elif byte == 34:
+                inside = True
+            elif byte == 123 or byte == 91:
+                depth += 1
+                if depth > max_depth:
+                    wrong = True
+                    break
+            elif byte == 125 or byte == 93:
+                depth -= 1
+                done = depth == 0
+        fit_E[e] = done and not wrong
+
+
+def is_single_object(event: bytes, max_depth: int) -> bool:
+    """Plain twin of `find_single_objects`, for one event."""
+    plain, inside, escaped = "", False, False
+    for char in event.decode("latin-1"):
+        if char == "\n":
+            return False
+        if inside:
+            inside = escaped or char != '"'
+            escaped = char == "\\" and not escaped
+        else:
+            inside = char == '"'
+            plain += char
+    if re.search(rf"[IN]|-0(?![.eE])|[0-9]{{{MAX_DIGITS + 1}}}", plain):
+        return False
+    plain = plain.strip(" \t\r")
+    depths = list(accumulate((char in "{[") - (char in "}]") for char in plain))
+    return plain.startswith("{") and depths[-1] == 0 and 0 not in depths[:-1] and max(depths) <= max_depth
 
 
 def as_lines(events: Events) -> NDArray[np.uint8] | None:

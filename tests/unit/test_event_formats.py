@@ -277,6 +277,15 @@ def doubled(levels, level=0):
     return {"type": "record", "name": f"R{level}", "fields": fields}
 
 
+def nested_by_name(num):
+    """A record in `num` records, in a schema whose text is nested a few levels deep."""
+    fields = [{"name": "f0", "type": {"type": "record", "name": "R0", "fields": [{"name": "x", "type": "int"}]}}]
+    for level in range(1, num + 1):
+        inner = [{"name": "in", "type": f"R{level - 1}"}, {"name": "x", "type": "int"}]
+        fields.append({"name": f"f{level}", "type": {"type": "record", "name": f"R{level}", "fields": inner}})
+    return {"type": "record", "name": "A", "fields": fields}
+
+
 def test_an_event_of_avro_may_have_sixteen_values_for_a_byte():
     fields = [{"name": "a", "type": nulls_beside_a_boolean(15)}, {"name": "d", "type": doubled(8)}]
     reader = AvroEvents(json.dumps({"type": "record", "name": "A", "fields": fields}))
@@ -314,11 +323,17 @@ def test_an_event_of_avro_may_have_sixteen_values_for_a_byte():
             "more than 16",
         ),
         ({"type": "record", "name": "A", "fields": [{"name": "a", "type": doubled(20)}]}, "2,097,152 values without"),
+        (nested_by_name(100), "deeper than 100"),
     ],
 )
 def test_a_schema_of_avro_that_cannot_be_used_is_refused(schema, message):
     with pytest.raises(InvalidSchema, match=message):
         AvroEvents(schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def test_an_event_of_avro_may_be_nested_by_names():
+    found = AvroEvents(json.dumps(nested_by_name(3))).read(b"\x02" * 10)
+    assert found["f2"] == {"in": {"in": {"x": 1}, "x": 1}, "x": 1}
 
 
 def test_a_schema_of_protobuf_that_cannot_be_used_is_refused():
@@ -348,6 +363,29 @@ def test_well_known_types_need_not_be_in_the_set():
     seconds, wrapped = b"\x0a\x02\x08\x07", b"\x12\x02\x08\x09"
     assert reader.read(seconds + wrapped) == {"at": {"seconds": 7}, "n": 9}
     assert reader.read(b"") == {}
+
+
+@pytest.mark.parametrize("name", ["DESCRIPTOR", "HasField", "FromString", "ParseFromString", "fields_by_name", "from"])
+def test_a_field_of_protobuf_may_have_the_name_of_a_method(name):
+    file = descriptor_pb2.FileDescriptorProto(name="t.proto", syntax="proto2")
+    file.message_type.add(name="T", field=[member(name, 1, Type.TYPE_INT32), member("id", 2, Type.TYPE_INT64)])
+    fields = [EventField(name, FieldKind.WHOLE), EventField("id", FieldKind.WHOLE)]
+    reader = ProtobufEvents(ProtobufSchema([file.SerializeToString()]).message("T"), fields)
+    reader.check_fields()
+    assert reader.read(b"\x08\x05\x10\x07") == {name: 5, "id": 7}
+
+
+def test_a_key_of_a_map_that_is_not_utf8_rejects_its_event():
+    file = descriptor_pb2.FileDescriptorProto(name="t.proto", syntax="proto2")
+    event = file.message_type.add(name="T", field=[member("m", 1, Type.TYPE_MESSAGE, ".T.MEntry", repeated=True)])
+    entry = event.nested_type.add(name="MEntry", field=[member("key", 1, Type.TYPE_STRING)])
+    entry.field.append(member("value", 2, Type.TYPE_INT64))
+    entry.options.map_entry = True
+    schema = ProtobufSchema([file.SerializeToString()])
+    reader = ProtobufEvents(schema.message("T"), [EventField("m.a", FieldKind.WHOLE)])
+    assert reader.read(b"\x0a\x05\x0a\x01a\x10\x07") == {"m": {"a": 7}}
+    found = reader.read(b"\x0a\x05\x0a\x01\xff\x10\x07")
+    assert isinstance(found, Unreadable) and found.error.startswith("not UTF-8")
 
 
 def test_pools_are_private():

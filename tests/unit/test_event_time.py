@@ -38,11 +38,19 @@ def test_a_field_is_read_in_its_unit():
 @pytest.mark.parametrize(
     "odd",
     [b"", b"not json", b"{}", b"[]", b'{"ts": null}', b'{"ts": "soon"}', b'{"ts": true}', b'{"ts": [1]}',
-     b'{"ts": 1}{"ts": 2}', b"\xff", b'{"ts": 1e999}', b'{"ts": NaN}', b"[" * 100_000],
+     b'{"ts": 1}{"ts": 2}', b"\xff", b'{"ts": 1e999}', b'{"ts": NaN}', b"[" * 100_000, b"null", b"5", b" ",
+     b'{"ts": 1, "x": "\xff"}', b'{"ts": 1, "x": ' + b"9" * 5000 + b"}",
+     b'{"ts": 1, "x": ' + b"[" * 101 + b"]" * 101 + b"}"],
 )  # fmt: skip
 def test_an_event_that_does_not_say_has_no_time_and_the_others_have_theirs(odd):
     first, middle, last = times([b'{"ts": 1}', odd, b'{"ts": 3}'])
     assert (first, last) == (1.0, 3.0) and math.isnan(middle)
+
+
+def test_an_event_does_not_have_the_time_of_another():
+    """Two objects in one event, and none in another, are as many as there are events."""
+    first, middle, last = times([b'{"ts": 1}{"ts": 2}', b'{"ts": 3}', b" "])
+    assert middle == 3.0 and math.isnan(first) and math.isnan(last)
 
 
 def test_an_event_of_several_lines_has_its_time():

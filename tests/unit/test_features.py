@@ -21,7 +21,7 @@ from headrace.dataset.features.conversion import BadValue, parse_whole, plain_va
 from headrace.dataset.features.decoding import EventField, FieldKind
 from headrace.dataset.features.feature_kernels import crossed_reference, hashed_reference
 from headrace.dataset.features.feature_plan import FeaturePlan
-from headrace.dataset.features.json_decoder import JsonDecoder, find_single_objects, is_single_object
+from headrace.dataset.features.json_decoder import JsonDecoder
 from headrace.dataset.features.plain_rows import decoded_of, field_of
 from headrace.dataset.features.served_events import describe_features
 from headrace.dataset.features.slot_rules import check_slot_features, fields_of, source_of
@@ -30,6 +30,7 @@ from headrace.dataset.samples.batch import Samples
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.spec.config import AnySlot, ColumnsPipe, PipeSection
 from headrace.dataset.spec.schema import Schema, Slot
+from headrace.dataset.stream.event_values import bytes_of, find_single_objects, is_single_object
 from headrace.errors import SpecError
 from headrace.keys import sign_of_text
 from headrace.service.spec.references import check_references
@@ -337,13 +338,29 @@ def test_whole_numbers_in_text(texts: list[str], signed: bool) -> None:
             assert not wrong_N[n] and (out_N.view(np.int64) if signed else out_N)[n] == wanted
 
 
-@given(st.lists(st.text(st.sampled_from('{}[]":\\a \n\rN'), max_size=12).map(str.encode)))
+OBJECT_PARTS = [*'{}[]":\\a \n\rN.-0', '{"a":', "-0", "-0.", "-0e", "7" * 640, "7" * 641]
+
+
+@given(st.lists(st.lists(st.sampled_from(OBJECT_PARTS), max_size=12).map(lambda parts: "".join(parts).encode())))
+@example([b'{"a":-0}', b'{"a":-0.0}', b'{"a":-0E1}', b'{"a":%s}' % (b"7" * 641), b'{"a":%s}' % (b"7" * 640), b"0{}"])
 def test_single_objects(events: list[bytes]) -> None:
-    array = pa.array(events, pa.binary())
     offset_E1 = np.cumsum([0, *(len(event) for event in events)], dtype=np.int64)
     fit_E = np.empty(len(events), np.bool_)
-    find_single_objects(np.frombuffer(b"".join(events) or b" ", np.uint8), offset_E1, 2, fit_E)
-    assert fit_E.tolist() == [is_single_object(event, 2) for event in array.to_pylist()]
+    data = bytes_of(b"".join(events) or b" ")
+    find_single_objects(data, offset_E1[:-1], offset_E1[1:], 2, fit_E)
+    assert fit_E.tolist() == [is_single_object(event, 2) for event in events]
+
+
+@pytest.mark.parametrize("number", ["-0", "-0.0", "9" * 640, "9" * 5000, "0." + "9" * 5000, "1e999", "1" + "0" * 400])
+@pytest.mark.parametrize("name", ["c", "unused"])
+def test_a_number_is_read_alike_whatever_the_events_beside_it_are(name: str, number: str) -> None:
+    event, good, odd = f'{{"{name}": {number}}}'.encode(), b'{"c": 1.5}', b'{"c": NaN}'
+    read = []
+    for events in ([good, event, good], [odd, event, odd]):
+        found = JsonDecoder(FIELDS).decode(pa.array(events, pa.binary()))
+        value = found.fields.column("c")[1].as_py()
+        read.append((value, value is not None and math.copysign(1, value), dict(found.errors).get(1)))
+    assert read[0] == read[1]
 
 
 def test_crosses_and_hashes_have_golden_vectors() -> None:
