@@ -118,7 +118,7 @@ class TlsListener:
     def prove(self, connection: str) -> None:
         """A call by this connection has the secret: no stranger takes its place. Any thread."""
         found = self._peers.get(connection.removeprefix(_PREFIX))
-        if found is not None and self._num_proven() < MAX_PEERS:
+        if found is not None and not found[1].proven and self._num_proven() < MAX_PEERS:
             found[1].proven = True
 
     def _num_proven(self) -> int:
