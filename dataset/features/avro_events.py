@@ -6,6 +6,7 @@ depth of an event would be without bound; so are types of which few bytes can ho
 
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -28,6 +29,7 @@ VALUES_OF_BYTE, MAX_EXCESS = 16, 1_000
 """Most values for each byte of an event, and how many more it may have: the work for an event is bounded so."""
 BROKEN = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, StopIteration)
 """Errors of fastavro for bytes that are not of the schema; UnicodeDecodeError is a ValueError."""
+ADDRESS = re.compile(r" from <[^>]* at 0x[0-9a-f]+>")
 
 Schema = Mapping[str, Any]
 
@@ -203,4 +205,5 @@ def _refuse(node: Any) -> NoReturn:
 
 
 def _shown(error: Exception) -> str:
-    return (str(error) or type(error).__name__)[:200]
+    """Its text, without the address of an object: it is the same whenever it is said."""
+    return (ADDRESS.sub("", str(error)) or type(error).__name__)[:200]

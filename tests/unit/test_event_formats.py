@@ -241,6 +241,12 @@ def test_any_bytes_are_read_or_rejected(data):
         decoder.decode(pa.array([data], pa.binary()))
 
 
+def test_an_event_of_avro_that_is_cut_is_rejected_with_the_same_words_at_each_reading():
+    whole, reader = as_avro(EXAMPLE), AvroEvents(json.dumps(AVRO))
+    said = [[reader.read(whole[:size]).error for size in range(len(whole))] for _ in range(2)]
+    assert said[0] == said[1] and not any(" at 0x" in each for each in said[0])
+
+
 def test_bytes_after_an_avro_record_are_an_error():
     found = AvroEvents(json.dumps(AVRO)).read(as_avro(EXAMPLE) + b"x")
     assert isinstance(found, Unreadable) and "1 bytes follow the record" in found.error

@@ -45,6 +45,7 @@ def test_a_field_is_read_in_its_unit():
 def test_an_event_that_does_not_say_has_no_time_and_the_others_have_theirs(odd):
     first, middle, last = times([b'{"ts": 1}', odd, b'{"ts": 3}'])
     assert (first, last) == (1.0, 3.0) and math.isnan(middle)
+    assert math.isnan(times([odd, b'{"ts": 3}'])[0])  # a block that begins with null crashes Arrow's reader
 
 
 def test_an_event_does_not_have_the_time_of_another():

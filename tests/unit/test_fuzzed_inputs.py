@@ -216,15 +216,24 @@ def test_a_damaged_event_is_read_or_rejected_alone(name, damage, other):
     counters.observe(trim(samples, SCHEMA, counters))
     assert {each.event for each in bad} <= {1, 2}
     assert {0, 3} <= set(samples.event_B.tolist())
+    for number, event in enumerate(events):
+        alone = plan.apply(pa.array([event], pa.binary())).to_pylist()[0]
+        assert repr({**alone, "event": number}) == repr(answer.slice(number, 1).to_pylist()[0])
 
 
 @fuzzed
 @given(damage=damages(4))
 def test_the_time_of_a_damaged_event_is_read_or_absent(damage):
-    lines = [as_json(GOOD), damage(as_json(GOOD))]
-    for events in (lines, [*lines, b"\xff"]):
-        times = event_times(EventTime(field="id", unit="ms"), Events.of(events, range(len(events))))
-        assert times[0] == 0.005
+    good = as_json(GOOD)
+    lines = [*damage(b"\n".join([good, b"null"])).split(b"\n"), good]
+    assert timed([good]) == [0.005]
+    for events in (lines, lines[::-1], [*lines, b"\xff"]):
+        assert repr(timed(events)) == repr([timed([line])[0] for line in events])
+
+
+def timed(events: list[bytes]) -> list[float]:
+    """The times of some events."""
+    return event_times(EventTime(field="id", unit="ms"), Events.of(events, range(len(events)))).tolist()
 
 
 LINES = [b"1 7 1 a 2 a b 1 RED 1 9 1 0.5 1 1 1 5 1 hello", b"0 0 0 0 0 1 -1e3 1 0 1 -7 1 x"]
