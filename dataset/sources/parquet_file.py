@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from headrace.dataset.sources.line_file import identity_of
+from headrace.dataset.sources.parquet_footer import TAIL_BYTES, BadFooter, RowGroup, row_groups
 from headrace.dataset.sources.row_text import Timestamps, check_columns, lines_of_rows, unreadable_rows
 from headrace.dataset.sources.source_file import RawBytes, SourceFile
 from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
@@ -43,7 +44,7 @@ READING: Mapping[str, Any] = {
 }
 """Options for every file."""
 
-BROKEN = (pa.ArrowException, OSError, UnicodeDecodeError)
+BROKEN = (pa.ArrowException, OSError, UnicodeDecodeError, BadFooter)
 """Errors of pyarrow for a file that is not Parquet, or is damaged; the last one for names of columns."""
 
 
@@ -147,7 +148,8 @@ class ParquetRows:
             raw = _Seekable(self._raw, self.file.look().num_bytes)
             whole = pa.PythonFile(raw, mode="r")
             self._open = pq.ParquetFile(whole, **READING)
-            if wide := _wide_texts(self._open.metadata):
+            groups = row_groups(_footer(raw))
+            if wide := _wide_texts(self._open.schema, groups):
                 self._open = pq.ParquetFile(whole, metadata=self._open.metadata, read_dictionary=wide, **READING)
             schema = self._open.schema_arrow
             names = schema.names
@@ -164,12 +166,11 @@ class ParquetRows:
             self._columns = alone[:1]
         chosen = [field for field in schema if not self._columns or field.name in self._columns]
         check_columns(pa.schema(chosen), self.file.name)
-        groups = self._open.metadata
-        self._check_sizes(groups)
-        sizes = (groups.row_group(number).num_rows for number in range(groups.num_row_groups))
-        self._begins_G = [0, *accumulate(sizes)]
-        if self._begins_G[-1] != groups.num_rows:
-            raise self._damaged(groups.num_rows, self._begins_G.pop())
+        self._check_sizes(self._open.schema, groups)
+        self._begins_G = [0, *accumulate(group.num_rows for group in groups)]
+        num_rows = self._open.metadata.num_rows
+        if self._begins_G[-1] != num_rows:
+            raise self._damaged(num_rows, self._begins_G.pop())
 
     def _go_to(self, row: int) -> None:
         """Let the next batch begin at `row`."""
@@ -193,23 +194,20 @@ class ParquetRows:
         self._rest = batch.slice(num_rows) if batch.num_rows > num_rows else None
         return batch.slice(0, num_rows)
 
-    def _check_sizes(self, groups: pq.FileMetaData) -> None:
+    def _check_sizes(self, schema: pq.ParquetSchema, groups: Sequence[RowGroup]) -> None:
         """Raise BadInput where rows must be too long, however short their values are: lists may be packed so well that
         a file of a kilobyte has gigabytes of them."""
-        for number in range(groups.num_row_groups):
-            group = groups.row_group(number)
-            for index in range(group.num_columns):
-                column = group.column(index)
-                if self._columns and not any(
-                    f"{column.path_in_schema}.".startswith(f"{name}.") for name in self._columns
-                ):
+        for number, group in enumerate(groups):
+            most = max(group.num_rows, min(group.num_rows * self._max_row_bytes // TEXT_OF_VALUE, MAX_LISTED))
+            for index, column in enumerate(group.columns):
+                if column is None or column.num_values <= most:
                     continue
-                most = min(group.num_rows * self._max_row_bytes // TEXT_OF_VALUE, MAX_LISTED)
-                if column.num_values > max(group.num_rows, most):
+                path = schema.column(index).path
+                if not self._columns or any(f"{path}.".startswith(f"{name}.") for name in self._columns):
                     raise BadInput(
-                        f"{self.file.name}: row group {number} has {column.num_values:,} values of column "
-                        f"{column.path_in_schema!r} in {group.num_rows:,} rows: more than max_event_bytes allows. Name "
-                        f"the columns to read in sources.*.columns, or write shorter lists"
+                        f"{self.file.name}: row group {number} has {column.num_values:,} values of column {path!r} in "
+                        f"{group.num_rows:,} rows: more than max_event_bytes allows. Name the columns to read in "
+                        f"sources.*.columns, or write shorter lists"
                     )
 
     def _damaged(self, said: int, found: int) -> BadInput:
@@ -217,18 +215,25 @@ class ParquetRows:
         return BadInput(f"{self.file.name} is damaged: {problem}; write it again")
 
 
-def _wide_texts(groups: pq.FileMetaData) -> list[str]:
+def _footer(raw: "_Seekable") -> bytes:
+    """The metadata at the end of a file, which pyarrow has read before."""
+    raw.seek(-TAIL_BYTES, io.SEEK_END)
+    num_bytes = int.from_bytes(raw.read(4), "little")
+    raw.seek(-TAIL_BYTES - num_bytes, io.SEEK_END)
+    return raw.read(num_bytes)
+
+
+def _wide_texts(schema: pq.ParquetSchema, groups: Sequence[RowGroup]) -> list[str]:
     """The columns of texts that are kept as numbers of a dictionary until they are written, since a long text may be
     repeated for a few bytes."""
-    found: dict[str, None] = {}
-    for number in range(groups.num_row_groups):
-        group = groups.row_group(number)
-        for index in range(group.num_columns):
-            column = group.column(index)
-            packed = any("DICTIONARY" in each for each in column.encodings)
-            if packed and column.physical_type == "BYTE_ARRAY" and column.total_uncompressed_size > WIDE_BYTES:
-                found[column.path_in_schema] = None
-    return list(found)
+    found = {
+        index
+        for group in groups
+        for index, column in enumerate(group.columns)
+        if column is not None and column.has_dictionary and column.num_bytes > WIDE_BYTES
+    }
+    leaves = [schema.column(index) for index in sorted(found)]
+    return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
 
 
 def _num_rows_within(batch: pa.RecordBatch, max_bytes: int) -> int:

@@ -5,6 +5,7 @@ dataset.sources.bucket_files implements it for buckets.
 
 import os
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -37,7 +38,8 @@ class RawBytes(Protocol):
 
 
 class SourceFile(Protocol):
-    """One file. Each call raises SourceGap if it is gone, SourceUnavailable without an answer in time."""
+    """One file. Each call raises SourceGap if it is gone, BadInput if it cannot be read, SourceUnavailable without an
+    answer in time."""
 
     name: str
     """For people: its path or address."""
@@ -127,43 +129,44 @@ class LocalFile:
 
     def look(self) -> FileLook:
         """See SourceFile."""
-        try:
+        with _readable(self.path):
             status = os.stat(self.path)
-        except FileNotFoundError:
-            raise self._gone() from None
         return FileLook(status.st_size, f"{status.st_dev}:{status.st_ino}")
 
     def head(self, num_bytes: int) -> bytes:
         """See SourceFile."""
-        try:
-            with self.path.open("rb") as file:
-                return file.read(num_bytes)
-        except FileNotFoundError:
-            raise self._gone() from None
+        with _readable(self.path), self.path.open("rb") as file:
+            return file.read(num_bytes)
 
     def open(self, *, ahead: bool = True) -> "LocalBytes":
-        """See SourceFile. Raises BadInput if it may not be read."""
-        try:
-            return LocalBytes(os.open(self.path, os.O_RDONLY))
-        except FileNotFoundError:
-            raise self._gone() from None
-        except OSError as error:
-            raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from error
+        """See SourceFile."""
+        with _readable(self.path):
+            return LocalBytes(self.path, os.open(self.path, os.O_RDONLY))
 
-    def _gone(self) -> SourceGap:
-        return SourceGap(f"{self.path}: the file is gone; put it back to continue")
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise SourceGap if the file is gone, BadInput if it may not or cannot be read."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceGap(f"{path}: the file is gone; put it back to continue") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}; repair it, or let this user read it") from error
 
 
 class LocalBytes:
     """An open file of this machine."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
         self._descriptor: int | None = descriptor
 
     def read_at(self, num_bytes: int, offset: int) -> bytes:
         """See RawBytes."""
         assert self._descriptor is not None
-        return os.pread(self._descriptor, num_bytes, offset)
+        with _readable(self._path):
+            return os.pread(self._descriptor, num_bytes, offset)
 
     def close(self) -> None:
         """See RawBytes."""

@@ -8,7 +8,7 @@ from headrace.dataset.spec.config import FilesSource
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Segment, is_same
 from headrace.deadline import Deadline
-from headrace.errors import SpecError
+from headrace.errors import BadInput, SpecError
 
 
 def source(tmp_path, *paths: str, **settings) -> FileStream:
@@ -89,6 +89,14 @@ def test_a_pattern_that_has_matched_nothing_yet_is_told(tmp_path):
     assert list(ends(found)) == ["a/1.txt", "b/1.txt", "c/2.txt"] and list(found.missing) == []
     restarted = again(tmp_path, found, "a/*.txt", follow=True)
     assert list(restarted.missing) == []
+
+
+@pytest.mark.parametrize("format", ["lines", "parquet"])
+def test_a_file_that_cannot_be_read_is_bad_input_by_its_name(tmp_path, format):
+    (tmp_path / "a.txt").symlink_to("/proc/self/mem")  # an input or output error at its first byte
+    found = FileStream(FilesSource(kind="files", paths=("*.txt",), format=format), tmp_path)
+    with pytest.raises(BadInput, match=r"a.txt: cannot be read: "):
+        found.partitions(soon())
 
 
 def test_follow_looks_no_more_often_than_asked(tmp_path):
