@@ -14,7 +14,7 @@ from headrace.dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
 from headrace.dataset.samples.batch import F64, I64, Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
-from headrace.dataset.sources.event_time import SECONDS
+from headrace.dataset.sources.event_time import SECONDS, possible_times
 from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
 from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, take_events
 from headrace.dataset.stream.source import Events, Segment
@@ -218,4 +218,4 @@ def slot_times(config: EventTime, samples: Samples) -> F64:
     """(B,) times from a slot; NaN if `config` names another source of time."""
     if config.slot is None:
         return samples.time_s_B
-    return samples.meta[config.slot].astype(np.float64) * SECONDS[config.unit]
+    return possible_times(samples.meta[config.slot].astype(np.float64) * SECONDS[config.unit])

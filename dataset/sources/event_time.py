@@ -22,14 +22,20 @@ from headrace.validation import nearest
 
 F64 = NDArray[np.float64]
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+MAX_TIME_S = float(1 << 53)
+"""Times further from 1970 are none: sums of them, and whole milliseconds, would overflow."""
 DIGITS = re.compile(r"\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*", re.ASCII)
 """A number as text, in the unit of the field. Other text is an ISO time."""
 
 
 def event_times(config: EventTime, events: Events) -> F64:
     """(E,) times from a field or the record; NaN if `config` names a slot or none."""
-    scale = SECONDS["ms" if config.kind == "record" else config.unit]
-    return unscaled_times(config, events) * scale
+    return possible_times(unscaled_times(config, events) * SECONDS["ms" if config.kind == "record" else config.unit])
+
+
+def possible_times(time_s: F64) -> F64:
+    """Times of events as they are, and NaN for those beyond MAX_TIME_S."""
+    return np.where(np.abs(time_s) <= MAX_TIME_S, time_s, np.nan)
 
 
 def unscaled_times(config: EventTime, events: Events) -> F64:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
+from headrace.dataset.pipe.segment_work import slot_times
+from headrace.dataset.samples.batch import Samples
 from headrace.dataset.sources.event_time import event_times, untimed_words
 from headrace.dataset.spec.config import ColumnsPipe, EventTime, MetaSlot, SourceSection, SparseSlot
 from headrace.dataset.spec.schema import Schema
@@ -52,6 +54,18 @@ def test_an_event_does_not_have_the_time_of_another():
     """Two objects in one event, and none in another, are as many as there are events."""
     first, middle, last = times([b'{"ts": 1}{"ts": 2}', b'{"ts": 3}', b" "])
     assert middle == 3.0 and math.isnan(first) and math.isnan(last)
+
+
+@pytest.mark.parametrize("far", [b"1e308", b"-1e308", b"9223372036854775807", b'"1e300"'])
+def test_a_time_whose_sums_overflow_is_none(far):
+    first, middle, last = times([b'{"ts": 1}', b'{"ts": ' + far + b"}", b'{"ts": 9007199254740992}'])
+    assert (first, last) == (1.0, 2.0**53) and math.isnan(middle)
+
+
+def test_a_slot_has_no_time_whose_sums_overflow():
+    meta = {"at": np.array([1, 1 << 62], np.int64)}
+    samples = Samples({}, {}, meta, np.arange(2), np.full(2, np.nan))
+    assert same(slot_times(EventTime(slot="at"), samples).tolist(), [1.0, math.nan])
 
 
 def test_an_event_of_several_lines_has_its_time():
