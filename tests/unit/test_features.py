@@ -4,6 +4,7 @@ import json
 import math
 import re
 import tomllib
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -402,6 +403,21 @@ def test_keys_that_do_not_go_together_are_refused(
     with pytest.raises(SpecError) as raised:
         plan_of(slots, explode)
     assert message in str(raised.value)
+
+
+def test_a_cross_whose_last_part_is_empty_takes_no_room() -> None:
+    """Of 20,000 ids with 20,000 others and none, 3.2 GB would be crossed in between."""
+    slots = TypeAdapter(list[AnySlot]).validate_python([{"name": "a"}, {"name": "b"}, {"name": "c"}])
+    cross = TypeAdapter(AnySlot).validate_python({"name": "abc", "cross": ["a", "b", "c"]})
+    plan = FeaturePlan(ColumnsPipe(kind="columns"), Schema.of([*slots, cross]))
+    numbers = list(range(20_000))
+    event = json.dumps({"a": numbers, "b": numbers, "c": []}).encode()
+    pool = pa.default_memory_pool()
+    tracemalloc.start()
+    answer = plan.apply(pa.array([event, b'{"a": 1, "b": [2, 3], "c": 4}'], pa.binary()))
+    peak_bytes = tracemalloc.get_traced_memory()[1] + pool.bytes_allocated()
+    tracemalloc.stop()
+    assert list(map(len, answer.column("abc").to_pylist())) == [0, 2] and peak_bytes < 64 << 20
 
 
 def test_a_person_names_the_ids_of_crosses_and_hashes_by_their_values() -> None:
