@@ -54,6 +54,13 @@ class Cells:
         rows = np.arange(len(self), dtype=np.int64)
         return rows if self.offset_R1 is None else np.repeat(rows, np.diff(self.offset_R1))
 
+    def sizes(self) -> I64:
+        """(R,) the number of values in each row; of texts, their bytes."""
+        if not isinstance(self.value_N, pa.Array):
+            return np.diff(self.offsets)
+        end_N1 = offsets_of(pc.binary_length(self.value_N).fill_null(0).to_numpy(zero_copy_only=False))
+        return np.diff(end_N1[self.offsets])
+
     def take(self, index_B: I64) -> "Cells":
         """The cells of some rows."""
         if isinstance(self.value_N, pa.Array):

@@ -14,7 +14,10 @@ from headrace.dataset.features.cells import Cells, cells_of
 from headrace.dataset.features.conversion import as_lists, is_list, list_parts
 from headrace.dataset.features.decoding import Decoded, EventField, FieldKind
 from headrace.dataset.features.slot_rules import is_below
+from headrace.errors import BadInput
 
+MAX_REPEATED, MAX_REPEATED_BYTES = 1 << 20, 2_000_000
+"""Most values of a list, and most bytes of a text, of an event in all its samples together: 1,024 events fit 2 GiB."""
 Bool = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 
@@ -77,8 +80,20 @@ class EventRows:
         return cells_of(values)
 
     def by_sample(self, path: str, cells: Cells) -> Cells:
-        """(B) cells that were made from `cells(path)`, by sample."""
-        return cells if self.explode is None or is_below(path, self.explode) else cells.take(self.row_B)
+        """(B) cells that were made from `cells(path)`, by sample.
+
+        Rejects events whose values would be repeated too often; raises BadInput for a block with 2 GiB of texts."""
+        if self.explode is None or is_below(path, self.explode):
+            return cells
+        texts = isinstance(cells.value_N, pa.Array)
+        most, unit = (MAX_REPEATED_BYTES, "bytes") if texts else (MAX_REPEATED, "values")
+        size_R, repeats_R = cells.sizes(), np.bincount(self.row_B, minlength=len(cells))
+        if (wrong_R := size_R * repeats_R > np.maximum(most, repeats_R)).any():
+            self.reject(path, wrong_R, f"field {path!r}: more than {most:,} {unit} in the samples of an event")
+            cells, size_R = cells.without(wrong_R), np.where(wrong_R, 0, size_R)
+        if texts and (num_bytes := int((size_R * repeats_R).sum())) >= 1 << 31:
+            raise BadInput(f"a block of samples has {num_bytes:,} bytes of field {path!r}; lower pipe.batch_events")
+        return cells.take(self.row_B)
 
     def reject(self, path: str, wrong_R: Bool, reason: str) -> None:
         """Reject the events of some rows of `cells(path)`, where they have samples."""

@@ -420,6 +420,22 @@ def test_a_cross_whose_last_part_is_empty_takes_no_room() -> None:
     assert list(map(len, answer.column("abc").to_pylist())) == [0, 2] and peak_bytes < 64 << 20
 
 
+@pytest.mark.parametrize(
+    ("slot", "value", "reason"),
+    [
+        ({"name": "x"}, list(range(8_000)), "more than 1,048,576 values in the samples"),
+        ({"name": "x", "kind": "meta", "type": "string"}, "x" * 500_000, "more than 2,000,000 bytes in the samples"),
+    ],
+)
+def test_values_that_would_be_repeated_too_often_reject_their_event(slot: Any, value: Any, reason: str) -> None:
+    slots = TypeAdapter(list[AnySlot]).validate_python([{"name": "id", "from": "items.id"}, slot])
+    plan = FeaturePlan(ColumnsPipe(kind="columns", explode="items"), Schema.of(slots))
+    events = [{"items": [{"id": n} for n in range(num)], "x": value} for num in (8_000, 2)]
+    answer = plan.apply(pa.array([json.dumps(event).encode() for event in events], pa.binary()))
+    assert answer.column("event").to_pylist() == [0, 1, 1]
+    assert reason in answer.column("error")[0].as_py() and answer.nbytes < 8 << 20
+
+
 def test_a_person_names_the_ids_of_crosses_and_hashes_by_their_values() -> None:
     spec = SimpleNamespace(slots=TypeAdapter(tuple[AnySlot, ...]).validate_python(SLOTS))
     samples, _ = samples_of(PLAN, SCHEMA, [json.dumps(WHOLE_EVENT).encode()])
