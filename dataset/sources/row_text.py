@@ -36,6 +36,7 @@ ISO_SECONDS = -62_135_596_800, 253_402_300_800
 ISO_DAYS = -12_687_428, 11_248_737
 """The first day of the year -32767, and the last of the year 32767, which are those that Arrow writes."""
 I64_MAX = (1 << 63) - 1
+DAY_S = 86_400
 
 
 def check_columns(schema: pa.Schema, where: str) -> None:
@@ -97,9 +98,11 @@ def _beyond(column: pa.Array, timestamps: Timestamps) -> NDArray[np.bool_] | Non
             low = -high
     elif pa.types.is_date32(kind):
         low, high = ISO_DAYS
+    elif pa.types.is_time(kind):
+        low, high = 0, DAY_S * SECONDS[kind.unit] - 1
     else:
         return None
-    value_N = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64()).fill_null(0).to_numpy()
+    value_N = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).fill_null(0).to_numpy()
     return np.asarray((value_N < max(low, -I64_MAX)) | (value_N > min(high, I64_MAX)))
 
 
@@ -164,7 +167,7 @@ def _texts(column: pa.Array, timestamps: Timestamps) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _texts(column.dictionary_decode(), timestamps)
-    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_time(kind):
         bad_N = _beyond(column, timestamps)
         if bad_N is not None and bad_N.any():
             column = pc.if_else(pa.array(bad_N), pa.scalar(None, kind), column)

@@ -137,6 +137,17 @@ def test_a_time_that_its_text_cannot_hold_is_named_by_its_row(kind, timestamps, 
         assert [json.loads(line)["none"] for line in lines] == [None] * 4
 
 
+@pytest.mark.parametrize("kind", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")])
+def test_a_time_of_day_beyond_the_day_is_unreadable(kind):
+    day = 86_400 * {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[kind.unit]
+    column = pa.array([0, day - 1, day, -1, None], pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+    batch = pa.RecordBatch.from_arrays([column], names=["at"])
+    assert sorted(unreadable_rows(batch, "ms")) == [2, 3]
+    assert [json.loads(line)["at"] is None for line in lines_of_rows(batch, "ms").to_pylist()] == [False] * 2 + [
+        True
+    ] * 3
+
+
 def test_text_that_is_not_utf8_keeps_its_bytes():
     texts = [b"plain \xff", b'quoted " \xff \xc3\xa9', b"fine"]
     column = pa.array(texts, pa.binary()).view(pa.string())
