@@ -340,7 +340,7 @@ def test_requests_do_not_depend_on_the_blocks_events_came_in(sizes, num):
     values = [str(n).encode() * (n % 3) for n in range(sum(sizes))]
     begins = np.cumsum([0, *sizes]).tolist()
     blocks = [Events.of(values[b:e], range(b, e)) for b, e in zip(begins[:-1], begins[1:], strict=True)]
-    requests = rebatch(blocks, num)
+    requests = list(rebatch(blocks, num))
     assert [r.value(i) for r in requests for i in range(len(r))] == values
     assert [position for r in requests for position in r.position_E.tolist()] == list(range(len(values)))
     assert [len(r) for r in requests] == [num] * (len(values) // num) + [len(values) % num] * bool(len(values) % num)
