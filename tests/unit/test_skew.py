@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.dataset.stream.source import Partition
 from headrace.trainer.journal.partitions import SkippedRange
 from headrace.trainer.journal.pass_plan import cut, is_drained
-from headrace.trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads, merged_caps
+from headrace.trainer.rank0.skew import caps_by_period, caps_by_time, first_cells, heads, merged_caps, rests_of
 
 SKEW_MS = 1_000
 START_MS = 1_700_000_000_000
@@ -33,8 +33,8 @@ class Topic:
         while not is_drained(self.partitions, positions):
             number += 1
             waiting = heads(self.partitions, positions)
-            all_ = self.partitions, positions, ()
-            caps = caps_by_time(*all_, waiting, waiting, skew_ms, self.ask, lowest) if len(waiting) > 1 else {}
+            rests = rests_of(self.partitions, positions, ())
+            caps = caps_by_time(rests, waiting, waiting, skew_ms, self.ask, lowest) if len(waiting) > 1 else {}
             if not remembers:
                 lowest = {}
             plan = cut(number, self.partitions, positions, max_events, num_ranks, learn=True, caps=caps)
@@ -85,7 +85,7 @@ def test_a_gap_inside_a_single_partition_limits_no_stream():
 def test_a_stream_that_limits_no_other_is_still_limited():
     topic = Topic([5_000], [0, 100, 9_000], [50, 8_000])
     waiting = heads(topic.partitions, {})
-    caps = caps_by_time(topic.partitions, {}, (), waiting, ["t/1", "t/2"], SKEW_MS, topic.ask, {})
+    caps = caps_by_time(rests_of(topic.partitions, {}, ()), waiting, ["t/1", "t/2"], SKEW_MS, topic.ask, {})
     assert caps == {"t/0": 0, "t/1": 2, "t/2": 1}
 
 
@@ -94,7 +94,7 @@ def test_records_without_time_stamps_do_not_block_streams():
         return {}
 
     parts = [Partition(f"t/{i}", i, 0, 0, 5, True) for i in range(2)]
-    caps = caps_by_time(parts, {}, (), heads(parts, {}), ["t/0", "t/1"], SKEW_MS, ask, {})
+    caps = caps_by_time(rests_of(parts, {}, ()), heads(parts, {}), ["t/0", "t/1"], SKEW_MS, ask, {})
     assert caps == {"t/0": 5, "t/1": 5}
 
 
@@ -189,8 +189,9 @@ def test_passes_of_merged_streams_are_pieces_of_the_one_stream_in_order_of_time(
     positions, number, lowest, passes = {}, 0, {}, []
     while not is_drained(source.partitions, positions, skips):
         number += 1
-        caps = merged_caps(source.partitions, positions, skips, max_events, source.ask, lowest)
-        assert caps == merged_caps(source.partitions, positions, skips, max_events, source.ask, {})
+        rests = rests_of(source.partitions, positions, skips)
+        caps = merged_caps(rests, max_events, source.ask, lowest)
+        assert caps == merged_caps(rests, max_events, source.ask, {})
         plan = cut(number, source.partitions, positions, max_events, 2, learn=True, skips=skips, caps=caps)
         positions |= plan.positions()
         passes.append({(s.partition, at) for rank in plan.segments for s in rank for at in range(s.begin, s.end)})
@@ -201,7 +202,7 @@ def test_passes_of_merged_streams_are_pieces_of_the_one_stream_in_order_of_time(
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(1, 40))
 def test_out_of_order_events_count_at_the_greatest_time_before_them(times, max_events):
     source = Files([[times], [sorted(times)]])
-    caps = merged_caps(source.partitions, {}, (), max_events, source.ask, {})
+    caps = merged_caps(rests_of(source.partitions, {}, ()), max_events, source.ask, {})
     plan = cut(1, source.partitions, {}, max_events, 1, learn=True, caps=caps)
     taken = {(s.partition, at) for rank in plan.segments for s in rank for at in range(s.begin, s.end)}
     assert taken == set(source.merged(())[:max_events])
@@ -209,4 +210,4 @@ def test_out_of_order_events_count_at_the_greatest_time_before_them(times, max_e
 
 def test_streams_without_times_are_not_merged():
     parts = [Partition(f"t/{i}", i, 0, 0, 5, True) for i in range(2)]
-    assert merged_caps(parts, {}, (), 3, lambda _: {}, {}) == {}
+    assert merged_caps(rests_of(parts, {}, ()), 3, lambda _: {}, {}) == {}

@@ -37,7 +37,7 @@ from headrace.trainer.journal.pass_plan import PassPlan, backlog, cut, gaps, is_
 from headrace.trainer.journal.records import GapOperation, PartitionsOperation
 from headrace.trainer.rank0.equal_shares import cut_equally
 from headrace.trainer.rank0.rank_speeds import RankSpeeds
-from headrace.trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads, merged_caps
+from headrace.trainer.rank0.skew import StreamHead, caps_by_period, caps_by_time, heads, merged_caps, rests_of
 from headrace.trainer.rank0.turns import next_turn
 
 POLL_S = 0.05
@@ -356,7 +356,8 @@ class Planner:
         waiting = heads(partitions, positions, self.skips)
         clocks = dict.fromkeys(self._sources.clock_of(name, merged=self._merged) for name in waiting)
         if self._merged and len(clocks) == 1 and self._asks(*clocks):
-            return merged_caps(partitions, positions, self.skips, max_events, self._ask, self._cells)
+            rests = rests_of(partitions, positions, self.skips)
+            return merged_caps(rests, max_events, self._ask, self._cells)
         for clock in clocks:
             clock_of = partial(self._sources.clock_of, merged=self._merged)
             of_clock = [each for each in partitions if clock_of(each.stream_name) == clock]
@@ -378,8 +379,8 @@ class Planner:
         if not self._asks(clock) or (not clock and any(head.partition.period for head in waiting.values())):
             return caps_by_period(partitions, waiting, holders)
         max_skew_ms = round(1000 * self._passes.max_skew)
-        theirs = partitions, positions, self.skips, waiting, holders
-        return caps_by_time(*theirs, max_skew_ms, self._ask, self._cells)
+        rests = rests_of(partitions, positions, self.skips)
+        return caps_by_time(rests, waiting, holders, max_skew_ms, self._ask, self._cells)
 
     def _asks(self, clock: str) -> bool:
         """Whether streams of a clock know positions by time."""

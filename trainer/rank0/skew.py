@@ -61,9 +61,7 @@ def caps_by_period(
 
 
 def caps_by_time(
-    partitions: Sequence[Partition],
-    positions: Mapping[str, int],
-    skips: Collection[SkippedRange],
+    rests: Sequence[Sequence["Rest"]],
     waiting: Mapping[str, StreamHead],
     holders: Collection[str],
     max_skew_ms: int,
@@ -81,26 +79,18 @@ def caps_by_time(
     lowest |= cells
     (first, name), (second, _) = sorted((cell, name) for name, cell in cells.items())[:2]
     until_ms = max(first * cell_ms + max_skew_ms, second * cell_ms)
-    caps = ends_at(_rests(partitions, positions, skips), until_ms, ask)
+    caps = ends_at(rests, until_ms, ask)
     caps[name] = max(caps[name], held[name] + 1)  # a pass is never empty, whatever the time stamps are
     return caps
 
 
-def merged_caps(
-    partitions: Sequence[Partition],
-    positions: Mapping[str, int],
-    skips: Collection[SkippedRange],
-    max_events: int,
-    ask: Ask,
-    lowest: dict[str, int],
-) -> dict[str, int]:
+def merged_caps(rests: Sequence[Sequence["Rest"]], max_events: int, ask: Ask, lowest: dict[str, int]) -> dict[str, int]:
     """The position up to which each partition is read: the first `max_events` events of all streams merged by time, in
     the order in which they count (pserver.rows.join_order). Of equal times, those of the stream with the lower number.
 
     None are capped if all fit, or if so many events have no time that the first with one does not. `lowest`: see
     caps_by_time.
     """
-    rests = _rests(partitions, positions, skips)
     at = {rest.name: rest.position for stream in rests for rest in stream}
 
     def num_before(ends: Mapping[str, int]) -> int:
@@ -165,7 +155,7 @@ class Rest(NamedTuple):
         return self.end
 
 
-def _rests(
+def rests_of(
     partitions: Sequence[Partition], positions: Mapping[str, int], skips: Collection[SkippedRange]
 ) -> list[list[Rest]]:
     """The unread rest of each stream that has a backlog, in order."""
