@@ -17,9 +17,15 @@ from headrace.dataset.features.slot_rules import is_below
 from headrace.errors import BadInput
 
 MAX_REPEATED, MAX_REPEATED_BYTES = 1 << 20, 2_000_000
-"""Most values of a list, and most bytes of a text, of an event in all its samples together: 1,024 events fit 2 GiB."""
+"""Most values of a list, and most bytes of a text, of an event in all its samples together."""
+MAX_BLOCK_VALUES, MAX_BLOCK_TEXT = 1 << 24, 1 << 28
+"""Of a block of several events, above which it is answered in parts: numbers of one field, and bytes of its texts."""
 Bool = NDArray[np.bool_]
 I64 = NDArray[np.int64]
+
+
+class LargeBlock(BadInput):
+    """The samples of a block are too large together; those of each of its events are not."""
 
 
 class EventRows:
@@ -82,7 +88,8 @@ class EventRows:
     def by_sample(self, path: str, cells: Cells) -> Cells:
         """(B) cells that were made from `cells(path)`, by sample.
 
-        Rejects events whose values would be repeated too often; raises BadInput for a block with 2 GiB of texts."""
+        Rejects events whose values would be repeated too often; raises LargeBlock for several that are too large
+        together."""
         if self.explode is None or is_below(path, self.explode):
             return cells
         texts = isinstance(cells.value_N, pa.Array)
@@ -91,9 +98,13 @@ class EventRows:
         if (wrong_R := size_R * repeats_R > np.maximum(most, repeats_R)).any():
             self.reject(path, wrong_R, f"field {path!r}: more than {most:,} {unit} in the samples of an event")
             cells, size_R = cells.without(wrong_R), np.where(wrong_R, 0, size_R)
-        if texts and (num_bytes := int((size_R * repeats_R).sum())) >= 1 << 31:
-            raise BadInput(f"a block of samples has {num_bytes:,} bytes of field {path!r}; lower pipe.batch_events")
+        self.check_block(int((size_R * repeats_R).sum()), f"{unit} of field {path!r}", texts=texts)
         return cells.take(self.row_B)
+
+    def check_block(self, size: int, what: str, *, texts: bool = False) -> None:
+        """Raise LargeBlock if several events have more values, or bytes of texts, than a block may have."""
+        if size > (MAX_BLOCK_TEXT if texts else MAX_BLOCK_VALUES) and len(self._event_G) > 1:
+            raise LargeBlock(f"a block of events has {size:,} {what}; lower pipe.batch_events")
 
     def reject(self, path: str, wrong_R: Bool, reason: str) -> None:
         """Reject the events of some rows of `cells(path)`, where they have samples."""

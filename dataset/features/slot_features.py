@@ -111,10 +111,10 @@ def crossed_of(slot: Slot, rows: EventRows, signs: Mapping[str, Cells]) -> Cells
         num_B = np.prod([np.diff(part.offsets) for part in parts], axis=0, dtype=np.float64)
         if (wrong_B := num_B > MAX_CROSSED_SIGNS).any():
             rows.reject_samples(wrong_B, f"slot {slot.name!r}: more than {MAX_CROSSED_SIGNS} ids in a sample")
-        if (
-            empty_B := wrong_B | (num_B == 0)
-        ).any():  # also where the last part alone is empty: all before it are crossed
+        empty_B = wrong_B | (num_B == 0)
+        if empty_B.any():  # also where the last part alone is empty: all before it are crossed
             parts[0] = parts[0].without(empty_B)
+        rows.check_block(int(num_B[~empty_B].sum()), f"ids of slot {slot.name!r}")
     return _hashed(slot.sparse, cross(parts))
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.dataset.features.event_decoders import PATIENCE_S
+from headrace.dataset.features.event_rows import LargeBlock
 from headrace.dataset.features.feature_plan import FeaturePlan
-from headrace.dataset.pipe.answer_samples import AnswerSamples, rebatch
+from headrace.dataset.pipe.answer_samples import AnswerSamples, merge_events, rebatch
 from headrace.dataset.pipe.segment_work import PipeInput, PipeOutput
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.samples.slot_counters import SlotCounters
@@ -49,12 +51,21 @@ class ColumnsRunner:
         """Run one segment. Raises PipeFailed once closed, SourceUnavailable if a schema registry stays away."""
         outcome = PipeOutput(SlotCounters(self._schema), rejections=list(work.rejections))
         outcome.num_judged = work.num_events
-        for events in rebatch(work.blocks, self._batch_events):
+        waiting = deque[Events]()
+        requests = rebatch(work.blocks, self._batch_events)
+        while (events := waiting.popleft() if waiting else next(requests, None)) is not None:
             if self._closed.is_set():
                 raise PipeFailed("the pipe was closed while it was in use")
             begin_s = time.monotonic()
             try:
                 answer = self._retrier.call(partial(self._plan.apply, binary_array(events)))
+            except LargeBlock:
+                if len(events) == 1:
+                    raise
+                middle = len(events) // 2
+                halves = events.slice(0, middle), events.slice(middle, len(events))
+                waiting.extendleft(merge_events([half]) for half in reversed(halves))
+                continue
             except SourceUnavailable as error:
                 begin, end = int(events.position_E[0]), int(events.position_E[-1]) + 1
                 where = f"positions {begin} to {end} of {work.segment.partition}"
