@@ -120,20 +120,21 @@ class _SampleQueue:
 
     def __init__(self, stopping: threading.Event, max_samples: int, max_bytes: int) -> None:
         self._stopping, self._max_samples, self._max_bytes = stopping, max_samples, max_bytes
-        self._blocks: deque[Samples | _End | _Failure] = deque()
+        self._blocks: deque[tuple[Samples | _End | _Failure, int, int]] = deque()
+        """Each with its samples and its bytes."""
         self._num_samples = self._num_bytes = 0
         self._changed = threading.Condition()
         self._starved_s, self._starved_since_s = 0.0, math.inf
 
     def put(self, item: Samples | _End | _Failure) -> None:
         """Add an item; wait for room. A block larger than a bound enters an empty queue."""
-        num, num_bytes = _size_of(item)
+        num, num_bytes = (len(item), item.num_bytes) if isinstance(item, Samples) else (0, 0)
         with self._changed:
             while self._num_samples and (
                 self._num_samples + num > self._max_samples or self._num_bytes + num_bytes > self._max_bytes
             ):
                 self._wait()
-            self._blocks.append(item)
+            self._blocks.append((item, num, num_bytes))
             self._num_samples += num
             self._num_bytes += num_bytes
             self._changed.notify_all()
@@ -148,8 +149,7 @@ class _SampleQueue:
             finally:
                 self._starved_s += time.perf_counter() - self._starved_since_s
                 self._starved_since_s = math.inf
-            item = self._blocks.popleft()
-            num, num_bytes = _size_of(item)
+            item, num, num_bytes = self._blocks.popleft()
             self._num_samples -= num
             self._num_bytes -= num_bytes
             self._changed.notify_all()
@@ -164,11 +164,6 @@ class _SampleQueue:
         if self._stopping.is_set():
             raise _Stopped
         self._changed.wait(POLL_S)
-
-
-def _size_of(item: Samples | _End | _Failure) -> tuple[int, int]:
-    """Samples and bytes."""
-    return (len(item), item.num_bytes) if isinstance(item, Samples) else (0, 0)
 
 
 class Loader(Generic[T]):
