@@ -24,6 +24,8 @@ REQUIRED = "HEADRACE_REQUIRE_MACHINES"
 KILL_S = 10.0
 """Longest time for the processes of a machine to end, and for its link to come up."""
 HEADER_BYTES = 66
+SEGMENT_BYTES = 1_448
+"""Of TCP, without headers."""
 _NAME = re.compile(r"headrace-(\d+)-(\d+)-\w+")
 _SETUP = """
 set -e
@@ -144,6 +146,14 @@ class Machine:
         counts = json.loads(ip("-n", self._space, "-s", "-j", "link", "show", "dev", "eth0"))[0]["stats64"]
         sent, received = ((counts[way]["bytes"], counts[way]["packets"]) for way in ("tx", "rx"))
         return sent[0] - HEADER_BYTES * sent[1], received[0] - HEADER_BYTES * received[1]
+
+    def sent_again(self) -> int:
+        """Bytes that TCP sent again, at most: a process that gets no core for a while acknowledges too late."""
+        names, values = (
+            line.split() for line in ip("netns", "exec", self._space, "cat", "/proc/net/snmp").splitlines()
+            if line.startswith("Tcp:")
+        )  # fmt: skip
+        return SEGMENT_BYTES * int(values[names.index("RetransSegs")])
 
     def pids(self) -> list[int]:
         """Its processes."""

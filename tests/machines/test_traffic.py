@@ -79,13 +79,17 @@ def test_what_is_computed_for_collectives_is_on_the_link(machines, held, world):
     counted = [{way: 0 for way in ("sent_bytes", "received_bytes")} for _ in ranks]
     of_groups = [f"{what} of {size}" for size in (2, 3, 4) if world % size == 0 for what in ("sums", "slices")]
     for collective in ("all_reduce", "sum_floats", "broadcast", "gather", "all_gather", *of_groups):
-        before, then = [host.carried() for host in hosts], counted
+        before, then, again = [host.carried() for host in hosts], counted, sum(host.sent_again() for host in hosts)
         for process in ranks:
             process.stdin.write(f"{collective}\n")
             process.stdin.flush()
         links = [json.loads(process.stdout.readline()) for process in ranks]
         counted = [{way: total(each, way) for way in ("sent_bytes", "received_bytes")} for each in links]
-        for rank, host in enumerate(hosts):
-            on_link = [now - was for now, was in zip(host.carried(), before[rank], strict=True)]
+        carried = [host.carried() for host in hosts]
+        again = sum(host.sent_again() for host in hosts) - again  # which is on the link, and no collective's
+        for rank in range(world):
+            on_link = [now - was for now, was in zip(carried[rank], before[rank], strict=True)]
             ours = [counted[rank][way] - then[rank][way] for way in counted[rank]]
-            assert on_link == pytest.approx(ours, rel=0.05, abs=20_000), (collective, rank)
+            for link, computed in zip(on_link, ours, strict=True):
+                most = 0.05 * computed + 20_000
+                assert computed - most <= link <= computed + most + again, (collective, rank, again)
