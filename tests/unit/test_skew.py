@@ -211,3 +211,15 @@ def test_out_of_order_events_count_at_the_greatest_time_before_them(times, max_e
 def test_streams_without_times_are_not_merged():
     parts = [Partition(f"t/{i}", i, 0, 0, 5, True) for i in range(2)]
     assert merged_caps(rests_of(parts, {}, ()), 3, lambda _: {}, {}) == {}
+
+
+def test_only_partitions_that_the_next_pass_can_reach_are_asked_for_their_times():
+    source, asked = Files([[[1_000 * n, 1_000 * n + 500] for n in range(50)], [[0, 49_000]]]), set()
+
+    def ask(times_ms):
+        asked.update(times_ms)
+        return source.ask(times_ms)
+
+    caps = merged_caps(rests_of(source.partitions, {}, ()), 5, ask, {})
+    assert {name: end for name, end in caps.items() if end} == {"0/0": 2, "0/1": 2, "1/0": 1}
+    assert asked == {"0/0", "0/1", "0/2", "1/0"}

@@ -7,6 +7,7 @@ trainer.rank0.planner.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from headrace.dataset.stream.source import Partition
@@ -91,7 +92,8 @@ def merged_caps(rests: Sequence[Sequence["Rest"]], max_events: int, ask: Ask, lo
     None are capped if all fit, or if so many events have no time that the first with one does not. `lowest`: see
     caps_by_time.
     """
-    at = {rest.name: rest.position for stream in rests for rest in stream}
+    caps = {rest.name: rest.position for stream in rests for rest in stream}
+    rests = [_beginning(stream, max_events) for stream in rests]  # the source reads no file for its times beyond it
 
     def num_before(ends: Mapping[str, int]) -> int:
         return sum(rest.num(ends[rest.name]) for stream in rests for rest in stream)
@@ -118,7 +120,13 @@ def merged_caps(rests: Sequence[Sequence["Rest"]], max_events: int, ask: Ask, lo
         taken = min(left, rest.num(latest[rest.name]) - rest.num(ends[rest.name]))
         ends[rest.name] = rest.end_of(rest.num(ends[rest.name]) + taken) if taken else ends[rest.name]
         left -= taken
-    return {name: max(end, at[name]) for name, end in ends.items()}
+    return caps | ends
+
+
+def _beginning(stream: Sequence["Rest"], max_events: int) -> list["Rest"]:
+    """The first partitions of a stream that have more than `max_events` positions together, or all."""
+    num_before = accumulate((rest.num(rest.end) for rest in stream), initial=0)
+    return [rest for rest, num in zip(stream, num_before, strict=False) if num <= max_events]
 
 
 def ends_at(rests: Sequence[Sequence["Rest"]], time_ms: int, ask: Ask) -> dict[str, int]:
