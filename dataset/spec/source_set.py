@@ -7,6 +7,7 @@ come first: "history:2024/05.jsonl", "live:clicks/0".
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from headrace.dataset.spec.config import (
     MAX_SOURCES,
@@ -91,13 +92,15 @@ class SourceSet:
         Sources whose events have times have one, and so have files whose patterns have the same fields: these advance
         by period, unless the streams are `merged`.
         """
+        alone, together = self._clocks[self.name_of(stream)]
+        return together if merged else alone
+
+    @cached_property
+    def _clocks(self) -> dict[str, tuple[str, str]]:
+        """By source: its clock, and the one where streams are merged."""
         if not self.several:
-            return ""
-        name = self.name_of(stream)
-        section = self.sections[name]
-        timed = isinstance(section, FilesSource) and section.event_time.field is not None
-        period = _clock(name, section)
-        return RECORD_CLOCK if timed and (merged or period.startswith(SEPARATOR)) else period
+            return dict.fromkeys(self.sections, ("", ""))
+        return {name: _clocks_of(name, section) for name, section in self.sections.items()}
 
     def predecessors(self, name: str) -> list[str]:
         """The sources that must have ended before `name` begins."""
@@ -107,6 +110,14 @@ class SourceSet:
             found.append(after)
             after = self.sections[after].after
         return found
+
+
+def _clocks_of(name: str, section: SourceSection) -> tuple[str, str]:
+    """See SourceSet._clocks. Files whose events have times need no periods."""
+    period = _clock(name, section)
+    if not isinstance(section, FilesSource) or section.event_time.field is None:
+        return period, period
+    return RECORD_CLOCK if period.startswith(SEPARATOR) else period, RECORD_CLOCK
 
 
 def _clock(name: str, section: SourceSection) -> str:
