@@ -14,7 +14,7 @@ from headrace.dataset.samples.trim import trim
 from headrace.dataset.sources.event_time import event_times
 from headrace.dataset.spec.config import EventTime
 from headrace.dataset.spec.schema import Schema
-from headrace.dataset.stream.event_values import concat_values, take_events
+from headrace.dataset.stream.event_values import concat_values, grouped
 from headrace.dataset.stream.source import Events
 
 BATCH_BYTES = 8 << 20
@@ -56,24 +56,8 @@ def _rejection(work: PipeInput, events: Events, bad: BadRow) -> Rejection:
 
 def rebatch(blocks: Iterable[Events], num: int, max_bytes: int = BATCH_BYTES) -> Iterator[Events]:
     """Events in batches of `num`, or fewer if these have `max_bytes`, independent of their blocks."""
-    held: list[Events] = []
-    num_held = num_bytes = 0
-    for block in blocks:
-        at = 0
-        sum_E = np.cumsum(block.length_E)
-        while at < len(block):
-            before = int(sum_E[at - 1]) if at else 0
-            filled = 1 + int(np.searchsorted(sum_E, before + max_bytes - num_bytes))
-            end = min(len(block), at + num - num_held, filled)
-            held.append(take_events(block, np.arange(at, end)))
-            num_held += end - at
-            num_bytes += int(sum_E[end - 1]) - before
-            at = end
-            if num_held == num or num_bytes >= max_bytes:
-                yield merge_events(held)
-                held, num_held, num_bytes = [], 0, 0
-    if held:
-        yield merge_events(held)
+    for events, _ in grouped(blocks, max_bytes, num):
+        yield merge_events(events)
 
 
 def merge_events(parts: list[Events]) -> Events:

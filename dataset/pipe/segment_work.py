@@ -16,7 +16,7 @@ from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.sources.event_time import SECONDS, possible_times
 from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
-from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, take_events
+from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, grouped, take_events
 from headrace.dataset.stream.source import Events, Segment
 
 BYTES_OF_EVENT = 64
@@ -186,21 +186,12 @@ def _reasons(
 def cut_events(segment: Segment, blocks: Iterable[Events], max_bytes: int) -> Iterator[tuple[Segment, list[Events]]]:
     """Cut a segment behind each event that brings its part to `max_bytes`: a pure function of the events, however the
     source groups them. At least one part, of which the last ends where the segment does."""
-    part: list[Events] = []
-    begin, num_bytes = segment.begin, 0
-    for block in blocks:
-        at = 0
-        sum_E = np.cumsum(block.length_E + BYTES_OF_EVENT)
-        while at < len(block):
-            before = int(sum_E[at - 1]) if at else 0
-            end = min(len(block), 1 + int(np.searchsorted(sum_E, before + max_bytes - num_bytes)))
-            part.append(block if end - at == len(block) else block.slice(at, end))
-            num_bytes += int(sum_E[end - 1]) - before
-            at = end
-            if num_bytes >= max_bytes:
-                past = min(int(block.position_E[at - 1]) + 1, segment.end)
-                yield replace(segment, begin=begin, end=past), part
-                part, begin, num_bytes = [], past, 0
+    begin, part = segment.begin, list[Events]()
+    for part, is_full in grouped(blocks, max_bytes, of_event=BYTES_OF_EVENT):
+        if is_full:
+            past = min(int(part[-1].position_E[-1]) + 1, segment.end)
+            yield replace(segment, begin=begin, end=past), part
+            begin, part = past, []
     if part or begin < segment.end or begin == segment.begin:
         yield replace(segment, begin=begin), part
 

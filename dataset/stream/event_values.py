@@ -1,9 +1,11 @@
-"""The bytes of a block of events: as lines, one after another, or of some events; and which are one JSON object.
+"""The bytes of a block of events: as lines, one after another, or of some events; and which are one JSON object. Groups
+of events by their bytes.
 
 Shapes: E events.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 import numpy as np
@@ -144,3 +146,31 @@ def take_events(events: Events, index_E: NDArray[np.intp]) -> Events:
         None if events.headers is None else [events.headers[i] for i in index_E],
         None if events.faults is None else [events.faults[i] for i in index_E],
     )
+
+
+def grouped(
+    blocks: Iterable[Events], max_bytes: int, max_events: int | None = None, of_event: int = 0
+) -> Iterator[tuple[list[Events], bool]]:
+    """Events in groups, however their blocks are cut, and whether each is full.
+
+    A full group ends with the event that brings it to `max_bytes` or `max_events`. `of_event`: bytes of an event beside
+    its value.
+    """
+    group: list[Events] = []
+    num_events = num_bytes = 0
+    for block in blocks:
+        at = 0
+        sum_E = np.cumsum(block.length_E + of_event)
+        while at < len(block):
+            before = int(sum_E[at - 1]) if at else 0
+            filled = 1 + int(np.searchsorted(sum_E, before + max_bytes - num_bytes))
+            end = min(len(block), filled, len(block) if max_events is None else at + max_events - num_events)
+            group.append(block.slice(at, end))
+            num_events += end - at
+            num_bytes += int(sum_E[end - 1]) - before
+            at = end
+            if num_events == max_events or num_bytes >= max_bytes:
+                yield group, True
+                group, num_events, num_bytes = [], 0, 0
+    if group:
+        yield group, False
