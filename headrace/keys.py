@@ -42,6 +42,15 @@ def unique_keys(*many: U64) -> U64:
     return keys_U
 
 
+def are_among(keys_N: U64, sorted_U: U64) -> NDArray[np.bool_]:
+    """(N,) Which keys are among ascending ones. As np.isin, which sorts both at each call."""
+    if not len(sorted_U):
+        return np.zeros(len(keys_N), np.bool_)
+    at_N = np.minimum(np.searchsorted(sorted_U, keys_N), len(sorted_U) - 1)
+    found_N: NDArray[np.bool_] = sorted_U[at_N] == keys_N
+    return found_N
+
+
 def key_of_reference(sign: int, group: int) -> int:
     """Key of a sign in a slot group: `mix(sign + (group + 1) * GOLDEN)`, a bijection for each group."""
     return mix_reference((sign + (group + 1) * GOLDEN) & MASK)

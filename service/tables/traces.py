@@ -18,7 +18,7 @@ from headrace.dataset.samples.sample_bytes import decode_samples
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.deadline import Deadline
 from headrace.key_kernels import keys_of, signs_of
-from headrace.keys import unique_keys
+from headrace.keys import are_among, unique_keys
 from headrace.pserver.config import TableSection
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.pserver.protocol.joins import JOIN_TABLE
@@ -179,7 +179,7 @@ class _Search:
 
     def _there(self, slot: Slot, keys_N: U64) -> U64:
         """Those of the keys that have a row."""
-        return keys_N[_is_in(keys_N, self.known[slot.sparse.table, slot.group])]
+        return keys_N[are_among(keys_N, self.known[slot.sparse.table, slot.group])]
 
     def _signs_of(self, slot: Slot) -> U64:
         """(P,) the signs of a slot with which the value occurs: its own, or those of all rows."""
@@ -242,7 +242,7 @@ class _Search:
             there_U = np.sort(np.concatenate([NO_KEYS, *(keys_U for keys_U, _, _ in self.rows.of(table))]))
             parts = [(self.signs[each.name] if len(slots) == 1 else self._signs_of(each), each.group) for each in slots]
             for keys_N in self._chained(name, parts):
-                self._add(table, slots[-1].group, keys_N[_is_in(keys_N, there_U)])
+                self._add(table, slots[-1].group, keys_N[are_among(keys_N, there_U)])
 
     def _search_histories(self) -> None:
         """Histories of others that remember the value: they begin anew."""
@@ -277,15 +277,6 @@ class _Search:
 def _field(slot: Slot) -> str:
     """The field of the event with the values of a plain slot."""
     return slot.entry.source or slot.name
-
-
-def _is_in(keys_N: U64, sorted_U: U64) -> NDArray[np.bool_]:
-    """(N,) which keys are among ascending ones: as np.isin, which sorts both for every piece."""
-    if not len(sorted_U):
-        return np.zeros(len(keys_N), np.bool_)
-    at_N = np.minimum(np.searchsorted(sorted_U, keys_N), len(sorted_U) - 1)
-    found_N: NDArray[np.bool_] = sorted_U[at_N] == keys_N
-    return found_N
 
 
 def _keys(sign_N: U64, group: int) -> U64:

@@ -91,3 +91,9 @@ def test_unique_keys_are_those_of_numpy(some):
     keys_N = np.array(some, np.uint64)
     keys_U = keys.unique_keys(keys_N)
     assert keys_U.dtype == np.uint64 and keys_U.tolist() == np.unique(keys_N).tolist()
+
+
+@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
+def test_keys_among_others_are_those_that_numpy_finds(some, others):
+    keys_N, sorted_U = np.array(some, np.uint64), np.unique(np.array(others, np.uint64))
+    assert keys.are_among(keys_N, sorted_U).tolist() == np.isin(keys_N, sorted_U).tolist()

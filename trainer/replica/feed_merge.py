@@ -8,9 +8,8 @@ Shapes: U keys of a part, S keys seen in newer parts.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headrace.keys import unique_keys
+from headrace.keys import are_among, unique_keys
 from headrace.pserver.feed.table_changes import PresentRows, TableDelta
 from headrace.trainer.replica.updates import U64, ReplicaRows, TableUpdate
 
@@ -31,7 +30,7 @@ def merge_steps(steps: Sequence[Sequence[TableDelta]], *, whole: bool) -> TableU
             break  # the base, which is large: nothing is older
         keys_U = unique_keys(seen_S, *(part.rows.keys_P for part in step))
         gone_U = unique_keys(NONE, *(part.gone_U for part in step))
-        gone.append(gone_U[_missing(gone_U, keys_U)])
+        gone.append(gone_U[~are_among(gone_U, keys_U)])
         seen_S = unique_keys(keys_U, gone_U)
     kept = tuple(each for step in reversed(rows) for each in step if len(each.keys_U))
     return TableUpdate(kept, NONE if whole else np.concatenate(gone))
@@ -41,14 +40,5 @@ def _without(present: PresentRows, seen_S: U64) -> ReplicaRows:
     """Rows of keys that are not among `seen_S`."""
     if not len(seen_S):
         return ReplicaRows(present.keys_P, present.group_P, present.rows_PD)
-    fresh_U = _missing(present.keys_P, seen_S)
+    fresh_U = ~are_among(present.keys_P, seen_S)
     return ReplicaRows(present.keys_P[fresh_U], present.group_P[fresh_U], present.rows_PD[fresh_U])
-
-
-def _missing(keys_U: U64, seen_S: U64) -> NDArray[np.bool_]:
-    """(U,) which keys are not in the sorted `seen_S`."""
-    if not len(seen_S):
-        return np.ones(len(keys_U), np.bool_)
-    at_U = np.minimum(np.searchsorted(seen_S, keys_U), len(seen_S) - 1)
-    missing_U: NDArray[np.bool_] = seen_S[at_U] != keys_U
-    return missing_U
