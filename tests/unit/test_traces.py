@@ -51,9 +51,3 @@ def test_a_cross_with_too_many_combinations_is_named_and_not_searched(monkeypatc
         found == []
         and note == "slot pairs: 6 combinations are too many to search; forget each by the values of all parts"
     )
-
-
-@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
-def test_keys_are_found_among_others(keys, known):
-    sorted_U = np.sort(np.array(known, np.uint64))
-    assert traces._is_in(np.array(keys, np.uint64), sorted_U).tolist() == [key in known for key in keys]
