@@ -87,6 +87,45 @@ def test_classes_that_docstrings_name_exist():
     assert not offences, "\n".join(offences)
 
 
+def test_a_contract_is_told_once():
+    """A public class or method has a docstring, but for a method whose contract a base or protocol tells, and for the
+    only public class of a module, which the module's docstring describes."""
+    trees = {path: ast.parse(path.read_text()) for path in sources()}
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {name_of(base) for each in classes for base in each.bases}
+    promised = {
+        method.name
+        for each in classes
+        if each.name in bases or "Protocol" in map(name_of, each.bases)
+        for method in methods(each)
+        if ast.get_docstring(method)
+    }
+    offences = []
+    for path, tree in trees.items():
+        public = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        silent = [each for each in public if not ast.get_docstring(each)]
+        for each in silent if len(public) > 1 or path.name == "__init__.py" else ():
+            offences.append(f"{path}:{each.lineno} {each.name}")
+        for each in public:
+            for method in methods(each):
+                if not method.name.startswith("_") and not ast.get_docstring(method) and method.name not in promised:
+                    offences.append(f"{path}:{method.lineno} {each.name}.{method.name}")
+    assert not offences, "\n".join(offences)
+
+
+def name_of(base: ast.expr) -> str:
+    """The last name of a base class, as in `Generic[T]` or `nn.Module`."""
+    while isinstance(base, ast.Subscript | ast.Attribute):
+        if isinstance(base, ast.Attribute):
+            return base.attr
+        base = base.value
+    return base.id if isinstance(base, ast.Name) else ""
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Every string that stands alone as a statement: docstrings, and those below a field or a constant."""
     for node in ast.walk(tree):
