@@ -53,7 +53,7 @@ def _opened(config: WorkerConfig) -> Iterator[Trainer]:
             held.callback(served.end)
         else:
             trainer = held.enter_context(open_trainer(config, identity=identity))
-            committer = trainer.parts.committer
+            committer = trainer.committer
             commit = None if committer is None else committer.ask
             held.enter_context(
                 _served(config, identity, trainer.parts.progress.status, trainer.loop.drain, commit, trainer.answer)
@@ -91,7 +91,7 @@ def finish(trainer: Trainer) -> None:
     """Rank 0: write the report."""
     parts, deadline = trainer.parts, Deadline.after(CLOSE_S)
     digest = digest_of(parts.shards, parts.dense, deadline)
-    compared = () if parts.rank0 is None else parts.rank0.chronicle.compared
+    compared = () if trainer.rank0 is None else trainer.rank0.chronicle.compared
     write_report(trainer.store, parts.progress, parts.observer.report(), digest, compared, trainer.job.join)
     log.info("done: version %d, digest %s", parts.progress.version, digest)
 

@@ -95,7 +95,7 @@ def measure(cache: Path, num_rows: int, hidden: int, memory: str | None) -> dict
 
             at_closes(trainer, closed)
             trainer.loop.run()
-            commit = trainer.parts.committer.status()
+            commit = trainer.committer.status()
             table = progress.status()["tables"]["default"]
     warm, end = closes[WARM_BATCHES // PASS_BATCHES - 1], closes[-1]
     return {

@@ -66,7 +66,7 @@ def at_closes(trainer: Trainer, act: Callable[[int], None]) -> None:
 
 def committed(trainer: Trainer, version: int) -> dict:
     """Commit `version` while training waits; the committer's figures."""
-    committer = trainer.parts.committer
+    committer = trainer.committer
     if committer.due(version, ended=True):
         committer.begin(version, trainer.parts.dense.consolidate())
     while not committer.finish(version):
@@ -111,7 +111,7 @@ def rate(npz: Path, hidden: int, every_s: float, seconds: float) -> dict[str, fl
         reader = ArrayReader(npz, num_samples)
         blocks: list[dict] = []
         with trainer_with(spec, reader, 0, Path(name)) as trainer:
-            progress, committer = trainer.parts.progress, trainer.parts.committer
+            progress, committer = trainer.parts.progress, trainer.committer
 
             def look(version: int) -> None:
                 now_s = time.perf_counter()

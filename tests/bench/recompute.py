@@ -25,8 +25,8 @@ from headrace.trainer.models.deep_crossing import ResidualUnit
 from headrace.trainer.models.layers import Mlp
 from headrace.trainer.models.sasrec import SequenceEncoder
 from headrace.trainer.models.settings import SasrecSettings
-from headrace.trainer.train.freed_memory import keep_freed_memory
-from headrace.trainer.train.saved_activations import saved_activations
+from headrace.trainer.train.activations import saved_activations
+from headrace.trainer.train.device import keep_freed_memory
 from tests.bench.w1 import ROOT
 
 WIDTH, B, L = 429, 4096, 100

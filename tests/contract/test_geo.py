@@ -17,8 +17,7 @@ from headrace.pserver.config import Bounds, CountEntry, Sgd, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
 from headrace.pserver.rows.row_settings import RowSettings
 from headrace.trainer.status.step_clock import StepClock
-from headrace.trainer.train.exchanges import Exchanges
-from headrace.trainer.train.geo_exchanges import CopiedTable, GeoExchanges, RowCopy
+from headrace.trainer.train.exchanges import CopiedTable, Exchanges, GeoExchanges, RowCopy
 from tests.contract import shards_world as w
 
 WIDTH = 2

@@ -16,7 +16,7 @@ from headrace.trainer.dense_config import DenseSection, RecomputeSection
 from headrace.trainer.models.contract import Inputs, SequenceInput, Shape, SlotShape
 from headrace.trainer.models.outputs import check_outputs
 from headrace.trainer.models.registry import MODELS, load_model
-from headrace.trainer.train.saved_activations import saved_activations
+from headrace.trainer.train.activations import saved_activations
 from tests.fakes.model_settings import NEEDS_SEQUENCE, fitting
 
 B, L = 12, 5

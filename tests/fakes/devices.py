@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from headrace.trainer.train.device_choice import CUBLAS_CONFIG, CUBLAS_WORKSPACES
+from headrace.trainer.train.device import CUBLAS_CONFIG, CUBLAS_WORKSPACES
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]

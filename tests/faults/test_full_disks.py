@@ -23,7 +23,7 @@ from headrace.trainer.journal import log as log_module
 from headrace.trainer.journal.log import Log, LogFull, RecordKind, read
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.replay_log import ReplayLog
-from headrace.trainer.train.saved_state import SavedState
+from headrace.trainer.train.commit_state import SavedState
 from tests.contract import shards_world as w
 from tests.contract.test_shards import some_batches
 from tests.fakes.records import close

@@ -58,7 +58,7 @@ def test_the_first_logged_pass_is_read_before_rows_are_restored_with_the_same_re
     again = config_of(job, tmp_path / "stopped", *SETTINGS, generation=2)
     with torch_as_before(), assembly.open_trainer(again) as trainer:
         trainer.loop.run()
-        trainer.parts.rank0.beginning.joblog.close()
+        trainer.rank0.beginning.joblog.close()
         assert digest_of(trainer.parts.shards, trainer.parts.dense, Deadline.after(10)) == undisturbed.digest
         assert trainer.parts.progress.num_events == undisturbed.events
     assert looked_up and all(looked_up), "no key is looked up before the rows are there"

@@ -17,7 +17,7 @@ from headrace.service.spec.job import load_job
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.config import WorkerConfig
 from headrace.trainer.train.assembly import open_trainer
-from headrace.trainer.train.fingerprint import MAKER, fingerprint
+from headrace.trainer.train.device import MAKER, fingerprint
 from headrace.trainer.train.report import digest_of
 from tests.integration.stream_job import headrace
 from tests.integration.trainer_here import closes, torch_as_before
@@ -51,7 +51,7 @@ def ended(job, generation):
     config = WorkerConfig(job=spec, rank=0, world=1, generation=generation, **where)
     with torch_as_before(), open_trainer(config) as trainer:
         trainer.loop.run()
-        trainer.parts.rank0.beginning.joblog.close()
+        trainer.rank0.beginning.joblog.close()
         return digest_of(trainer.parts.shards, trainer.parts.dense, Deadline.after(10))
 
 

@@ -62,9 +62,9 @@ def run(job: Path, store: Path, *settings: str, generation: int = 1, drain_after
         if drain_after is not None:
             parts.observer.watch(lambda _: trainer.loop.drain() if parts.progress.num_events == drain_after else None)
         trainer.loop.run()
-        parts.rank0.beginning.joblog.close()
+        trainer.rank0.beginning.joblog.close()
         digest, told = digest_of(parts.shards, parts.dense, Deadline.after(10)), parts.progress.status()
-        guards = parts.rank0.operator.status().get("guards", {})
+        guards = trainer.rank0.operator.status().get("guards", {})
         life = told["metrics"], told["events"], told["learning"], told["event_span_s"]
         return Ended(digest, parts.closer.day, *life, guards)
 

@@ -19,7 +19,7 @@ from headrace.trainer.exports.stream_state import ExportStreamState
 from headrace.trainer.features.default_rows import DefaultRows, widths_of
 from headrace.trainer.models.carried_weights import NotCarried
 from headrace.trainer.spec.defaults import fill_defaults
-from headrace.trainer.train.carried_state import CarriedState, weights_of
+from headrace.trainer.train.commit_state import CarriedState, weights_of
 from headrace.trainer.train.model_building import build_model
 from tests.integration.stream_job import SPEC
 

@@ -7,7 +7,7 @@ import torch
 
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.train.assembly import changed_arithmetic
-from headrace.trainer.train.fingerprint import MAKER, fingerprint, maker_in, merged_rows
+from headrace.trainer.train.device import MAKER, fingerprint, maker_in, merged_rows
 from tests.unit.test_defaults import RAW
 
 HERE = fingerprint(torch.device("cpu"))

@@ -20,7 +20,7 @@ from headrace.trainer.checkpoint.committer import RETRY_S, STEP_S, Committer
 from headrace.trainer.checkpoint.handover import hand_over, handed_over
 from headrace.trainer.config import CommitSection
 from headrace.trainer.journal.log import Log, Superseded
-from headrace.trainer.train.saved_state import SavedState
+from headrace.trainer.train.commit_state import SavedState
 from tests.fakes.records import close
 from tests.fakes.troubled_disk import TroubledDisk
 

@@ -31,8 +31,7 @@ from headrace.trainer.features.default_rows import (
 from headrace.trainer.features.pooling import KernelPooling, TorchPooling
 from headrace.trainer.features.training_batches import BatchMaker
 from headrace.trainer.spec.slot_rules import check_slot_rules
-from headrace.trainer.train.row_sums import RowSums
-from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step import RowSums, Stepper
 
 CPU = torch.device("cpu")
 SCHEMA = Schema.of([SparseSlot(name="a"), SparseSlot(name="b", pooling="mean"), MetaSlot(kind="meta", names=("y",))])

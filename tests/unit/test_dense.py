@@ -96,7 +96,7 @@ import sys, torch
 from headrace.trainer.config import TrainSection
 from headrace.trainer.dense.all_reduce import AllReduceDense
 from headrace.trainer.dense_config import DenseSection
-from headrace.trainer.train.assembly import set_up_torch
+from headrace.trainer.train.device import set_up_torch
 from headrace.trainer.collectives.ranks import SingleRank
 
 set_up_torch(TrainSection(), 1, torch.device("cpu"))

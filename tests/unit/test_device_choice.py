@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.errors import SpecError
 from headrace.trainer.config import TrainSection
 from headrace.trainer.train import assembly
-from headrace.trainer.train.device_choice import CUBLAS_CONFIG, CUBLAS_WORKSPACES, fix_workspaces, gpu_of, pick_device
+from headrace.trainer.train.device import CUBLAS_CONFIG, CUBLAS_WORKSPACES, fix_workspaces, gpu_of, pick_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 

@@ -30,7 +30,7 @@ from headrace.trainer.exports.request import ExportRequest
 from headrace.trainer.models.linear import Kernel, ProductKernels, sizes_of, use_table
 from headrace.trainer.models.needs import shape_of
 from headrace.trainer.models.registry import MODELS, load_model
-from headrace.trainer.train.export_stage import ExportStager
+from headrace.trainer.train.exporting import ExportStager
 from headrace.trainer.train.tracing import input_names
 from tests.fakes.model_settings import fitting
 

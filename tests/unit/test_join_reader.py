@@ -21,7 +21,7 @@ from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.features.join_events import too_long_text
 from headrace.trainer.features.join_reader import JoinReader
 from headrace.trainer.spec.join_tables import join_tables, windows_of
-from headrace.trainer.train.fake_negatives import fake_negative_weights
+from headrace.trainer.train.losses import fake_negative_weights
 
 SCHEMA = Schema.of(
     (

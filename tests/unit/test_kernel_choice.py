@@ -12,7 +12,7 @@ from headrace.trainer.journal.records import MatmulOperation
 from headrace.trainer.models.linear import Kernel, Linear, sizes_of
 from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.train import kernel_choice
-from headrace.trainer.train.fingerprint import MAKER
+from headrace.trainer.train.device import MAKER
 from headrace.trainer.train.kernel_choice import (
     MIN_MULTIPLICATIONS,
     KernelSchedule,

@@ -13,7 +13,7 @@ from headrace.trainer.metrics.meter import Meter
 from headrace.trainer.metrics.observed import ObservedBatch
 from headrace.trainer.metrics.ranking import GroupMeasures, add_groups_reference
 from headrace.trainer.metrics.reduce import LocalReduce
-from headrace.trainer.train.own_metrics import own_metrics
+from headrace.trainer.train.observer import own_metrics
 from tests.unit.test_metrics_meter import CTR, STAY, ThreadedRanks
 
 SAMPLES = st.lists(

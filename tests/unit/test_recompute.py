@@ -16,11 +16,15 @@ from headrace.trainer.config import TrainSection
 from headrace.trainer.dense.batch_norms import OwnBatchNorms
 from headrace.trainer.dense_config import DenseSection
 from headrace.trainer.models.layers import Mlp
+from headrace.trainer.train.activations import (
+    Offloaded,
+    RecomputeDiffers,
+    blocks_of,
+    layers_of,
+    parts_of,
+    saved_activations,
+)
 from headrace.trainer.train.mixed_precision import Precision
-from headrace.trainer.train.model_blocks import blocks_of, layers_of, parts_of
-from headrace.trainer.train.offload import Offloaded
-from headrace.trainer.train.recompute import RecomputeDiffers
-from headrace.trainer.train.saved_activations import saved_activations
 
 CPU = torch.device("cpu")
 WIDTH, B = 6, 5

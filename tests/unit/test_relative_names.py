@@ -31,7 +31,7 @@ from headrace.trainer.fence.fenced_log import prepare
 from headrace.trainer.journal.records import UndecodableRecord
 from headrace.trainer.journal.records import decode as decode_record
 from headrace.trainer.replica.export_updates import parsed
-from headrace.trainer.train.restored_state import _commit_in
+from headrace.trainer.train.commit_state import _commit_in
 from tests.fakes.exports import write_export
 
 SOON = Deadline.after(3600.0)

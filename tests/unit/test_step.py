@@ -19,8 +19,7 @@ from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.model_inputs import FirstSigns
 from headrace.trainer.features.pooling import KernelPooling
 from headrace.trainer.features.training_batches import BatchMaker, targets
-from headrace.trainer.train.row_sums import RowSums
-from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step import RowSums, Stepper
 
 SCHEMA = Schema.of(
     [

@@ -8,7 +8,7 @@ from headrace.trainer.journal.partitions import SkippedRange
 from headrace.trainer.journal.records import SpecOperation
 from headrace.trainer.rank0.recovery import claim_and_recover
 from headrace.trainer.status.progress import TrainerProgress
-from headrace.trainer.train.restored_state import restore
+from headrace.trainer.train.commit_state import restore
 from tests.fakes.past import SPEC, Past
 
 

@@ -11,7 +11,7 @@ from headrace.trainer.checkpoint.commits import Commit
 
 
 class CapturedState(Protocol):
-    """Rank 0's state of one version: see trainer.train.saved_state.SavedState."""
+    """Rank 0's state of one version: see trainer.train.commit_state.SavedState."""
 
     @property
     def version(self) -> int:

@@ -1,6 +1,6 @@
 """The committer, on rank 0: when a commit is due, its numbered steps, its failures, and pruning afterwards.
 
-The content of a commit on disk is trainer.checkpoint.commits', the state of rank 0 trainer.train.saved_state's. The
+The content of a commit on disk is trainer.checkpoint.commits', the state of rank 0 trainer.train.commit_state's. The
 loop calls `due` and `begin` between passes; a thread writes while training continues. Imports no torch.
 """
 

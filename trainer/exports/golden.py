@@ -2,7 +2,7 @@
 
 golden.parquet has a row a sample: for each sparse slot its signs (list<uint64>; texts are hashed, padding dropped,
 max_len kept) and, where it is weighted, "<slot>.weight" (list<float32>); for each dense slot its values
-(list<float32>); for each task "prediction.<task>" (float32). Rank 0 writes it (trainer.train.export_stage). The
+(list<float32>); for each task "prediction.<task>" (float32). Rank 0 writes it (trainer.train.exporting). The
 exporter process predicts the samples again from the rows it exported and the ONNX model. Any server can do so, too:
 deploy/examples/serving does it without Headrace.
 

@@ -1,6 +1,6 @@
 """Writes the parts of an export that are not rows: dense tensors, the model as ONNX, golden predictions.
 
-Rank 0 prepared what only it knows of the version (trainer.train.export_stage). This module combines it with the tensors
+Rank 0 prepared what only it knows of the version (trainer.train.exporting). This module combines it with the tensors
 and rows of the commit. The manifest says which parts are missing; rows and tensors alone are a valid export.
 """
 

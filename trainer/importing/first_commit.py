@@ -3,7 +3,7 @@
 The next run begins timeline t1 at this commit, as it does at a commit from a mirror. It is version 1, not 0: a row
 exists from a version above 0 on, and a pass treats rows of its own version as touched by itself. Also, the log can then
 never be taken for complete without this commit. It has only rows and dense tensors: metrics, positions and counts begin
-as in a new job (trainer.train.saved_state).
+as in a new job (trainer.train.commit_state).
 """
 
 import os

@@ -37,7 +37,7 @@ def weights_between(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     from headrace.config import validate
     from headrace.trainer.config import TrainerJob
-    from headrace.trainer.train.carried_state import carried_between, weights_of
+    from headrace.trainer.train.commit_state import carried_between, weights_of
 
     folder = Path(request["folder"])
     try:

@@ -2,7 +2,7 @@
 
 A metric is a vector of integers to which batches add, so it can be summed over ranks, passes and restarts like the
 built-in metrics: its value depends on no order and on no number of ranks. `metrics.own` in a job file names classes of
-metrics; they are measured for every task, for the pass, the window and the life of the job. trainer.train.own_metrics
+metrics; they are measured for every task, for the pass, the window and the life of the job. trainer.train.observer
 builds them.
 """
 

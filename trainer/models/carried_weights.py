@@ -1,7 +1,7 @@
 """Weights of a model for other slots: which places of which weights are kept, are new, or are cut.
 
 A model names the places of its weights along each axis (`slot_axes` of trainer.models.contract). Pure arithmetic on
-indices; trainer.train.carried_state applies it to a commit.
+indices; trainer.train.commit_state applies it to a commit.
 """
 
 import math

@@ -33,8 +33,8 @@ from headrace.trainer.models.contract import Inputs
 from headrace.trainer.models.outputs import check_outputs
 from headrace.trainer.predict.fixed_batches import FixedBatch, FixedBatches, filled_up, no_samples
 from headrace.trainer.predict.metric_inputs import targets_of
+from headrace.trainer.train.commit_state import DENSE
 from headrace.trainer.train.model_building import build_model
-from headrace.trainer.train.saved_state import DENSE
 from headrace.validation import nearest
 
 SLOT = "slot."

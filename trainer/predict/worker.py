@@ -46,7 +46,7 @@ from headrace.trainer.predict.prediction_plan import PredictionPlan, open_input,
 from headrace.trainer.predict.predictor import BatchOutputs, Predictor
 from headrace.trainer.predict.slot_shuffle import shuffled
 from headrace.trainer.spec.history_tables import history_tables
-from headrace.trainer.train.assembly import set_up_torch
+from headrace.trainer.train.device import set_up_torch
 
 BLOCK_BATCHES = 16
 """Full batches in a block, the unit of cutting and writing. Smaller blocks would need more padding."""

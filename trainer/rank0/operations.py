@@ -102,7 +102,7 @@ class ClosingPass:
     days: Sequence[int] = ()
     """Days, counted as in `day`, with samples in this pass; none without event time."""
     signals: Sequence[str] = ()
-    """Inputs of rows' statistics that this pass has: see trainer.train.signals."""
+    """Inputs of rows' statistics that this pass has: see trainer.train.observer."""
     slots: SlotCounters | None = None
     """Counters of the slots in this pass, over all ranks."""
 

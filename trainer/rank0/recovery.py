@@ -1,7 +1,7 @@
 """Recovery: rank 0 claims its generation, chooses the newest sound commit, and finds the passes to replay.
 
 Commits are read by trainer.checkpoint.commits, the log by trainer.journal.log. State is loaded into a trainer by
-trainer.train.saved_state and the shards. trainer.rank0.logged_specs knows under which spec passes were logged.
+trainer.train.commit_state and the shards. trainer.rank0.logged_specs knows under which spec passes were logged.
 """
 
 import logging

@@ -60,7 +60,7 @@ class Shrinks:
         self._rules: dict[str, shrink_guard.Rule] = {}
         """By table, the rule of its last shrink; before that, the rule when its first row came."""
         self._heard: dict[str, int] = {}
-        """The last day of each signal (trainer.train.signals)."""
+        """The last day of each signal (trainer.train.observer)."""
         self._due: dict[str, int] = {}
         """Tables whose daily shrink is due, each with the version since when."""
         self._held: Mapping[str, Mapping[str, Any]] = {}

@@ -1,9 +1,6 @@
 """Builds one trainer from its configuration: the composition root of a trainer process."""
 
 import logging
-import math
-import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -19,7 +16,7 @@ from headrace.blob.signature import Signature
 from headrace.blob.store_address import parse
 from headrace.config import validate
 from headrace.dataset.loader.batch_loader import Loader, PassReader
-from headrace.dataset.loader.dead_letters import BadFraction, DeadLetters
+from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
@@ -59,40 +56,39 @@ from headrace.trainer.fence.head_contact import watched
 from headrace.trainer.journal.log import Log
 from headrace.trainer.models.inference_mode import depends_on_mode
 from headrace.trainer.rank0.object_head import ObjectHead
-from headrace.trainer.rank0.parts import CLOSE_S, OPEN_S, RankZero, rank_zero, source_of
+from headrace.trainer.rank0.parts import OPEN_S, RankZero, rank_zero, source_of
 from headrace.trainer.rank0.recovery import RestartPoint, claim_and_recover, rerun_point
-from headrace.trainer.rank0.resizing import ResizePreparation
 from headrace.trainer.rank0.standby import Standby
 from headrace.trainer.spec.defaults import fill_defaults
 from headrace.trainer.spec.history_tables import remembered_of
 from headrace.trainer.spec.join_tables import windows_of
 from headrace.trainer.spec.shard_tables import tables_on_shards
 from headrace.trainer.status.progress import TrainerProgress
-from headrace.trainer.status.step_clock import STALL_SHARE, StepClock, WaitsFor
-from headrace.trainer.train.carried_state import CarriedState
+from headrace.trainer.status.step_clock import STALL_SHARE, WaitsFor
 from headrace.trainer.train.close import PassCloser
-from headrace.trainer.train.device_choice import fix_workspaces, pick_device
-from headrace.trainer.train.exchanges import Exchanges
-from headrace.trainer.train.export_setup import open_exporting, resume_exports
-from headrace.trainer.train.fake_negatives import label_learnt_at_once
-from headrace.trainer.train.fingerprint import comparable, fingerprint, merged_rows
-from headrace.trainer.train.first_pass import read_first
-from headrace.trainer.train.freed_memory import keep_freed_memory
-from headrace.trainer.train.geo_exchanges import GeoExchanges, settings_in_force
+from headrace.trainer.train.commit_state import CarriedState, SavedState, StateHolders, restore
+from headrace.trainer.train.device import (
+    comparable,
+    fingerprint,
+    merged_rows,
+    pick_device,
+    set_up_torch,
+)
+from headrace.trainer.train.duties import Duties, RankZeroDuties, Written
+from headrace.trainer.train.exchanges import Exchanges, GeoExchanges, settings_in_force
+from headrace.trainer.train.exporting import open_exporting, resume_exports
 from headrace.trainer.train.infer_first import InferFirst
 from headrace.trainer.train.kernel_choice import KernelSchedule, agreed_schedule
 from headrace.trainer.train.learning_rate import LearningRate
-from headrace.trainer.train.loop import TrainLoop
+from headrace.trainer.train.loop import TrainerParts, TrainLoop
+from headrace.trainer.train.losses import label_learnt_at_once
 from headrace.trainer.train.model_building import build_model
-from headrace.trainer.train.model_feed import FeedContent, ModelFeed, open_feed
-from headrace.trainer.train.observer import Observer
-from headrace.trainer.train.own_metrics import own_metrics
+from headrace.trainer.train.model_feed import FeedContent, open_feed
+from headrace.trainer.train.observer import Observer, own_metrics
 from headrace.trainer.train.pipeline_step import PipelineStepper
-from headrace.trainer.train.reading import open_reader
-from headrace.trainer.train.restored_state import restore
-from headrace.trainer.train.saved_state import SavedState, StateHolders
+from headrace.trainer.train.reading import open_reader, read_first
 from headrace.trainer.train.step import Stepper
-from headrace.trainer.train.trainer_parts import TrainerParts
+from headrace.trainer.train.trainer_setup import Setup
 
 MIRROR_END_S = 60.0
 """Longest wait at the end for the upload of the last commit to the mirror; then a warning is logged."""
@@ -109,6 +105,9 @@ class Trainer:
 
     loop: TrainLoop
     parts: TrainerParts
+    rank0: RankZero | None
+    committer: Committer | None
+    """None in a rerun, too."""
     job: TrainerJob
     store: Path
     answer: Callable[[Mapping[str, Any]], dict[str, Any]] | None
@@ -129,65 +128,95 @@ def open_trainer(
     """
     arm(config.faults)
     config, job = _filled(config)
-    schema = Schema.of(job.slots)
-    device = pick_device(job.train.device, config.local_rank, config.world)
-    set_up_torch(job.train, config.cores, device)
     with ExitStack() as held:
-        ranks = held.enter_context(closing(_ranks(config, device, job.train, identity)))
-        arithmetic, model = fingerprint(device), build_model(job, schema, config.folder, device, ranks)
-        progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
-        policy = policy_of(job.train.mode, job.train.staleness, job.train.merge)
-        shards = held.enter_context(closing(_shards(config, job, schema, policy, identity)))
-        progress.step.unanswered = shards.unanswered
+        setup = held.enter_context(_set_up(config, job, identity, standby))
+        schema, ranks, shards, progress = setup.schema, setup.ranks, setup.shards, setup.progress
+        arithmetic, model = fingerprint(setup.device), build_model(job, schema, config.folder, setup.device, ranks)
         dead_letters = DeadLetters(config.store / "dead_letters", config.rank, job.pipe.dead_letters)
         source = source_of(config, job)  # reads plans, and makes none
         reader = open_reader(config, job, schema, source, dead_letters, shards, instead=reader)
-        default_rows = DefaultRows(widths_of(schema, job.tables), device)
-        dense = _dense(job, model, ranks, shards, default_rows, progress.step)
-        maker = _maker(job, schema, shards, dense)
+        default_rows = DefaultRows(widths_of(schema, job.tables), setup.device)
+        dense = _dense(setup, model, default_rows)
+        maker = _maker(setup, dense)
         loader = held.enter_context(_loading(reader, maker, job))
         beginning = on_rank_0(ranks, lambda: begin_at(config, job, shards, standby))
-        kernels = _schedule(config, job, ranks, beginning, model, arithmetic)
+        kernels = _schedule(setup, beginning, model, arithmetic)
         reading = read_first(ranks, beginning, maker, loader, one_reader=dense.one_reader)
-        rank0 = held.enter_context(_leading(config, job, schema, shards, beginning))
+        rank0 = held.enter_context(_rank0(setup, beginning))
         rate = LearningRate(dense, job.dense)
-        stepper = _stepper(job, schema, model, ranks, device, default_rows, kernels, dense)
-        observer = _observer(config, job, schema, beginning, bounded=source.bounded)
-        joint = (ranks, policy, shards, loader)
-        limits = _close_limits(job, dead_letters, schema, bounded=source.bounded)
-        closer = PassCloser(*(*joint, dense, rate, observer, progress, rank0, *limits))
-        held_state = (dense, observer, closer, progress, stepper.scale, rate)
-        holders = StateHolders(*held_state, CarriedState(job, schema, model, config.folder))
+        stepper = _stepper(setup, model, default_rows, kernels, dense)
+        observer = _observer(setup, beginning, bounded=source.bounded)
+        closer = PassCloser(setup, loader, dense, rate, observer, rank0, dead_letters, bounded=source.bounded)
+        holders = StateHolders(
+            dense=dense,
+            observer=observer,
+            closer=closer,
+            progress=progress,
+            scale=stepper.scale,
+            rate=rate,
+            carried=CarriedState(job, schema, model, config.folder),
+        )
         restore(ranks, beginning, shards, holders, config.cache, standby)
-        keeping = _keeping(config, job, schema, rank0, shards, model, holders, arithmetic, kernels, identity)
+        written = held.enter_context(_written(setup, rank0, model, holders, arithmetic, kernels))
         parts = TrainerParts(
-            job.train,
-            job.tasks,
-            *joint,
-            held.enter_context(_exchanges(job, schema, ranks, policy, shards, dense, rank0, progress)),
-            maker,
-            stepper,
-            dense,
-            observer,
-            closer,
-            progress,
-            rate,
-            rank0,
-            *held.enter_context(keeping),
-            infer_first=_infer_first(job, shards, stepper, observer, progress, dense),
+            train=job.train,
+            tasks=job.tasks,
+            ranks=ranks,
+            policy=setup.policy,
+            shards=shards,
+            loader=loader,
+            exchanges=held.enter_context(_exchanges(setup, dense, rank0)),
+            maker=maker,
+            stepper=stepper,
+            dense=dense,
+            observer=observer,
+            closer=closer,
+            progress=progress,
+            rate=rate,
+            duties=Duties() if rank0 is None else RankZeroDuties(setup, rank0, closer, written),
+            infer_first=_infer_first(setup, stepper, observer, dense),
             average=job.dense.average,
             gated=reader if isinstance(reader, GatedReader) else None,
         )
         maker.begin()  # with the settings in force
         answer = None if rank0 is None else rank0.answer
-        yield Trainer(TrainLoop(parts, job.seed, reading), parts, job, config.store, answer)
+        loop = TrainLoop(parts, job.seed, reading)
+        yield Trainer(loop, parts, rank0, written.committer, job, config.store, answer)
 
 
-def _leading(
-    config: WorkerConfig, job: TrainerJob, schema: Schema, shards: Shards, beginning: RestartPoint | None
-) -> AbstractContextManager[RankZero | None]:
+@contextmanager
+def _set_up(
+    config: WorkerConfig, job: TrainerJob, identity: Identity | None, standby: Standby | None
+) -> Iterator[Setup]:
+    """The process itself, and its connections to the other ranks and to the shards."""
+    device = pick_device(job.train.device, config.local_rank, config.world)
+    set_up_torch(job.train, config.cores, device)
+    schema, policy = Schema.of(job.slots), policy_of(job.train.mode, job.train.staleness, job.train.merge)
+    with (
+        closing(_ranks(config, device, job.train, identity)) as ranks,
+        closing(_shards(config, job, schema, policy, identity)) as shards,
+    ):
+        progress = TrainerProgress(job.name, learning=job.train.learn, max_step_s=job.train.step_deadline * STALL_SHARE)
+        progress.step.unanswered = shards.unanswered
+        yield Setup(
+            config=config,
+            job=job,
+            schema=schema,
+            device=device,
+            ranks=ranks,
+            policy=policy,
+            shards=shards,
+            progress=progress,
+            identity=identity,
+            standby=standby,
+        )
+
+
+def _rank0(setup: Setup, beginning: RestartPoint | None) -> AbstractContextManager[RankZero | None]:
     """The parts of rank 0; None on other ranks, which have no `beginning`."""
-    return nullcontext() if beginning is None else closing(rank_zero(config, job, schema, shards, beginning))
+    if beginning is None:
+        return nullcontext()
+    return closing(rank_zero(setup.config, setup.job, setup.schema, setup.shards, beginning))
 
 
 @contextmanager
@@ -202,46 +231,24 @@ def _loading(reader: PassReader, maker: BatchMaker, job: TrainerJob) -> Iterator
         loader.close(Deadline.after(10.0))
 
 
-def _close_limits(
-    job: TrainerJob, dead_letters: DeadLetters, schema: Schema, *, bounded: bool
-) -> tuple[BadFraction, DeadLetters, Schema, float, int, float]:
-    """The last arguments of PassCloser. `bounded`: whether the source has an end."""
-    live_from_s = time.time() if bounded else -math.inf
-    return BadFraction(job.pipe.max_bad_fraction), dead_letters, schema, CLOSE_S, job.passes.max_day_jump, live_from_s
-
-
-def _exchanges(
-    job: TrainerJob,
-    schema: Schema,
-    ranks: Ranks,
-    policy: Consistency,
-    shards: Shards,
-    dense: DenseStrategy,
-    rank0: RankZero | None,
-    progress: TrainerProgress,
-) -> AbstractContextManager[Exchanges]:
-    last = job.train.step_deadline, progress.step
-    if job.train.k_steps is None:
-        return closing(Exchanges(shards, policy.staleness, *last, early_rows=job.train.early_rows))
-    groups = {slot.name: slot.group for slot in schema.sparse}
-    settings = partial(settings_in_force, ranks, rank0, groups)
-    return closing(GeoExchanges(shards, job.train.k_steps, ranks.world, dense.slices, settings, *last))
+def _exchanges(setup: Setup, dense: DenseStrategy, rank0: RankZero | None) -> AbstractContextManager[Exchanges]:
+    train, shards = setup.job.train, setup.shards
+    last = train.step_deadline, setup.progress.step
+    if train.k_steps is None:
+        return closing(Exchanges(shards, setup.policy.staleness, *last, early_rows=train.early_rows))
+    groups = {slot.name: slot.group for slot in setup.schema.sparse}
+    settings = partial(settings_in_force, setup.ranks, rank0, groups)
+    return closing(GeoExchanges(shards, train.k_steps, setup.ranks.world, dense.slices, settings, *last))
 
 
 def _stepper(
-    job: TrainerJob,
-    schema: Schema,
-    model: nn.Module,
-    ranks: Ranks,
-    device: torch.device,
-    default_rows: DefaultRows,
-    kernels: KernelSchedule,
-    dense: DenseStrategy,
+    setup: Setup, model: nn.Module, default_rows: DefaultRows, kernels: KernelSchedule, dense: DenseStrategy
 ) -> Stepper:
+    job, ranks, device = setup.job, setup.ranks, setup.device
     pooling = pooling_for(device, torch.get_num_threads())
     apart = job.metrics.progressive == "inference" and depends_on_mode(model)
     norms = batch_norms(job.dense.buffers, model, ranks)
-    given = model, schema, job.tasks, job.train, pooling, device, default_rows, kernels
+    given = model, setup.schema, job.tasks, job.train, pooling, device, default_rows, kernels
     if not isinstance(dense, PipelineDense):
         return Stepper(
             *given, norms=norms, dense=job.dense, measures_apart=apart, at_once=label_learnt_at_once(job.join)
@@ -259,12 +266,11 @@ def _filled(config: WorkerConfig) -> tuple[WorkerConfig, TrainerJob]:
     return config, validate(TrainerJob, with_secrets(config.job, config.secrets), only_known=True)
 
 
-def _observer(
-    config: WorkerConfig, job: TrainerJob, schema: Schema, beginning: RestartPoint | None, *, bounded: bool
-) -> Observer:
+def _observer(setup: Setup, beginning: RestartPoint | None, *, bounded: bool) -> Observer:
+    job, config = setup.job, setup.config
     halves = config.store / HALVES if job.metrics.halves and bounded else None
     exclusive = nullcontext if beginning is None or beginning.joblog is None else beginning.joblog.exclusive
-    return Observer(job, schema, halves, exclusive, own_metrics(job.metrics.own, config.folder))
+    return Observer(job, setup.schema, halves, exclusive, own_metrics(job.metrics.own, config.folder))
 
 
 def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Standby | None) -> RestartPoint:
@@ -290,65 +296,58 @@ def begin_at(config: WorkerConfig, job: TrainerJob, shards: Shards, standby: Sta
 
 
 def _schedule(
-    config: WorkerConfig,
-    job: TrainerJob,
-    ranks: Ranks,
-    beginning: RestartPoint | None,
-    model: nn.Module,
-    arithmetic: Mapping[str, str],
+    setup: Setup, beginning: RestartPoint | None, model: nn.Module, arithmetic: Mapping[str, str]
 ) -> KernelSchedule:
+    config, train = setup.config, setup.job.train
     logged_only = config.until is not None
-    return agreed_schedule(ranks, beginning, model, job.train, arithmetic, config.matmul, logged_only=logged_only)
+    return agreed_schedule(setup.ranks, beginning, model, train, arithmetic, config.matmul, logged_only=logged_only)
 
 
 @contextmanager
-def _keeping(
-    config: WorkerConfig,
-    job: TrainerJob,
-    schema: Schema,
+def _written(
+    setup: Setup,
     rank0: RankZero | None,
-    shards: Shards,
     model: nn.Module,
     holders: StateHolders,
     arithmetic: Mapping[str, str],
     kernels: KernelSchedule,
-    identity: Identity | None,
-) -> Iterator[tuple[Committer | None, ExportCoordinator | None, ModelFeed | None]]:
+) -> Iterator[Written]:
     """Apply settings and waiting operations on every rank; on rank 0, except in a rerun: commits, exports, the feed."""
+    config, job, shards = setup.config, setup.job, setup.shards
     arithmetic = {**arithmetic, **merged_rows(job.dense)}
     with ExitStack() as held:
-        exporting, committer, feed = None, None, None
+        exporting = None
         if rank0 is not None and rank0.beginning.joblog is not None:
-            parts = (schema, rank0, shards, model, holders.dense, holders.observer, holders.progress, arithmetic)
+            parts = (setup.schema, rank0, shards, model, holders.dense, holders.observer, holders.progress, arithmetic)
             exporting = held.enter_context(open_exporting(config, job, *parts))
         holders.closer.begin(None if rank0 is None else rank0.begin(holders.closer.day))
         if rank0 is not None and rank0.contact is not None:
             held.enter_context(watched(rank0.contact, config.node_timeout))
-        if rank0 is not None and exporting is not None:
-            capture = partial(_capture, config, rank0, holders, kernels)
-            changes_since = partial(_changes_since, rank0.resizing, exporting)
-            committing = _committing(config, job, rank0, shards, holders, arithmetic, capture, changes_since)
-            committer = held.enter_context(committing)
-            if rank0.resizing is not None:
-                rank0.resizing.begin(committer)
-            resume_exports(exporting, rank0, committer)
-            content = FeedContent.of(config, job, schema, rank0, model, holders)
-            feed = held.enter_context(open_feed(content, shards, rank0, config, identity))
-        yield committer, exporting, feed
+        if rank0 is None or exporting is None:
+            yield Written()
+            return
+        capture = partial(_capture, config, rank0, holders, kernels)
+        committing = _committing(setup, rank0, holders, arithmetic, capture, partial(_changes_since, rank0, exporting))
+        committer = held.enter_context(committing)
+        if rank0.resizing is not None:
+            rank0.resizing.begin(committer)
+        resume_exports(exporting, rank0, committer)
+        content = FeedContent.of(config, job, setup.schema, rank0, model, holders)
+        feed = held.enter_context(open_feed(content, shards, rank0, config, setup.identity))
+        yield Written(committer, exporting, feed)
 
 
 @contextmanager
 def _committing(
-    config: WorkerConfig,
-    job: TrainerJob,
+    setup: Setup,
     rank0: RankZero,
-    shards: Shards,
     holders: StateHolders,
     arithmetic: Mapping[str, str],
     capture: Callable[[Mapping[str, Tensor]], SavedState],
     changes_since: Callable[[], int | None],
 ) -> Iterator[Committer]:
     """The committer of rank 0, shown in the status. The context ends when a commit in progress is complete."""
+    config, job, shards = setup.config, setup.job, setup.shards
     beginning, planner = rank0.beginning, rank0.planner
     assert beginning.joblog is not None, "claimed"
     origin = ManifestFacts(job.name, beginning.timeline, config.generation, config.world, arithmetic)
@@ -382,9 +381,9 @@ def _committing(
             )
 
 
-def _changes_since(resizing: ResizePreparation | None, exporting: ExportCoordinator) -> int | None:
+def _changes_since(rank0: RankZero, exporting: ExportCoordinator) -> int | None:
     """The oldest version since which an export or a resize needs the changes in the next commit."""
-    needs = (exporting.changes_since(), None if resizing is None else resizing.changes_since())
+    needs = (exporting.changes_since(), None if rank0.resizing is None else rank0.resizing.changes_since())
     return min((version for version in needs if version is not None), default=None)
 
 
@@ -463,19 +462,6 @@ def _status_lines(
     }
 
 
-def set_up_torch(train: TrainSection, cores: int, device: torch.device) -> None:
-    """Fix the threads and choose deterministic algorithms, so that two runs agree bit for bit."""
-    torch.set_num_threads(train.threads or cores)
-    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms loads torch's compiler, too
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    keep_freed_memory()
-    fix_workspaces(device, os.environ)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif train.amp == "float16":
-        raise SpecError('"float16" is for GPUs; use "bfloat16" or "off" on a CPU', "train.amp")
-
-
 def _ranks(config: WorkerConfig, device: torch.device, train: TrainSection, identity: Identity | None) -> Ranks:
     if config.launcher is None:
         assert config.world == 1, "several trainers meet at their launcher"
@@ -514,14 +500,13 @@ def _shards(
     )
 
 
-def _dense(
-    job: TrainerJob, model: nn.Module, ranks: Ranks, shards: Shards, default_rows: DefaultRows, clock: StepClock
-) -> DenseStrategy:
+def _dense(setup: Setup, model: nn.Module, default_rows: DefaultRows) -> DenseStrategy:
+    job, clock = setup.job, setup.progress.step
     return dense_strategy(
         model,
         job.dense,
-        ranks,
-        shards,
+        setup.ranks,
+        setup.shards,
         default_rows.parameters,
         step_s=job.train.step_deadline,
         awaiting=lambda: clock.awaiting(WaitsFor.SHARDS),
@@ -529,26 +514,21 @@ def _dense(
     )
 
 
-def _maker(job: TrainerJob, schema: Schema, shards: Shards, dense: DenseStrategy) -> BatchMaker:
+def _maker(setup: Setup, dense: DenseStrategy) -> BatchMaker:
     """The loader's thread announces keys to the shards; with `infer_first` the loop does so, twice for each batch,
     and in mode "geo" for several batches at once."""
-    tables = tables_of(schema, job.tables, job.tasks[0].label)
+    job = setup.job
+    tables = tables_of(setup.schema, job.tables, job.tasks[0].label)
     prepares = not job.metrics.infer_first and job.train.k_steps is None
     micro_batch = job.train.batch_size if job.dense.accumulate > 1 else None
     slots = tables, job.tasks, job.sample.weight
-    return BatchMaker(*slots, shards, prepares=prepares, slices=dense.slices, waits=True, micro_batch=micro_batch)
+    return BatchMaker(*slots, setup.shards, prepares=prepares, slices=dense.slices, waits=True, micro_batch=micro_batch)
 
 
-def _infer_first(
-    job: TrainerJob,
-    shards: Shards,
-    stepper: Stepper,
-    observer: Observer,
-    progress: TrainerProgress,
-    dense: DenseStrategy,
-) -> InferFirst | None:
+def _infer_first(setup: Setup, stepper: Stepper, observer: Observer, dense: DenseStrategy) -> InferFirst | None:
     """None unless the spec asks for it."""
+    job = setup.job
     if not job.metrics.infer_first:
         return None
-    clock, step_s = progress.step, job.train.step_deadline
-    return InferFirst(shards, stepper, observer, job.metrics, step_s, clock, dense.slices)
+    clock, step_s = setup.progress.step, job.train.step_deadline
+    return InferFirst(setup.shards, stepper, observer, job.metrics, step_s, clock, dense.slices)

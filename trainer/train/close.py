@@ -1,5 +1,6 @@
 """The close of a pass: ranks agree on what was read, the day is set, metrics are reduced, dense state is compared."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,26 +13,25 @@ from numpy.typing import NDArray
 from headrace.dataset.loader.batch_loader import Loader, PassTally
 from headrace.dataset.loader.dead_letters import BadFraction, DeadLetters
 from headrace.dataset.samples.slot_counters import SlotCounters
-from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import BadInput, HeadraceError
 from headrace.failpoints import Failpoint, failpoint
 from headrace.pserver.config import LAST_DAY
-from headrace.pserver.consistency.policy import Consistency
-from headrace.pserver.protocol.shards import Shards, TableStats
+from headrace.pserver.protocol.shards import TableStats
 from headrace.pserver.rows.digest import add
-from headrace.trainer.collectives.ranks import Ranks, gather_messages, on_rank_0
+from headrace.trainer.collectives.ranks import gather_messages, on_rank_0
 from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.journal.pass_plan import PassPlan, num_positions
 from headrace.trainer.journal.records import PassClose
 from headrace.trainer.rank0.operations import ClosingPass, RankUpdate
-from headrace.trainer.rank0.parts import RankZero
+from headrace.trainer.rank0.parts import CLOSE_S, RankZero
 from headrace.trainer.status.freshness import Freshness
-from headrace.trainer.status.progress import PassReading, TrainerProgress
+from headrace.trainer.status.progress import PassReading
 from headrace.trainer.status.rank_figures import RankFigures
 from headrace.trainer.train.learning_rate import LearningRate
 from headrace.trainer.train.observer import SECONDS_PER_DAY, Observer, figures_of
+from headrace.trainer.train.trainer_setup import Setup
 
 MAX_NAMED = 8
 """Most ranges of partitions that an error names."""
@@ -129,32 +129,28 @@ class PassCloser:
 
     def __init__(
         self,
-        ranks: Ranks,
-        policy: Consistency,
-        shards: Shards,
+        setup: Setup,
         loader: Loader[TrainingBatch],
         dense: DenseStrategy,
         rate: LearningRate,
         observer: Observer,
-        progress: TrainerProgress,
-        chief: RankZero | None,
-        bad: BadFraction,
+        rank0: RankZero | None,
         dead_letters: DeadLetters,
-        schema: Schema,
-        close_s: float,
-        max_day_jump: int,
-        live_from_s: float,
+        *,
+        bounded: bool,
     ) -> None:
-        """`live_from_s`: see Freshness."""
-        self._ranks, self._policy, self._shards, self._loader, self._dense = ranks, policy, shards, loader, dense
-        self._rate = rate
-        self._observer, self._progress, self._max_day_jump = observer, progress, max_day_jump
-        self._planner = None if chief is None else chief.planner
-        self._operator = None if chief is None else chief.operator
-        self._chronicle = None if chief is None else chief.chronicle
+        """`bounded`: whether the source has an end; see Freshness."""
+        job, ranks, schema = setup.job, setup.ranks, setup.schema
+        self._ranks, self._policy, self._shards, self._progress = ranks, setup.policy, setup.shards, setup.progress
+        self._loader, self._dense, self._rate, self._observer = loader, dense, rate, observer
+        self._max_day_jump, self._close_s = job.passes.max_day_jump, CLOSE_S
+        self._planner = None if rank0 is None else rank0.planner
+        self._operator = None if rank0 is None else rank0.operator
+        self._chronicle = None if rank0 is None else rank0.chronicle
+        live_from_s = time.time() if bounded else -math.inf
         self.freshness = Freshness(live_from_s)
         """Rank 0: when events were learnt."""
-        self._bad, self._dead_letters, self._close_s = bad, dead_letters, close_s
+        self._bad, self._dead_letters = BadFraction(job.pipe.max_bad_fraction), dead_letters
         self._schema, self._slots = schema, SlotCounters(schema)
         self._first_day: int | None = None
         self._day = 0

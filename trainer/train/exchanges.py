@@ -4,19 +4,39 @@ With `train.staleness` k the push of step t goes with the pull of step t + 1 + k
 to t. With k = 0 the loop makes the calls itself. With more, one thread makes them in order, beside the forward and
 backward pass of the next steps. It sends a push only when the answer to the one before is here: so a shard holds one
 step, which it applies as soon as all ranks have pushed it, and the others of the at most k + 1 steps are held here.
+
+In mode "geo" a trainer learns on a copy of its own, `train.k_steps` batches at a time. One exchange takes the sums of
+the gradients of these batches to the shards, and brings the rows of the next ones. The copy learns at once, with the
+optimizer of the table, which is sgd; so the sum of gradients says how far the copy has moved. Shards apply it divided
+by the number of trainers: a row moves by the mean of the differences of all trainers. Shows and clicks add up, and so
+do counts of admission. The copy is dropped with each exchange, so it never holds more than the rows of these batches.
+
+Shapes: M keys of these batches in one table, U keys of one batch, D weights of a row.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.dataset.samples.batch import F32
 from headrace.deadline import Deadline
-from headrace.pserver.protocol.shards import Gradients, Shards, StepScale
+from headrace.keys import unique_keys
+from headrace.pserver.config import TableSection
+from headrace.pserver.protocol.shards import Gradients, Keys, Prepared, Shards, StepScale, absent
+from headrace.pserver.rows.arrays import frozen
+from headrace.pserver.rows.row_settings import RowSettings
 from headrace.timeline import Span, span
-from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.features.training_batches import TrainingBatch, keys_of_batch
+from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.status.step_clock import StepClock, WaitsFor
+from headrace.trainer.train.infer_first import announced_ahead
 
 Rows = Mapping[str, F32]
 CLOSE_S = 2.0
@@ -39,7 +59,7 @@ class _Coming(NamedTuple):
 
 
 class Exchanges:
-    """See module docstring. Used by the loop's thread, which makes no other call for steps meanwhile."""
+    """Exchanges of every step. Used by the loop's thread, which makes no other call for steps meanwhile."""
 
     def __init__(
         self, shards: Shards, staleness: int, step_s: float, clock: StepClock, *, early_rows: bool = False
@@ -148,3 +168,185 @@ class Exchanges:
 def _awaited(future: Future[Rows]) -> Rows:
     with span(Span.WAIT):
         return future.result()
+
+
+I32 = NDArray[np.int32]
+
+
+class CopiedTable:
+    """The rows of some batches in one table, and what they have learnt."""
+
+    def __init__(self, many: Sequence[Keys], settings: RowSettings) -> None:
+        """`many`: the keys of each batch."""
+        self._settings = settings
+        keys_M = unique_keys(*(keys.keys_U for keys in many))
+        self.place_U: list[I32] = [np.searchsorted(keys_M, keys.keys_U).astype(np.int32) for keys in many]
+        """By batch: where its keys are."""
+        group_M = np.zeros(len(keys_M), np.uint16)
+        for keys, place_U in zip(many, self.place_U, strict=True):
+            group_M[place_U] = keys.group_U
+        self.keys = Keys(keys_M, group_M)
+        shape = len(keys_M), settings.num_weights
+        self._rows_MD, self._present_M = np.zeros(shape, np.float32), np.ones(len(keys_M), np.bool_)
+        self._sums = Gradients(np.zeros(shape, np.float32), *np.zeros((2, len(keys_M)), np.float32))
+
+    def take(self, rows_MD: F32) -> None:
+        """Begin with these rows. Those that stand for a learnt default row do not move."""
+        self._rows_MD, self._present_M = np.array(rows_MD), ~absent(rows_MD)
+
+    def read(self, number: int) -> F32:
+        """(U, D) the present rows of a batch."""
+        return self._rows_MD[self.place_U[number]]
+
+    def learn(self, number: int, gradients: Gradients) -> None:
+        """Learn from a batch."""
+        place_U, sums = self.place_U[number], self._sums
+        sums.grads_UD[place_U] += gradients.grads_UD
+        sums.show_U[place_U] += gradients.show_U
+        sums.click_U[place_U] += gradients.click_U
+        moves_U = self._present_M[place_U]
+        rows_V, grads_VD = frozen(place_U[moves_U]), frozen(gradients.grads_UD[moves_U])
+        self._settings.learn(self._rows_MD, rows_V, grads_VD, self.keys.group_U, 0, len(rows_V))
+
+    def learnt(self, num_ranks: int) -> Gradients:
+        """This trainer's part of what the rows learn."""
+        return replace(self._sums, grads_UD=self._sums.grads_UD / np.float32(num_ranks))
+
+
+class RowCopy:
+    """The rows of some batches in all tables, and how far the trainer has come in these batches."""
+
+    def __init__(
+        self, batches: Sequence[TrainingBatch], slices: Mapping[str, Keys], settings: Mapping[str, RowSettings]
+    ) -> None:
+        """`slices`: keys of the dense part, which every batch has."""
+        self._batches, self._at, self.num_samples, self._learns = batches, 0, 0, False
+        keys = [keys_of_batch(batch, slices) for batch in batches]
+        self._tables = {name: CopiedTable([each[name] for each in keys], settings[name]) for name in keys[0]}
+
+    @property
+    def keys(self) -> Mapping[str, Keys]:
+        """All keys, by table."""
+        return {name: table.keys for name, table in self._tables.items()}
+
+    @property
+    def first(self) -> TrainingBatch:
+        """The first batch."""
+        return self._batches[0]
+
+    @property
+    def following(self) -> TrainingBatch | None:
+        """The batch after the present one; None if that is the last one."""
+        return None if self._at + 1 == len(self._batches) else self._batches[self._at + 1]
+
+    @property
+    def done(self) -> bool:
+        """Whether all batches are learnt."""
+        return self._at == len(self._batches)
+
+    def take(self, rows: Rows) -> None:
+        """Begin with these rows."""
+        for name, table in self._tables.items():
+            table.take(rows[name])
+
+    def step(self) -> StepInput:
+        """The present batch and its rows."""
+        return StepInput(self._batches[self._at], {name: each.read(self._at) for name, each in self._tables.items()})
+
+    def learn(self, gradients: Mapping[str, Gradients] | None, num_samples: int) -> None:
+        """Learn from the present batch, unless it is skipped, and go on to the next."""
+        if gradients is not None:
+            self._learns, self.num_samples = True, self.num_samples + num_samples
+            for name, each in gradients.items():
+                self._tables[name].learn(self._at, each)
+        self._at += 1
+
+    def learnt(self, num_ranks: int) -> Mapping[str, Gradients] | None:
+        """The push of this trainer; None if every batch was skipped."""
+        return {name: table.learnt(num_ranks) for name, table in self._tables.items()} if self._learns else None
+
+
+class GeoExchanges(Exchanges):
+    """Exchanges in mode "geo"."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        k_steps: int,
+        num_ranks: int,
+        slices: Mapping[str, Keys],
+        tables: Callable[[], Mapping[str, RowSettings]],
+        step_s: float,
+        clock: StepClock,
+    ) -> None:
+        """`slices`: keys of the dense part. `tables`: the settings in force at the beginning of a pass; collective."""
+        super().__init__(shards, 0, step_s, clock)
+        self._k_steps, self._num_ranks, self._slices, self._settings_now = k_steps, num_ranks, slices, tables
+        self._settings: Mapping[str, RowSettings] = {}
+        self._copy: RowCopy | None = None
+        self._prepared: Prepared | None = None
+        self._ahead: tuple[RowCopy | None, Prepared | None] | None = None
+        """The copy after the present one, once `following` has asked for it."""
+        self._num_exchanges = 0
+
+    def begin(self, batches: Iterator[TrainingBatch], *, learn: bool) -> StepInput:
+        """See Exchanges."""
+        if not learn:
+            return super().begin(announced_ahead(self._shards, batches, learn=False), learn=False)
+        self._settings = self._settings_now()
+        self._batches, self._num_exchanges = batches, 0
+        self._clock.pass_begins()
+        self._copy, self._prepared = self._following_copy()
+        if self._copy is not None and self._prepared is not None:
+            self._copy.take(self._shards.pull(self._prepared, self._deadline()))
+        return self._step()
+
+    def following(self) -> TrainingBatch | None:
+        """See Exchanges: with the last batch of a copy, the first one of the next."""
+        assert self._copy is not None, "a rank makes no step without a batch in this mode"
+        if (batch := self._copy.following) is not None:
+            return batch
+        if self._ahead is None:
+            self._ahead = self._following_copy()
+        ahead, _ = self._ahead
+        return None if ahead is None else ahead.first
+
+    def push(
+        self, step: int, batch: TrainingBatch | None, gradients: Mapping[str, Gradients] | None, num_samples: int
+    ) -> StepInput:
+        """See Exchanges: after the last of its batches, the copy is exchanged for the next one."""
+        copy = self._copy
+        assert copy is not None, "a rank makes no step without a batch in this mode"
+        copy.learn(gradients, num_samples)
+        if not copy.done:
+            return self._step()
+        assert self._ahead is not None, "`following` is called before"
+        (following, prepared), self._ahead = self._ahead, None
+        self._clock.at(WaitsFor.SHARDS)
+        pushed = self._prepared, copy.learnt(self._num_ranks)
+        scale = StepScale(copy.num_samples)
+        rows = self._shards.exchange(self._num_exchanges, *pushed, prepared, scale, self._deadline())
+        self._num_exchanges += 1
+        self._copy, self._prepared = following, prepared
+        if following is not None:
+            following.take(rows or {})
+        return self._step()
+
+    def _following_copy(self) -> tuple[RowCopy | None, Prepared | None]:
+        """A copy for the next batches, its keys announced; None at the end of the pass."""
+        batches = list(islice(iter(self._read_batch, None), self._k_steps))
+        if not batches:
+            return None, None
+        copy = RowCopy(batches, self._slices, self._settings)
+        self._clock.at(WaitsFor.SHARDS)
+        return copy, self._shards.prepare(copy.keys, learn=True)
+
+    def _step(self) -> StepInput:
+        return StepInput(None, {}) if self._copy is None else self._copy.step()
+
+
+def settings_in_force(ranks: Ranks, rank0: RankZero | None, groups: Mapping[str, int]) -> dict[str, RowSettings]:
+    """Collective: the settings of rows by table, as operations have left them. `groups`: slot groups by slot."""
+    own = {} if rank0 is None else rank0.operator.tables_on_shards
+    tables = ranks.broadcast({name: section.model_dump(mode="json") for name, section in own.items()})
+    return {name: RowSettings.of(TableSection.model_validate(each), groups) for name, each in tables.items()}

@@ -19,8 +19,7 @@ from headrace.trainer.features.micro_batches import micro_batches
 from headrace.trainer.features.training_batches import NO_SLICES, TrainingBatch, prepared
 from headrace.trainer.status.step_clock import StepClock, WaitsFor
 from headrace.trainer.train.observer import Observer
-from headrace.trainer.train.step import Stepper
-from headrace.trainer.train.step_facts import StepFacts
+from headrace.trainer.train.step import StepFacts, Stepper
 
 log = logging.getLogger(__name__)
 

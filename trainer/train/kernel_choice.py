@@ -33,7 +33,7 @@ from headrace.trainer.models.linear import (
     weight_gradient,
 )
 from headrace.trainer.rank0.recovery import RestartPoint
-from headrace.trainer.train.fingerprint import completed
+from headrace.trainer.train.device import completed
 
 MARGIN = 0.9
 """oneDNN is chosen where it takes less than this share of MKL's time."""

@@ -1,43 +1,45 @@
 """The life of a pass on every rank: plan, read ahead, train, close.
 
-Every rank makes the same collective calls in the same order. Rank 0 decides: it plans and leads commits, and it
-broadcasts its decisions. trainer.train.assembly builds the parts; this module only composes them.
+Every rank makes the same collective calls in the same order. Rank 0 decides (trainer.train.duties), and it broadcasts
+its decisions. trainer.train.assembly builds the parts; this module only composes them.
 """
 
 import logging
-import threading
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from headrace.dataset.loader.batch_loader import Loader
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
-from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.consistency.policy import Consistency
+from headrace.pserver.protocol.shards import Gradients, Shards
 from headrace.seeds import derive
 from headrace.timeline import Span, span, stepped
+from headrace.trainer.collectives.ranks import Ranks
+from headrace.trainer.config import TaskSection, TrainSection
+from headrace.trainer.dense.strategy import DenseStrategy
 from headrace.trainer.features.micro_batches import micro_batches
-from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.features.pass_gate import GatedReader
+from headrace.trainer.features.pooling import RowSums
+from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch, own_figures, step_weights
 from headrace.trainer.journal.pass_plan import PassPlan
-from headrace.trainer.rank0.planner import StreamEnded
+from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.status.step_clock import WaitsFor
 from headrace.trainer.status.time_spent import LoopPart
-from headrace.trainer.train.exchanges import StepInput
-from headrace.trainer.train.first_pass import read_ahead
-from headrace.trainer.train.infer_first import announced_ahead
-from headrace.trainer.train.learn_batch import learn_batch
-from headrace.trainer.train.step_facts import StepFacts
-from headrace.trainer.train.step_weights import own_figures, step_weights
-from headrace.trainer.train.trainer_parts import TrainerParts
+from headrace.trainer.train.close import PassCloser
+from headrace.trainer.train.duties import Duties, Message
+from headrace.trainer.train.exchanges import Exchanges, Rows, StepInput
+from headrace.trainer.train.infer_first import InferFirst, announced_ahead
+from headrace.trainer.train.learning_rate import LearningRate
+from headrace.trainer.train.observer import Observer
+from headrace.trainer.train.reading import read_ahead
+from headrace.trainer.train.step import StepFacts, Stepper
 
-IDLE_WAIT_S = 0.2
-"""Longest time rank 0 waits for a plan before it tells the other ranks that there is none yet."""
 AHEAD_WAIT_S = 0.02
 """Longest time all ranks wait for the plan of the next pass before they train this one; it is short for events that
 are there already."""
-FINISH_WAIT_S = 0.02
-"""Pause between two checks of the last commit."""
 
 log = logging.getLogger(__name__)
 
@@ -46,74 +48,77 @@ class NonFinite(HeadraceError):
     """A loss or gradient is not finite, and `on_nonfinite` is "fail"."""
 
 
+@dataclass(frozen=True)
+class TrainerParts:
+    """The parts of one trainer, as trainer.train.assembly builds them."""
+
+    train: TrainSection
+    tasks: tuple[TaskSection, ...]
+    ranks: Ranks
+    policy: Consistency
+    shards: Shards
+    loader: Loader[TrainingBatch]
+    exchanges: Exchanges
+    maker: BatchMaker
+    stepper: Stepper
+    dense: DenseStrategy
+    observer: Observer
+    closer: PassCloser
+    progress: TrainerProgress
+    rate: LearningRate
+    duties: Duties
+    infer_first: InferFirst | None
+    """Only where each pass is predicted before it is learnt from."""
+    average: bool
+    """`dense.average`."""
+    gated: GatedReader | None
+    """Only where slots have histories, or samples wait for their labels."""
+
+
 class TrainLoop:
-    """See module docstring."""
+    """Runs the passes of a generation."""
 
     def __init__(self, parts: TrainerParts, seed: int, reading: int | None = None) -> None:
         """`reading`: the first pass, if it is being read already."""
-        self._parts, self._seed, self._reading = parts, seed, reading
+        self._parts, self._duties, self._seed, self._reading = parts, parts.duties, seed, reading
         self._spent = parts.progress.spent
         self._next: PassPlan | None = None
         self._end = False
-        self._draining = threading.Event()
 
     def drain(self) -> None:
         """Request an end after the current pass. May be called on any thread."""
-        self._draining.set()
+        self._duties.drain()
 
     @property
     def resizes(self) -> bool:
         """Rank 0: whether the job goes on with other numbers of workers: this generation ends, the next trains on."""
-        rank0, committer = self._parts.rank0, self._parts.committer
-        if rank0 is None or not rank0.operator.resizes:
-            return False
-        return not self._draining.is_set() or (committer is not None and committer.has_handed_over)
-
-    @property
-    def _stopping(self) -> bool:
-        """Rank 0: whether the loop ends after the present pass."""
-        return self._draining.is_set() or self.resizes
+        return self._duties.resizes
 
     def run(self) -> None:
         """Train until the stream ends, a drain is requested or the job is resized, then commit the last version.
 
         At the end of the stream, operations that wait for a close get a pass without events; at a drain they wait.
         """
-        parts, progress = self._parts, self._parts.progress
-        self._request_plan()
+        progress, duties = self._parts.progress, self._duties
+        duties.request_plan()
         while (plan := self._wait_for_plan()) is not None:
-            replaying = parts.rank0 is not None and parts.rank0.chronicle.replaying
-            progress.opened(plan, "replaying" if replaying else "training")
-            self._request_plan()
+            progress.opened(plan, "replaying" if duties.replaying else "training")
+            if not self._end:
+                duties.request_plan()
             self._read_ahead()
             self._train(plan)
             progress.step.begin(WaitsFor.CLOSE)
             with span(Span.CLOSE):
-                committed = parts.closer.close(plan, self._commit_is_due)
+                committed = self._parts.closer.close(plan, duties.commit_is_due)
             progress.step.end()
-            self._publish()
+            duties.publish()
             if committed:
                 self._commit()
-            self._export()
+            duties.export()
         progress.ended(resizes=self.resizes)
 
-    # -- plans
-
-    def _request_plan(self) -> None:
-        """Rank 0: request the pass after the last known one."""
-        rank0, progress = self._parts.rank0, self._parts.progress
-        if rank0 is not None and not self._end:
-            rank0.chronicle.request(progress.last_planned + 1, progress.planned_positions, progress.num_planned)
-
-    def _poll_plan(self, wait_s: float) -> dict[str, object] | None:
-        """Rank 0: the message about the next pass; None while there is none."""
-        rank0 = self._parts.rank0
-        if rank0 is None or self._next is not None or self._end:
-            return None
-        answer = rank0.chronicle.take(wait_s)
-        if isinstance(answer, StreamEnded):
-            return {"end": True}
-        return None if answer is None else {"plan": answer.message()}
+    def _poll_plan(self, wait_s: float) -> Message | None:
+        return self._duties.poll_plan(wait_s, known=self._next is not None or self._end)
 
     def _handle_news(self, message: Mapping[str, object]) -> None:
         """All ranks: handle a message of rank 0. Start to read the next pass, or note that there is none."""
@@ -131,7 +136,7 @@ class TrainLoop:
         """Where ranks hear no news in steps: begin to read the next pass beside this one, if it is known soon."""
         if self._parts.policy.meets_in_steps:
             return
-        news = (self._poll_plan(AHEAD_WAIT_S) or {}) if self._parts.ranks.rank == 0 else None
+        news = self._poll_plan(AHEAD_WAIT_S) or {}  # of rank 0; that of the others is not sent
         with span(Span.WAIT):
             told = self._parts.ranks.broadcast(news)
         if told:
@@ -142,7 +147,7 @@ class TrainLoop:
         ranks = self._parts.ranks
         clock = self._parts.progress.step
         while True:
-            action = self._next_action() if ranks.rank == 0 else None
+            action = self._duties.next_action(self._next, ended=self._end)
             clock.begin(WaitsFor.TRAINERS)
             with span(Span.WAIT):
                 message = ranks.broadcast(action)
@@ -157,84 +162,10 @@ class TrainLoop:
                 plan, self._next = self._next, None
                 return plan
 
-    def _next_action(self) -> dict[str, object]:
-        """Rank 0: the next action of all ranks: begin the known pass, learn of one, commit, wait, or end.
-
-        At a drain, a pass that is known but has not begun stays in the log. It is the first pass of the next run.
-        """
-        parts = self._parts
-        if self._stopping or (self._end and self._next is None):
-            if not self._stopping and (plan := self._pass_without_events()) is not None:
-                return {"plan": plan.message()}
-            if self._commit_is_due(parts.progress.version, ended=True):
-                return {"wait": True, "commit": True}
-            if self._all_finished():
-                return {"over": True}
-            with self._spent.part(LoopPart.COMMIT):
-                time.sleep(FINISH_WAIT_S)
-            return {"wait": True}
-        if self._next is not None:
-            return {"go": True} if parts.policy.meets_in_steps else {"plan": self._next.message()}
-        self._publish()
-        if self._commit_is_due(parts.progress.version):
-            return {"wait": True, "commit": True}
-        self._export()
-        with self._spent.part(LoopPart.EVENTS):
-            known = self._poll_plan(IDLE_WAIT_S)
-        if known is not None:
-            return known
-        parts.progress.idle(parts.rank0 is not None and parts.rank0.chronicle.paused)
-        return {"wait": True}
-
-    def _pass_without_events(self) -> PassPlan | None:
-        """Rank 0: at the end of the stream, a pass without events if an operation waits for one."""
-        parts, progress = self._parts, self._parts.progress
-        if parts.rank0 is None or not parts.rank0.operator.wants_pass(ended=True):
-            return None
-        return parts.rank0.chronicle.carry(progress.last_planned + 1, parts.ranks.world, progress.learning)
-
-    def _all_finished(self) -> bool:
-        """Rank 0: whether the last version is committed and all exports that must finish have finished."""
-        parts = self._parts
-        if parts.committer is not None and not parts.committer.finish(parts.progress.version):
-            return False
-        no_more = self._stopping or parts.rank0 is None or parts.rank0.planner is None
-        return parts.exporting is None or parts.exporting.finish(stopping=no_more)
-
-    # -- between passes
-
-    def _commit_is_due(self, version: int, *, ended: bool = False) -> bool:
-        """Rank 0: whether `version` is to be committed now; at the end, whatever is not committed yet."""
-        parts = self._parts
-        if parts.committer is None:
-            return False
-        with self._spent.part(LoopPart.COMMIT):
-            if parts.rank0 is not None and parts.rank0.resizing is not None:
-                parts.rank0.resizing.between(version)
-            return parts.committer.due(version, full=parts.closer.memory_waits, ended=ended)
-
     def _commit(self) -> None:
         """All ranks: bring the dense part together; rank 0 begins a commit with it."""
-        parts = self._parts
         with self._spent.part(LoopPart.COMMIT), span(Span.COMMIT):
-            dense = parts.dense.consolidate()
-            if parts.committer is not None:
-                over = self.resizes and parts.rank0 is not None and parts.rank0.hands_over
-                parts.committer.begin(parts.progress.version, dense, hand_over=over)
-
-    def _publish(self) -> None:
-        """Rank 0: publish the version to subscribers. This comes first because replicas wait for it."""
-        if self._parts.feed is not None:
-            with self._spent.part(LoopPart.COMMIT):
-                self._parts.feed.tick(self._parts.progress.version)
-
-    def _export(self) -> None:
-        """Rank 0: process the results of exports."""
-        if self._parts.exporting is not None:
-            with self._spent.part(LoopPart.COMMIT):
-                self._parts.exporting.tick()
-
-    # -- steps
+            self._duties.commit(self._parts.dense.consolidate())
 
     def _train(self, plan: PassPlan) -> None:
         """Run every step of a pass on this rank, with empty steps while other ranks have more batches."""
@@ -307,7 +238,7 @@ class TrainLoop:
         if batch is None:
             parts.stepper.follow(common.weight, common.num_samples)
         else:
-            gradients, finite = learn_batch(parts, batch, at.rows, step, common.weight)
+            gradients, finite = self._learn_batch(batch, at.rows, step, common.weight)
         clock.at(WaitsFor.TRAINERS)
         loss_scale = parts.stepper.scale.value
         share = 0.0 if batch is None else len(batch.samples) / max(1, common.num_samples)
@@ -327,6 +258,28 @@ class TrainLoop:
         with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
             parts.dense.step()
         return coming, following
+
+    def _learn_batch(
+        self, batch: TrainingBatch, rows: Rows, step: int, global_weight: Mapping[str, float]
+    ) -> tuple[dict[str, Gradients], bool]:
+        """Measure the batch and learn from it. Returns the gradients of its rows, and whether all numbers are finite.
+
+        The dense strategy holds the gradients of the dense parameters. `global_weight`: weight of the step, by task.
+        """
+        parts = self._parts
+        parts.dense.take(rows)
+        sums = RowSums.of(batch)
+        for number, each in enumerate(micro_batches(batch), 1):
+            with span(Span.FORWARD):
+                measured = parts.stepper.measured(each, rows, global_weight)
+                forward = parts.stepper.forward(each, rows, global_weight)
+                parts.observer.observe(each, measured or forward, step)
+            with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
+                if number == len(batch.ends):
+                    parts.dense.fills(parts.stepper.scale.value)
+                parts.stepper.backward(each, forward, sums)
+        with self._spent.part(LoopPart.BACKWARD), span(Span.BACKWARD):
+            return parts.stepper.gradients(batch, sums), sums.finite
 
     def _predict(self, step: int, at: StepInput, common: StepFacts) -> tuple[StepInput, StepFacts]:
         """One step of a pass that is only predicted. Returns the next one."""

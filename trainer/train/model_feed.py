@@ -33,7 +33,7 @@ from headrace.trainer.features.default_rows import default_rows_of, widths_of
 from headrace.trainer.models.needs import shape_of
 from headrace.trainer.rank0.parts import RankZero
 from headrace.trainer.spec.history_tables import history_tables
-from headrace.trainer.train.saved_state import StateHolders
+from headrace.trainer.train.commit_state import StateHolders
 from headrace.trainer.train.tracing import TraceFailed, trace
 
 ASK_S = 10.0

@@ -1,6 +1,7 @@
-"""Records each batch before it is learnt: predictions for the metrics, days and event times for the close."""
+"""Records each batch before it is learnt: predictions for the metrics, days, event times and signals for the close."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -13,16 +14,71 @@ from numpy.typing import NDArray
 from headrace.dataset.samples.batch import Samples
 from headrace.dataset.spec.config import SlotKind
 from headrace.dataset.spec.schema import Schema
+from headrace.errors import SpecError
+from headrace.pserver.config import TableSection
 from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob
+from headrace.trainer.features.deduplication import EmbeddingTable, tables_of
 from headrace.trainer.features.training_batches import TrainingBatch
-from headrace.trainer.metrics.custom import Metric
+from headrace.trainer.metrics.custom import MAX_SIZE, RESERVED, Metric
 from headrace.trainer.metrics.halves import Exclusive
 from headrace.trainer.metrics.meter import Meter, MeterState
 from headrace.trainer.metrics.observed import ObservedBatch, ids_of
+from headrace.trainer.models.registry import import_class
+from headrace.trainer.rank0.shrink_guard import CLICK, SHOW, SLOT, signal
 from headrace.trainer.status.freshness import EventTimes, EventTimesCollector
-from headrace.trainer.train.forward_result import ForwardResult
-from headrace.trainer.train.signals import SignalsCollector
+from headrace.trainer.train.step import ForwardResult
+
+
+class SignalsCollector:
+    """Collects the signals that occur, batch by batch."""
+
+    def __init__(self, schema: Schema, tables: Mapping[str, TableSection], click: str | None) -> None:
+        """`click`: the label that counts as a click in tables that name none."""
+        self._tables: Sequence[EmbeddingTable] = tables_of(schema, tables, click)
+        self._came: set[str] = set()
+
+    def add(self, samples: Samples) -> None:
+        """Add a batch."""
+        for table in self._tables:
+            for slot in table.slots:
+                self._note(signal(SLOT, slot.name), len(samples.sparse[slot.name].values_N) > 0)
+            for kind, column in ((SHOW, table.show), (CLICK, table.click)):
+                if column is not None:
+                    self._note(signal(kind, table.name), bool(np.nan_to_num(samples.meta[column]).any()))
+
+    def _note(self, name: str, came: bool) -> None:
+        if came:
+            self._came.add(name)
+
+    def take(self) -> list[str]:
+        """Return the signals since the last call, sorted, and forget them."""
+        came, self._came = sorted(self._came), set()
+        return came
+
+
+NAME = re.compile(r"[a-z][a-z0-9_@]{0,63}")
+
+
+def own_metrics(paths: Sequence[str], folder: Path) -> tuple[Metric, ...]:
+    """The metrics at "package.module:Class", imported from `folder`, the spec's folder. Raises SpecError."""
+    found: dict[str, Metric] = {}
+    for number, path in enumerate(paths):
+        at = f"metrics.own.{number}"
+        metric = import_class(path, folder, at)()
+        lacks = [name for name in ("add", "value") if not callable(getattr(metric, name, None))]
+        name, size = getattr(metric, "name", None), getattr(metric, "size", None)
+        if lacks:
+            raise SpecError(f"{path} has no method {lacks[0]!r}; see trainer.metrics.custom.Metric", at)
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise SpecError(f"{path}: its `name` is {name!r}; use small letters, digits and '_', from a letter on", at)
+        if name in RESERVED or name in found:
+            raise SpecError(f"{path}: there is a measure {name!r} already; give it another `name`", at)
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
+            raise SpecError(f"{path}: its `size` is {size!r}; a whole number from 1 to {MAX_SIZE:,}", at)
+        found[name] = metric
+    return tuple(found.values())
+
 
 SECONDS_PER_DAY = 86_400
 INFER_FIRST = "infer_first"
@@ -92,7 +148,7 @@ class Observer:
         return days
 
     def take_signals(self) -> list[str]:
-        """Return which inputs of row statistics occurred in the pass (trainer.train.signals), and forget them."""
+        """Return which inputs of row statistics occurred in the pass (trainer.train.observer), and forget them."""
         return self._signals.take()
 
     def take_times_s(self) -> tuple[float, float] | None:

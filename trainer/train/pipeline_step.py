@@ -23,8 +23,7 @@ from headrace.trainer.dense_config import PipelineSection
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.contract import DeepTower
 from headrace.trainer.models.layers import by_task
-from headrace.trainer.train.forward_result import ForwardResult
-from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step import ForwardResult, Stepper
 
 
 class PipelineStepper(Stepper):

@@ -1,8 +1,8 @@
-"""Opens what reads the samples of a trainer's passes: source, pipe, join, histories, counters, statistics of rows."""
+"""Opens what reads the samples of a trainer's passes, and begins to read a pass."""
 
 from collections.abc import Mapping
 
-from headrace.dataset.loader.batch_loader import PassReader
+from headrace.dataset.loader.batch_loader import Loader, PassReader
 from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.loader.kept_files import KeptFiles
 from headrace.dataset.loader.kept_segments import KeptSegments, MemorySegments
@@ -12,10 +12,14 @@ from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Source
 from headrace.pserver.protocol.shards import Shards
+from headrace.trainer.collectives.ranks import Ranks
 from headrace.trainer.config import TrainerJob, WorkerConfig
 from headrace.trainer.features.deduplication import tables_of
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.features.join_reader import JoinReader
+from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.rank0.recovery import RestartPoint
 from headrace.trainer.spec.class_rules import label_bounds_of
 
 
@@ -73,3 +77,37 @@ def _kept(config: WorkerConfig, job: TrainerJob, schema: Schema, masks: Mapping[
         folder = config.folder / job.passes.keep_in
         return KeptFiles(folder, job.passes.keep, job.pipe, schema, SourceSet(job.sources), masks)
     return MemorySegments(job.passes.keep) if job.passes.keep else None
+
+
+def read_first(
+    ranks: Ranks,
+    beginning: RestartPoint | None,
+    maker: BatchMaker,
+    loader: Loader[TrainingBatch],
+    *,
+    one_reader: bool = False,
+) -> int | None:
+    """Begin to read the first logged pass after the state of `beginning`, known on rank 0; returns its number.
+
+    Every rank calls it. None: no such pass is logged. `one_reader`: see DenseStrategy.
+    """
+    known = {} if beginning is None or not beginning.replay else {"plan": beginning.replay[0].plan.message()}
+    message = ranks.broadcast(known if ranks.rank == 0 else None)
+    if "plan" not in message:
+        return None
+    plan = PassPlan.of_message(message["plan"])
+    read_ahead(plan, ranks, maker, loader, one_reader=one_reader)
+    return plan.number
+
+
+def read_ahead(
+    plan: PassPlan, ranks: Ranks, maker: BatchMaker, loader: Loader[TrainingBatch], *, one_reader: bool = False
+) -> None:
+    """Begin to read a pass on this rank. `one_reader`: see DenseStrategy; rank 0 reads the parts of all ranks."""
+    maker.expect(plan.number, plan.learn)
+    segments = [each for rank in plan.segments for each in rank]
+    if one_reader and ranks.rank:
+        segments = []
+    elif not one_reader and not loader.reads_all:
+        segments = list(plan.segments[ranks.rank])
+    loader.submit(plan.number, segments)

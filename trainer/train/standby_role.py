@@ -41,8 +41,8 @@ class StandbyRole:
 
     def commit(self) -> None:
         """Ask for a commit."""
-        if self._trainer is not None and self._trainer.parts.committer is not None:
-            self._trainer.parts.committer.ask()
+        if self._trainer is not None and self._trainer.committer is not None:
+            self._trainer.committer.ask()
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer a request. Raises NotYet before the trainer is restored, and as RankZero.answer."""

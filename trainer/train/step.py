@@ -1,12 +1,15 @@
 """One step of one rank: forward pass, values to measure, backward pass. trainer.train.loop passes the results on.
 
-Shapes: B samples of the batch.
+Shapes: B samples of the batch; those of rows as in trainer.features.lookup_kernels.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.dataset.samples.batch import F32
@@ -15,18 +18,61 @@ from headrace.pserver.protocol.shards import Gradients
 from headrace.trainer.config import TaskSection, TrainSection
 from headrace.trainer.dense.batch_norms import BatchNorms, OwnBatchNorms, evaluating
 from headrace.trainer.dense_config import DenseSection
-from headrace.trainer.features.default_rows import DefaultRows
+from headrace.trainer.features.default_rows import DefaultRows, Readers
 from headrace.trainer.features.model_inputs import inputs_of
-from headrace.trainer.features.pooling import Pooling
+from headrace.trainer.features.pooling import Pooling, RowSums
 from headrace.trainer.features.training_batches import TrainingBatch
+from headrace.trainer.models.contract import Inputs
 from headrace.trainer.models.outputs import check_outputs
-from headrace.trainer.train.fake_negatives import fake_negative_weights
-from headrace.trainer.train.forward_result import ForwardResult, GivenBatch
+from headrace.trainer.train.activations import saved_activations
 from headrace.trainer.train.kernel_choice import KernelSchedule
+from headrace.trainer.train.losses import OwnLosses, fake_negative_weights
 from headrace.trainer.train.mixed_precision import LossScale, Precision
-from headrace.trainer.train.own_losses import OwnLosses
-from headrace.trainer.train.row_sums import RowSums
-from headrace.trainer.train.saved_activations import saved_activations
+
+
+@dataclass(slots=True)
+class ForwardResult:
+    """The results of a forward pass."""
+
+    prediction_B: dict[str, F32]
+    """By task: probability (bce) or value (mse)."""
+    loss: Tensor
+    """This rank's share of the step's loss: sums over samples, divided by the weights of all ranks."""
+    leaves: dict[str, Tensor]
+    """Cells by table; autograd fills their gradients."""
+    tensors: dict[str, NDArray[np.float32]]
+    """Further outputs of the model by name, which are measured and not learnt; and "loss", the loss of each sample."""
+    readers: Readers
+    """Keys that read a default row, by table with a learnt default row."""
+    has_weight: bool
+    """Whether any task has weight in the step, over all ranks. If not, the loss is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBatch:
+    """The input of a forward pass; `leaves` and `readers` as in ForwardResult."""
+
+    inputs: Inputs
+    leaves: dict[str, Tensor]
+    readers: Readers
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Facts about a step that all ranks know before it begins, in one message with how the step before went."""
+
+    weight: Mapping[str, float]
+    """Weight of the step's samples over all ranks, by task."""
+    num_samples: int
+    num_batches: int
+    """Number of ranks with a batch."""
+    num_bad: int
+    """Number of ranks on which a loss or gradient of the step before is not finite."""
+
+    @property
+    def more(self) -> bool:
+        """Whether any rank has a batch."""
+        return self.num_batches > 0
 
 
 class Stepper:
@@ -50,7 +96,7 @@ class Stepper:
     ) -> None:
         """`dense`: what is done with the activations of blocks. `measures_apart`: whether samples are measured in a
         forward pass of their own, in inference mode. `at_once`: the label whose negatives are learnt before it is known
-        (trainer.train.fake_negatives)."""
+        (trainer.train.losses)."""
         self._kernels = kernels or KernelSchedule()
         self._model, self._schema, self._tasks = model, schema, tasks
         self._default_rows = default_rows or DefaultRows({}, device)

@@ -39,10 +39,9 @@ from headrace.trainer.features.training_batches import BatchMaker, TrainingBatch
 from headrace.trainer.metrics.auc import exact_auc
 from headrace.trainer.metrics.halves import FILE_NAME
 from headrace.trainer.metrics.samples import row_type
-from headrace.trainer.train.assembly import set_up_torch
+from headrace.trainer.train.device import set_up_torch
 from headrace.trainer.train.model_building import build_model
-from headrace.trainer.train.row_sums import RowSums
-from headrace.trainer.train.step import Stepper
+from headrace.trainer.train.step import RowSums, Stepper
 from tests.bench.hybrid.cluster import BATCH, RUN_S, START_S, Cluster, Measured, curve_of, fill
 from tests.machines import network
 from tests.machines.external_job import Output, setting, started

@@ -1,4 +1,4 @@
-"""The losses and measures that a model adds to those of its tasks.
+"""Losses beside those of the tasks: a model's own, and weights of negatives learnt before their label is known.
 
 Shapes: B samples of the batch.
 """
@@ -10,10 +10,31 @@ import torch
 from torch import Tensor, nn
 
 from headrace.dataset.samples.batch import F32
+from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.trainer.config import TaskSection
 from headrace.trainer.features.model_inputs import targets_of
 from headrace.trainer.features.training_batches import TrainingBatch
 from headrace.trainer.models.contract import Inputs, Targets
+
+
+def label_learnt_at_once(join: JoinSection | None) -> str | None:
+    """The label whose negatives are learnt before it is known; None if there is none."""
+    return join.label if join is not None and join.learn is LearnAt.AT_ONCE else None
+
+
+def fake_negative_weights(output_B: Tensor, label_B: Tensor) -> Tensor:
+    """(B,) the fake negative weights of Ktena et al., "Addressing delayed feedback for continuous training with neural
+    networks in CTR prediction" (RecSys 2019).
+
+    Every impression is learnt once as a negative, and a clicked one again as a positive. So of the samples of an
+    impression with click probability p, 1 / (1 + p) are negatives and p / (1 + p) positives. Importance sampling back
+    to the true shares gives a positive the weight 1 + p, and a negative (1 - p) (1 + p). With the model's own p, which
+    no gradient passes, the expected gradient of the log loss is 0 where the model has the true p: its predictions need
+    no calibration afterwards. `output_B` are logits.
+    """
+    p_B = torch.sigmoid(output_B.detach())
+    return torch.where(label_B > 0, 1 + p_B, (1 - p_B) * (1 + p_B))
+
 
 WITH_TARGETS = 3
 """Number of arguments of a `losses` that asks for the targets."""
