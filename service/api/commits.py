@@ -29,7 +29,7 @@ from headrace.service.history.rewind import rewind_job
 from headrace.service.history.verification import check_commit
 from headrace.service.jobs.errors import WrongPhase
 from headrace.service.jobs.host import HostedJob
-from headrace.trainer.control.commit_store import Commits
+from headrace.trainer.checkpoint.commits import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}/commits", tags=["commits"], route_class=AuthorizedRoute)
 

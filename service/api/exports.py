@@ -21,7 +21,7 @@ from headrace.service.auth.roles import Role
 from headrace.service.exports import export_list
 from headrace.service.exports.export_request import make_export
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.export_store import files_of
+from headrace.trainer.exports.manifest import files_of
 
 router = APIRouter(prefix="/v1/jobs/{job}/exports", tags=["exports"], route_class=AuthorizedRoute)
 

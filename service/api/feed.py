@@ -14,7 +14,7 @@ from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.jobs import JobName
 from headrace.service.api.schemas import ResponseBody
 from headrace.service.auth.roles import Role
-from headrace.trainer.control.replicas import certified
+from headrace.trainer.replica.feed_address import certified
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["feed"], route_class=AuthorizedRoute)
 

@@ -22,7 +22,7 @@ from headrace.service.auth.roles import Role
 from headrace.service.history.commit_lookup import reader
 from headrace.service.history.kept_ages import read_ages
 from headrace.service.inspect.slot_report import JobReport, SlotOrder, ranked, report_of
-from headrace.trainer.control.commit_store import Commits
+from headrace.trainer.checkpoint.commits import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["guards"], route_class=AuthorizedRoute)
 

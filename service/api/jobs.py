@@ -23,7 +23,7 @@ from headrace.service.auth.roles import Role
 from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
 from headrace.service.cluster.resize import MOVE_S, resize
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
-from headrace.trainer.control.job_spec import check_set
+from headrace.trainer.spec.changes import check_set
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute)
 

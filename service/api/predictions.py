@@ -22,7 +22,8 @@ from headrace.service.jobs.operation_queue import Act, ReportProgress
 from headrace.service.jobs.prediction_rules import PredictionRules
 from headrace.service.predict.prediction import job_of, predict
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.predictions import PredictionRequest, with_absolute_paths
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.predict.prediction_plan import with_absolute_paths
 
 router = APIRouter(tags=["predictions"], route_class=AuthorizedRoute)
 

@@ -13,14 +13,15 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from headrace.blob.store_address import StoreAddress, StoreKind
+from headrace.blob.store_address import parse as parse_store_address
 from headrace.dataset.spec.path_part import PathPart
 from headrace.dataset.spec.path_pattern import Pattern
 from headrace.dataset.spec.path_search import DEEP
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, SpecError
 from headrace.service.cluster.store import marker_of
-from headrace.trainer.control.export_destinations import EXPORTS
-from headrace.trainer.control.store_addresses import StoreAddress, StoreKind, parse_store_address
+from headrace.trainer.exports.export_settings import EXPORTS
 
 
 @dataclass(frozen=True, slots=True)

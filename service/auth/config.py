@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headrace.blob.store_address import parse as parse_store_address
 from headrace.config import Section
-from headrace.trainer.control.store_addresses import parse_store_address
 
 RoleWord = Literal["viewer", "operator", "admin"]
 ANY_MORE = "..."

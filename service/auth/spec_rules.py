@@ -20,8 +20,8 @@ from headrace.secrets import SECRET_KEYS, is_reference
 from headrace.service.auth.allowed_paths import NONE_RESERVED, AllowedPaths, ReservedPaths
 from headrace.service.auth.config import ANY_MORE, AllowSection
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.job_spec import ALL_MODELS
-from headrace.trainer.control.predictions import names_commit, servers_of
+from headrace.trainer.models.registry import ALL_MODELS
+from headrace.trainer.predict.prediction_plan import names_commit, servers_of
 
 MAX_NAME = 128
 NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")

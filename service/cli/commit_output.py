@@ -13,7 +13,7 @@ from headrace.service.history import commit_list
 from headrace.service.history.commit_lookup import continue_from, find_commit, lineage
 from headrace.service.history.verification import CommitCheck, check_commit
 from headrace.service.monitor.lines import count
-from headrace.trainer.control.commit_store import CommitDamaged, Commits
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
 
 WIDE = 240
 """Columns of a table that is not printed to a terminal."""

@@ -104,7 +104,7 @@ def _measure_ages(job: Path, overrides: list[str], versions: int, horizon: str) 
     from headrace.service.history import version_ages
     from headrace.service.history.frozen_runs import frozen_parts
     from headrace.service.history.kept_ages import keep_ages
-    from headrace.trainer.control.job_log import read_history
+    from headrace.trainer.journal.log import read_history
 
     loaded = load_run(job, overrides)
     passes = read_history(loaded.store / "log").closed

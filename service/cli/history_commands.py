@@ -141,7 +141,7 @@ def prune(
     """
     from headrace.service.cluster.store import stopped
     from headrace.service.history import commit_list
-    from headrace.trainer.control.commit_store import Commits
+    from headrace.trainer.checkpoint.commits import Commits
 
     loaded = load_run(job, overrides)
     with stopped(loaded.store, loaded.spec.name):
@@ -216,7 +216,7 @@ def skip(
     Example: headrace skip job.toml clicks/0 5000 5100 --reason "wrong labels"
     """
     from headrace.service.history.rewind import format_skipped, skip_job
-    from headrace.trainer.control.job_log import SkippedRange
+    from headrace.trainer.journal.partitions import SkippedRange
 
     wanted = SkippedRange(partition, begin, end)
     void = skip_job(load_run(job, overrides), wanted, reason)

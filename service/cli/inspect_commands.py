@@ -92,8 +92,9 @@ def materialize(
     """
     from headrace.service.inspect import model_state
     from headrace.service.monitor.lines import count
-    from headrace.trainer.control.model_states import at_time, at_version, open_export
-    from headrace.trainer.control.model_states import materialize as write_export
+    from headrace.trainer.exports.materialize import at_time, at_version
+    from headrace.trainer.exports.materialize import materialize as write_export
+    from headrace.trainer.exports.reader import open_export
 
     if to is not None and at is not None:
         raise SpecError("give --to or --at, not both")

@@ -113,7 +113,7 @@ def predict_(
     from headrace.service.client import job_actions
     from headrace.service.monitor.lines import count
     from headrace.service.predict.summary import summary_of_prediction
-    from headrace.trainer.control.prediction_output import PredictionOutput
+    from headrace.trainer.predict.output_files import PredictionOutput
 
     remote = None if job is None else remote_name(job, url)
     local_input = input_of(input_, topic)
@@ -168,7 +168,7 @@ def evaluate(
     """
     from headrace.service.predict import slot_worth
     from headrace.service.predict.summary import summary_of_prediction
-    from headrace.trainer.control.prediction_output import PredictionOutput
+    from headrace.trainer.predict.output_files import PredictionOutput
 
     loaded = _job_of(job, spec, overrides)
     request = {"input": input_of(input_, topic), **_common(version, export, trainers, shards, share, wire)}
@@ -242,7 +242,8 @@ def input_of(paths: Sequence[str], topic: str | None) -> dict[str, Any]:
 def _run(job: "LoadedJob", raw: dict[str, Any]) -> dict[str, Any]:
     from headrace.config import validate
     from headrace.service.predict.prediction import predict
-    from headrace.trainer.control.predictions import PredictionRequest, with_absolute_paths
+    from headrace.trainer.predict.config import PredictionRequest
+    from headrace.trainer.predict.prediction_plan import with_absolute_paths
 
     request = with_absolute_paths(validate(PredictionRequest, raw), Path.cwd())
     with _cancelled_by_signal() as cancelled, _as_option():
@@ -256,7 +257,7 @@ def _as_option() -> Iterator[None]:
         yield
     except SpecError as error:
         if error.path.startswith("input.paths"):
-            from headrace.trainer.control.predictions import error_at
+            from headrace.trainer.predict.prediction_plan import error_at
 
             raise error_at(error, "--input") from None
         raise

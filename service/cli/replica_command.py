@@ -75,7 +75,8 @@ def replica(
     """
     from headrace import logs
     from headrace.config import validate
-    from headrace.trainer.control.replicas import ReplicaConfig, serve
+    from headrace.trainer.replica.config import ReplicaConfig
+    from headrace.trainer.replica.replica import run as serve
 
     options = {
         "exports": exports,

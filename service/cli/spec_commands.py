@@ -82,7 +82,7 @@ def diff(
     from headrace.service.cluster.store_defaults import numbered_by, with_defaults_alone, with_store_defaults
     from headrace.service.jobs.spec_difference import carried_over, changes_between, format_carried, format_changes
     from headrace.service.spec.job import job_of, load_job
-    from headrace.trainer.control.spec_changes import ChangeClass
+    from headrace.trainer.spec.change_classes import ChangeClass
 
     after = with_defaults_alone(load_job(new))
     if (name := remote_name(old, url)) is not None:

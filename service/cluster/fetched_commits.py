@@ -4,8 +4,9 @@ from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, SpecError
 from headrace.service.cluster.runtime import LAUNCHER, OnLine
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commits, MirrorReader, ObjectStoreReader
-from headrace.trainer.control.job_log import newest_generation
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.store_readers import MirrorReader, ObjectStoreReader
+from headrace.trainer.journal.log_file import newest_generation
 
 FETCH_S = 3600.0
 """Longest time to fetch a commit."""

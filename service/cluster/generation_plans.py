@@ -17,9 +17,11 @@ from headrace.service.cluster.worker_plan import JobPlan, ResizeRole, cache_name
 from headrace.service.spec.job import LoadedJob
 from headrace.shared_folder import SharedFolder
 from headrace.timeline import TraceWindow
-from headrace.trainer.control.commit_store import Commits, acted_in, handed_over, replay_first, resized
-from headrace.trainer.control.job_log import newest_generation
-from headrace.trainer.control.job_spec import SHARDS, TRAINERS
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.handover import acted_in, handed_over
+from headrace.trainer.journal.log_file import newest_generation
+from headrace.trainer.rank0.logged_specs import replay_first, resized
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 
 class GenerationPlans:

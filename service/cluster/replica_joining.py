@@ -27,7 +27,7 @@ from headrace.service.cluster.runtime import LAUNCHER, LOCAL, OnLine
 from headrace.service.cluster.store import IDENTITY
 from headrace.service.spec.config import NOBODY_JOINS, ClusterSection
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.replicas import certified
+from headrace.trainer.replica.feed_address import certified
 
 ANSWER_S = 5.0
 """Longest wait for rank 0, which knows the addresses."""

@@ -12,7 +12,7 @@ from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.rpc.job_client import CALL_S, JobClient, NotRunning, Unfinished
 from headrace.rpc.role import RoleClient
-from headrace.trainer.control.job_spec import SHARDS, TRAINERS
+from headrace.trainer.spec.changes import SHARDS, TRAINERS
 
 MOVE_S = 900.0
 """Longest time to wait for the new workers."""

@@ -13,10 +13,11 @@ from headrace.config import validate
 from headrace.dataset.spec.slot_groups import settled
 from headrace.dataset.spec.stream_spec import SlotsSpec
 from headrace.service.spec.job import LoadedJob, with_defaults
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits
 from headrace.trainer.config import NEWEST_DEFAULTS
-from headrace.trainer.control.commit_store import CommitDamaged, Commits
-from headrace.trainer.control.job_log import read_history
-from headrace.trainer.control.job_spec import FIRST, fill_defaults, flat_values
+from headrace.trainer.journal.log import read_history
+from headrace.trainer.spec.changes import flat_values
+from headrace.trainer.spec.defaults import FIRST, fill_defaults
 
 
 def with_store_defaults(job: LoadedJob) -> LoadedJob:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.blob.store_address import parse as parse_store_address
 from headrace.dataset.spec.schema import Schema
 from headrace.identity.authority import Authority
 from headrace.identity.credentials import Identity
@@ -27,9 +28,11 @@ from headrace.service.spec.config import WorkerResources
 from headrace.service.spec.job import LoadedJob
 from headrace.shared_folder import SharedFolder
 from headrace.timeline import TracePart, TraceWindow
-from headrace.trainer.control.job_spec import STALL_SHARE, history_tables, remembered_of, tables_on_shards, windows_of
-from headrace.trainer.control.predictions import PredictionRequest
-from headrace.trainer.control.store_addresses import parse_store_address
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.spec.history_tables import history_tables, remembered_of
+from headrace.trainer.spec.join_tables import windows_of
+from headrace.trainer.spec.shard_tables import tables_on_shards
+from headrace.trainer.status.step_clock import STALL_SHARE
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the user's folder must not stand in for a package of Headrace."""

@@ -52,7 +52,7 @@ from headrace.service.monitor.lines import count, labelled, ratio, summary_lines
 from headrace.service.monitor.status import Status
 from headrace.service.server.serve import running_service
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commits, order_of
+from headrace.trainer.checkpoint.commits import Commits, order_of
 
 LISTEN = "127.0.0.1:8080"
 """Address of the page, if it is free."""

@@ -14,17 +14,11 @@ from headrace.deadline import Deadline
 from headrace.done_markers import has_done
 from headrace.errors import SpecError
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.export_destinations import address_of
-from headrace.trainer.control.export_store import (
-    ExportDestination,
-    ManifestUnusable,
-    StoredExport,
-    is_export,
-    open_destination,
-    point_to,
-    read_current,
-    read_manifest,
-)
+from headrace.trainer.exports.destination import ExportDestination, open_destination
+from headrace.trainer.exports.export_settings import address_of
+from headrace.trainer.exports.manifest import ManifestUnusable
+from headrace.trainer.exports.pointers import point_to, read_current, read_manifest
+from headrace.trainer.exports.retention import StoredExport, is_export
 from headrace.validation import nearest
 
 LOOK_S = 300.0

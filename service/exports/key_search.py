@@ -19,7 +19,8 @@ from headrace.errors import HeadraceError
 from headrace.pserver.store.row_store import sort_order_of
 from headrace.service.exports.export_list import ExportStream, open_streams
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.export_store import Export, ExportUnusable, open_chain
+from headrace.trainer.exports.destination import ExportUnusable
+from headrace.trainer.exports.reader import Export, open_chain
 
 MAX_FETCHED_BYTES = 512 << 20
 """Most bytes of one stream's exports that may be fetched to find one key."""

@@ -17,19 +17,14 @@ from headrace.service.cluster.fetched_commits import check_fresh
 from headrace.service.cluster.store import RUN, claimed, clear_run, remove
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commits, MirrorReader
-from headrace.trainer.control.job_log import newest_generation
-from headrace.trainer.control.model_import import (
-    ImportResult,
-    ImportSelection,
-    ImportSource,
-    TensorSelection,
-    choose_tensors,
-    make_first_commit,
-    open_source,
-    parse_slots,
-    shapes_of,
-)
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.checkpoint.store_readers import MirrorReader
+from headrace.trainer.importing.first_commit import ImportResult, make_first_commit
+from headrace.trainer.importing.model_shapes import shapes_of
+from headrace.trainer.importing.selection import ImportSelection, TensorSelection, choose_tensors, parse_slots
+from headrace.trainer.importing.source import ImportSource
+from headrace.trainer.importing.source_kinds import open_source
+from headrace.trainer.journal.log_file import newest_generation
 
 MIRROR_S = 600.0
 """Longest time to list the mirror."""

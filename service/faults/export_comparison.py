@@ -11,9 +11,13 @@ from typing import Any, TypeVar
 from headrace import documents
 from headrace.done_markers import DONE, MARKERS
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commits, hash_of
-from headrace.trainer.control.export_store import CURRENT, DONEFILE, HOLDER, MANIFEST, STAGES
-from headrace.trainer.control.job_log import log_records, read_history
+from headrace.trainer.checkpoint.commits import Commits, hash_of
+from headrace.trainer.exports.export_settings import STAGES
+from headrace.trainer.exports.pointers import DONEFILE
+from headrace.trainer.exports.reader import CURRENT, MANIFEST
+from headrace.trainer.exports.retention import HOLDER
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.journal.log import read_history
 
 OperationT = TypeVar("OperationT", log_records.ExportOperation, log_records.ExportedOperation)
 CUT = ("type", "version", "timeline", "parent", "why", "all")

@@ -30,7 +30,9 @@ from headrace.service.faults.deaths import CHIEF, EVERYBODY, EXPORTER, OF_EXPORT
 from headrace.service.faults.exporter import kill_exporter
 from headrace.service.faults.held_process import HeldProcess, HoldingStarter
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.job_log import AnyRecord, RecordPlace, file_name, log_records, read_history, record_of
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.journal.log import read_history
+from headrace.trainer.journal.log_file import AnyRecord, RecordPlace, file_name, record_of
 
 AT_ONCE = RestartLimits(max_restarts=1_000_000, window_s=0.0)
 """Restarts without a pause and, in effect, without a limit: the deaths are wanted."""

@@ -17,7 +17,8 @@ from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError, NotYet, Unavailable
 from headrace.rpc.job_client import JobClient, NotRunning
 from headrace.service.spec.job import Job
-from headrace.trainer.control.job_log import log_records, read_history
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.journal.log import read_history
 
 MAX_REQUESTS = 40
 """Most requests of a run: while there are requests, a stream at its end continues with passes of no events."""

@@ -29,9 +29,9 @@ from headrace.service.faults.operator import FaultRunOperator, OperatorRequest, 
 from headrace.service.history.rerun import rerun_job
 from headrace.service.monitor.shows import Show
 from headrace.service.spec.job import LoadedJob, load_job
-from headrace.trainer.control.export_destinations import EXPORTS
-from headrace.trainer.control.job_log import read_history
-from headrace.trainer.control.job_spec import has_rule
+from headrace.trainer.exports.export_settings import EXPORTS
+from headrace.trainer.journal.log import read_history
+from headrace.trainer.rank0.shrink_guard import has_rule
 
 COMPARED = ("events", "samples", "rejected", "passes", "positions", "metrics", "halves", "digest")
 """Fields of the report that must be equal."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.service.history.log_follower import LogFollower
-from headrace.trainer.control.commit_store import NAME
-from headrace.trainer.control.job_log import AnyRecord, log_records
+from headrace.trainer.checkpoint.commits import NAME
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.journal.log_file import AnyRecord
 
 MAX_KEPT = 50_000
 """Most closes kept of one job; beyond that, the oldest half is dropped."""

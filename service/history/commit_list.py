@@ -17,8 +17,8 @@ from headrace.service.history.commit_lookup import (
     hold,
     lineage,
 )
-from headrace.trainer.control.commit_store import Commit, CommitDamaged, Commits, order_of
-from headrace.trainer.control.job_log import store_locked
+from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits, order_of
+from headrace.trainer.journal.log import store_locked
 
 PROGRESS = (("num_events", "events"), ("num_samples", "samples"), ("skipped_steps", "skipped steps"))
 """Counters of a manifest, and their names in text."""

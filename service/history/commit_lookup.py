@@ -16,17 +16,10 @@ from pathlib import Path
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, SpecError
 from headrace.service.cluster.store import RERUNS
-from headrace.trainer.control.commit_store import (
-    VERSION,
-    Commit,
-    CommitDamaged,
-    Commits,
-    Lineage,
-    claims,
-    complete_commit,
-    order_of,
-)
-from headrace.trainer.control.job_log import store_locked
+from headrace.trainer.checkpoint.commits import VERSION, Commit, CommitDamaged, Commits, order_of
+from headrace.trainer.checkpoint.object_store import complete_commit
+from headrace.trainer.checkpoint.rewind import Lineage, claims
+from headrace.trainer.journal.log import store_locked
 
 FETCH_S = 3600.0
 """Longest time to fetch the files of a commit."""

@@ -8,7 +8,7 @@ from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.rpc.job_client import CALL_S, RETRY_S, JobClient, NotRunning
 from headrace.rpc.role import RoleClient
 from headrace.service.history.commit_lookup import continue_from, lineage
-from headrace.trainer.control.commit_store import Commits, order_of
+from headrace.trainer.checkpoint.commits import Commits, order_of
 
 
 def make_commit(store: Path, deadline: Deadline) -> str:

@@ -15,7 +15,7 @@ from headrace.errors import SpecError
 from headrace.service.cluster.store import claimed
 from headrace.service.history.commit_lookup import lease
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commit, CommitDamaged, Commits, sync_tree, write_manifest
+from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits, sync_tree, write_manifest
 
 LEASE = "predict0"
 """The holder of the commit meanwhile; names are those of service.history.commit_lookup."""

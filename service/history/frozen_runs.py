@@ -23,8 +23,9 @@ from headrace.service.history.version_ages import AgedPart, aged_parts, spread
 from headrace.service.monitor.status import Status
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
-from headrace.trainer.control.commit_store import Commit, Commits, order_of
-from headrace.trainer.control.job_log import JobHistory, read_history
+from headrace.trainer.checkpoint.commits import Commit, Commits, order_of
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read_history
 
 LOOK_S = 0.2
 """Interval of checks whether a run has read enough."""

@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.documents import MAX_BYTES
-from headrace.trainer.control.job_log import (
-    AnyRecord,
-    LogTooNew,
-    RecordPlace,
-    file_numbers,
-    listed,
-    log_records,
-    record_of,
-)
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.journal.log_file import AnyRecord, LogTooNew, RecordPlace, file_numbers, listed, record_of
 
 
 @dataclass(slots=True)

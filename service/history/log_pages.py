@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.service.history.log_follower import LogFollower
 from headrace.service.history.log_text import LogWording, RecordLine
-from headrace.trainer.control.job_log import AnyRecord, LogTooNew, RecordPlace, record_of
+from headrace.trainer.journal.log_file import AnyRecord, LogTooNew, RecordPlace, record_of
 
 BLOCK_RECORDS = 128
 """Most records of a block. A page reads whole blocks."""

@@ -13,19 +13,13 @@ from headrace.errors import HeadraceError, SpecError
 from headrace.printable import print_printable
 from headrace.secrets import without_secrets
 from headrace.service.monitor.lines import count
-from headrace.trainer.control.job_log import (
-    AnyRecord,
-    KnownPartition,
-    LogDamaged,
-    PassPlan,
-    RecordPlace,
-    listed,
-    log_records,
-    read_records,
-    record_of,
-)
-from headrace.trainer.control.job_spec import changed_keys, fill_defaults, flat_values
-from headrace.trainer.control.spec_changes import slots_between
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.journal.log import read as read_records
+from headrace.trainer.journal.log_file import AnyRecord, LogDamaged, RecordPlace, listed, record_of
+from headrace.trainer.journal.partitions import KnownPartition
+from headrace.trainer.journal.pass_plan import PassPlan
+from headrace.trainer.spec.changes import changed_keys, flat_values, slots_between
+from headrace.trainer.spec.defaults import fill_defaults
 
 MAX_NAMED = 12
 """Most partitions or keys named on a line; the line counts the others. `--json` has all."""

@@ -16,7 +16,8 @@ import numpy as np
 
 from headrace.dataset.samples.batch import F64
 from headrace.errors import SpecError
-from headrace.trainer.control.job_log import JobHistory, read_history
+from headrace.trainer.journal.job_history import JobHistory
+from headrace.trainer.journal.log import read_history
 
 MIN_PARTS = 6
 """Fewer parts have no p-value below 0.03, whatever they hold."""

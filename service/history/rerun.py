@@ -25,9 +25,12 @@ from headrace.service.history.commit_lookup import find_commit, lease, lineage
 from headrace.service.monitor.lines import count
 from headrace.service.monitor.shows import Show
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commit, Commits, NotPossible
-from headrace.trainer.control.job_log import JobHistory, LoggedPass, read_records
-from headrace.trainer.control.job_spec import fill_defaults, significant_keys
+from headrace.trainer.checkpoint.commits import Commit, Commits
+from headrace.trainer.checkpoint.rewind import NotPossible
+from headrace.trainer.journal.job_history import JobHistory, LoggedPass
+from headrace.trainer.journal.log import read as read_records
+from headrace.trainer.spec.changes import significant_keys
+from headrace.trainer.spec.defaults import fill_defaults
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,12 @@ from headrace.service.history.commit_lookup import continue_from, find_commit, l
 from headrace.service.history.verification import damage_in
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import (
-    Commit,
-    CommitDamaged,
-    Commits,
-    MirrorReader,
-    ObjectStoreReader,
-    order_of,
-    rewind,
-    rewind_anew,
-    skip,
-)
-from headrace.trainer.control.job_log import LogDamaged, SkippedRange, read_records
+from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits, order_of
+from headrace.trainer.checkpoint.rewind import rewind, rewind_anew, skip
+from headrace.trainer.checkpoint.store_readers import MirrorReader, ObjectStoreReader
+from headrace.trainer.journal.log import read as read_records
+from headrace.trainer.journal.log_file import LogDamaged
+from headrace.trainer.journal.partitions import SkippedRange
 
 MIRROR_S = 300.0
 """Longest time to list the mirror."""

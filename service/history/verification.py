@@ -14,7 +14,7 @@ from headrace.pserver.errors import PserverError
 from headrace.pserver.protocol.shards import ShardCommitPart
 from headrace.pserver.store.rocks_store import HEADER, RocksRowStore
 from headrace.service.history.commit_lookup import lease, scratch
-from headrace.trainer.control.commit_store import MANIFEST, Commit, CommitDamaged, Commits, problems_of
+from headrace.trainer.checkpoint.commits import MANIFEST, Commit, CommitDamaged, Commits, problems_of
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace.service.history.paired_test import MIN_PARTS, ClosedPart, closed_places, common_parts, paired
-from headrace.trainer.control.job_log import JobHistory
+from headrace.trainer.journal.job_history import JobHistory
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 AGES_S = (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.service.inspect.model_state import ModelState
 from headrace.service.monitor.lines import count
-from headrace.trainer.control.model_states import ComparedChunk, RowChunk, compare_states
+from headrace.trainer.exports.row_chunks import ComparedChunk, RowChunk, compare_states
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,9 +10,10 @@ from headrace.service.inspect.comparison import TableDifference
 from headrace.service.inspect.model_state import CommitState, export_folder, open_commit
 from headrace.service.monitor.lines import count, pending_text
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commit, problems_of
-from headrace.trainer.control.export_store import ExportUnusable
-from headrace.trainer.control.model_states import Export, chain_of, compare_states, open_export, state_at
+from headrace.trainer.checkpoint.commits import Commit, problems_of
+from headrace.trainer.exports.destination import ExportUnusable
+from headrace.trainer.exports.reader import Export, chain_of, open_export, state_at
+from headrace.trainer.exports.row_chunks import compare_states
 
 FACTS = ("name", "kind", "job", "stream", "timeline", "version", "made_at", "why", "day", "positions", "metrics")
 """Keys copied from an export's manifest."""

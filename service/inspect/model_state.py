@@ -24,20 +24,12 @@ from headrace.pserver.rows.row_format import groups_of
 from headrace.service.cluster.store import check_run
 from headrace.service.history.commit_lookup import find_commit, lease, scratch
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.checkpoint.commits import Commit, CommitDamaged, Commits
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.control.commit_store import Commit, CommitDamaged, Commits
-from headrace.trainer.control.job_spec import fill_defaults
-from headrace.trainer.control.model_states import (
-    DENSE,
-    CommitTableRows,
-    Export,
-    RowChunk,
-    RowSelection,
-    chain_of,
-    open_export,
-    state_at,
-    weights_of,
-)
+from headrace.trainer.exports.reader import DENSE, Export, chain_of, open_export, state_at
+from headrace.trainer.exports.row_chunks import RowChunk
+from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
+from headrace.trainer.spec.defaults import fill_defaults
 
 READ_S = 86_400.0
 """Longest time to read one table."""

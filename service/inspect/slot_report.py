@@ -18,7 +18,7 @@ from headrace.service.history.commit_lookup import scratch
 from headrace.service.inspect.model_state import CommitState, open_commit
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commit, Commits
+from headrace.trainer.checkpoint.commits import Commit, Commits
 
 MAX_WEIGHED_ROWS = 2_000_000
 """A commit with more rows is not read; slots then have no mean weight."""

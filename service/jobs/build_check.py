@@ -15,8 +15,9 @@ from headrace.service.cluster.store import check_free
 from headrace.service.jobs.environment import environment
 from headrace.service.jobs.folder import JobFolder
 from headrace.service.spec.job import job_of
-from headrace.trainer.control.commit_store import CommitDamaged, Commits, NewerFormat
-from headrace.trainer.control.job_log import LogDamaged, read_records
+from headrace.trainer.checkpoint.commits import CommitDamaged, Commits, NewerFormat
+from headrace.trainer.journal.log import read as read_records
+from headrace.trainer.journal.log_file import LogDamaged
 
 
 def report_on(folder: JobFolder) -> dict[str, str]:

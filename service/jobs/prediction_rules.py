@@ -17,7 +17,8 @@ from headrace.service.jobs.config import LimitsSection
 from headrace.service.jobs.host import HostedJob
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.control.predictions import PredictionRequest, own_source, servers_of, source_config
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.predict.prediction_plan import own_source, servers_of, source_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

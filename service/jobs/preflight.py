@@ -18,8 +18,8 @@ from headrace.service.cluster.store import check_free
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.spec_difference import check_carried
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import replay_first
-from headrace.trainer.control.job_spec import check_class
+from headrace.trainer.models.class_check import check_class
+from headrace.trainer.rank0.logged_specs import replay_first
 
 log = logging.getLogger(__name__)
 

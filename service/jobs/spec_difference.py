@@ -12,18 +12,13 @@ from headrace.errors import SpecError
 from headrace.service.cluster.store_defaults import spec_with_rows
 from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import Commit, Commits, Lineage
-from headrace.trainer.control.job_log import read_records
-from headrace.trainer.control.job_spec import fill_defaults
-from headrace.trainer.control.spec_changes import (
-    ChangeClass,
-    KeyChange,
-    WeightChange,
-    key_changes,
-    schema_of,
-    slots_between,
-    weights_between,
-)
+from headrace.trainer.checkpoint.commits import Commit, Commits
+from headrace.trainer.checkpoint.rewind import Lineage
+from headrace.trainer.importing.other_slots import WeightChange, weights_between
+from headrace.trainer.journal.log import read as read_records
+from headrace.trainer.spec.change_classes import ChangeClass
+from headrace.trainer.spec.changes import KeyChange, key_changes, schema_of, slots_between
+from headrace.trainer.spec.defaults import fill_defaults
 
 WHAT_TO_DO: Mapping[ChangeClass, str] = {
     ChangeClass.HOT: "`headrace set JOB KEY=VALUE` while it runs, or a restart with the new file",

@@ -13,7 +13,7 @@ from headrace.service.kubernetes.config import ManifestSettings
 from headrace.service.kubernetes.workloads import HEAD_PORTS
 from headrace.service.spec.config import WorkerResources
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.job_spec import has_divided_classes
+from headrace.trainer.spec.class_rules import has_divided_classes
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Names of objects that leave room for what is appended to the job's."""

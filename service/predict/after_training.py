@@ -23,8 +23,10 @@ from headrace.service.predict.prediction import predict
 from headrace.service.predict.summary import summary_of_prediction
 from headrace.service.predict.worker_group import PredictionCancelled
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.prediction_output import PredictionOutput
-from headrace.trainer.control.predictions import SECTION, PredictionRequest, check_outputs, fingerprint_of
+from headrace.trainer.predict.after_training import SECTION, check_outputs
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.predict.output_files import PredictionOutput
+from headrace.trainer.predict.prediction_plan import fingerprint_of
 
 
 def request_of(job: LoadedJob) -> PredictionRequest | None:

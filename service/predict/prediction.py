@@ -35,26 +35,20 @@ from headrace.service.predict.worker_group import PredictionCancelled, WorkerDie
 from headrace.service.spec.job import Job, LoadedJob, with_defaults
 from headrace.service.spec.left_out import without_left_out
 from headrace.service.spec.references import check_references
+from headrace.trainer.checkpoint.commits import hash_of
 from headrace.trainer.config import NEWEST_DEFAULTS
-from headrace.trainer.control.commit_store import hash_of
-from headrace.trainer.control.prediction_output import (
-    DEAD_LETTERS,
-    METRICS,
-    PartMark,
-    PredictionOutput,
-    compute_metrics,
-    part_name,
-)
-from headrace.trainer.control.predictions import (
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.predict.metric_inputs import compute_metrics
+from headrace.trainer.predict.output_files import DEAD_LETTERS, METRICS, PartMark, PredictionOutput, part_name
+from headrace.trainer.predict.prediction_plan import (
     OutputTaken,
     PredictionPlan,
-    PredictionRequest,
-    check_no_join,
-    check_no_statistics,
     fingerprint_of,
     segments_of,
     with_absolute_paths,
 )
+from headrace.trainer.spec.history_tables import check_no_statistics
+from headrace.trainer.spec.join_tables import check_no_join
 
 FORMAT = 1
 """Number of the manifest's layout."""

@@ -18,11 +18,12 @@ from headrace.service.cluster.store import check_run
 from headrace.service.exports.export_list import open_streams
 from headrace.service.history.commit_lookup import continue_from, find_commit, lease, lineage
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.checkpoint.commits import VERSION, Commit, CommitDamaged, Commits, hash_of
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.control.commit_store import VERSION, Commit, CommitDamaged, Commits, hash_of
-from headrace.trainer.control.job_spec import fill_defaults
-from headrace.trainer.control.model_states import as_commit
-from headrace.trainer.control.predictions import LIVE, names_commit
+from headrace.trainer.predict.config import LIVE
+from headrace.trainer.predict.export_commit import as_commit
+from headrace.trainer.predict.prediction_plan import names_commit
+from headrace.trainer.spec.defaults import fill_defaults
 
 DENSE = "dense.safetensors"
 _numbers = itertools.count(1)

@@ -18,8 +18,8 @@ from headrace.service.cluster.runtime import KILL_S, Launcher, OnLine, WorkerHan
 from headrace.service.cluster.supervision import format_exit
 from headrace.service.cluster.worker_plan import PredictionWorkers
 from headrace.service.spec.job import LoadedJob
-from headrace.trainer.control.commit_store import read_commit
-from headrace.trainer.control.job_spec import history_tables
+from headrace.trainer.checkpoint.commits import read_commit
+from headrace.trainer.spec.history_tables import history_tables
 
 START_S, RESTORE_S = 120.0, 3600.0
 """Longest time for the shards to start, and to read the rows."""

@@ -17,7 +17,7 @@ from headrace.service.sizing.process_use import PIPE
 from headrace.service.sizing.stream_facts import SlotIds, StreamFacts
 from headrace.service.sizing.training_facts import TrainingFacts
 from headrace.service.spec.job import Job
-from headrace.trainer.control.job_spec import tables_on_shards
+from headrace.trainer.spec.shard_tables import tables_on_shards
 
 DAY_S = 86_400
 MAX_WORKERS = 64

@@ -27,7 +27,7 @@ from headrace.service.monitor.status import Status
 from headrace.service.sizing.process_use import ProcessUse, use_by_worker
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
-from headrace.trainer.control.commit_store import Commits
+from headrace.trainer.checkpoint.commits import Commits
 
 POLL_S = 0.1
 DENSE_FILE = "dense.safetensors"

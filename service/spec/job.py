@@ -16,8 +16,9 @@ from headrace.service.spec.config import ClusterSection
 from headrace.service.spec.left_out import without_left_out
 from headrace.service.spec.references import check_places, check_references
 from headrace.trainer.config import NEWEST_DEFAULTS, TrainerJob
-from headrace.trainer.control.job_spec import fill_defaults
-from headrace.trainer.control.predictions import PredictionRequest, check_after
+from headrace.trainer.predict.after_training import check_after
+from headrace.trainer.predict.config import PredictionRequest
+from headrace.trainer.spec.defaults import fill_defaults
 from headrace.validation import naming_entries
 
 

@@ -14,18 +14,16 @@ from headrace.errors import SpecError
 from headrace.pserver.config import DENSE_SLICES
 from headrace.relative_names import MAX_PATH_BYTES
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.control.export_destinations import ExportLocation, address_of, destination_of
-from headrace.trainer.control.job_spec import (
-    check_class_rules,
-    check_dense_rules,
-    check_histories,
-    check_join,
-    check_order,
-    check_section,
-    check_slot_rules,
-    shape_of,
-)
+from headrace.trainer.exports.export_settings import ExportLocation, address_of, destination_of
 from headrace.trainer.guard_config import RollbackSection
+from headrace.trainer.models.needs import shape_of
+from headrace.trainer.models.registry import check_section
+from headrace.trainer.spec.class_rules import check_class_rules
+from headrace.trainer.spec.dense_rules import check_dense_rules
+from headrace.trainer.spec.history_tables import check_histories
+from headrace.trainer.spec.join_tables import check_join
+from headrace.trainer.spec.order_rules import check_order
+from headrace.trainer.spec.slot_rules import check_slot_rules
 from headrace.validation import nearest
 
 MAX_STORE_BYTES = MAX_PATH_BYTES - 511

@@ -23,11 +23,15 @@ from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.history.commit_lookup import continue_from, lease, lineage, reader, scratch
 from headrace.service.predict.versions import check_fits
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.checkpoint.commits import Commit, Commits
+from headrace.trainer.checkpoint.rewind import log_operation
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.control.commit_store import Commit, Commits
-from headrace.trainer.control.job_log import log_records
-from headrace.trainer.control.job_spec import history_tables, with_overrides
-from headrace.trainer.control.stored_tables import SMALL_ROWS, Shrinks, describe_key, log_operation, overrides_of
+from headrace.trainer.journal import records as log_records
+from headrace.trainer.rank0.logged_specs import overrides_of
+from headrace.trainer.rank0.parts import describe_key
+from headrace.trainer.rank0.shrinks import SMALL_ROWS, Shrinks
+from headrace.trainer.spec.changes import with_overrides
+from headrace.trainer.spec.history_tables import history_tables
 
 TABLE_BYTES = 8 * MIN_TABLE_BYTES
 """Memory for the rows of a table while a commit is read; the other rows stay on the disk."""

@@ -29,9 +29,9 @@ from headrace.service.monitor.lines import count
 from headrace.service.spec.job import LoadedJob
 from headrace.service.tables.row import sign_of
 from headrace.service.tables.traces import Traces, find_traces
-from headrace.trainer.control.commit_store import Commits
-from headrace.trainer.control.job_log import store_locked
-from headrace.trainer.control.prediction_output import DEAD_LETTERS
+from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.journal.log import store_locked
+from headrace.trainer.predict.output_files import DEAD_LETTERS
 
 MAX_KEYS = 4096
 """Most rows that one logged operation deletes: as many as rank 0 takes (trainer.rank0.operations)."""

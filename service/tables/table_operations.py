@@ -21,8 +21,10 @@ from headrace.service.monitor.lines import count
 from headrace.service.monitor.status import Status
 from headrace.service.spec.job import Job, LoadedJob
 from headrace.service.tables import committed_tables
-from headrace.trainer.control.commit_store import Commit
-from headrace.trainer.control.job_spec import has_rule, history_tables, join_tables
+from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.rank0.shrink_guard import has_rule
+from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.spec.join_tables import join_tables
 from headrace.validation import nearest
 
 COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")

@@ -31,9 +31,10 @@ from headrace.service.monitor.lines import count
 from headrace.service.predict.versions import check_fits
 from headrace.service.spec.job import LoadedJob
 from headrace.service.tables.committed_tables import newest, tables_in_force
-from headrace.trainer.control.commit_store import Commit, Commits
-from headrace.trainer.control.job_spec import history_tables, join_tables
-from headrace.trainer.control.model_states import CommitTableRows, RowSelection, weights_of
+from headrace.trainer.checkpoint.commits import Commit, Commits
+from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
+from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.spec.join_tables import join_tables
 
 U64 = NDArray[np.uint64]
 F32 = NDArray[np.float32]

@@ -12,7 +12,7 @@ from typing import Any
 from headrace import documents
 from headrace.service.tables.table_operations import format_dry_run
 from headrace.service.ui.format import format_count
-from headrace.trainer.control.job_spec import hot_keys
+from headrace.trainer.spec.changes import hot_keys
 
 Job = Mapping[str, Any]
 RUNS = frozenset({"starting", "training", "replaying", "paused", "draining", "restarting"})

@@ -17,8 +17,9 @@ from headrace.pserver.rows import history_kernels
 from headrace.pserver.rows.row_format import groups_of
 from headrace.service.spec.job import load_job
 from headrace.service.tables.committed_tables import newest
-from headrace.trainer.control.job_spec import history_tables, join_tables
-from headrace.trainer.control.model_states import CommitTableRows, RowSelection, weights_of
+from headrace.trainer.exports.row_selection import CommitTableRows, RowSelection, weights_of
+from headrace.trainer.spec.history_tables import history_tables
+from headrace.trainer.spec.join_tables import join_tables
 from tests.integration.running_job import RunningJob
 from tests.integration.test_operations import say, until
 

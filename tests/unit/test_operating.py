@@ -26,7 +26,7 @@ from headrace.service.tables.forget import contains, drop_letters, prediction_fi
 from headrace.service.tables.row import sign_of
 from headrace.service.tables.table_operations import current_day
 from headrace.service.tables.traces import Traces
-from headrace.trainer.control.commit_store import Commits
+from headrace.trainer.checkpoint.commits import Commits
 from tests.fakes.past import Past
 from tests.unit.test_spec import NEWS, load
 

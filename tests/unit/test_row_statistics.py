@@ -22,12 +22,11 @@ from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.service.spec.job import load_job
 from headrace.trainer.config import ExportSection
-from headrace.trainer.control.predictions import check_no_statistics
 from headrace.trainer.exports.model_document import describe
 from headrace.trainer.features.deduplication import Deduplicator, tables_of
 from headrace.trainer.features.history_reader import HistoryReader
 from headrace.trainer.features.row_statistics import fill_values, value_reference
-from headrace.trainer.spec.history_tables import remembered_of
+from headrace.trainer.spec.history_tables import check_no_statistics, remembered_of
 from headrace.trainer.spec.slot_changes import slot_changes
 from tests.fakes.ragged import ragged
 from tests.integration.stream_job import SPEC

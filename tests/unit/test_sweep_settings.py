@@ -36,7 +36,7 @@ from headrace.service.sweeps.sweep_settings import (
     without_slices,
 )
 from headrace.service.sweeps.sweep_table import table_of
-from headrace.trainer.control.predictions import PredictionRequest
+from headrace.trainer.predict.config import PredictionRequest
 from tests.integration.epoch_job import write_epoch_job
 
 VALUE = st.one_of(

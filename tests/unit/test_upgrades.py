@@ -28,8 +28,8 @@ from headrace.service.jobs.host import Desired, Ending, NewJob
 from headrace.service.jobs.upgrade import upgrade, upgrade_all
 from headrace.service.spec.job import job_of
 from headrace.trainer.checkpoint import commits
-from headrace.trainer.control.job_log import listed
 from headrace.trainer.journal import log_file
+from headrace.trainer.journal.log_file import listed
 from tests.fakes.asked_api import api
 from tests.fakes.past import Past
 from tests.integration.stream_job import SPEC

@@ -12,10 +12,11 @@ from typing import Any
 
 import headrace
 from headrace import documents
+from headrace.done_markers import MARKERS
 from headrace.errors import HeadraceError
 from headrace.trainer.exports.destination import EXPORT_PATH, FILE, NAME, TIMELINE, ExportUnusable
 from headrace.trainer.exports.gates import GateResult
-from headrace.trainer.exports.reader import FORMAT, check_fields, checked_name, object_of
+from headrace.trainer.exports.reader import FORMAT, MANIFEST, check_fields, checked_name, object_of
 from headrace.trainer.exports.request import ExportRequest
 
 IDENTITY = ("job", "stream", "timeline", "kind", "version", "parent", "thresholds", "positions", "event_time", "day")
@@ -198,3 +199,8 @@ def done_line(manifest: Mapping[str, Any], *, passed: bool) -> bytes:
 def path_of(export: Mapping[str, Any]) -> str:
     """ "t1/0000000012-base", of a manifest or a parent."""
     return f"{export['timeline']}/{export['name']}"
+
+
+def files_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Names of all files of a complete export, its manifest and its markers included."""
+    return [*manifest["files"], MANIFEST, *MARKERS]

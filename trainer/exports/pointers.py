@@ -225,3 +225,8 @@ def newest_timeline(job: str, streams: Mapping[str, ExportSection], store: Path,
             continue
         newest = max([newest, *(int(name[1:]) for name in names if re.fullmatch(r"t\d+", name))])
     return newest
+
+
+def point_to(destination: ExportDestination, manifest: Mapping[str, Any]) -> None:
+    """Make current.json name an export, with its whole chain. Raises ManifestUnusable."""
+    write_current(destination, manifest, chain_of(destination, manifest, ()))

@@ -311,3 +311,8 @@ def state_at(chain: list[Export], table: str) -> Iterator[RowChunk]:
                 ChunkStream((chunk.decoded() for chunk in rows) if decode else rows, f"{export.name}, table {table}")
             )
     return replay_chunks(streams)
+
+
+def open_chain(url: str, scratch: Path) -> list[Export]:
+    """The complete export at `url` and those before it, from its base on. Raises ExportUnusable."""
+    return chain_of(open_folder(ExportFolder(url, scratch)))

@@ -8,7 +8,7 @@ meaning trainer.journal.job_history's.
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -494,3 +494,13 @@ class Log:
             raise Superseded(self.folder, self.generation, newest_generation(self.folder)) from None
         self._next += 1
         return begun
+
+
+def read_history(folder: Path) -> JobHistory:
+    """The meaning of the log in `folder`. Raises LogDamaged and LogTooNew."""
+    return JobHistory.of(read(folder))
+
+
+def store_locked(store: Path, deadline: Deadline) -> AbstractContextManager[int]:
+    """Hold the lock under which the content of `store` changes. Raises DeadlineExceeded, Unwritable."""
+    return locked(store / "log" / LOCK, deadline)

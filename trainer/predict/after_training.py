@@ -88,3 +88,12 @@ def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     print(json.dumps(_answer(documents.parse_object(sys.stdin.buffer.read(), "the request"))))
+
+
+def check_outputs(request: PredictionRequest, job: TrainerJob, full: Mapping[str, Any], folder: Path) -> None:
+    """Build the model of `full`, the spec of `job`, where the request names other tensors than predictions.
+
+    Raises SpecError for an output that the model does not have, or where it cannot be built.
+    """
+    if names_tensors(request, job):
+        try_outputs(full, folder, request)

@@ -1,4 +1,4 @@
-"""What a rank decides and does beside the passes: everything on rank 0, nothing on the others.
+"""The duties of a rank beside the passes: everything is on rank 0, nothing on the others.
 
 Every rank makes the same collective calls in the same order (trainer.train.loop). Rank 0 plans, commits, publishes and
 exports between them, and tells the others by the messages that these calls carry.

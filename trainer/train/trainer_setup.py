@@ -1,4 +1,4 @@
-"""What the parts of a trainer are built from: its configuration, the process itself, its connections."""
+"""The setup of a trainer: its configuration, the process itself, its connections. Its parts are built from it."""
 
 from dataclasses import dataclass
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headrace.dataset.spec.schema import Schema
 from headrace.service.spec.job import load_job
 from headrace.trainer.config import TrainerJob
-from headrace.trainer.control.job_spec import shape_of
+from headrace.trainer.models.needs import shape_of
 from headrace.trainer.models.registry import load_model
 from tests.bench.hybrid.cluster import BATCH, HERE, Cluster
 

@@ -1,7 +1,4 @@
-"""The commits of a store and of its mirror, and the choice of the one where the next run continues.
-
-Rewinds and skips are for a job that does not run. A running job makes its commits itself.
-"""
+"""A job's mirror and object store, read before the job starts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,58 +7,10 @@ from typing import Self
 from headrace.blob.signature import Signature
 from headrace.blob.store_address import parse
 from headrace.deadline import Deadline
-from headrace.trainer.checkpoint.commits import (
-    MANIFEST,
-    NAME,
-    VERSION,
-    Commit,
-    CommitDamaged,
-    Commits,
-    NewerFormat,
-    hash_of,
-    order_of,
-    problems_of,
-    read_commit,
-    sync_tree,
-    write_manifest,
-)
-from headrace.trainer.checkpoint.handover import acted_in, handed_over
 from headrace.trainer.checkpoint.mirror import read_catalog
 from headrace.trainer.checkpoint.mirror_fetch import FetchedCommit, fetch, newest_generation_in
-from headrace.trainer.checkpoint.object_store import ObjectStore, PreparedStore, complete_commit
-from headrace.trainer.checkpoint.rewind import Lineage, NotPossible, claims, rewind, rewind_anew, skip
+from headrace.trainer.checkpoint.object_store import ObjectStore, PreparedStore
 from headrace.trainer.config import StoreSection
-from headrace.trainer.rank0.logged_specs import replay_first, resized
-
-__all__ = [
-    "MANIFEST",
-    "NAME",
-    "VERSION",
-    "Commit",
-    "CommitDamaged",
-    "Commits",
-    "Lineage",
-    "MirrorReader",
-    "NewerFormat",
-    "NotPossible",
-    "ObjectStoreReader",
-    "PreparedStore",
-    "acted_in",
-    "claims",
-    "complete_commit",
-    "handed_over",
-    "hash_of",
-    "order_of",
-    "problems_of",
-    "read_commit",
-    "replay_first",
-    "resized",
-    "rewind",
-    "rewind_anew",
-    "skip",
-    "sync_tree",
-    "write_manifest",
-]
 
 
 @dataclass(frozen=True, slots=True)
