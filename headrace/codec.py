@@ -6,7 +6,7 @@ wires. Fields that a class does not know are ignored: a newer program may have w
 pydantic's (headrace.config).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,22 +22,31 @@ class NotUnderstood(HeadraceError):
 
 def plain(value: object) -> Any:
     """A typed value as dicts, lists, text and numbers; fields in the order of the class, keys of mappings as text."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_mapping)
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_builtin)
 
 
-def typed(cls: type[T], data: object, what: str) -> T:
+def typed(cls: type[T], data: object, what: str, error: Callable[[str], Exception] = NotUnderstood) -> T:
     """The value of `cls` with this data: the inverse of `plain`. `what` names the data in the error.
 
-    Raises NotUnderstood, with the path of the first field that is missing or of another type.
+    Raises an `error`, with the path of the first field that is missing or of another type.
     """
     try:
         return msgspec.convert(data, cls, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise NotUnderstood(f"{what}: {error}") from error
+    except msgspec.ValidationError as found:
+        raise error(f"{what}: {found}") from found
 
 
-def _mapping(value: object) -> dict[Any, Any]:
-    """A mapping of another class, such as a read-only one."""
+def written(default: T) -> T:
+    """The default of a field that is written all the same, in a class with `omit_defaults`."""
+    found: T = msgspec.field(default_factory=lambda: default)
+    return found
+
+
+def _builtin(value: object) -> Any:
+    """A value of a subclass, such as a read-only mapping or a number of NumPy."""
     if isinstance(value, Mapping):
         return dict(value)
+    for cls in (float, str):
+        if isinstance(value, cls):
+            return cls(value)
     raise TypeError(f"a {type(value).__name__} has no form as JSON")

@@ -213,7 +213,7 @@ def _operation(
             more = f", and {count(others)} other rows" if others else ""
             return f"forget: slot {operation.slot}, key {operation.key}{more}"
         case log_records.ExportOperation():
-            parent = "" if operation.parent is None else f" on {operation.parent['name']}"
+            parent = "" if operation.parent is None else f" on {operation.parent.name}"
             return f"export: {operation.name} of {operation.stream}{parent}: {operation.why}"
         case log_records.ExportedOperation():
             error = f": {operation.error}" if operation.error else ""

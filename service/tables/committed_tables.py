@@ -7,9 +7,11 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from headrace.config import validate
 from headrace.dataset.spec.schema import Schema
@@ -96,7 +98,7 @@ class CommittedTable:
                 time.sleep(RETRY_S)
             else:
                 assert shrink is not None, "the shrink decider handles this request"
-                return replace(shrink, at_once=rows < SMALL_ROWS)
+                return msgspec.structs.replace(shrink, at_once=rows < SMALL_ROWS)
 
 
 @contextmanager

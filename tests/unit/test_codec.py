@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.codec import NotUnderstood, plain, typed
+from headrace.codec import NotUnderstood, plain, typed, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,25 @@ def test_other_data_is_refused_by_the_field(data, said):
     assert str(caught.value).startswith("commit-7: ") and said in str(caught.value)
 
 
-def test_read_only_mappings_are_taken():
-    assert plain(Whole([], {}, MappingProxyType({"a": 1})))["facts"] == {"a": 1}
+def test_subclasses_of_plain_types_are_taken():
+    assert plain(Whole([], {}, MappingProxyType({"a": 1, "b": np.float64(0.1)})))["facts"] == {"a": 1, "b": 0.1}
+
+
+def test_the_owner_of_the_data_gives_the_error():
+    with pytest.raises(ValueError, match="it: Object missing required field `name`"):
+        typed(Part, {}, "it", ValueError)
+
+
+class Later(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A class whose fields came one after the other."""
+
+    always: int | None = written(None)
+    sometimes: int | None = None
+
+
+def test_a_default_may_be_written_or_left_out():
+    assert plain(Later()) == {"always": None} and plain(Later(sometimes=3)) == {"always": None, "sometimes": 3}
+    assert typed(Later, {}, "it") == Later()
 
 
 def test_a_value_without_a_form_as_json_is_a_bug():

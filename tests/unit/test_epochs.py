@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.codec import plain, typed
 from headrace.dataset.sources.repeated import RepeatedSource
 from headrace.dataset.spec.config import MAX_EPOCHS, FilesSource, KafkaSource
 from headrace.dataset.spec.epochs import in_epoch, split_epoch
@@ -24,9 +25,9 @@ def test_a_name_of_an_epoch_tells_both(name, epoch):
 
 def test_plans_of_the_first_epoch_are_written_as_before_and_others_say_theirs():
     segments = ((Segment("a", 0, 0, 5),),)
-    assert "epoch" not in PassPlan(3, segments).message()
+    assert "epoch" not in plain(PassPlan(3, segments))
     later = PassPlan(3, segments, epoch=2)
-    assert PassPlan.of_message(later.message()) == later and later.message()["epoch"] == 2
+    assert typed(PassPlan, plain(later), "it") == later and plain(later)["epoch"] == 2
 
 
 @settings(deadline=None, max_examples=25)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.codec import plain, typed
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded
 from headrace.failpoints import ArmedFailpoint, Failpoint
@@ -92,9 +93,9 @@ def test_there_is_an_end_to_waiting(world, monkeypatch):
 
 
 def test_the_last_passes_say_so_in_the_log_and_others_as_before():
-    assert PassPlan.of_message(PassPlan(3, ((),), last=True).message()) == PassPlan(3, ((),), last=True)
-    assert PassPlan(3, ((),)).message() == {"number": 3, "segments": [[]], "learn": True}
-    assert not PassPlan.of_message({"number": 3, "segments": [[]], "learn": True}).last
+    assert typed(PassPlan, plain(PassPlan(3, ((),), last=True)), "it") == PassPlan(3, ((),), last=True)
+    assert plain(PassPlan(3, ((),))) == {"number": 3, "segments": ((),), "learn": True}
+    assert not typed(PassPlan, {"number": 3, "segments": [[]], "learn": True}, "it").last
 
 
 def test_a_process_that_died_as_told_is_followed_by_one_that_lives(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.codec import plain
 from headrace.dataset.stream.source import Partition
 from headrace.errors import HeadraceError
 from headrace.service.cluster.store import check_free
@@ -41,7 +42,7 @@ def test_the_log_of_format_1_is_readable():
     assert sorted(history.plans) == [1, 3] and sorted(history.voids) == [2] and sorted(history.closes) == [1, 3]
     assert history.spec == {"name": "golden"}
     segment = {"partition": "t/0", "number": 0, "begin": 20, "end": 30, "identity": "a"}
-    assert history.plans[3].content.message() == {"number": 3, "segments": [[segment], []], "learn": True}
+    assert plain(history.plans[3].content) == {"number": 3, "segments": ((segment,), ()), "learn": True}
     digests = {"dense": "d0", "pushes": "p0", "metrics": "m0"}
     counts = {"day": 0, "events": 10, "samples": 12, "rejected": {"not UTF-8": 1}}
     assert history.closes[3].content == PassClose(number=3, **counts, digests=digests)

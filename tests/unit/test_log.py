@@ -394,7 +394,7 @@ def test_a_newer_format_is_refused_by_name(claim, folder):
     [
         ({"kind": "vote"}, "record 2: the kind 'vote' is unknown; known are claim, plan"),
         ({"kind": "operation", "op": "swap"}, "record 2: the operation 'swap' is unknown; known are spec"),
-        ({"kind": "void"}, "record 2: the void is not understood: KeyError: 'number'"),
+        ({"kind": "void"}, "record 2: the void is not understood: Object missing required field `number`"),
     ],
 )
 def test_a_record_that_this_program_does_not_know_is_named_and_never_cut(claim, folder, body, why):

@@ -28,7 +28,8 @@ SET = {"op": "set", "id": "a", "keys": {LR: 0.5}}
 FORGET = {"op": "forget", "id": "a", "slot": "user", "sign": 7}
 ROW = {"table": "default", "group": 0, "keys": [1]}
 EXPORT = {
-    "op": "export", "id": None, "stream": "s", "type": "delta", "parent": {"name": "x", "version": 4}, "all": False,
+    "op": "export", "id": None, "stream": "s", "type": "delta", "parent": {"name": "x", "version": 4, "timeline": "t1"},
+    "all": False,
     "base_threshold": 0.1, "delta_threshold": 0.2, "delta_keep_days": 3, "clears": True, "tables": ["users"],
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec import plain, typed
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Partition
 from headrace.trainer.journal.partitions import (
@@ -33,9 +34,9 @@ def test_the_first_poll_fixes_numbers_starts_ends_and_identities():
     assert (
         new
         == list(known.values())
-        == [KnownPartition("b", 0, 3, 10, "one", ""), KnownPartition("a", 1, 0, 20, "two", "")]
+        == [KnownPartition("b", 0, 3, 10, "one", "", ()), KnownPartition("a", 1, 0, 20, "two", "", ())]
     )
-    assert KnownPartition.of_message(new[0].message()) == new[0]
+    assert typed(KnownPartition, plain(new[0]), "it") == new[0]
 
 
 def test_a_restart_has_the_same_partitions_whatever_the_source_has_then():
@@ -66,7 +67,7 @@ def test_a_later_partition_comes_last_and_starts_at_its_beginning():
     known, new = with_new_partitions(
         met(seen("b"), seen("c")), [seen("a", 90, start=90, begin=7), seen("b"), seen("c")], False
     )
-    assert new == [KnownPartition("a", 2, 7, None, "one", "")]
+    assert new == [KnownPartition("a", 2, 7, None, "one", "", ())]
     assert [known[name].number for name in "abc"] == [2, 0, 1]
 
 
@@ -122,7 +123,7 @@ def test_numbers_are_dense_stable_and_do_not_depend_on_where_a_restart_falls(loo
     known = {}
     for number, look in enumerate(looks):
         if number == restart:
-            known = {name: KnownPartition.of_message(each.message()) for name, each in known.items()}
+            known = {name: typed(KnownPartition, plain(each), "it") for name, each in known.items()}
         before = dict(known)
         known, new = with_new_partitions(known, [seen(name) for name in look], False)
         assert all(known[name] == each for name, each in before.items())

@@ -5,6 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec import plain, typed
 from headrace.dataset.stream.source import Partition
 from headrace.trainer.journal.partitions import SkippedRange
 from headrace.trainer.journal.pass_plan import (
@@ -82,7 +83,7 @@ def test_a_segment_stops_at_a_skip_and_the_next_begins_after_it():
 def test_every_segment_carries_the_identity_of_its_partition():
     plan = cut(1, [partition(0, 10), partition(1, 10)], {}, 20, 2, learn=True)
     assert [[s.identity for s in rank] for rank in plan.segments] == [["id-0"], ["id-1"]]
-    assert '"identity": "id-0"' in json.dumps(plan.message())
+    assert '"identity": "id-0"' in json.dumps(plain(plan))
 
 
 def test_a_pass_is_split_into_equal_contiguous_parts_whatever_the_partitions():
@@ -115,7 +116,7 @@ def test_a_cap_limits_a_partition():
 
 def test_a_plan_survives_its_message():
     plan = cut(3, [partition(i, 7) for i in range(3)], {"t/1": 5}, 9, 2, learn=False)
-    assert PassPlan.of_message(plan.message()) == plan
+    assert typed(PassPlan, plain(plan), "it") == plan
 
 
 def test_a_position_before_the_first_retained_one_is_left_for_the_source_to_refuse():

@@ -220,7 +220,10 @@ READERS = {
     "log: export": (UndecodableRecord, of_record("export", lambda name: {"name": name})),
     "log: stream": (UndecodableRecord, of_record("export", lambda name: {"stream": name})),
     "log: timeline": (UndecodableRecord, of_record("exported", lambda name: {"timeline": name})),
-    "log: parent": (UndecodableRecord, of_record("export", lambda name: {"parent": {"name": name}})),
+    "log: parent": (
+        UndecodableRecord,
+        of_record("export", lambda name: {"parent": {"name": name, "version": 1, "timeline": "t1"}}),
+    ),
     "log: rollback": (UndecodableRecord, of_record("rollback", lambda name: {"paths": [name]})),
     # --- exports
     "export: current.json": (ExportUnusable, of_current(lambda name: {"path": name})),

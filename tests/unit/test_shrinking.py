@@ -1,9 +1,9 @@
 """Daily shrinks: steady ageing always acts; small tables at the close, large ones once they are counted."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.dataset.spec.config import SparseSlot
 from headrace.dataset.spec.schema import Schema

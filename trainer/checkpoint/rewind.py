@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace import documents
+from headrace.codec import typed
 from headrace.deadline import Deadline
 from headrace.durable import REAL
 from headrace.errors import HeadraceError, SpecError
@@ -175,8 +176,7 @@ def check_skip(history: JobHistory, newest: Commit | None, wanted: SkippedRange)
 
 def known_partitions(history: JobHistory, newest: Commit | None) -> dict[str, KnownPartition]:
     """The known partitions, by name."""
-    messages = newest.state.get("partitions", ()) if newest is not None else ()
-    known = [KnownPartition.of_message(message) for message in messages]
+    known = [] if newest is None else typed(list[KnownPartition], newest.state.get("partitions", []), newest.name)
     for operation in history.operations:
         if isinstance(operation.content, PartitionsOperation):
             known += operation.content.partitions
@@ -189,7 +189,7 @@ def matmuls_after(history: JobHistory, commit: Commit | None) -> list[tuple[int,
     if commit is None or (kept := commit.state.get("matmul")) is None:
         return logged
     later = [(number, operation) for number, operation in logged if number > commit.version]
-    return [(0, MatmulOperation(**kept)), *later]
+    return [(0, typed(MatmulOperation, kept, commit.name)), *later]
 
 
 def positions(history: JobHistory, newest: Commit | None) -> dict[str, int]:

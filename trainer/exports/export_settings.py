@@ -30,7 +30,7 @@ from headrace.trainer.exports.request import (
 from headrace.trainer.exports.rollback import RollbackDecision, RollbackState
 from headrace.trainer.exports.schedule import DueExport
 from headrace.trainer.exports.stream_state import SHARED, Body, ExportStreamState, Kind, arithmetic_of
-from headrace.trainer.journal.records import ExportedOperation, ExportOperation, RollbackOperation
+from headrace.trainer.journal.records import ExportedOperation, ExportOperation, ParentOfExport, RollbackOperation
 from headrace.trainer.spec.history_tables import history_tables
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def export_operation(
         timeline=setting.timeline,
         parent=None
         if parent is None
-        else {"name": parent.name, "version": parent.version, "timeline": parent.timeline},
+        else ParentOfExport(name=parent.name, version=parent.version, timeline=parent.timeline),
         all=due.all,
         why=due.why,
         clears=setting.streams[stream].delta_threshold > 0,

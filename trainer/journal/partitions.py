@@ -6,9 +6,11 @@ are left to trainer.rank0.planner.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from headrace.dataset.spec.path_pattern import natural_key
 from headrace.dataset.stream.errors import SourceGap
@@ -25,8 +27,7 @@ def place(period: tuple[str, ...], name: str) -> StreamPlace:
     return tuple(natural_key(part) for part in period), natural_key(name)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPartition:
+class KnownPartition(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts about a partition that never change during a job's life."""
 
     name: str
@@ -40,23 +41,13 @@ class KnownPartition:
     """See `dataset.stream.source.Partition`."""
     stream: str | None = None
     """See `dataset.stream.source.Partition`; None: the job began before streams were in order."""
-    period: tuple[str, ...] = ()
-    """See `dataset.stream.source.Partition`."""
+    period: tuple[str, ...] | None = None
+    """See `dataset.stream.source.Partition`; None as for `stream`."""
 
     @property
     def place(self) -> StreamPlace:
         """Its place in its stream."""
-        return place(self.period, self.name)
-
-    def message(self) -> dict[str, Any]:
-        """As JSON-able data; without stream and period, if the job began before streams were in order."""
-        message = asdict(self) | {"period": list(self.period)}
-        return {k: v for k, v in message.items() if self.stream is not None or k not in ("stream", "period")}
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any]) -> "KnownPartition":
-        """The inverse of `message`."""
-        return cls(**{**message, "period": tuple(message.get("period", ()))})
+        return place(self.period or (), self.name)
 
 
 class SkippedRange(NamedTuple):
@@ -97,7 +88,7 @@ def _new(known: Mapping[str, KnownPartition], seen: Sequence[Partition], bounded
             p.end if _ends(p, bounded) and p.final else None,
             p.identity,
             p.stream if ordered else None,
-            p.period if ordered else (),
+            p.period if ordered else None,
         )
         for number, p in enumerate(unknown, start=len(known))
     ]
@@ -128,9 +119,9 @@ def with_growth(
         elif there.end < each.end:
             words.append(f"{each.name} ends at position {there.end} now, and was read up to {each.end}")
         elif not _ends(there, bounded):
-            longer.append(replace(each, end=None))
+            longer.append(msgspec.structs.replace(each, end=None))
         elif bounded and there.end > each.end:
-            longer.append(replace(each, end=there.end))
+            longer.append(msgspec.structs.replace(each, end=there.end))
     fresh = [*longer, *_new(known, seen, bounded)]
     return {**known, **{each.name: each for each in fresh}}, fresh, words
 
@@ -189,7 +180,8 @@ def _present(known: KnownPartition, now: Partition | None, position: int, skips:
 def _as_known(known: KnownPartition) -> Partition:
     """A partition without readable positions."""
     at = known.start
-    return Partition(known.name, known.number, at, at, at, True, known.identity, known.stream or "", known.period)
+    stream, period = known.stream or "", known.period or ()
+    return Partition(known.name, known.number, at, at, at, True, known.identity, stream, period)
 
 
 def _over(known: KnownPartition, end: int) -> Partition:

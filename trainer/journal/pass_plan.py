@@ -4,25 +4,26 @@ A pass is trained exactly as planned, in the plan's order. Source and clock are 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any
 
+import msgspec
+
+from headrace.codec import written
 from headrace.dataset.stream.source import Partition, Segment
 from headrace.trainer.journal.partitions import SkippedRange, open_ranges, place
 from headrace.trainer.journal.pass_parts import divide, part_sizes
 
 
-@dataclass(frozen=True, slots=True)
-class PassPlan:
+class PassPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """One pass."""
 
     number: int
     """From 1; also the version that its close makes."""
     segments: tuple[tuple[Segment, ...], ...]
     """By rank, in reading order."""
-    learn: bool = True
+    learn: bool = written(True)
     """False: the pass is only predicted (`train.learn`, `train.learn_until`); the model does not change."""
     last: bool = False
     """True if the stream has ended: this pass has no events, nor has any later one."""
@@ -41,18 +42,6 @@ class PassPlan:
             for segment in rank:
                 ends[segment.partition] = max(segment.end, ends.get(segment.partition, 0))
         return ends
-
-    def message(self) -> dict[str, Any]:
-        """The plan as JSON-able data."""
-        segments = [[asdict(segment) for segment in rank] for rank in self.segments]
-        message = {"number": self.number, "segments": segments, "learn": self.learn}
-        return message | ({"last": True} if self.last else {}) | ({"epoch": self.epoch} if self.epoch > 1 else {})
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any]) -> "PassPlan":
-        """The inverse of `message`."""
-        segments = tuple(tuple(Segment(**segment) for segment in rank) for rank in message["segments"])
-        return cls(message["number"], segments, message["learn"], message.get("last", False), message.get("epoch", 1))
 
 
 @dataclass(frozen=True, slots=True)

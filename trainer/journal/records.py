@@ -1,15 +1,19 @@
-"""The content of the job's log: one class for each kind of record and of operation, and their form as JSON.
+"""The content of the job's log: one class for each kind of record and of operation.
 
-`Content` is closed: code that acts on records matches on these classes and ends with `assert_never`. Only `encode` and
-`decode` know the names of kinds and keys. The bytes around the JSON are trainer.journal.log_file's. The meaning of all
-records together is trainer.journal.job_history's. Imports no torch.
+The fields of a class, in their order, are the keys on disk (headrace.codec). A field with a default may be absent in
+logs of older programs. `Content` is closed: code that acts on records matches on these classes and ends with
+`assert_never`. The bytes around the JSON are trainer.journal.log_file's. The meaning of all records together is
+trainer.journal.job_history's. Imports no torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, assert_never, get_args
+from typing import Any, ClassVar, Literal, get_args
 
+import msgspec
+
+from headrace.codec import plain, typed, written
 from headrace.errors import HeadraceError
 from headrace.relative_names import relative_name
 from headrace.trainer.journal.partitions import KnownPartition, SkippedRange
@@ -57,8 +61,7 @@ class Void:
     reason: str = NO_REASON
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassClose:
+class PassClose(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pass is over."""
 
     number: int
@@ -69,11 +72,11 @@ class PassClose:
     rejected: Mapping[str, int]
     """Rejected samples by reason."""
     digests: Mapping[str, str]
-    event_time_s: float | None = None
+    event_time_s: float | None = written(None)
     """Highest event time of all passes so far, unix seconds."""
-    window: Mapping[str, Any] = field(default_factory=dict)
+    window: Mapping[str, Any] = written({})
     """Metrics of the window, by task."""
-    of_pass: Mapping[str, Any] = field(default_factory=dict)
+    of_pass: Mapping[str, Any] = written({})
     """Metrics of the pass, by task."""
     left_out: Mapping[str, int] | None = None
     """Events outside `since` and `until` of their source or without a value, by reason; they are not among `events`.
@@ -180,8 +183,7 @@ class DayTickOperation:
     to: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShrinkOperation:
+class ShrinkOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rows of a table are removed: by its own rule where both limits are None."""
 
     op: ClassVar[str] = "shrink"
@@ -215,8 +217,7 @@ class HoldOperation:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetOperation:
+class ForgetOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One row is deleted, with the histories and counters of its key; and other rows in which its value takes part."""
 
     op: ClassVar[str] = "forget"
@@ -227,6 +228,18 @@ class ForgetOperation:
     key: int
     also: Sequence[Mapping[str, Any]] | None = None
     """{"table", "group", "keys"} of other rows to delete; old logs leave it out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentOfExport:
+    """The export that a delta builds on."""
+
+    name: str
+    version: int
+    timeline: str
+
+    def __post_init__(self) -> None:
+        _check_names(self.name, self.timeline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,8 +254,8 @@ class ExportOperation:
     name: str
     version: int
     timeline: str
-    parent: Mapping[str, Any] | None
-    """{"name", "version", "timeline"} of the export that a delta builds on."""
+    parent: ParentOfExport | None
+    """None: a base."""
     all: bool
     """True if a delta takes all rows that changed, whatever their counts are."""
     why: str
@@ -258,6 +271,9 @@ class ExportOperation:
     base_threshold: float
     delta_threshold: float
     delta_keep_days: int | None
+
+    def __post_init__(self) -> None:
+        _check_names(self.stream, self.name, self.timeline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +297,9 @@ class ExportedOperation:
     at_s: float | None
     """Unix seconds."""
 
+    def __post_init__(self) -> None:
+        _check_names(self.stream, self.name, self.timeline)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackOperation:
@@ -299,6 +318,9 @@ class RollbackOperation:
     """The metric at this close."""
     why: str
 
+    def __post_init__(self) -> None:
+        _check_names(self.stream, self.timeline, *self.paths)
+
 
 InertOperation = SpecOperation | RestoreOperation | PartitionsOperation | GapOperation | SkipOperation | MatmulOperation
 """These have taken effect by the time they are logged."""
@@ -314,122 +336,53 @@ Content = Claim | PassPlan | Void | PassClose | Operation
 """The content of one record."""
 
 _OPERATIONS: Mapping[str, type[Operation]] = {each.op: each for each in get_args(Operation)}
-_OMITTED_IF_NONE = ("rule", "left_out", "also")
-_FIELDS: Mapping[type, Sequence[tuple[str, bool]]] = {
-    cls: [(each.name, each.default is MISSING and each.default_factory is MISSING) for each in fields(cls)]
-    for cls in (Void, PassClose, *get_args(Operation))
+_OTHERS: Mapping[type, RecordKind] = {
+    Claim: RecordKind.CLAIM,
+    PassPlan: RecordKind.PLAN,
+    Void: RecordKind.VOID,
+    PassClose: RecordKind.CLOSE,
 }
-"""By class: the name of each field, and whether it has no default."""
+"""The kind of each content that is no operation."""
 
 
 def kind_of(content: Content) -> RecordKind:
     """The kind of a record with this content."""
-    match content:
-        case Claim():
-            return RecordKind.CLAIM
-        case PassPlan():
-            return RecordKind.PLAN
-        case Void():
-            return RecordKind.VOID
-        case PassClose():
-            return RecordKind.CLOSE
-        case _:
-            return RecordKind.OPERATION
+    return _OTHERS.get(type(content), RecordKind.OPERATION)
 
 
 def encode(content: Content) -> dict[str, Any]:
     """The JSON object of a record without its number and kind. The order of keys is the one on disk."""
-    match content:
-        case Claim():
-            timeline = {} if content.timeline is None else {"timeline": content.timeline, "base": content.base}
-            closed = {} if content.closed is None else {"closed": content.closed}
-            seal = {"generation": content.generation, "sealed": dict(content.sealed)}
-            return {**timeline, **content.facts, **seal, **closed}
-        case PassPlan():
-            return content.message()
-        case Void() | PassClose():
-            return _plain(content)
-        case PartitionsOperation():
-            return {"op": content.op, "partitions": [each.message() for each in content.partitions]}
-        case (
-            SpecOperation() | RestoreOperation() | GapOperation() | SkipOperation() | MatmulOperation()
-            | SetOperation() | ResizeOperation() | DayTickOperation() | ShrinkOperation() | HoldOperation()
-            | ForgetOperation() | ExportOperation() | ExportedOperation() | RollbackOperation()
-        ):  # fmt: skip
-            return {"op": content.op, **_plain(content)}
-        case _:
-            assert_never(content)
+    if isinstance(content, Claim):
+        timeline = {} if content.timeline is None else {"timeline": content.timeline, "base": content.base}
+        closed = {} if content.closed is None else {"closed": content.closed}
+        return {**timeline, **content.facts, "generation": content.generation, "sealed": dict(content.sealed), **closed}
+    op = {} if isinstance(content, PassPlan | Void | PassClose) else {"op": content.op}
+    return {**op, **plain(content)}
 
 
 def decode(kind: str, body: Mapping[str, Any]) -> Content:
     """The inverse of `encode`. Keys that this program does not know are left out.
 
-    Raises UndecodableRecord for an unknown kind or operation, and for a known one without one of its keys.
+    Raises UndecodableRecord for an unknown kind or operation, and for a known one whose keys are not its class's.
     """
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
+    not_understood = f"the {kind} is not understood"
+    if kind == RecordKind.OPERATION:
+        op = body.get("op")
+        if not isinstance(op, str) or op not in _OPERATIONS:
+            raise UndecodableRecord(f"the operation {op!r} is unknown; known are {', '.join(_OPERATIONS)}")
+        return typed(_OPERATIONS[op], body, not_understood, UndecodableRecord)
+    cls = next((cls for cls, own in _OTHERS.items() if own == kind), None)
+    if cls is None:
         raise UndecodableRecord(f"the kind {kind!r} is unknown; known are {', '.join(RecordKind)}")
-    try:
-        return decoder(body)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UndecodableRecord(f"the {kind} is not understood: {type(error).__name__}: {error}") from error
-
-
-def _claim(body: Mapping[str, Any]) -> Claim:
-    own = {"generation", "timeline", "base", "sealed", "closed"}
-    facts = {name: value for name, value in body.items() if name not in own}
-    return Claim(
-        generation=body["generation"],
-        timeline=body.get("timeline"),
-        base=body.get("base"),
-        facts=facts,
-        sealed=body["sealed"],
-        closed=body.get("closed"),
-    )
-
-
-def _operation(body: Mapping[str, Any]) -> Operation:
-    name = body.get("op")
-    if not isinstance(name, str) or name not in _OPERATIONS:
-        raise UndecodableRecord(f"the operation {name!r} is unknown; known are {', '.join(_OPERATIONS)}")
-    cls = _OPERATIONS[name]
-    known = _known(cls, body)
-    if cls is PartitionsOperation:
-        known["partitions"] = [KnownPartition.of_message(each) for each in known["partitions"]]
-    if cls in (ExportOperation, ExportedOperation, RollbackOperation):
-        _check_export_names(known)
-    return cls(**known)
-
-
-def _check_export_names(known: Mapping[str, Any]) -> None:
-    """Raise InvalidName where a name of an export, which becomes part of a path, is not a relative name."""
-    parent = known.get("parent") or {}
-    names = [each[key] for each in (known, parent) for key in ("stream", "timeline", "name") if key in each]
-    for name in (*names, *known.get("paths", ())):
-        relative_name(name)
-
-
-def _plain(content: Any) -> dict[str, Any]:
-    """The fields of a dataclass in their order, by name."""
-    values = {name: getattr(content, name) for name, _ in _FIELDS[type(content)]}
-    return {name: value for name, value in values.items() if value is not None or name not in _OMITTED_IF_NONE}
-
-
-def _known(cls: type, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `cls` that `body` has. Raises KeyError where one without a default is absent."""
-    found = {}
-    for name, required in _FIELDS[cls]:
-        if name in body:
-            found[name] = body[name]
-        elif required:
-            raise KeyError(name)
+    if cls is Claim:  # its facts are keys of the record
+        names = {each.name for each in fields(Claim)} - {"facts"}
+        facts = {name: value for name, value in body.items() if name not in names}
+        body = {name: value for name, value in body.items() if name in names} | {"facts": facts}
+    found: Content = typed(cls, body, not_understood, UndecodableRecord)
     return found
 
 
-_DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Content]] = {
-    RecordKind.CLAIM: _claim,
-    RecordKind.PLAN: PassPlan.of_message,
-    RecordKind.VOID: lambda body: Void(**_known(Void, body)),
-    RecordKind.OPERATION: _operation,
-    RecordKind.CLOSE: lambda body: PassClose(**_known(PassClose, body)),
-}
+def _check_names(*names: str) -> None:
+    """Raise InvalidName where a name of an export, which becomes part of a path, is not a relative name."""
+    for name in names:
+        relative_name(name)

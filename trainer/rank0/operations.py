@@ -519,7 +519,7 @@ def cut_of(export: ExportOperation) -> ExportCut:
     parent = export.parent if export.type == "delta" else None
     return ExportCut(
         tables=tuple(export.tables),
-        since=0 if parent is None else parent["version"],
+        since=0 if parent is None else parent.version,
         base_threshold=export.base_threshold,
         delta_threshold=0.0 if parent is None or export.all else export.delta_threshold,
         delta_keep_days=None if parent is None else export.delta_keep_days,

@@ -9,10 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, Queue
 from typing import Literal, Protocol
+
+import msgspec
 
 from headrace.dataset.spec.config import SourceSection
 from headrace.dataset.spec.source_set import RECORD_CLOCK, SourceSet
@@ -331,7 +333,9 @@ class Planner:
             if not waited or not self.wants_pass():
                 return None
             max_events = 0
-        plan = replace(self._cut(request.number, partitions, positions, max_events, learn), epoch=turn.epoch)
+        plan = msgspec.structs.replace(
+            self._cut(request.number, partitions, positions, max_events, learn), epoch=turn.epoch
+        )
         self._retrier.call(lambda: self._journal.plan(plan))
         return plan
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, assert_never
 
+import msgspec
+
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, NotYet, SpecError
@@ -285,4 +287,4 @@ def _command(table: str) -> str:
 def _operation(shrink: ShrinkRows, rule: shrink_guard.Rule, id_: str | None = None) -> ShrinkOperation:
     """The operation for a shrink; `rule` is the table's own, logged where the shrink follows it."""
     found = ShrinkOperation(id=id_, **asdict(shrink))
-    return replace(found, rule=rule) if found.by_own_rule else found
+    return msgspec.structs.replace(found, rule=rule) if found.by_own_rule else found

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headrace.blob.signature import Signature
 from headrace.blob.store_address import parse
+from headrace.codec import plain
 from headrace.config import validate
 from headrace.dataset.loader.batch_loader import Loader, PassReader
 from headrace.dataset.loader.dead_letters import DeadLetters
@@ -422,7 +423,7 @@ def _capture(
     skips = rank0.beginning.skips if rank0.planner is None else rank0.planner.skips
     facts = {
         "spec": config.job,
-        "partitions": [each.message() for each in known.values()],
+        "partitions": plain(list(known.values())),
         "skips": [list(skip) for skip in skips],
         "operations": rank0.operator.state(),
         "matmul": kernels.saved(holders.progress.version),

@@ -120,13 +120,13 @@ class RankZeroDuties(Duties):
         answer = None if known else self._rank0.chronicle.take(wait_s)
         if isinstance(answer, StreamEnded):
             return {"end": True}
-        return None if answer is None else {"plan": answer.message()}
+        return None if answer is None else {"plan": plain(answer)}
 
     def next_action(self, plan: PassPlan | None, *, ended: bool) -> Message:
         if self._stopping or (ended and plan is None):
             return self._last_action()
         if plan is not None:
-            return {"go": True} if self._policy.meets_in_steps else {"plan": plan.message()}
+            return {"go": True} if self._policy.meets_in_steps else {"plan": plain(plan)}
         self.publish()
         if self.commit_is_due(self._progress.version):
             return {"wait": True, "commit": True}
@@ -144,7 +144,7 @@ class RankZeroDuties(Duties):
             progress = self._progress
             carried = self._rank0.chronicle.carry(progress.last_planned + 1, self._world, progress.learning)
             if carried is not None:
-                return {"plan": carried.message()}
+                return {"plan": plain(carried)}
         if self.commit_is_due(self._progress.version, ended=True):
             return {"wait": True, "commit": True}
         if self._all_finished():

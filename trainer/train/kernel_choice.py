@@ -8,12 +8,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headrace.codec import plain, typed
 from headrace.trainer.collectives.ranks import Ranks, on_rank_0
 from headrace.trainer.config import TrainSection
 from headrace.trainer.journal.records import MatmulOperation
@@ -70,7 +71,7 @@ class KernelSchedule:
     def saved(self, version: int) -> dict[str, Any] | None:
         """The part of a commit of `version`, as JSON."""
         operation = self.operation(version)
-        return None if operation is None else asdict(operation)
+        return None if operation is None else plain(operation)
 
 
 def agreed_schedule(
@@ -88,7 +89,7 @@ def agreed_schedule(
     `handed`: the table of another job, in place of a measurement. `logged_only`: only logged passes will be trained.
     """
 
-    def entries() -> list[Any]:
+    def entries() -> Any:
         assert beginning is not None, "rank 0"
         found = list(beginning.matmuls)
         if not logged_only and beginning.joblog is not None and is_due(beginning, train.matmul, environment):
@@ -96,11 +97,11 @@ def agreed_schedule(
             operation = MatmulOperation(setting=train.matmul, kernels=table, fingerprint=environment)
             beginning.joblog.append(operation)
             found.append((beginning.closed + 1, operation))
-        return [(first, asdict(operation)) for first, operation in found]
+        return plain(found)
 
     found = on_rank_0(ranks, entries)
     message = ranks.broadcast({"matmuls": found} if ranks.rank == 0 else None)
-    return KernelSchedule([(int(first), MatmulOperation(**each)) for first, each in message["matmuls"]])
+    return KernelSchedule(typed(list[tuple[int, MatmulOperation]], message["matmuls"], "the kernels of rank 0"))
 
 
 def is_due(beginning: RestartPoint, setting: str, environment: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from headrace.codec import typed
 from headrace.dataset.loader.batch_loader import Loader
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
@@ -125,7 +126,7 @@ class TrainLoop:
         if "end" in message:
             self._end = True
             return
-        plan = PassPlan.of_message(message["plan"])  # type: ignore[arg-type]
+        plan = typed(PassPlan, message["plan"], "the plan of rank 0")
         self._next = plan
         self._parts.progress.planned(plan)
         if plan.number != self._reading:

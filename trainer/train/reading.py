@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from headrace.codec import plain, typed
 from headrace.dataset.loader.batch_loader import Loader, PassReader
 from headrace.dataset.loader.dead_letters import DeadLetters
 from headrace.dataset.loader.kept_files import KeptFiles
@@ -91,11 +92,11 @@ def read_first(
 
     Every rank calls it. None: no such pass is logged. `one_reader`: see DenseStrategy.
     """
-    known = {} if beginning is None or not beginning.replay else {"plan": beginning.replay[0].plan.message()}
+    known = {} if beginning is None or not beginning.replay else {"plan": plain(beginning.replay[0].plan)}
     message = ranks.broadcast(known if ranks.rank == 0 else None)
     if "plan" not in message:
         return None
-    plan = PassPlan.of_message(message["plan"])
+    plan = typed(PassPlan, message["plan"], "the plan of rank 0")
     read_ahead(plan, ranks, maker, loader, one_reader=one_reader)
     return plan.number
 
