@@ -1,4 +1,4 @@
-"""Typed values as JSON-able data, and back: records of the log, facts of commits, states, status.
+"""Typed values as JSON-able data or as bytes, and back: records of the log, facts of commits, states, calls, status.
 
 A value is a frozen dataclass, or a msgspec.Struct where keys have other names (`rename`), are left out at their default
 (`omit_defaults`), or a tag tells the class (`tag`). Its annotations are the only description of the form on disk and on
@@ -7,6 +7,7 @@ pydantic's (headrace.config).
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +41,29 @@ def written(default: T) -> T:
     """The default of a field that is written all the same, in a class with `omit_defaults`."""
     found: T = msgspec.field(default_factory=lambda: default)
     return found
+
+
+def packed(value: object) -> bytes:
+    """A typed value as MessagePack, for calls between processes: paths are absolute text."""
+    return msgspec.msgpack.encode(value, enc_hook=_packable)
+
+
+def unpacked(cls: type[T], data: bytes, what: str) -> T:
+    """The inverse of `packed`. Raises NotUnderstood."""
+    try:
+        return msgspec.msgpack.decode(data, type=cls, dec_hook=_unpackable)
+    except msgspec.DecodeError as error:
+        raise NotUnderstood(f"{what}: {error}") from error
+
+
+def _packable(value: object) -> Any:
+    return str(value.absolute()) if isinstance(value, Path) else _builtin(value)
+
+
+def _unpackable(cls: type, data: Any) -> Any:
+    if cls is Path:
+        return Path(data)
+    raise NotImplementedError(f"values of {cls} are not packed")
 
 
 def _builtin(value: object) -> Any:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 import numpy as np
 import zmq
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from headrace import documents
+from headrace import codec
 from headrace.deadline import Deadline
 from headrace.identity.credentials import Identity
 from headrace.pserver.client import join_calls
@@ -33,6 +33,7 @@ from headrace.pserver.protocol.join_clock import CLOCK_KEY, TimeSpans
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
 from headrace.pserver.protocol.parts import WHOLE, Part, Split
 from headrace.pserver.protocol.placement import Placement, RoutedKeys, put_rows, take_push
+from headrace.pserver.protocol.shard_command import CallerThread, ShardCommand, reply_from
 from headrace.pserver.protocol.shards import (
     F32,
     Gradients,
@@ -43,7 +44,7 @@ from headrace.pserver.protocol.shards import (
     StepScale,
     TableStats,
 )
-from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.protocol.table_operations import TableOperation
 from headrace.pserver.protocol.wire import wires_of
 from headrace.pserver.rows.arrays import Empty, empty_floats, frozen
 from headrace.pserver.rows.digest import add
@@ -147,7 +148,8 @@ class RemoteShards:
         self._num_announced = 0
         self._num_looks = 0
         self._pass_number = 0
-        self._counted: dict[ShrinkRows, dict[int, ShrinkSurvey]] = {}
+        self._replied: dict[ShardCommand[Any, Any], list[Any]] = {}
+        """The replies so far to a command on which some shards still work."""
         self._unanswered: set[int] = set()
         self._waiting: Sequence[Call] = ()
         self._refused: Mapping[str, int] = {}
@@ -455,34 +457,41 @@ class RemoteShards:
         replies = self._call_all("ClosePass", request, pb.ClosePassReply, deadline)
         return {str(shard): reply.digest for shard, reply in enumerate(replies)}
 
-    # --- operations
+    # --- commands
+
+    def call(self, command: ShardCommand[Any, Result], deadline: Deadline) -> Result:
+        """See Shards."""
+        name, fields = type(command).__name__, codec.packed(command)
+        request, key = pb.CommandRequest(caller=self._caller, name=name, fields=fields), command.key()
+
+        def ask(shard: int) -> Any:
+            return reply_from(command, self._connections[shard].call("Call", request, pb.CommandReply, deadline).value)
+
+        if key is not None:
+            return command.combine([ask(int(self._placement.shard_of(np.array([key], np.uint64))[0]))])
+        match command.gate.thread:
+            case CallerThread.LOOP:
+                return command.combine(self._each(ask))
+            case CallerThread.COMMIT:
+                return command.combine(self._each(ask, self._writers))
+            case CallerThread.ANY:
+                return command.combine(self._one_by_one(command, ask))
+            case other:
+                assert_never(other)
+
+    def _one_by_one(self, command: ShardCommand[Any, Any], ask: Callable[[int], Any]) -> list[Any]:
+        """The replies of all shards, None of those that still work; the others are kept until the next call."""
+        replies = self._replied.pop(command, None) or [None] * len(self._connections)
+        replies = [ask(shard) if reply is None else reply for shard, reply in enumerate(replies)]
+        if None in replies:
+            self._replied[command] = replies
+        return replies
 
     def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
         """See Shards."""
         encoded = messages.operations_json(operations)
         request = pb.OperateRequest(caller=self._caller, version=version, operations_json=encoded)
         self._call_all("Operate", request, pb.Empty, deadline)
-
-    def survey(self, shrink: ShrinkRows, deadline: Deadline) -> ShrinkSurvey | None:
-        """See Shards. Shards that have counted are not called again while others count."""
-        request = pb.SurveyRequest(caller=self._caller, shrink_json=messages.operations_json([shrink]))
-        counted = self._counted.setdefault(shrink, {})
-        for shard, connection in enumerate(self._connections):
-            if shard not in counted:
-                found = messages.survey_from(connection.call("Survey", request, pb.JsonReply, deadline).json)
-                if found is not None:
-                    counted[shard] = found
-        if len(counted) < len(self._connections):
-            return None
-        self._counted.pop(shrink, None)  # another thread may have made the same call
-        return messages.sum_of_surveys(list(counted.values()))
-
-    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
-        """See Shards. The result also has the "shard"."""
-        shard = int(self._placement.shard_of(np.array([key], np.uint64))[0])
-        request = pb.ExplainRequest(caller=self._caller, table=table, key=key, group=group)
-        reply = self._connections[shard].call("Explain", request, pb.JsonReply, deadline)
-        return documents.parse_object(reply.json, f"the answer of shard {shard}") | {"shard": shard}
 
     # --- the live feed
 

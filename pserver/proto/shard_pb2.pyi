@@ -24,6 +24,22 @@ class CallerRequest(_message.Message):
     caller: Caller
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ...) -> None: ...
 
+class CommandRequest(_message.Message):
+    __slots__ = ("caller", "name", "fields")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    caller: Caller
+    name: str
+    fields: bytes
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., name: _Optional[str] = ..., fields: _Optional[bytes] = ...) -> None: ...
+
+class CommandReply(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    def __init__(self, value: _Optional[bytes] = ...) -> None: ...
+
 class HelloRequest(_message.Message):
     __slots__ = ("caller", "format", "shard", "num_shards", "num_ranks", "tables_json", "data_key", "memory")
     CALLER_FIELD_NUMBER: _ClassVar[int]
@@ -265,32 +281,6 @@ class PublishRequest(_message.Message):
     caller: Caller
     version: int
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
-
-class SurveyRequest(_message.Message):
-    __slots__ = ("caller", "shrink_json")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    SHRINK_JSON_FIELD_NUMBER: _ClassVar[int]
-    caller: Caller
-    shrink_json: bytes
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., shrink_json: _Optional[bytes] = ...) -> None: ...
-
-class ExplainRequest(_message.Message):
-    __slots__ = ("caller", "table", "key", "group")
-    CALLER_FIELD_NUMBER: _ClassVar[int]
-    TABLE_FIELD_NUMBER: _ClassVar[int]
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    caller: Caller
-    table: str
-    key: int
-    group: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., table: _Optional[str] = ..., key: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
-
-class JsonReply(_message.Message):
-    __slots__ = ("json",)
-    JSON_FIELD_NUMBER: _ClassVar[int]
-    json: bytes
-    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
 
 class DigestReply(_message.Message):
     __slots__ = ("tables",)

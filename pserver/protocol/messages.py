@@ -4,8 +4,7 @@ pserver.protocol.frames has the messages of the data plane.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from headrace import documents
@@ -13,7 +12,7 @@ from headrace.pserver.config import TableSection, Wire
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol.shards import ShardCommitPart, ShardFigures, TableStats
-from headrace.pserver.protocol.table_operations import ShrinkSurvey, TableOperation, message_of, operation_of
+from headrace.pserver.protocol.table_operations import TableOperation, message_of, operation_of, sum_by_group
 from headrace.relative_names import InvalidName
 
 FORMAT = 7
@@ -37,31 +36,6 @@ def operations_json(operations: Sequence[TableOperation]) -> bytes:
 def operations_from(text: bytes) -> list[TableOperation]:
     """The inverse of `operations_json`."""
     return [operation_of(message) for message in documents.parse(text, "operations")]
-
-
-def survey_json(survey: ShrinkSurvey | None) -> bytes:
-    """A survey as text; empty while it is counted."""
-    return b"" if survey is None else json.dumps(asdict(survey)).encode()
-
-
-def survey_from(text: bytes) -> ShrinkSurvey | None:
-    """The inverse of `survey_json`."""
-    if not text:
-        return None
-    found = documents.parse_object(text, "a survey")
-    below, unseen = ({int(group): count for group, count in found[why].items()} for why in ("below", "unseen"))
-    return ShrinkSurvey(found["rows"], below, unseen)
-
-
-def sum_of_surveys(surveys: Sequence[ShrinkSurvey]) -> ShrinkSurvey:
-    """The sum of the counts of all shards."""
-
-    def total(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
-        groups = sorted({group for each in counts for group in each})
-        return {group: sum(each.get(group, 0) for each in counts) for group in groups}
-
-    below, unseen = total([each.below for each in surveys]), total([each.unseen for each in surveys])
-    return ShrinkSurvey(sum(each.rows for each in surveys), below, unseen)
 
 
 def parts_json(parts: Sequence[ShardCommitPart]) -> bytes:
@@ -106,18 +80,10 @@ def stats_from(replies: Sequence[pb.StatsReply], table: str) -> TableStats:
         sum(count.num_rows for count in counts),
         sum(count.num_bytes for count in counts),
         sum(count.new_rows for count in counts),
-        _summed(count.rows_by_group for count in counts),
+        sum_by_group(count.rows_by_group for count in counts),
         fullest.dirty_rows,
         fullest.max_dirty_rows if fullest.HasField("max_dirty_rows") else None,
         any(count.sweeping for count in counts),
         sum(count.unadmitted for count in counts),
-        _summed(count.new_by_group for count in counts),
+        sum_by_group(count.new_by_group for count in counts),
     )
-
-
-def _summed(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """The sums by slot group, in their order."""
-    total: Counter[int] = Counter()
-    for part in parts:
-        total.update(part)
-    return {group: total[group] for group in sorted(total)}

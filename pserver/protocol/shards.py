@@ -10,7 +10,7 @@ Shapes: U unique keys of one batch in one table, D floats of a row's weights (fi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from headrace.deadline import Deadline
 from headrace.pserver.protocol.part_names import files_of_part
 from headrace.pserver.protocol.pass_calls import PassCalls
-from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.protocol.shard_command import ShardCommand
+from headrace.pserver.protocol.table_operations import TableOperation
 from headrace.pserver.store.row_store import StoredFile
 from headrace.traffic import Links
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
 U64 = NDArray[np.uint64]
+Result = TypeVar("Result")
 
 ABSENT_BITS = np.uint32(0x7FC0_AB5E)
 """Marks a key without a row in a table with a learnt default row: all its weights have these bits, a NaN that no
@@ -220,24 +222,15 @@ class Shards(PassCalls, Protocol):
         """
         ...
 
+    def call(self, command: ShardCommand[Any, Result], deadline: Deadline) -> Result:
+        """Send a command (pserver.server.commands) to all shards, or to the one that has its key; its result."""
+        ...
+
     def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
         """Rank 0 only, between passes: apply operations, in order, at the close of `version`, the last one.
 
         A repeat for the same version changes nothing.
         """
-        ...
-
-    def survey(self, shrink: ShrinkRows, deadline: Deadline) -> ShrinkSurvey | None:
-        """Rank 0 only, from any thread: the rows that `shrink` would delete now.
-
-        A thread of each shard counts while training goes on, so rows that change meanwhile may count either way. None
-        while it counts: ask again. With `at_once`, between passes only: counted in this call, exactly.
-        """
-        ...
-
-    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
-        """From any thread: everything known about a key, as JSON-able data; see
-        pserver.tables.table.ShardTable.explain."""
         ...
 
     def feed(self, secret: str, deadline: Deadline) -> list[str]:

@@ -4,7 +4,8 @@ Pure values, and their form on the wire. They act in log order at the close of v
 close; a replay repeats them. When they happen is decided in trainer.rank0.operations.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -97,6 +98,12 @@ class ShrinkSurvey:
     unseen: Mapping[int, int]
     """Rows to remove only because they are unseen for too long, by slot group."""
 
+    @classmethod
+    def total(cls, surveys: Sequence["ShrinkSurvey"]) -> "ShrinkSurvey":
+        """The sum of the counts of all shards."""
+        below, unseen = sum_by_group(each.below for each in surveys), sum_by_group(each.unseen for each in surveys)
+        return cls(sum(each.rows for each in surveys), below, unseen)
+
     @property
     def going(self) -> int:
         """Rows to remove."""
@@ -106,3 +113,11 @@ class ShrinkSurvey:
     def fraction(self) -> float:
         """Share of the rows to remove."""
         return self.going / self.rows if self.rows else 0.0
+
+
+def sum_by_group(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """The sums by slot group, in their order."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        total.update(part)
+    return {group: total[group] for group in sorted(total)}

@@ -14,21 +14,24 @@ from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.histories import Answers, Questions, Remembered
 from headrace.pserver.protocol.join_clock import TimeSpans
 from headrace.pserver.protocol.joins import JoinAnswers, JoinEvents
+from headrace.pserver.protocol.shard_command import ShardCommand
 from headrace.pserver.protocol.shards import (
     F32,
     Gradients,
     Keys,
     Prepared,
+    Result,
     ShardCommitPart,
     ShardFigures,
     StepScale,
     TableStats,
 )
-from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey, TableOperation
+from headrace.pserver.protocol.table_operations import TableOperation
 from headrace.pserver.protocol.wire import rounded_gradients, rounded_rows, wires_of
 from headrace.pserver.server.pass_state import CallVerdict, PassState
 from headrace.pserver.server.pushes import Push, ResolvedBatch
 from headrace.pserver.server.shard import Shard
+from headrace.pserver.server.shard_host import ShardHost
 from headrace.pserver.tables.pass_clock import ClockQuestion
 from headrace.pserver.tables.pass_histories import NO_HISTORIES
 from headrace.pserver.tables.pass_joins import NO_JOINS
@@ -67,6 +70,7 @@ class EmbeddedShards:
         self._shard = Shard(tables, seed, pool=self._pool, histories=histories, joins=joins, **where)  # type: ignore[arg-type]
         self._feed_at, self._wires = feed_at, wires_of(tables, wire)
         self._ledger = PassState(1, policy or Sync())
+        self._host = ShardHost(self._shard, self._ledger, lambda: feed_at)
         self._close_digest = ""
         self._num_taken = 0
         self._predicted: ResolvedBatch | None = None
@@ -169,19 +173,15 @@ class EmbeddedShards:
             self._ledger.closed()
         return {"0": self._close_digest}
 
+    def call(self, command: ShardCommand[Any, Result], deadline: Deadline) -> Result:
+        """See Shards."""
+        return command.combine([self._host.run(command, 0, deadline)])
+
     def operate(self, version: int, operations: Sequence[TableOperation], deadline: Deadline) -> None:
         """See Shards."""
         if self._ledger.operate(version) is CallVerdict.ACT:
             self._shard.operate(operations, version)
             self._ledger.has_operated(version)
-
-    def survey(self, shrink: ShrinkRows, deadline: Deadline) -> ShrinkSurvey | None:
-        """See Shards."""
-        return self._shard.survey(shrink)
-
-    def explain(self, table: str, key: int, group: int, deadline: Deadline) -> dict[str, Any]:
-        """See Shards."""
-        return self._shard.explain(table, key, group)
 
     def feed(self, secret: str, deadline: Deadline) -> list[str]:
         """See Shards."""

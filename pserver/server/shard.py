@@ -7,7 +7,7 @@ It does not know how many ranks there are. A consistency policy decides when a p
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,8 @@ class Shard:
         for table in self.tables.values():
             table.when_swept(self._feed.swept)
 
-    def _table(self, name: str) -> ShardTable:
+    def table(self, name: str) -> ShardTable:
+        """A table. Raises InvalidShardCall for one that is not here."""
         if name not in self.tables:
             raise InvalidShardCall(f"no table {name!r} on this shard; it has {', '.join(sorted(self.tables))}")
         return self.tables[name]
@@ -97,7 +98,7 @@ class Shard:
         """Find the rows of a batch's keys; with `learn`, reserve missing rows. Any thread, ahead of the step."""
         rows, again = {}, {}
         for name, keys in tables.items():
-            table = self._table(name)
+            table = self.table(name)
             if learn and not table.selective:
                 rows[name] = table.reserve(keys.keys_U, keys.group_U)
             else:
@@ -212,14 +213,14 @@ class Shard:
         for operation in operations:
             match operation:
                 case ShrinkRows(table=name) | ForgetRow(table=name):
-                    self._table(name).operate(operation, version)
+                    self.table(name).operate(operation, version)
                 case SetTables(tables=tables):
                     self._sweeper.recount()
                     for name in tables:
-                        self._table(name).operate(operation, version)
+                        self.table(name).operate(operation, version)
                 case ExportCut(tables=names) if names:
                     for name in names:
-                        self._table(name).operate(operation, version)
+                        self.table(name).operate(operation, version)
                 case AdvanceDay() | ExportCut():
                     for table in self.tables.values():
                         table.operate(operation, version)
@@ -236,12 +237,8 @@ class Shard:
 
     def survey(self, shrink: ShrinkRows) -> ShrinkSurvey | None:
         """The rows that a shrink would delete; None while a thread counts."""
-        table = self._table(shrink.table)
+        table = self.table(shrink.table)
         return table.survey(shrink) if shrink.at_once else self._sweeper.survey(table, shrink)
-
-    def explain(self, table: str, key: int, group: int) -> dict[str, Any]:
-        """Everything that is known about a key."""
-        return self._table(table).explain(key, group)
 
     # --- the live feed -----------------------------------------------------------------------------------------------
 

@@ -4,15 +4,15 @@ pserver.server.pass_state decides what a call means; pserver.server.shard change
 waits of closes; pserver.server.data_server has the calls of every step.
 """
 
-import json
 import threading
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from grpc import ServicerContext as Context
 
+from headrace import codec
 from headrace.address import LOOPBACK
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError, Unavailable
@@ -28,11 +28,12 @@ from headrace.pserver.proto import shard_pb2 as pb
 from headrace.pserver.protocol import history_messages, join_messages, messages, statuses
 from headrace.pserver.protocol.placement import Placement
 from headrace.pserver.protocol.shards import ShardFigures
-from headrace.pserver.protocol.table_operations import ShrinkRows
+from headrace.pserver.server.commands import command_from
 from headrace.pserver.server.data_server import DataServer, waiting_s
 from headrace.pserver.server.pass_state import CallVerdict, PassState
 from headrace.pserver.server.rank_memories import RankMemories
 from headrace.pserver.server.shard import Shard
+from headrace.pserver.server.shard_host import ShardHost
 from headrace.pserver.server.step_calls import StepCalls
 from headrace.pserver.tables.pass_clock import ClockQuestion
 from headrace.pserver.tables.rank_answers import Answer, RankAnswers, Sent
@@ -89,8 +90,10 @@ class _Servicer:
             histories=config.histories,
             joins=config.joins,
         )
-        self._turn = threading.Condition()
         self._ledger = PassState(config.num_ranks, policy_of(config.mode, merge=config.merge))
+        feed_at = partial(feed_server.endpoint_of, config.interface, identity)
+        self._host = ShardHost(self._shard, self._ledger, feed_at, config.shard)
+        self._turn = self._host.turn
         self.steps = StepCalls(config, self._shard, self._ledger, self._turn)
         """The calls that do not come by gRPC."""
         self.memories = RankMemories(config.num_ranks)
@@ -248,18 +251,10 @@ class _Servicer:
         return pb.Empty()
 
     @_guarded
-    def Survey(self, request: pb.SurveyRequest, _context: Context) -> pb.JsonReply:
-        _check_rank_0(request)
-        (shrink,) = messages.operations_from(request.shrink_json)
-        if not isinstance(shrink, ShrinkRows):
-            raise InvalidShardCall(f"a survey of {shrink.op!r}; only a shrink can be surveyed")
-        return pb.JsonReply(json=messages.survey_json(self._shard.survey(shrink)))
-
-    @_guarded
-    def Explain(self, request: pb.ExplainRequest, _context: Context) -> pb.JsonReply:
-        _check_rank_0(request)
-        found = self._shard.explain(request.table, request.key, request.group)
-        return pb.JsonReply(json=json.dumps(found).encode())
+    def Call(self, request: pb.CommandRequest, context: Context) -> pb.CommandReply:
+        command = command_from(request.name, request.fields)
+        reply = self._host.run(command, request.caller.rank, _deadline_of(context))
+        return pb.CommandReply(value=codec.packed(reply))
 
     @_guarded
     def Feed(self, request: pb.FeedRequest, _context: Context) -> pb.FeedReply:

@@ -10,6 +10,7 @@ from headrace.errors import HeadraceError
 from headrace.identity import certificates
 from headrace.identity.peers import PeerName, PeerRole
 from headrace.pserver.feed import feed_server
+from headrace.pserver.server.commands import Explain
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.pserver.server.shard_server import ShardServer
 from headrace.trainer.replica.feed_address import FeedAddress
@@ -68,7 +69,7 @@ def rows_of(shards):
     for name, group in (("default", 1), ("other", 2)):
         found[name] = {}
         for key in w.keys(*SIGNS).keys_U.tolist():
-            told = shards.explain(name, key, group, w.soon())
+            told = shards.call(Explain(name, key, group), w.soon())
             if told["row"]:
                 found[name][key] = np.array(told["weights"], np.float32).tobytes()
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.pserver.server.commands import Explain
 from headrace.trainer.exports.exporter import export
 from headrace.trainer.exports.reader import Export, chain_of, open_export, state_at
 from headrace.trainer.exports.request import ExportAnswer, ExportRequest
@@ -44,7 +45,8 @@ class Law:
     def look(self, shards: Any) -> dict[str, dict[int, Told]]:
         """All rows there are, between passes."""
         asked = {
-            table: {key: shards.explain(table, key, group, w.soon()) for key, group in KEYS[table]} for table in KEYS
+            table: {key: shards.call(Explain(table, key, group), w.soon()) for key, group in KEYS[table]}
+            for table in KEYS
         }
         return {
             table: {key: {name: told[name] for name in TOLD} for key, told in rows.items() if told["row"]}

@@ -21,6 +21,7 @@ from headrace.pserver.consistency.modes import POLICIES, policy_of
 from headrace.pserver.consistency.policy import StepFigures
 from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import Gradients, StepScale
+from headrace.pserver.server.commands import Explain
 from tests.contract import shards_world as w
 from tests.fakes.thread_ranks import on_ranks
 
@@ -287,7 +288,7 @@ def counts(world, num_steps):
     found = {}
     for step in range(num_steps):
         for key in batches_of(step, num_steps)[step].keys_U.tolist():
-            told = world.one.explain("default", key, 1, w.soon())
+            told = world.one.call(Explain("default", key, 1), w.soon())
             found[key] = told["row"] and (told["show"], told["click"])
     return found
 
@@ -464,7 +465,7 @@ def test_half_async_does_not_wait_longer_than_it_may_for_a_trainer_that_is_late(
         since_s = time.monotonic()
         shards.exchange(0, batch, {"default": push}, None, StepScale(32), w.soon())
         assert time.monotonic() - since_s >= 0.05
-        told = shards.explain("default", int(keys.keys_U[0]), 1, w.soon())
+        told = shards.call(Explain("default", int(keys.keys_U[0]), 1), w.soon())
         assert told["row"] and told["show"] == push.show_U[0]
 
 

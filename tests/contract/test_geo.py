@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headrace.pserver.config import Bounds, CountEntry, Sgd, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, Gradients, Keys
 from headrace.pserver.rows.row_settings import RowSettings
+from headrace.pserver.server.commands import Explain
 from headrace.trainer.status.step_clock import StepClock
 from headrace.trainer.train.exchanges import CopiedTable, Exchanges, GeoExchanges, RowCopy
 from tests.contract import shards_world as w
@@ -132,9 +133,9 @@ def test_rows_move_by_the_mean_of_the_differences_and_statistics_add_up(world, d
     rows_UD = world.one.look({"all": w.keys(*every)}, w.soon())["all"]
     np.testing.assert_array_equal(rows_UD, np.array([[moved[sign]] * WIDTH for sign in every], np.float32))
     for sign in every[:4]:
-        told = world.one.explain("all", int(w.keys(sign).keys_U[0]), 1, w.soon())
+        told = world.one.call(Explain("all", int(w.keys(sign).keys_U[0]), 1), w.soon())
         assert (told["show"], told["click"]) == (shown[sign], shown[sign] / 2)
-        told = world.one.explain("chosen", int(w.keys(sign).keys_U[0]), 1, w.soon())
+        told = world.one.call(Explain("chosen", int(w.keys(sign).keys_U[0]), 1), w.soon())
         assert told["row"] == (shown[sign] >= 3), "admission counts every show"
 
 

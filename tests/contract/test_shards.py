@@ -8,6 +8,7 @@ from headrace.pserver.errors import InvalidShardCall
 from headrace.pserver.protocol.shards import Gradients, StepScale
 from headrace.pserver.protocol.wire import TableWire, rounded
 from headrace.pserver.rows.digest import add
+from headrace.pserver.server.commands import Explain
 from headrace.pserver.server.shard_server import ShardServer
 from tests.contract import shards_world as w
 
@@ -252,7 +253,7 @@ def test_gradients_are_rounded_and_their_counts_are_not():
             push = Gradients(np.full((1, 1), -1.001, np.float32), np.full(1, 257, np.float32), np.zeros(1, np.float32))
             answer = shards.exchange(0, batch, {"default": push}, following, StepScale(1), w.soon())
             assert answer["default"].tolist() == [[1.0]]
-            assert shards.explain("default", int(w.keys(5).keys_U[0]), 1, w.soon())["show"] == 257
+            assert shards.call(Explain("default", int(w.keys(5).keys_U[0]), 1), w.soon())["show"] == 257
 
 
 @pytest.mark.parametrize("make", [int, w.OverTls], ids=["in-memory-and-at-ports", "over-tls"])

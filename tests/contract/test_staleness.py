@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.pserver.config import CountEntry, Sgd, TableSection
 from headrace.pserver.protocol.shards import Gradients
+from headrace.pserver.server.commands import Explain
 from headrace.trainer.status.step_clock import StepClock
 from headrace.trainer.train.exchanges import Exchanges
 from tests.contract import shards_world as w
@@ -168,7 +169,7 @@ def test_rows_and_statistics_are_those_of_a_twin_with_that_delay(world, data, st
     for name in TABLES:
         np.testing.assert_array_equal(rows[name], twin.pull(name, every, -1))
     for sign in every[:3]:
-        told = world.one.explain("chosen", int(w.keys(sign).keys_U[0]), 1, w.soon())
+        told = world.one.call(Explain("chosen", int(w.keys(sign).keys_U[0]), 1), w.soon())
         assert told["row"] == (("chosen", sign) in twin.rows[-1])
         if told["row"]:
             assert told["show"] == twin.shown["chosen", sign]

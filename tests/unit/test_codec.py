@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.codec import NotUnderstood, plain, typed, written
+from headrace.codec import NotUnderstood, packed, plain, typed, unpacked, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +85,16 @@ def test_a_default_may_be_written_or_left_out():
 def test_a_value_without_a_form_as_json_is_a_bug():
     with pytest.raises(TypeError, match="a object has no form as JSON"):
         plain(Whole([], {}, {"a": object()}))
+
+
+def test_a_packed_value_comes_back_and_its_path_is_absolute(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Asked:
+        folder: Path
+        by_group: Mapping[int, int]
+
+    monkeypatch.chdir(tmp_path)
+    asked = Asked(Path("a"), {3: 1 << 63})
+    assert unpacked(Asked, packed(asked), "asked") == Asked(tmp_path / "a", {3: 1 << 63})
+    with pytest.raises(NotUnderstood, match=r"asked: .*by_group"):
+        unpacked(Asked, packed({"folder": "a"}), "asked")

@@ -15,6 +15,7 @@ from headrace.errors import BadInput, SpecError
 from headrace.keys import key_of_reference
 from headrace.pserver.config import Adagrad, Bounds, CountEntry, ProbabilityEntry, Sgd, SlotLife, TableSection
 from headrace.pserver.protocol.shards import ABSENT_BITS, StepScale
+from headrace.pserver.server.commands import Explain
 from headrace.pserver.server.embedded import EmbeddedShards
 from headrace.trainer.collectives.ranks import SingleRank
 from headrace.trainer.config import TaskSection, TrainSection
@@ -288,5 +289,5 @@ def test_a_key_admitted_at_once_is_read_with_its_own_weights_from_then_on():
     trainer.run([often])
     (said,) = trainer.run([samples_of([([7], [], 0.0)])], learn=False)
     key = key_of_reference(7, SCHEMA.by_name["a"].group)
-    weights = trainer.shards.explain("default", key, SCHEMA.by_name["a"].group, DEADLINE)["weights"]
+    weights = trainer.shards.call(Explain("default", key, SCHEMA.by_name["a"].group), DEADLINE)["weights"]
     assert said[0] == pytest.approx((np.array(weights) * FACTORS).sum(), rel=1e-5)

@@ -213,6 +213,6 @@ def test_the_surface_of_the_protocol_is_the_one_we_promised():
     assert header == struct.pack("<HBBIIQIIQQQd5I", 7, 3, 23, 1, 2, 3, 4, 5, 6, 7, 8, 0.5, 10, 11, 12, 1, 9)
     assert frames.encode_reply(DataReply(3, 4, "why"), TableNumbers({})) == struct.pack("<HBBQ", 7, 4, 0, 3) + b"why"
     assert sorted(method.name for method in messages.SERVICE.methods) == [
-        "Advance", "ClosePass", "Digest", "Explain", "Feed", "HandOver", "Hello", "Join", "JoinClock", "OpenPass",
-        "Operate", "Publish", "Recall", "Restore", "Settle", "Snapshot", "Stats", "Survey", "WriteSnapshot",
+        "Advance", "Call", "ClosePass", "Digest", "Feed", "HandOver", "Hello", "Join", "JoinClock", "OpenPass",
+        "Operate", "Publish", "Recall", "Restore", "Settle", "Snapshot", "Stats", "WriteSnapshot",
     ]  # fmt: skip

@@ -30,9 +30,9 @@ class Shards:
     def __init__(self):
         self.survey_is, self.counted, self.asked = ShrinkSurvey(100, {0: 5}, {1: 6}), True, []
 
-    def survey(self, shrink, deadline):
-        self.asked.append(shrink)
-        return self.survey_is if self.counted or shrink.at_once else None
+    def call(self, command, deadline):
+        self.asked.append(command.shrink)
+        return self.survey_is if self.counted or command.shrink.at_once else None
 
 
 class World:

@@ -10,6 +10,7 @@ from headrace.deadline import Deadline
 from headrace.pserver.protocol.histories import counters_table_of, table_of
 from headrace.pserver.protocol.shards import F32, Shards
 from headrace.pserver.rows import counter_kernels, history_kernels
+from headrace.pserver.server.commands import Explain
 
 ALL_TIME = "all"
 UNITS_S = (("d", 86_400), ("h", 3_600), ("m", 60))
@@ -36,7 +37,7 @@ def memories_of_key(shards: Shards, schema: Schema, slot: Slot, key: int, deadli
 
 def _row(shards: Shards, table: str, slot: Slot, key: int, deadline: Deadline) -> F32 | None:
     """(1, D) the row of a key; None if it has none."""
-    known = shards.explain(table, key, slot.group, deadline)
+    known = shards.call(Explain(table, key, slot.group), deadline)
     return np.array([known["words"]], "<u4").view(np.float32) if known["row"] else None
 
 

@@ -16,6 +16,7 @@ from headrace.errors import SpecError
 from headrace.keys import bucket_of, key_of_reference
 from headrace.pserver.consistency.modes import policy_of
 from headrace.pserver.protocol.shards import Shards
+from headrace.pserver.server.commands import Explain
 from headrace.trainer.config import TrainerJob, WorkerConfig
 from headrace.trainer.fence.head_contact import HeadContact
 from headrace.trainer.rank0.key_memories import memories_of_key
@@ -111,7 +112,7 @@ def describe_key(shards: Shards, schema: Schema, slot: Slot, sign: int, deadline
     it."""
     table, key = slot.sparse.table, key_of_reference(sign, slot.group)
     place = {"table": table, "group": slot.group, "key": key, "bucket": bucket_of(key)}
-    known = {"slot": slot.name, "sign": sign, **place, **shards.explain(table, key, slot.group, deadline)}
+    known = {"slot": slot.name, "sign": sign, **place, **shards.call(Explain(table, key, slot.group), deadline)}
     remembers = memories_of_key(shards, schema, slot, key, deadline)
     return known | ({"remembers": remembers} if remembers else {})
 

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError, NotYet, SpecError
 from headrace.pserver.config import MAX_DAYS, MAX_FLOAT32, TableSection
 from headrace.pserver.protocol.shards import Shards
 from headrace.pserver.protocol.table_operations import ShrinkRows, ShrinkSurvey
+from headrace.pserver.server.commands import SurveyShrink
 from headrace.trainer.journal.records import (
     ActingOperation,
     DayTickOperation,
@@ -111,7 +112,7 @@ class Shrinks:
             if close.stats[table].sweeping:  # rows of the shrink before would be counted again
                 continue
             at_once = close.ended or self._small(table)
-            survey = self._shards.survey(ShrinkRows(table=table, at_once=at_once), Deadline.after(SURVEY_S))
+            survey = self._shards.call(SurveyShrink(ShrinkRows(table=table, at_once=at_once)), Deadline.after(SURVEY_S))
             if survey is None:
                 continue
             rule = rule_of(self._tables()[table])
@@ -270,7 +271,7 @@ class Shrinks:
         return ShrinkRows(table=name, delete_below=None if below is None else float(below), delete_after_days=days)
 
     def _count(self, shrink: ShrinkRows) -> ShrinkSurvey:
-        survey = self._shards.survey(shrink, Deadline.after(SURVEY_S))
+        survey = self._shards.call(SurveyShrink(shrink), Deadline.after(SURVEY_S))
         if survey is None:
             raise NotYet(f"the rows of table {shrink.table} are being counted")
         return survey

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headrace.codec import plain
 from headrace.trainer.checkpoint.committer import Committer
 from headrace.trainer.exports.coordinator import ExportCoordinator
 from headrace.trainer.journal.pass_plan import PassPlan
