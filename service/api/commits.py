@@ -8,27 +8,27 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 from fastapi import Path as InPath
 from pydantic import Field
 
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.actions import ActionCall, action
+from headrace.service.api.authorization import AuthorizedRoute, authorized
 from headrace.service.api.job_cache import StatusesOf
-from headrace.service.api.jobs import JobName
-from headrace.service.api.operations import OperationEntry, one_step, start_operation, starts_operation
 from headrace.service.api.problems import http_error
-from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, page
+from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, page
 from headrace.service.auth.roles import Caller, Role
 from headrace.service.cluster.store import in_use
-from headrace.service.history import commit_list as work
+from headrace.service.history import commit_list
 from headrace.service.history.commit_lookup import find_commit
 from headrace.service.history.commit_request import make_commit
 from headrace.service.history.rewind import rewind_job
 from headrace.service.history.verification import check_commit
 from headrace.service.jobs.errors import WrongPhase
 from headrace.service.jobs.host import HostedJob
+from headrace.service.jobs.operation_queue import Operation
 from headrace.trainer.checkpoint.commits import Commits
 
 router = APIRouter(prefix="/v1/jobs/{job}/commits", tags=["commits"], route_class=AuthorizedRoute)
@@ -138,16 +138,15 @@ def list_commits(statuses: StatusesOf, job: JobName, paging: Paged) -> Page[Comm
     return page([CommitEntry(**each) for each in statuses.commits(job)], paging, lambda each: each.name)
 
 
-@router.post("", **starts_operation(Role.OPERATOR, act="commit"), operation_id="makeCommit", summary="Request a commit")
-def make(host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, response: Response) -> OperationEntry:
+@action(router, "", id="makeCommit", summary="Request a commit", grant="commit")
+def make(call: ActionCall) -> Operation:
     """Have a running job commit its present state. The result has the `name` of the commit."""
-    loaded = statuses.loaded(job)
+    job = call.loaded
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        return {"name": make_commit(loaded.store, deadline)}
+        return {"name": make_commit(job.store, deadline)}
 
-    act = one_step("waiting for rank 0 to write the commit", loaded.spec.commit.deadline, work)
-    return start_operation(host, "commit", job, caller, act, response)
+    return call.start("commit", "waiting for rank 0 to write the commit", job.spec.commit.deadline, work)
 
 
 @router.get("/{name}", **authorized(Role.VIEWER, *GONE), operation_id="getCommit", summary="Get a commit")
@@ -155,108 +154,67 @@ def get_commit(statuses: StatusesOf, job: JobName, name: CommitName) -> CommitDe
     """A commit, as described by its manifest."""
     store = statuses.job(job).store
     with named():
-        return CommitDetails(**work.details_of(store, name))
+        return CommitDetails(**commit_list.details_of(store, name))
 
 
-@router.delete(
-    "/{name}",
-    **authorized(Role.OPERATOR, *GONE),
-    status_code=HTTPStatus.NO_CONTENT,
-    operation_id="deleteCommit",
-    summary="Remove a commit",
-)
-def delete_commit(host: HostOf, statuses: StatusesOf, _caller: CallerOf, job: JobName, name: CommitName) -> None:
+@action(router, "/{name}", method="DELETE", id="deleteCommit", summary="Remove a commit")
+def delete_commit(call: ActionCall, name: CommitName) -> None:
     """Remove a commit of a stopped job, unless it has holders, or the next run begins with it."""
-    found = host.job(job)
+    job = call.host.job(call.name)
     with named():
-        commit = find_commit(found.store, name)
-    must_rest(found)
-    work.remove(found.store, found.name, commit.name)
-    statuses.forget(job)
+        commit = find_commit(job.store, name)
+    must_rest(job)
+    commit_list.remove(job.store, job.name, commit.name)
 
 
-@router.post(
-    "/{name}/verify", **starts_operation(Role.OPERATOR), operation_id="verifyCommit", summary="Verify a commit"
-)
-def verify(
-    host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, response: Response
-) -> OperationEntry:
+@action(router, "/{name}/verify", id="verifyCommit", summary="Verify a commit")
+def verify(call: ActionCall, name: CommitName) -> Operation:
     """Read every file, open every table, count its rows. The result has `sound`, and the damage by file."""
-    store = statuses.job(job).store
+    store = call.job.store
     with named():
         found = find_commit(store, name).name
 
-    def check(_deadline: Deadline) -> dict[str, Any]:
+    def work(_deadline: Deadline) -> dict[str, Any]:
         verdict = check_commit(store, found)
         return asdict(verdict) | {"sound": verdict.sound}
 
-    return start_operation(host, "verify", job, caller, one_step(f"reading {found} back", READ_S, check), response)
+    return call.start("verify", f"reading {found} back", READ_S, work)
 
 
-def _add_hold_route(word: str, act: Callable[[Path, str, str], object], summary: str, description: str) -> None:
-    """Add the route that adds or removes a holder."""
-
-    def change_holder(
-        statuses: StatusesOf,
-        caller: CallerOf,
-        job: JobName,
-        name: CommitName,
-        request: Request,
-        asked: HolderRequest | None = None,
-    ) -> CommitHolders:
-        store, who = statuses.job(job).store, work.check_holder(_holder(asked, caller))
-        note(request, name=name, holder=who)
-        with named():
-            found = find_commit(store, name).name
-        act(store, found, who)
-        statuses.forget(job)
-        return CommitHolders(name=found, held_by=Commits(store).holders().get(found, []))
-
-    change_holder.__doc__ = description
-    router.add_api_route(
-        f"/{{name}}/{word}",
-        change_holder,
-        methods=["POST"],
-        **authorized(Role.OPERATOR, *GONE, repeatable=True),
-        operation_id=f"{word}Commit",
-        summary=summary,
-    )
+@action(router, "/{name}/pin", id="pinCommit", summary="Keep a commit from being pruned")
+def pin(call: ActionCall, name: CommitName, asked: HolderRequest | None = None) -> CommitHolders:
+    """Keep a commit from being pruned until the same holder unpins it."""
+    return _change_holder(call, name, asked, commit_list.pin)
 
 
-_add_hold_route(
-    "pin",
-    work.pin,
-    "Keep a commit from being pruned",
-    "Keep a commit from being pruned until the same holder unpins it.",
-)
-_add_hold_route(
-    "unpin",
-    work.unpin,
-    "Release a pinned commit",
-    "Release a commit: it may be pruned again once it has no other holder.",
-)
+@action(router, "/{name}/unpin", id="unpinCommit", summary="Release a pinned commit")
+def unpin(call: ActionCall, name: CommitName, asked: HolderRequest | None = None) -> CommitHolders:
+    """Release a commit: it may be pruned again once it has no other holder."""
+    return _change_holder(call, name, asked, commit_list.unpin)
 
 
-@router.post(
-    "/{name}/rewind", **starts_operation(Role.OPERATOR), operation_id="rewindJob", summary="Rewind a job to a commit"
-)
-def rewind(
-    host: HostOf, statuses: StatusesOf, caller: CallerOf, job: JobName, name: CommitName, response: Response
-) -> OperationEntry:
+@action(router, "/{name}/rewind", id="rewindJob", summary="Rewind a job to a commit")
+def rewind(call: ActionCall, name: CommitName) -> Operation:
     """Let a stopped job continue from a commit, on a new timeline. It trains again on everything after the commit.
 
     The commit is verified first. The result has the new `timeline`, and in `left` the state to return to.
     """
-    found, loaded = host.job(job), statuses.loaded(job)
+    job, loaded = call.host.job(call.name), call.loaded
     with named():
-        commit = find_commit(found.store, name).name
-    must_rest(found)
+        commit = find_commit(job.store, name).name
+    must_rest(job)
+    return call.start("rewind", f"reading {commit} back", READ_S, lambda _: rewind_job(loaded, commit).message())
 
-    def steer(_deadline: Deadline) -> dict[str, Any]:
-        done = asdict(rewind_job(loaded, commit))
-        return done | {"aside": None if done["aside"] is None else str(done["aside"])}
 
-    return start_operation(host, "rewind", job, caller, one_step(f"reading {commit} back", READ_S, steer), response)
+def _change_holder(
+    call: ActionCall, name: str, asked: HolderRequest | None, change: Callable[[Path, str, str], object]
+) -> CommitHolders:
+    store, who = call.job.store, commit_list.check_holder(_holder(asked, call.caller))
+    call.note(holder=who)
+    with named():
+        found = find_commit(store, name).name
+    change(store, found, who)
+    return CommitHolders(name=found, held_by=Commits(store).holders().get(found, []))
 
 
 def _holder(asked: HolderRequest | None, caller: Caller) -> str:

@@ -4,22 +4,22 @@ from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse
 from pydantic import Field
 
 from headrace.deadline import Deadline
-from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, downloads, note
+from headrace.service.api.actions import ActionCall, action
+from headrace.service.api.authorization import AuthorizedRoute, authorized, downloads
 from headrace.service.api.commits import named
 from headrace.service.api.job_cache import JobCache, StatusesOf
-from headrace.service.api.jobs import JobName
-from headrace.service.api.operations import OperationEntry, one_step, start_operation, starts_operation
 from headrace.service.api.problems import http_error
-from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
 from headrace.service.auth.roles import Role
 from headrace.service.exports import export_list
 from headrace.service.exports.export_request import make_export
+from headrace.service.jobs.operation_queue import Operation
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.exports.manifest import files_of
 
@@ -118,27 +118,16 @@ def list_exports(
     return page(entries, paging, lambda each: f"{each.stream}/{each.timeline}/{each.name}")
 
 
-@router.post("", **starts_operation(Role.OPERATOR), operation_id="makeExport", summary="Request an export")
-def make(
-    host: HostOf,
-    statuses: StatusesOf,
-    caller: CallerOf,
-    job: JobName,
-    asked: MakeExport,
-    request: Request,
-    response: Response,
-) -> OperationEntry:
+@action(router, "", id="makeExport", summary="Request an export")
+def make(call: ActionCall, asked: MakeExport) -> Operation:
     """Have a running job export its state at the next close. The result has its `name`, and whether it is `current`."""
-    note(request, stream=asked.stream, kind=asked.kind)
-    loaded = statuses.loaded(job)
-    _check_stream(loaded, asked.stream)
+    job = call.loaded
+    _check_stream(job, asked.stream)
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        return make_export(loaded.store, asked.stream, asked.kind, deadline).message(asked.stream)
+        return make_export(job.store, asked.stream, asked.kind, deadline).message(asked.stream)
 
-    return start_operation(
-        host, "export", job, caller, one_step("waiting for the next close and the export", EXPORT_S, work), response
-    )
+    return call.start("export", "waiting for the next close and the export", EXPORT_S, work)
 
 
 @router.get(
@@ -179,22 +168,13 @@ def get_file(
     return FileResponse(path, media_type=FILES, filename=file)
 
 
-@router.post(
-    "/{stream}/current",
-    **authorized(Role.OPERATOR, *GONE, repeatable=True),
-    operation_id="pointToExport",
-    summary="Make an export current",
-)
-def point(
-    statuses: StatusesOf, _caller: CallerOf, job: JobName, stream: StreamName, asked: PublishRequest, request: Request
-) -> PublishedExport:
+@action(router, "/{stream}/current", id="pointToExport", summary="Make an export current")
+def point(call: ActionCall, stream: StreamName, asked: PublishRequest) -> PublishedExport:
     """Write an export to `current.json`, also if it failed its gates, until the job writes its next one."""
-    note(request, stream=stream, name=asked.name)
-    loaded = statuses.loaded(job)
-    _check_stream(loaded, stream)
+    job = call.loaded
+    _check_stream(job, stream)
     with named():
-        done = export_list.make_current(loaded, stream, asked.name)
-    statuses.kept.drop(("exports", job))
+        done = export_list.make_current(job, stream, asked.name)
     return PublishedExport(path=done.path, url=done.url, failed_gates=done.failed_gates)
 
 

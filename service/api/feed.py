@@ -11,8 +11,7 @@ from headrace.identity.certificates import MAX_REQUEST_BYTES
 from headrace.rpc.job_client import JobClient
 from headrace.service.api.authorization import AuthorizedRoute, authorized
 from headrace.service.api.job_cache import StatusesOf
-from headrace.service.api.jobs import JobName
-from headrace.service.api.schemas import ResponseBody
+from headrace.service.api.schemas import JobName, ResponseBody
 from headrace.service.auth.roles import Role
 from headrace.trainer.replica.feed_address import certified
 

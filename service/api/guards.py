@@ -13,9 +13,8 @@ from fastapi import APIRouter, Query, Request
 from headrace.errors import SpecError
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
 from headrace.service.api.job_cache import LOADED_S, JobCache, StatusesOf
-from headrace.service.api.jobs import JobName
 from headrace.service.api.read_places import one_of_few
-from headrace.service.api.schemas import ResponseBody, finite
+from headrace.service.api.schemas import JobName, ResponseBody, finite
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role

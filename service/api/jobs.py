@@ -7,30 +7,29 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi import Path as InPath
 from pydantic import Field, JsonValue, model_validator
 
 from headrace.config import FolderPath
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
 from headrace.service.api import etags
+from headrace.service.api.actions import ActionCall, IfMatch, action
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.job_figures import JobFigures, figures_of
-from headrace.service.api.operations import OperationEntry, accepted, one_step, start_operation, starts_operation
-from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
 from headrace.service.auth.roles import Role
 from headrace.service.auth.spec_sizes import MAX_WORKERS, check_lines
 from headrace.service.cluster.resize import MOVE_S, resize
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase
+from headrace.service.jobs.operation_queue import Operation
 from headrace.trainer.spec.changes import check_set
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=AuthorizedRoute)
 
-JobName = Annotated[str, InPath(description="The job's name.", max_length=64)]
 ETAG = {"ETag": {"description": "For If-Match. It differs after every change.", "schema": {"type": "string"}}}
+TAGGED = {"description": "The job.", "headers": ETAG}
 GONE = (HTTPStatus.NOT_FOUND,)
-FORBIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED)
 
 
 class OutcomeEntry(ResponseBody):
@@ -164,7 +163,7 @@ def _tagged(job: HostedJob, response: Response) -> JobEntry:
 
 
 def _with_etag(described: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> dict[str, Any]:
-    described["responses"][int(status)] = {"description": "The job.", "headers": ETAG}
+    described["responses"][int(status)] = TAGGED
     return described | {"status_code": status}
 
 
@@ -204,85 +203,40 @@ def get_job(statuses: StatusesOf, job: JobName, response: Response) -> JobStatus
     return JobStatus(**job_entry(found), **dict(figures_of(statuses.of(job))))
 
 
-@router.delete(
-    "/{job}",
-    **authorized(Role.ADMIN, *FORBIDDEN, HTTPStatus.PRECONDITION_REQUIRED),
-    status_code=HTTPStatus.NO_CONTENT,
-    operation_id="deleteJob",
-    summary="Delete a job",
+@action(
+    router, "/{job}", method="DELETE", id="deleteJob", summary="Delete a job", role=Role.ADMIN, if_match=IfMatch.NEEDED
 )
 def delete_job(
-    host: HostOf,
-    statuses: StatusesOf,
-    caller: CallerOf,
-    turns: etags.TurnsOf,
-    job: JobName,
-    request: Request,
-    if_match: etags.Precondition = None,
-    keep_store: Annotated[bool, Query(description="Keep the store on disk.")] = False,
+    call: ActionCall, keep_store: Annotated[bool, Query(description="Keep the store on disk.")] = False
 ) -> None:
     """Delete a stopped job and its folder, and its store unless `keep_store` is true."""
-    note(request, keep_store=keep_store)
-    with turns.changing(host, job, if_match, needed=True):
-        host.delete(job, caller.name, keep_store)
-    statuses.forget(job)
+    call.host.delete(call.name, call.caller.name, keep_store)
 
 
-@router.patch(
-    "/{job}",
-    **starts_operation(Role.OPERATOR, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED),
-    operation_id="setKeys",
-    summary="Change settings of a running job",
+@action(
+    router, "/{job}", method="PATCH", id="setKeys", summary="Change settings of a running job", if_match=IfMatch.NEEDED
 )
-def set_keys(
-    host: HostOf,
-    statuses: StatusesOf,
-    caller: CallerOf,
-    turns: etags.TurnsOf,
-    job: JobName,
-    asked: SetKeys,
-    request: Request,
-    response: Response,
-    if_match: etags.Precondition = None,
-) -> OperationEntry:
+def set_keys(call: ActionCall, asked: SetKeys) -> Operation:
     """Change learning rates, decays and thresholds. They take effect at the next close, which the operation awaits.
 
     They override the spec, also after a restart. Invalid settings are refused at once.
     """
-    note(request, keys=asked.keys)
-    with turns.changing(host, job, if_match, needed=True):
-        check_set(statuses.loaded(job).raw, statuses.of(job).part("overrides").raw, asked.keys)
-        operation = host.change(job, asked.keys, caller.name)
-    statuses.forget(job)
-    return accepted(operation, response)
+    check_set(call.loaded.raw, call.statuses.of(call.name).part("overrides").raw, asked.keys)
+    return call.host.change(call.name, asked.keys, call.caller.name)
 
 
-@router.post(
-    "/{job}/resize",
-    **starts_operation(Role.OPERATOR),
-    operation_id="resizeJob",
-    summary="Resize a running job",
-)
-def resize_job(
-    host: HostOf,
-    statuses: StatusesOf,
-    caller: CallerOf,
-    job: JobName,
-    asked: ResizeJob,
-    request: Request,
-    response: Response,
-) -> OperationEntry:
+@action(router, "/{job}/resize", id="resizeJob", summary="Resize a running job")
+def resize_job(call: ActionCall, asked: ResizeJob) -> Operation:
     """Have a running job go on with other numbers of shards and trainers. The operation ends once these train.
 
     The numbers override the spec, also after a restart. The result has the `version` after which they train.
     """
-    note(request, shards=asked.shards, trainers=asked.trainers)
-    store = statuses.job(job).store
+    store = call.job.store
 
     def check() -> None:
         """Raise SpecError where the job would have more workers than one that is created may have."""
-        statuses.forget(job)
-        present, cluster = statuses.of(job).counts("workers"), statuses.loaded(job).cluster
+        call.statuses.forget(call.name)
+        present, cluster = call.statuses.of(call.name).counts("workers"), call.loaded.cluster
         shards = present.get("shards", cluster.num_shards) if asked.shards is None else asked.shards
         trainers = present.get("trainers", cluster.trainers) if asked.trainers is None else asked.trainers
         if shards + trainers > MAX_WORKERS:
@@ -295,50 +249,30 @@ def resize_job(
 
     def work(deadline: Deadline) -> dict[str, Any]:
         check()  # another resize may have come first
-        found = resize(store, asked.shards, asked.trainers, deadline).message()
-        statuses.forget(job)
-        return found
+        return resize(store, asked.shards, asked.trainers, deadline).message()
 
     check()
-    act = one_step("waiting for the new workers", MOVE_S, work)
-    return start_operation(host, "resize", job, caller, act, response)
+    return call.start("resize", "waiting for the new workers", MOVE_S, work)
 
 
-def _add_action_route(action: Action, summary: str, description: str) -> None:
-    """Add the route of one action."""
+def _add_change(change: Action, summary: str, description: str) -> None:
+    """Add the action that makes this change."""
 
-    def act(
-        host: HostOf,
-        statuses: StatusesOf,
-        caller: CallerOf,
-        turns: etags.TurnsOf,
-        job: JobName,
-        response: Response,
-        if_match: etags.Precondition = None,
-    ) -> JobEntry:
-        with turns.changing(host, job, if_match, needed=False):
-            done = host.act(job, action, caller.name)
-        statuses.forget(job)
-        return _tagged(done, response)
+    def act(call: ActionCall) -> JobEntry:
+        return _tagged(call.host.act(call.name, change, call.caller.name), call.response)
 
     act.__doc__ = description
-    router.add_api_route(
-        f"/{{job}}/{action.value}",
-        act,
-        methods=["POST"],
-        **_with_etag(authorized(Role.OPERATOR, *FORBIDDEN, repeatable=True)),
-        operation_id=f"{action.value}Job",
-        summary=summary,
-    )
+    path, id = f"/{{job}}/{change.value}", f"{change.value}Job"
+    action(router, path, id=id, summary=summary, if_match=IfMatch.OPTIONAL, answer=TAGGED)(act)
 
 
-_add_action_route(Action.PAUSE, "Pause a job", "Train no new pass; the workers stay. The phase changes later.")
-_add_action_route(Action.RESUME, "Resume a job", "Train again. A job that has ended continues where it was.")
-_add_action_route(Action.DRAIN, "Drain a job", "Finish the pass, commit, complete the exports and end.")
-_add_action_route(
+_add_change(Action.PAUSE, "Pause a job", "Train no new pass; the workers stay. The phase changes later.")
+_add_change(Action.RESUME, "Resume a job", "Train again. A job that has ended continues where it was.")
+_add_change(Action.DRAIN, "Drain a job", "Finish the pass, commit, complete the exports and end.")
+_add_change(
     Action.STOP, "Stop a job", "As drain, but kill the job if that takes too long. It can continue from its log later."
 )
-_add_action_route(Action.RESTART, "Restart a job", "Stop the job, then start it again where it was.")
+_add_change(Action.RESTART, "Restart a job", "Stop the job, then start it again where it was.")
 
 
 @router.get("/{job}/spec", **authorized(Role.VIEWER, *GONE), operation_id="getSpec", summary="Get a job's spec")

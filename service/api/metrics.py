@@ -10,8 +10,7 @@ from headrace.errors import SpecError
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
 from headrace.service.api.event_streams import EventStream, Streams
 from headrace.service.api.job_cache import StatusesOf
-from headrace.service.api.jobs import JobName
-from headrace.service.api.schemas import Page, Paged, Paging, ResponseBody, cut, finite
+from headrace.service.api.schemas import JobName, Page, Paged, Paging, ResponseBody, cut, finite
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role

@@ -1,23 +1,15 @@
-"""/v1/operations: long actions that callers requested; and helpers for the routes that start them."""
+"""/v1/operations: long actions that callers requested."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 
-from headrace.deadline import Deadline
-from headrace.errors import HeadraceError
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized
 from headrace.service.api.schemas import Page, Paged, ResponseBody, cut
-from headrace.service.auth.roles import Caller, Role
-from headrace.service.jobs.errors import Cancelled
-from headrace.service.jobs.host import Host
-from headrace.service.jobs.hot_settings import UntilCancelled
-from headrace.service.jobs.operation_queue import Act, Operation, OperationState, ReportProgress
+from headrace.service.auth.roles import Role
+from headrace.service.jobs.operation_queue import Operation, OperationState
 
 router = APIRouter(prefix="/v1/operations", tags=["operations"], route_class=AuthorizedRoute)
 
@@ -61,54 +53,6 @@ def entry(operation: Operation) -> OperationEntry:
         created=operation.created,
         ended=operation.ended,
     )
-
-
-def start_operation(
-    host: Host, kind: str, job: str | None, who: Caller, act: Act, response: Response
-) -> OperationEntry:
-    """Start `act` as an operation; the answer 202, with its address. Raises LimitReached."""
-    return accepted(host.work.start(kind, job, who.name, act), response)
-
-
-def accepted(operation: Operation, response: Response) -> OperationEntry:
-    """The answer 202 for an operation."""
-    response.headers["Location"] = f"/v1/operations/{operation.id}"
-    return entry(operation)
-
-
-def one_step(words: str, within_s: float, work: Callable[[Deadline], Any]) -> Act:
-    """An operation of one step, described by `words`: `work` until its deadline or its cancellation."""
-
-    def act(progress: ReportProgress, cancelled: threading.Event) -> Any:
-        progress(None, words)
-        with as_cancelled(cancelled):
-            return work(UntilCancelled.within(within_s, cancelled))
-
-    return act
-
-
-@contextmanager
-def as_cancelled(cancelled: threading.Event) -> Iterator[None]:
-    """Raise Cancelled in place of any error of ours once the operation is cancelled."""
-    try:
-        yield
-    except HeadraceError:
-        if cancelled.is_set():
-            raise Cancelled from None
-        raise
-
-
-LOCATION = {"Location": {"description": "Address of the operation.", "schema": {"type": "string"}}}
-
-
-def starts_operation(role: Role, *statuses: HTTPStatus, act: str = "") -> dict[str, Any]:
-    """The keyword arguments of a route that starts an operation."""
-    found = authorized(role, HTTPStatus.NOT_FOUND, *statuses, act=act, repeatable=True)
-    found["responses"][int(HTTPStatus.ACCEPTED)] = {
-        "description": "The operation has started; get it at `Location`.",
-        "headers": LOCATION,
-    }
-    return found | {"status_code": HTTPStatus.ACCEPTED, "response_model": OperationEntry}
 
 
 @router.get("", **authorized(Role.VIEWER), operation_id="listOperations", summary="List operations")

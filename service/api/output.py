@@ -13,9 +13,8 @@ from fastapi.responses import FileResponse
 from headrace.durable import check_no_link
 from headrace.service.api.authorization import AuthorizedRoute, HostOf, authorized, downloads
 from headrace.service.api.job_cache import JobCache, StatusesOf
-from headrace.service.api.jobs import JobName
 from headrace.service.api.problems import http_error
-from headrace.service.api.schemas import Page, Paged, ResponseBody, cut, encoded, number_after, page
+from headrace.service.api.schemas import JobName, Page, Paged, ResponseBody, cut, encoded, number_after, page
 from headrace.service.auth.roles import Role
 from headrace.service.cluster.store import LETTERS
 from headrace.service.history.log_text import RecordLine, good_records, log_lines

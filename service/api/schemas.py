@@ -1,4 +1,4 @@
-"""Base classes of request and response bodies, whose docstrings are the API's documentation, and lists in pages.
+"""Base classes of request and response bodies, whose docstrings are the API's documentation; lists in pages.
 
 A page has at most `limit` entries after a cursor, and the cursor of the next page. Pure."""
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, Query
+from fastapi import Path as InPath
 from pydantic import BaseModel, ConfigDict
 
 from headrace.errors import SpecError
@@ -25,6 +26,9 @@ class RequestBody(BaseModel):
     """Base of request bodies. Fields are described by their docstrings; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+JobName = Annotated[str, InPath(description="The job's name.", max_length=64)]
 
 
 def finite(value: Any) -> Any:

@@ -5,24 +5,24 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
 from fastapi import Path as InPath
 from pydantic import Field
 
 from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.pserver.config import LAST_DAY, Days, NotNegative
-from headrace.service.api.authorization import AuthorizedRoute, CallerOf, HostOf, authorized, note
+from headrace.service.api.actions import ActionCall, action
+from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
 from headrace.service.api.job_cache import StatusesOf
-from headrace.service.api.jobs import JobName
-from headrace.service.api.operations import OperationEntry, one_step, start_operation, starts_operation
 from headrace.service.api.problems import http_error
 from headrace.service.api.read_places import one_of_few
-from headrace.service.api.schemas import Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.cluster.store_defaults import with_store_defaults
+from headrace.service.jobs.operation_queue import Operation
 from headrace.service.monitor.status import Status
 from headrace.service.monitor.status_numbers import Number
 from headrace.service.spec.job import LoadedJob
@@ -121,36 +121,21 @@ def get_table(statuses: StatusesOf, job: JobName, table: TableName) -> TableEntr
     return next(each for each in _entries(with_store_defaults(loaded), statuses.of(job)) if each.name == table)
 
 
-@router.post(
-    "/tables/{table}/shrink",
-    **starts_operation(Role.OPERATOR),
-    operation_id="shrinkTable",
-    summary="Delete rows by a rule",
-)
-def shrink(
-    host: HostOf,
-    statuses: StatusesOf,
-    caller: CallerOf,
-    job: JobName,
-    table: TableName,
-    asked: ShrinkRequest,
-    request: Request,
-    response: Response,
-) -> OperationEntry:
+@action(router, "/tables/{table}/shrink", id="shrinkTable", summary="Delete rows by a rule")
+def shrink(call: ActionCall, table: TableName, asked: ShrinkRequest) -> Operation:
     """Delete the rows that meet a rule, or with `dry_run` only count them. Refused if they are too many."""
-    note(request, table=table, **asked.model_dump())
-    loaded = statuses.loaded(job)
-    _check_table(loaded, table)
+    job = call.loaded
+    _check_table(job, table)
     rule = {"delete_below": asked.delete_below, "delete_after_days": asked.delete_after_days}
 
     def work(deadline: Deadline) -> dict[str, Any]:
         if asked.dry_run:
-            return table_operations.dry_run(loaded, table, rule, deadline)
-        [shrunk] = table_operations.shrink(loaded, [table], {**rule, "allow": asked.allow}, deadline)
+            return table_operations.dry_run(job, table, rule, deadline)
+        [shrunk] = table_operations.shrink(job, [table], {**rule, "allow": asked.allow}, deadline)
         return asdict(shrunk)
 
     kind, words = ("shrink-dry-run", "counting rows") if asked.dry_run else ("shrink", "waiting for the next close")
-    return start_operation(host, kind, job, caller, one_step(words, ACT_S, work), response)
+    return call.start(kind, words, ACT_S, work)
 
 
 @router.get(
@@ -179,52 +164,34 @@ def explain(
     return Explanation(lines=list(row.format_explanation(known)), known=known)
 
 
-@router.post(
-    "/forget", **starts_operation(Role.OPERATOR), operation_id="forgetValue", summary="Delete the row of a value"
+@action(
+    router,
+    "/forget",
+    id="forgetValue",
+    summary="Delete the row of a value",
+    audited=("slot", "everywhere"),  # not the value, which must be forgotten
 )
-def forget(
-    host: HostOf,
-    statuses: StatusesOf,
-    caller: CallerOf,
-    job: JobName,
-    asked: ForgetRequest,
-    request: Request,
-    response: Response,
-) -> OperationEntry:
+def forget(call: ActionCall, asked: ForgetRequest) -> Operation:
     """Delete one value's row, and after a commit its dead letters. The result lists what still contains the value."""
-    note(request, slot=asked.slot, everywhere=asked.everywhere)  # not the value, which must be forgotten
-    loaded = statuses.loaded(job)
-    row.sign_of(loaded.spec, asked.slot, asked.value)
+    job = call.loaded
+    row.sign_of(job.spec, asked.slot, asked.value)
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        return {
-            "lines": list(forgetting.forget(loaded, asked.slot, asked.value, deadline, everywhere=asked.everywhere))
-        }
+        return {"lines": list(forgetting.forget(job, asked.slot, asked.value, deadline, everywhere=asked.everywhere))}
 
-    act = one_step("waiting for the next close and a commit", ACT_S, work)
-    return start_operation(host, "forget", job, caller, act, response)
+    return call.start("forget", "waiting for the next close and a commit", ACT_S, work)
 
 
-@router.post("/day-tick", **starts_operation(Role.OPERATOR), operation_id="tickDay", summary="Begin the next day")
-def day_tick(
-    host: HostOf,
-    statuses: StatusesOf,
-    caller: CallerOf,
-    job: JobName,
-    request: Request,
-    response: Response,
-    asked: DayTickRequest | None = None,
-) -> OperationEntry:
+@action(router, "/day-tick", id="tickDay", summary="Begin the next day")
+def day_tick(call: ActionCall, asked: DayTickRequest | None = None) -> Operation:
     """Begin the next day of a running job whose events have no time."""
-    to = None if asked is None else asked.to
-    note(request, to=to)
-    store = statuses.job(job).store
+    store = call.job.store
 
     def work(deadline: Deadline) -> dict[str, Any]:
-        day, version = table_operations.begin_day(store, to, deadline)
+        day, version = table_operations.begin_day(store, None if asked is None else asked.to, deadline)
         return {"day": day, "version": version}
 
-    return start_operation(host, "day-tick", job, caller, one_step("waiting for the next close", ACT_S, work), response)
+    return call.start("day-tick", "waiting for the next close", ACT_S, work)
 
 
 def _check_table(job: LoadedJob, table: str) -> None:

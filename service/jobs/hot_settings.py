@@ -2,36 +2,14 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.deadline import Deadline
 from headrace.rpc.job_client import JobClient
-from headrace.service.jobs.operation_queue import Operation, OperationQueue, ReportProgress
+from headrace.service.jobs.operation_queue import Operation, OperationQueue, ReportProgress, UntilCancelled
 
 CHANGE_S = 600.0
 """How long to wait for the close of a pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class UntilCancelled(Deadline):
-    """A deadline that also passes when an operation is cancelled."""
-
-    cancelled: threading.Event
-
-    @classmethod
-    def within(cls, seconds: float, cancelled: threading.Event) -> "UntilCancelled":
-        """A deadline in so many seconds, or at `cancelled`."""
-        return cls(Deadline.after(seconds).at_s, cancelled)
-
-    def left_s(self) -> float:
-        """See Deadline."""
-        return 0.0 if self.cancelled.is_set() else Deadline.left_s(self)
-
-    def passed(self) -> bool:
-        """See Deadline."""
-        return self.cancelled.is_set() or Deadline.passed(self)
 
 
 def change(

@@ -9,7 +9,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import select, update
 
+from headrace.deadline import Deadline
 from headrace.errors import HeadraceError
 from headrace.service.jobs.errors import Cancelled, LimitReached, UnknownOperation
 from headrace.service.records.database import Records, utc_now
@@ -79,6 +81,48 @@ class ReportProgress(Protocol):
 Act = Callable[[ReportProgress, threading.Event], Any]
 """The work of an operation, on a thread; returns JSON. The event is set on cancellation; it may raise Cancelled."""
 ProblemOf = Callable[[Exception], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class UntilCancelled(Deadline):
+    """A deadline that also passes when an operation is cancelled."""
+
+    cancelled: threading.Event
+
+    @classmethod
+    def within(cls, seconds: float, cancelled: threading.Event) -> "UntilCancelled":
+        """A deadline in so many seconds, or at `cancelled`."""
+        return cls(Deadline.after(seconds).at_s, cancelled)
+
+    def left_s(self) -> float:
+        """See Deadline."""
+        return 0.0 if self.cancelled.is_set() else Deadline.left_s(self)
+
+    def passed(self) -> bool:
+        """See Deadline."""
+        return self.cancelled.is_set() or Deadline.passed(self)
+
+
+def one_step(words: str, within_s: float, work: Callable[[Deadline], Any]) -> Act:
+    """An operation of one step, described by `words`: `work` until its deadline or its cancellation."""
+
+    def act(progress: ReportProgress, cancelled: threading.Event) -> Any:
+        progress(None, words)
+        with as_cancelled(cancelled):
+            return work(UntilCancelled.within(within_s, cancelled))
+
+    return act
+
+
+@contextmanager
+def as_cancelled(cancelled: threading.Event) -> Iterator[None]:
+    """Raise Cancelled in place of any error of ours once the operation is cancelled."""
+    try:
+        yield
+    except HeadraceError:
+        if cancelled.is_set():
+            raise Cancelled from None
+        raise
 
 
 def plain_problem(error: Exception) -> dict[str, Any]:

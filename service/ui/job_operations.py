@@ -5,8 +5,8 @@ from typing import Any
 
 from nicegui import ui
 
+from headrace.service.ui.action_buttons import OVER, progress_text
 from headrace.service.ui.action_catalog import outcome_lines
-from headrace.service.ui.actions import OVER, progress_text
 from headrace.service.ui.api_client import ApiCaller, RequestRefused
 from headrace.service.ui.format import format_time, state_colour
 from headrace.service.ui.frame import panel

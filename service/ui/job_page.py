@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from headrace.service.ui.actions import Actions
+from headrace.service.ui.action_buttons import Actions
 from headrace.service.ui.api_client import Visitor, list_all
 from headrace.service.ui.format import (
     GRAVE,

@@ -11,9 +11,9 @@ import pytest
 from headrace.deadline import Deadline
 from headrace.errors import Unavailable
 from headrace.file_lock import locked
-from headrace.service.api.operations import as_cancelled
 from headrace.service.jobs.errors import Cancelled
 from headrace.service.jobs.host import PrintedLine
+from headrace.service.jobs.operation_queue import as_cancelled
 from headrace.trainer.checkpoint.commits import Commits
 from headrace.trainer.journal.log import read
 from headrace.trainer.journal.log_file import listed

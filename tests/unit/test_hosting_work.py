@@ -7,8 +7,7 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.service.jobs.errors import LimitReached, UnknownOperation
-from headrace.service.jobs.hot_settings import UntilCancelled
-from headrace.service.jobs.operation_queue import Operation, OperationQueue, OperationState
+from headrace.service.jobs.operation_queue import Operation, OperationQueue, OperationState, UntilCancelled
 from headrace.service.records.database import KEEP_OPERATIONS, opened, utc_now
 
 WITHIN_S = 20
