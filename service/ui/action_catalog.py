@@ -75,7 +75,9 @@ class JobAction:
 
 
 def _plain(filled: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in filled.items() if value is not None and value != ""}
+    """What is filled in. A browser makes no difference between 3 and 3.0; the API refuses 3.5 where it counts."""
+    whole = {name: int(value) for name, value in filled.items() if isinstance(value, float) and value.is_integer()}
+    return {name: value for name, value in {**filled, **whole}.items() if value is not None and value != ""}
 
 
 def _hot_key(filled: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,14 +162,14 @@ SHRINK = JobAction(
         Field("dry_run", "Dry run: only count", InputKind.FLAG, default=True),
         Field("allow", "Allow more than max_shrink_fraction", InputKind.FLAG, default=False),
     ),
-    in_path=("table",), body=lambda filled: {**_plain(filled), **_whole_days(filled)}, grave=True,
+    in_path=("table",), body=_plain, grave=True,
 )  # fmt: skip
 TICK = JobAction(
     "tickDay", "Day tick",
     "The next day begins for a job whose events have no time: scores decay, and the daily shrink of the tables runs.",
     _trains,
     fields=(Field("to", "Day (default: the next)", InputKind.NUMBER, optional=True),),
-    body=lambda filled: {name: int(value) for name, value in _plain(filled).items()},
+    body=_plain,
 )  # fmt: skip
 SET = JobAction(
     "setKeys", "Set",
@@ -188,7 +190,7 @@ RESIZE = JobAction(
         Field("shards", "Shards (default: as many as now)", InputKind.NUMBER, optional=True),
         Field("trainers", "Trainers (default: as many as now)", InputKind.NUMBER, optional=True),
     ),
-    body=lambda filled: {name: int(value) for name, value in _plain(filled).items()},
+    body=_plain,
 )  # fmt: skip
 REWIND = JobAction(
     "rewindJob", "Rewind",
@@ -199,11 +201,6 @@ REWIND = JobAction(
     in_path=("name",), grave=True,
 )  # fmt: skip
 ACTS = (PAUSE, RESUME, DRAIN, STOP, RESTART, COMMIT, EXPORT, SET, RESIZE, SHRINK, TICK, REWIND)
-
-
-def _whole_days(filled: Mapping[str, Any]) -> dict[str, int]:
-    days = filled.get("delete_after_days")
-    return {} if days in (None, "") else {"delete_after_days": int(days)}
 
 
 def permitted_actions(may: Callable[[str], bool]) -> list[JobAction]:

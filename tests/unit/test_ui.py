@@ -167,6 +167,8 @@ def test_what_was_filled_in_is_sent_as_the_api_takes_it():
     assert names == {"table": "default"}
     assert body == {"delete_below": 0.5, "delete_after_days": 3, "dry_run": True, "allow": False}
     assert action_catalog.request_of(action_catalog.TICK, {"to": None}) == ({}, {})
+    assert action_catalog.request_of(action_catalog.RESIZE, {"shards": 2.0}) == ({}, {"shards": 2})
+    assert action_catalog.request_of(action_catalog.RESIZE, {"shards": 2.5}) == ({}, {"shards": 2.5})  # for the API
     assert action_catalog.request_of(action_catalog.REWIND, {"name": "t1-5"}) == ({"name": "t1-5"}, None)
     assert action_catalog.request_of(action_catalog.PAUSE, {}) == ({}, None)
     with pytest.raises(ValueError, match="Key: must be filled in"):
