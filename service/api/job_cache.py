@@ -15,8 +15,8 @@ from headrace.service.history.closes import Closes
 from headrace.service.history.commit_list import entries_of
 from headrace.service.history.log_pages import LogPages
 from headrace.service.jobs.host import Host, HostedJob
-from headrace.service.monitor.status import Status
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.job_status import Status
 
 MAX_KEPT = 2_000
 """Most entries; beyond it the oldest one is dropped."""

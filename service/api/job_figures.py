@@ -2,15 +2,21 @@
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from headrace.service.api.schemas import ResponseBody, finite
+from headrace.codec import plain
+from headrace.service.api.schemas import Number, ResponseBody, finite
 from headrace.service.monitor.alarms import alarms
-from headrace.service.monitor.status import Status
-from headrace.service.monitor.status_numbers import Number
+from headrace.trainer.job_status import Status
 
 
-class LastCommit(ResponseBody):
+class _PartOfStatus(ResponseBody):
+    """Base of an answer that has fields of a part of the status, by their names."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class LastCommit(_PartOfStatus):
     """The state of a job's commits."""
 
     version: Number | None
@@ -31,7 +37,7 @@ class LastCommit(ResponseBody):
     """For how long commits have failed."""
 
 
-class LastMirrored(ResponseBody):
+class LastMirrored(_PartOfStatus):
     """The state of the store's mirror."""
 
     version: Number | None
@@ -41,7 +47,7 @@ class LastMirrored(ResponseBody):
     trouble: str | None
 
 
-class ResizeProgress(ResponseBody):
+class ResizeProgress(_PartOfStatus):
     """A resize that is being prepared."""
 
     shards: Number | None
@@ -58,7 +64,7 @@ class ResizeProgress(ResponseBody):
     """Seconds since the request."""
 
 
-class Straggler(ResponseBody):
+class Straggler(_PartOfStatus):
     """The trainer that the others waited for longest in recent passes."""
 
     rank: Number | None
@@ -152,92 +158,13 @@ class JobFigures(ResponseBody):
 
 
 def figures_of(status: Status) -> JobFigures:
-    """The figures of a status."""
-    return JobFigures(
-        state=status.text("state", "starting"),
-        pass_number=status.number("pass"),
-        version=status.number("version"),
-        events=status.number("events"),
-        samples=status.number("samples"),
-        rejected=status.counts("rejected"),
-        events_per_s=status.number("events_per_s"),
-        samples_per_s=status.number("samples_per_s"),
-        positions=status.counts("positions"),
-        lag=status.counts("lag"),
-        metrics={span: status.metrics(span) for span in ("window", "life", "pass")},
-        loss=status.number("loss"),
-        freshness_s=status.number("freshness_s"),
-        event_span_s=status.counts("event_span_s"),
-        late=status.number("late"),
-        time_s=status.counts("time_s"),
-        pipe_wait=status.number("pipe_wait"),
-        advice=status.text("advice") or None,
-        learning=status.raw.get("learning", True) is True,
-        table_rows=status.table_rows(),
-        restarts=status.number("restarts") or 0,
-        last_death=status.text("last_death") or None,
-        generation=status.number("generation"),
-        timeline=status.text("timeline") or None,
-        commit=_last_commit(status.part("commit")),
-        mirror=_last_mirrored(status.part("commit").part("mirror")),
-        restored=status.text("restored") or None,
-        day=status.number("day"),
-        workers=status.counts("workers"),
-        resizing=_resize_progress(status.part("resizing")),
-        links={
-            worker: {peer: link.numbers() for peer, link in peers.items()} for worker, peers in status.links().items()
-        },
-        straggler=_straggler(status.part("straggler")),
-        staleness_steps={worker: each.numbers() for worker, each in status.parts("staleness_steps").items()},
-        overrides=finite(dict(status.part("overrides").raw)),
-        exports={stream: finite(dict(export.raw)) for stream, export in status.exports().items()},
-        alarms={alarm.value: text for alarm, text in alarms(status).items()},
-    )
-
-
-def _last_commit(status: Status) -> LastCommit | None:
-    if not status.raw:
-        return None
-    return LastCommit(
-        version=status.number("version"),
-        age_s=status.number("age_s"),
-        writing=status.flag("writing") is True,
-        rows=status.number("rows"),
-        pause_s=status.number("pause_s"),
-        write_s=status.number("write_s"),
-        failing=status.text("failing") or None,
-        failing_s=status.number("failing_s"),
-    )
-
-
-def _last_mirrored(status: Status) -> LastMirrored | None:
-    if not status.raw:
-        return None
-    return LastMirrored(
-        version=status.number("version"), behind_s=status.number("behind_s"), trouble=status.text("trouble") or None
-    )
-
-
-def _resize_progress(status: Status) -> ResizeProgress | None:
-    if not status.raw:
-        return None
-    return ResizeProgress(
-        shards=status.number("shards"),
-        trainers=status.number("trainers"),
-        state=status.text("state"),
-        moved=status.number("moved"),
-        committed=status.number("committed"),
-        for_s=status.number("for_s"),
-    )
-
-
-def _straggler(status: Status) -> Straggler | None:
-    if not status.raw:
-        return None
-    return Straggler(
-        rank=status.number("rank"),
-        share=status.number("share"),
-        waits_s=status.counts("waits_s"),
-        part=status.text("part") or None,
-        text=status.text("text"),
-    )
+    """The figures of a status: the fields of the same names, but for those that are put together."""
+    together = {
+        "metrics": {span: status.measures(span) for span in ("window", "life", "pass")},
+        "restarts": status.restarts or 0,
+        "overrides": finite(status.overrides),
+        "exports": finite(plain(status.exports)),
+        "alarms": {alarm.value: text for alarm, text in alarms(status).items()},
+    }
+    same = {name: getattr(status, name) for name in JobFigures.model_fields if name not in together}
+    return JobFigures(**same, **together)

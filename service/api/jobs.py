@@ -221,7 +221,7 @@ def set_keys(call: ActionCall, asked: SetKeys) -> Operation:
 
     They override the spec, also after a restart. Invalid settings are refused at once.
     """
-    check_set(call.loaded.raw, call.statuses.of(call.name).part("overrides").raw, asked.keys)
+    check_set(call.loaded.raw, call.statuses.of(call.name).overrides, asked.keys)
     return call.host.change(call.name, asked.keys, call.caller.name)
 
 
@@ -236,7 +236,7 @@ def resize_job(call: ActionCall, asked: ResizeJob) -> Operation:
     def check() -> None:
         """Raise SpecError where the job would have more workers than one that is created may have."""
         call.statuses.forget(call.name)
-        present, cluster = call.statuses.of(call.name).counts("workers"), call.loaded.cluster
+        present, cluster = call.statuses.of(call.name).workers, call.loaded.cluster
         shards = present.get("shards", cluster.num_shards) if asked.shards is None else asked.shards
         trainers = present.get("trainers", cluster.trainers) if asked.trainers is None else asked.trainers
         if shards + trainers > MAX_WORKERS:

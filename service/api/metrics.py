@@ -10,13 +10,12 @@ from headrace.errors import SpecError
 from headrace.service.api.authorization import AuthorizedRoute, CallerOf, authorized
 from headrace.service.api.event_streams import EventStream, Streams
 from headrace.service.api.job_cache import StatusesOf
-from headrace.service.api.schemas import JobName, Page, Paged, Paging, ResponseBody, cut, finite
+from headrace.service.api.schemas import JobName, Number, Page, Paged, Paging, ResponseBody, cut, finite
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.history.closes import Close, TimelineVersion
-from headrace.service.monitor.status import Status
-from headrace.service.monitor.status_numbers import Number
+from headrace.trainer.job_status import Status, numbers
 
 router = APIRouter(prefix="/v1/jobs/{job}/metrics", tags=["metrics"], route_class=AuthorizedRoute)
 
@@ -72,22 +71,23 @@ def metrics(statuses: StatusesOf, job: JobName) -> JobMetrics:
 
 def job_metrics(status: Status) -> JobMetrics:
     """The metrics in a status."""
-    found = status.part("metrics")
+    found = status.metrics
     slices = {
-        span: {task: finite(dict(part.part("slices").raw)) for task, part in found.parts(span).items()}
-        for span in ("life", "window")
+        span: {task: finite(measures.get("slices", {})) for task, measures in tasks.items()}
+        for span, tasks in (("life", found.life), ("window", found.window))
     }
-    life, window, last_pass = (status.metrics(span) for span in SPANS)
-    tensors = finite(dict(found.part("tensors").raw))
-    first = Status({"metrics": found.part("infer_first").raw})
+    life, window, last_pass = (status.measures(span) for span in SPANS)
+    first = found.infer_first or {}
     return JobMetrics(
-        version=status.number("version"),
+        version=status.version,
         life=life,
         window=window,
         last_pass=last_pass,
         slices=slices,
-        tensors=tensors,
-        infer_first={span: first.metrics(span) for span in SPANS if first.raw["metrics"]},
+        tensors=finite(found.tensors),
+        infer_first={
+            span: {task: numbers(each) for task, each in first.get(span, {}).items()} for span in SPANS if first
+        },
     )
 
 

@@ -11,9 +11,13 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, Query
 from fastapi import Path as InPath
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from headrace.errors import SpecError
+
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+"""Stays the whole number or the float that it is; to a JSON Schema each is a number, and generators of clients make one
+type of it."""
 
 
 class ResponseBody(BaseModel):

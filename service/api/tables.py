@@ -17,18 +17,17 @@ from headrace.service.api.authorization import AuthorizedRoute, CallerOf, author
 from headrace.service.api.job_cache import StatusesOf
 from headrace.service.api.problems import http_error
 from headrace.service.api.read_places import one_of_few
-from headrace.service.api.schemas import JobName, Page, Paged, RequestBody, ResponseBody, finite, page
+from headrace.service.api.schemas import JobName, Number, Page, Paged, RequestBody, ResponseBody, finite, page
 from headrace.service.auth.guard import address_of
 from headrace.service.auth.limits import share_key
 from headrace.service.auth.roles import Role
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.jobs.operation_queue import Operation
-from headrace.service.monitor.status import Status
-from headrace.service.monitor.status_numbers import Number
 from headrace.service.spec.job import LoadedJob
 from headrace.service.tables import forget as forgetting
 from headrace.service.tables import row, table_operations
 from headrace.service.tables.committed_tables import newest
+from headrace.trainer.job_status import Status
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["tables"], route_class=AuthorizedRoute)
 
@@ -101,7 +100,7 @@ class Explanation(ResponseBody):
 
 
 def _entries(job: LoadedJob, status: Status) -> list[TableEntry]:
-    if not status.part("tables").raw:  # it does not run, and its launcher left no status
+    if not status.tables:  # it does not run, and its launcher left no status
         with suppress(HeadraceError):
             status = table_operations.committed_status(job, newest(job))
     return [TableEntry(**finite(entry)) for entry in table_operations.entries_of(job, status)]

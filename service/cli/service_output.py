@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.service.client.paths import path_of
 from headrace.service.monitor.alarms import held_text
 from headrace.service.monitor.lines import count, progress_line
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import HeldShrink, Status, read
 
 if TYPE_CHECKING:
     from headrace.service.client.rest_client import ServiceClient
@@ -55,7 +55,7 @@ def table_lines(tables: Sequence[Json]) -> list[str]:
         rows = f"{count(table['rows'])} rows of dim {table['dim']}"
         lines.append(f"{table['name']}: {rows}" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB"))
         if table["held"]:
-            lines.append(f"  a shrink waits: {held_text(table['name'], Status(table['held']))}")
+            lines.append(f"  a shrink waits: {held_text(table['name'], read(HeldShrink, table['held']))}")
         for slot, figures in table["slots"].items():
             shown = ", ".join(f"{name} {_number(value)}" for name, value in figures.items() if _is_number(value))
             lines.append(f"  {slot}: {shown}".rstrip(": "))
@@ -98,7 +98,8 @@ def output_lines(
 
 def as_status(job: Json) -> Status:
     """A job's figures from the API, in the form of rank 0's status."""
-    return Status({**job, "tables": job.get("table_rows", {}), "operations": {"exporting": job.get("exports", {})}})
+    tables = {name: {"rows": rows} for name, rows in job.get("table_rows", {}).items()}
+    return read(Status, {**job, "tables": tables, "operations": {"exporting": job.get("exports", {})}})
 
 
 def _trouble(job: Json) -> str:

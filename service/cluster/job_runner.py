@@ -27,7 +27,7 @@ from headrace.service.cluster.runtime import LAUNCHER, Launcher, OnLine, SpareLa
 from headrace.service.cluster.standby import STANDBY, StandbyPlans, StandbyWorkers, Successor
 from headrace.service.cluster.supervision import EndingLimits, RunOutcome, StopRequested, Tick
 from headrace.service.cluster.worker_plan import JobPlan
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import Status, read
 
 NextPlan = Callable[[int], JobPlan]
 """Plans the next generation. Its number is above the given one and above every one in the log."""
@@ -283,7 +283,7 @@ class JobRunner:
 
     def _closed_more(self) -> bool:
         """True if the chief reported a newer version than any before. Closes after its last status are not known."""
-        version = int(Status(self.status()).number("version") or 0)
+        version = read(Status, self.status()).version or 0
         before, self._version = self._version, max(self._version, version)
         return version > before
 

@@ -49,10 +49,11 @@ from headrace.service.history.fork_of_job import fork
 from headrace.service.jobs.folder import JobFolder
 from headrace.service.jobs.host import AT_REST, Action, Host, HostedJob, NewJob, Phase
 from headrace.service.monitor.lines import count, labelled, ratio, summary_lines
-from headrace.service.monitor.status import Status
 from headrace.service.server.serve import running_service
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import Commits, order_of
+from headrace.trainer.job_status import read
+from headrace.trainer.run_report import RunReport
 
 LISTEN = "127.0.0.1:8080"
 """Address of the page, if it is free."""
@@ -173,7 +174,7 @@ class Demo:
                 print_printable(f"error: {job.name}: {job.trouble}", file=sys.stderr)
                 return ExitCode.FAILED
         standing = self.standing()
-        print(f"done: {NAME} has ended after {count(standing.job.number('events'))} events")
+        print(f"done: {NAME} has ended after {count(standing.job.events)} events")
         report = read_report(self._job.store / REPORT)
         for line in summary_lines(report) if report else ():
             print(line)
@@ -196,7 +197,7 @@ class Demo:
         self._host.create(NewJob(spec=self._twin.whole(), base=self._twin.folder, start=False), NAME)
         commit = fork(self._job.store, name, self._twin)
         self._host.act(TWIN, Action.RESUME, NAME)
-        self._frozen = frozen_text(commit.version, Status(commit.state["progress"]).number("num_events"))
+        self._frozen = frozen_text(commit.version, commit.state["progress"]["num_events"])
 
     def _stop(self) -> None:
         for job in self._jobs():
@@ -223,10 +224,10 @@ def late_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
     """The results of the job with late clicks, as lines."""
     if report is None:
         return
-    auc, left_out = auc_of(Status(report)), Status(report).counts("left_out")
-    yield f"{LATE}: {count(Status(report).number('samples'))} impressions joined with clicks that came minutes later"
-    counts = ", ".join(f"{count(number)} {name}" for name, number in left_out.items())
-    yield f"  window AUC {ratio(auc)}; left out: {counts or '-'}"
+    found = read(RunReport, report)
+    yield f"{LATE}: {count(found.samples)} impressions joined with clicks that came minutes later"
+    counts = ", ".join(f"{count(number)} {name}" for name, number in found.left_out.items())
+    yield f"  window AUC {ratio(auc_of(found.metrics.window))}; left out: {counts or '-'}"
 
 
 def page_line(url: str) -> str:

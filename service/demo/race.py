@@ -20,7 +20,7 @@ from headrace.service.demo.demo_jobs import FREEZE_AFTER, LATE, NAME, TWIN
 from headrace.service.monitor.display import REFRESH_PER_S, render
 from headrace.service.monitor.lines import count, ratio
 from headrace.service.monitor.shows import LINE_EVERY_S
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import Measures, Status, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,13 @@ class Standing:
     @property
     def aucs(self) -> tuple[float | None, float | None]:
         """The window AUC of the first task: of the job and of its twin."""
-        return auc_of(self.job), None if self.twin is None else auc_of(self.twin)
+        twin = None if self.twin is None else auc_of(self.twin.metrics.window)
+        return auc_of(self.job.metrics.window), twin
 
 
-def auc_of(status: Status) -> float | None:
+def auc_of(window: Measures) -> float | None:
     """The window AUC of the first task; None where there is none yet."""
-    return next((figures.get("auc") for figures in status.metrics("window").values()), None)
+    return next((numbers(found).get("auc") for found in window.values()), None)
 
 
 def ahead_of(aucs: tuple[float | None, float | None]) -> float | None:
@@ -67,13 +68,13 @@ def frozen_text(version: int, events: float | None) -> str:
 def race_line(standing: Standing) -> str:
     """Both jobs in one line."""
     job, twin = standing.job, standing.twin
-    parts = [f"{NAME} {job.text('state', 'starting')}, {count(job.number('events'))} events"]
+    parts = [f"{NAME} {job.state}, {count(job.events)} events"]
     mine, theirs = standing.aucs
     parts.append(f"window AUC {ratio(mine)}")
     if twin is None:
         parts.append(f"{TWIN} begins after pass {FREEZE_AFTER}")
     else:
-        parts.append(f"{TWIN} {ratio(theirs)} at {count(twin.number('events'))}")
+        parts.append(f"{TWIN} {ratio(theirs)} at {count(twin.events)}")
         parts.append(f"learning wins {ahead_text(ahead_of(standing.aucs))}")
     return "  ".join(parts)
 
@@ -84,12 +85,12 @@ def render_race(standing: Standing) -> RenderableType:
     for heading in ("", "window AUC", "events", "state"):
         table.add_column(heading, justify="left" if heading in ("", "state") else "right")
     mine, theirs = standing.aucs
-    job, twin = standing.job, standing.twin or Status({})
-    state = twin.text("state", "starting") if standing.twin else f"begins after pass {FREEZE_AFTER}"
-    table.add_row(f"{NAME}: learns on", Text(ratio(mine), style="bold green"), count(job.number("events")), "")
-    table.add_row(f"{TWIN}: {standing.frozen or 'only predicts'}", ratio(theirs), count(twin.number("events")), state)
-    late = standing.late or Status({})
-    table.add_row(f"{LATE}: clicks come minutes later", ratio(auc_of(late)), count(late.number("events")), "")
+    job, twin = standing.job, standing.twin or Status()
+    state = twin.state if standing.twin else f"begins after pass {FREEZE_AFTER}"
+    table.add_row(f"{NAME}: learns on", Text(ratio(mine), style="bold green"), count(job.events), "")
+    table.add_row(f"{TWIN}: {standing.frozen or 'only predicts'}", ratio(theirs), count(twin.events), state)
+    late = standing.late or Status()
+    table.add_row(f"{LATE}: clicks come minutes later", ratio(auc_of(late.metrics.window)), count(late.events), "")
     table.add_row("learning from the stream wins", Text(ahead_text(ahead_of(standing.aucs)), style="bold"), "", "")
     return Panel(table, title="every prediction is made before its event is learnt", title_align="left")
 

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.rpc.job_client import CALL_S, JobClient
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import ExportStatus, LastExport, Status, read
 
 
 class ExportFailed(HeadraceError):
@@ -44,24 +44,27 @@ def make_export(store: Path, stream: str, kind: str | None, deadline: Deadline) 
         return DeadlineExceeded(f"out of time while waiting for the export of version {version}, which continues")
 
     return job.poll(
-        lambda client: export_result(Status(client.status(Deadline.after(CALL_S))), stream, version), deadline, late
+        lambda client: export_result(read(Status, client.status(Deadline.after(CALL_S))), stream, version),
+        deadline,
+        late,
     )
 
 
 def export_result(status: Status, stream: str, version: int) -> RequestedExport | None:
     """How the export of a version ended; None while it is being made. Raises ExportFailed."""
-    exporting = status.part("operations").part("exporting").part(stream)
-    last, name = exporting.part("last"), exporting.part("last").text("name")
+    export = status.exports.get(stream, ExportStatus())
+    last = export.last or LastExport()
+    name = last.name or ""
     number = int(name.partition("-")[0]) if name else 0
     if number < version:
         return None
     if number > version:
-        newest = exporting.text("name")
+        newest = export.name or ""
         summary = f"the export of version {version} has ended, and another one since; the newest is {newest}"
         return RequestedExport(newest, None, summary)
-    if last.text("outcome") != "complete":
-        raise ExportFailed(f"export {name} of {stream} failed: {last.text('error')}")
-    if last.flag("current") is False:
-        gates = "; ".join(exporting.raw.get("failed_gates") or ())
+    if last.outcome != "complete":
+        raise ExportFailed(f"export {name} of {stream} failed: {last.error or ''}")
+    if last.current is False:
+        gates = "; ".join(export.failed_gates)
         return RequestedExport(name, False, f"{name} is complete, but current.json does not name it: {gates}")
     return RequestedExport(name, True, f"{name} is complete")

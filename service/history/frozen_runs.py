@@ -20,10 +20,10 @@ from headrace.service.history.commit_lookup import lineage, scratch
 from headrace.service.history.fork_of_job import fork
 from headrace.service.history.paired_test import MIN_PARTS
 from headrace.service.history.version_ages import AgedPart, aged_parts, spread
-from headrace.service.monitor.status import Status
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
 from headrace.trainer.checkpoint.commits import Commit, Commits, order_of
+from headrace.trainer.job_status import Status, read
 from headrace.trainer.journal.job_history import JobHistory
 from headrace.trainer.journal.log import read_history
 
@@ -126,6 +126,6 @@ def _watch(
     status: Callable[[], Mapping[str, Any]], drain: Callable[[], None], events: int, done: threading.Event
 ) -> None:
     while not done.wait(LOOK_S):
-        if (Status(status()).number("events") or 0) >= events:
+        if (read(Status, status()).events or 0) >= events:
             drain()
             return

@@ -13,9 +13,9 @@ from headrace.service.jobs.errors import NotHosted, UnknownJob
 from headrace.service.jobs.host import Action, Desired, HostedJob, NewJob, Phase, PrintedLine
 from headrace.service.jobs.hot_settings import change
 from headrace.service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
-from headrace.service.monitor.status import Status
 from headrace.service.records.database import Records, opened, utc_now
 from headrace.service.spec.job import LoadedJob
+from headrace.trainer.job_status import Status, read
 
 PHASES = {**STATES, "done": Phase.ENDED, "failed": Phase.FAILED}
 """By the state that the run reports. Its end is final: no launcher writes an outcome afterwards."""
@@ -56,7 +56,7 @@ class ForegroundHost:
             base=self._job.folder,
             store=self._job.store,
             desired=Desired.RUNNING,
-            phase=PHASES.get(status.text("state"), Phase.STARTING),
+            phase=PHASES.get(status.state, Phase.STARTING),
             revision=self._revision,
             created=self._begun,
             created_by="run",
@@ -97,7 +97,7 @@ class ForegroundHost:
     def status(self, name: str) -> Status:
         """See Host."""
         self._check(name)
-        return Status(self._status())
+        return read(Status, self._status())
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
         """See Host. A foreground run prints its lines and does not store them."""

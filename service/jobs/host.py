@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from headrace.secrets import with_secrets
 from headrace.service.jobs.operation_queue import Operation, OperationQueue
-from headrace.service.monitor.status import Status
 from headrace.service.records.database import Records
 from headrace.service.spec.job import LoadedJob, job_of
+from headrace.trainer.job_status import Status
 
 
 class Action(StrEnum):

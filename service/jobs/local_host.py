@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace import documents
 from headrace.deadline import Deadline
 from headrace.durable import check_no_link, writing
@@ -36,9 +38,9 @@ from headrace.service.jobs.hot_settings import change
 from headrace.service.jobs.operation_queue import Operation, OperationQueue, ProblemOf, plain_problem
 from headrace.service.jobs.registry import JobRecord, JobRegistry
 from headrace.service.jobs.supervisor import Supervisor
-from headrace.service.monitor.status import Status
 from headrace.service.records.database import utc_now
 from headrace.service.spec.job import LoadedJob, job_of
+from headrace.trainer.job_status import Status, read
 
 log = logging.getLogger(__name__)
 
@@ -106,32 +108,34 @@ class LocalHost:
             return self._status(entry)
         except Exception as error:  # of any kind: an error of one job is reported as its trouble
             log.debug("job %s cannot be read", name, exc_info=error)
-            return Status({"job": name, "state": Phase.BROKEN.value, "phase": Phase.BROKEN.value})
+            return Status(job=name, state=Phase.BROKEN.value, phase=Phase.BROKEN.value)
 
     def _status(self, entry: JobRecord) -> Status:
         seen = self._supervisor.observed(entry)
         last = self._last_status(entry, seen)
-        phase = phase_of(entry.wanted, seen, last.text("state"))
-        state = phase.value if phase is Phase.DRAINING or not last.text("state") else last.text("state")
+        phase = phase_of(entry.wanted, seen, last.state)
+        state = phase.value if phase is Phase.DRAINING or not last.state else last.state
         if not seen.alive and seen.ending is None:
             state = phase.value  # the last status is that of a dead launcher
-        return Status({**last.raw, "job": entry.name, "state": state, "phase": phase.value})
+        return replace(last, job=entry.name, state=state, phase=phase.value)
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> list[PrintedLine]:
         """See Host."""
         return output_files.read_lines(check_no_link(self._register.get(name).store / OUTPUT), worker, after, limit)
 
     def _last_status(self, entry: JobRecord, seen: ObservedState) -> Status:
-        """The last status of its launcher, or the one written at its end."""
+        """The last status of its launcher, or the one written at its end; with an empty state where there is none."""
         if not seen.alive and seen.ending is not None and (outcome := entry.folder.outcome(entry.ask)) is not None:
-            return Status(outcome[1])
-        return Status(self._supervisor.status(entry.name))
+            last: Mapping[str, Any] = outcome[1]
+        else:
+            last = self._supervisor.status(entry.name)
+        return read(Status, last) if last else Status(state="")
 
     def _hosted(self, entry: JobRecord) -> HostedJob:
         """The job as it is now. An error of one job affects only that job."""
         try:
             seen = self._supervisor.observed(entry)
-            phase = phase_of(entry.wanted, seen, self._last_status(entry, seen).text("state"))
+            phase = phase_of(entry.wanted, seen, self._last_status(entry, seen).state)
         except Exception as error:
             log.debug("job %s cannot be read", entry.name, exc_info=error)
             seen = ObservedState(broken=f"it cannot be read ({type(error).__name__}: {error}); repair it, or delete it")

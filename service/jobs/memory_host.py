@@ -10,9 +10,9 @@ from headrace.errors import HeadraceError
 from headrace.service.jobs.errors import JobExists, StillRunning, UnknownJob
 from headrace.service.jobs.host import AT_REST, Action, Desired, HostedJob, NewJob, Phase, PrintedLine
 from headrace.service.jobs.operation_queue import Operation, OperationQueue
-from headrace.service.monitor.status import Status
 from headrace.service.records.database import Records, utc_now
 from headrace.service.spec.job import job_of
+from headrace.trainer.job_status import Status, read
 
 FOLLOWS = {
     Action.PAUSE: (Desired.PAUSED, Phase.PAUSED),
@@ -115,7 +115,7 @@ class MemoryHost:
         self.asked += 1
         if self.away is not None:
             raise self.away
-        return Status(self.statuses.get(name, {"job": name, "state": "starting"}))
+        return read(Status, self.statuses.get(name, {"job": name, "state": "starting"}))
 
     def log_lines(self, name: str, worker: str | None, after: int, limit: int) -> Sequence[PrintedLine]:
         """See Host."""

@@ -37,7 +37,7 @@ def upgrade(host: Host, name: str, build: str, progress: ReportProgress, cancell
     said = {"job": name, "build": build, "version": found.version, "was": job.version}
     if _runs_in(job, build, found):
         return said
-    generation = host.status(name).number("generation") or 0
+    generation = host.status(name).generation or 0
     moved = host.use_build(name, build)  # 2
     if moved.phase not in AT_REST:
         _await(host, name, generation, progress, cancelled)  # 3
@@ -94,6 +94,6 @@ def _goes_on(host: Host, job: HostedJob, generation: float) -> bool:
     A launcher that has just started is told to train by the last status of the one before it, of an older generation.
     """
     if job.phase in (Phase.STARTING, Phase.TRAINING):
-        found = host.status(job.name).number("generation")
+        found = host.status(job.name).generation
         return found > generation if found is not None else job.phase is Phase.TRAINING
     return job.phase in AT_EASE

@@ -1,9 +1,12 @@
-"""Alarms: what is wrong with a job that still runs. Pure, from the chief's status, for every display."""
+"""Alarms: what is wrong with a job that still runs. Pure, from its status, for every display and for /metrics."""
 
 from collections.abc import Iterator
 from enum import StrEnum
 
-from headrace.service.monitor.status import Status
+from msgspec import UNSET
+
+from headrace.printable import printable
+from headrace.trainer.job_status import ExportStatus, HeldShrink, RollbackStatus, StallStatus, Status, gauge
 
 _UNRENEWED = (
     "the output of these workers says why. After the end of a certificate no new connection with its worker succeeds: "
@@ -59,92 +62,115 @@ class Alarm(StrEnum):
         return self in (Alarm.COMMITS, Alarm.LOG)
 
 
+METRICS = {
+    Alarm.COMMITS: gauge(
+        "headrace_commit_failing",
+        "1 while commits fail; the job ends after commit.max_failing",
+        after="headrace_commit_uploaded_bytes",
+    ),
+    Alarm.LOG: gauge(
+        "headrace_trouble",
+        "1 while training waits for the log; the job ends after commit.max_failing",
+        after="headrace_commit_failing",
+    ),
+    Alarm.STALLED: gauge(
+        "headrace_stalled",
+        "1 while a step stands still, longer than a quarter of train.step_deadline",
+        after="headrace_trouble",
+    ),
+    Alarm.FORKED: gauge(
+        "headrace_forked",
+        "1 where a replay differed, or libraries or hardware did since the commit",
+        after="headrace_stalled",
+    ),
+}
+"""The alarms that /metrics has, once there are commits."""
+
+
 def alarms(status: Status) -> dict[Alarm, str]:
     """Every active alarm with its text. A text changes only when its cause changes."""
     return dict(_found(status))
 
 
 def _found(status: Status) -> Iterator[tuple[Alarm, str]]:
-    commit = status.part("commit")
-    if failing := commit.text("failing"):
-        yield Alarm.COMMITS, f"commits fail, version {commit.number('version') or 0} is the last one: {failing}"
-    if trouble := status.text("trouble"):
-        yield Alarm.LOG, trouble
-    elif stalled := status.part("stalled").raw:
-        yield Alarm.STALLED, _stall(status, Status(stalled))
-    if trouble := commit.part("mirror").text("trouble"):
-        yield Alarm.MIRROR, f"the mirror stays at version {commit.part('mirror').number('version') or 0}: {trouble}"
-    if status.flag("forked"):
+    if (commit := status.commit) is not None and commit.failing:
+        yield Alarm.COMMITS, f"commits fail, version {commit.version or 0} is the last one: {commit.failing}"
+    if status.trouble:
+        yield Alarm.LOG, status.trouble
+    elif status.stalled is not None:
+        yield Alarm.STALLED, _stall(status.pass_number, status.stalled)
+    if (mirror := status.mirror) is not None and mirror.trouble:
+        yield Alarm.MIRROR, f"the mirror stays at version {mirror.version or 0}: {mirror.trouble}"
+    if status.forked:
         yield Alarm.FORKED, "forked: results may differ from an undisturbed run, see the workers' lines at the start"
-    if held := status.part("operations").part("shrinking").parts("held"):
-        tables = "; ".join(held_text(table, facts) for table, facts in held.items())
+    if held := status.operations.shrinking.held:
+        tables = "; ".join(held_text(table, shrink) for table, shrink in held.items())
         yield Alarm.SHRINK, f"a shrink waits, for it would take too much: {tables}"
-    if damaged := status.texts("passed_over"):
-        commits = "; ".join(f"{name}: {how}" for name, how in damaged.items())
+    if status.passed_over:
+        commits = "; ".join(f"{printable(name)}: {how}" for name, how in status.passed_over.items())
         yield Alarm.DAMAGE, f"damaged commits were passed over: {commits}"
-    if late := status.texts("unrenewed"):
-        workers = ", ".join(f"{worker} (the last is of {since})" for worker, since in late.items())
-        yield Alarm.CERTIFICATES, f"certificates are not renewed: {workers}; {_UNRENEWED}"
-    streams = status.exports()
-    if troubled := [text for stream, export in streams.items() if (text := _export_trouble(stream, export))]:
+    if status.unrenewed:
+        late = (f"{printable(worker)} (the last is of {since})" for worker, since in status.unrenewed.items())
+        yield Alarm.CERTIFICATES, f"certificates are not renewed: {', '.join(late)}; {_UNRENEWED}"
+    if troubled := [text for stream, export in status.exports.items() if (text := _export_trouble(stream, export))]:
         yield Alarm.EXPORTS, "; ".join(troubled)
-    gates = {stream: export.raw.get("failed_gates") for stream, export in streams.items()}
-    if failed := [f"{stream}: {'; '.join(map(str, whys))}" for stream, whys in gates.items() if whys]:
+    gates = {stream: export.failed_gates for stream, export in status.exports.items()}
+    if failed := [f"{stream}: {'; '.join(whys)}" for stream, whys in gates.items() if whys]:
         yield Alarm.GATES, f"the newest export is not pointed to, for it failed its gates: {', '.join(failed)}"
 
-    if (status.number("clicks_unmatched") or 0) > MAX_UNMATCHED:
+    if (status.clicks_unmatched or 0) > MAX_UNMATCHED:
         yield Alarm.CLICKS, _UNMATCHED
-    if backs := [text for stream, export in streams.items() if (text := _rollback(stream, export.part("rollback")))]:
+    rollbacks = {stream: export.rollback for stream, export in status.exports.items()}
+    if backs := [text for stream, each in rollbacks.items() if each is not UNSET and (text := _rollback(stream, each))]:
         yield Alarm.ROLLBACK, "; ".join(backs)
-    if outside := status.part("operations").part("guards").parts("outside"):
-        slots = "; ".join(f"slot {name}: {each.text('why')}" for name, each in outside.items())
+    if outside := status.operations.guards.outside:
+        slots = "; ".join(f"slot {name}: {each.why}" for name, each in outside.items())
         yield Alarm.GUARDS, f"slots are outside their bounds: {slots}; `headrace doctor` says more"
-    if missing := status.text("missing"):
-        yield Alarm.SOURCES, f"{missing}: the job waits for such files"
+    if status.missing:
+        yield Alarm.SOURCES, f"{status.missing}: the job waits for such files"
 
 
-def _rollback(stream: str, rollback: Status) -> str:
+def _rollback(stream: str, rollback: RollbackStatus) -> str:
     """Why a stream is rolled back, and to which export."""
-    if rollback.flag("stuck"):
-        return f"exports of {stream}: {rollback.text('metric')} has fallen, and no export from before is promoted"
-    if not (why := rollback.text("back")):
+    if rollback.stuck:
+        return f"exports of {stream}: {rollback.metric} has fallen, and no export from before is promoted"
+    if not (why := rollback.back):
         return ""
-    if trouble := rollback.text("trouble"):
-        return f"exports of {stream}: {why}; current.json cannot go back: {trouble}"
-    return f"exports of {stream} are held: {why}; current.json went back to {rollback.text('current', 'an older one')}"
+    if rollback.trouble:
+        return f"exports of {stream}: {why}; current.json cannot go back: {rollback.trouble}"
+    return f"exports of {stream} are held: {why}; current.json went back to {rollback.current or 'an older one'}"
 
 
-def _stall(status: Status, stalled: Status) -> str:
+def _stall(pass_number: int | None, stalled: StallStatus) -> str:
     """The stalled pass, for how long at least, and what it waits for."""
-    match stalled.text("waits_for"):
+    match stalled.waits_for:
         case "workers" | "store":
-            return stalled.text("text")
+            return stalled.text
         case "pipe":
             why = "no samples come from the source or the pipe command"
         case "trainers":
             why = "another trainer does not answer: one is stopped, or waits for its samples or for a shard"
-        case "shards" | "close" if shards := stalled.raw.get("shards"):
-            named = ", ".join(f"shard-{shard}" for shard in shards)
+        case "shards" | "close" if stalled.shards:
+            named = ", ".join(f"shard-{shard}" for shard in stalled.shards)
             why = f"no answer from {named}: stopped, or waiting for another trainer"
         case "close":
             why = "its close takes so long: a worker is stopped, or busy"
         case "model":
             why = "the model's own arithmetic takes so long"
         case _:
-            why = f"{stalled.text('worker', 'a worker')} does not answer: it is stopped, or busy"
-    return f"pass {status.number('pass') or 0} stands still, for more than {stalled.number('max_s') or 0:g} s: {why}"
+            why = f"{stalled.worker or 'a worker'} does not answer: it is stopped, or busy"
+    return f"pass {pass_number or 0} stands still, for more than {stalled.max_s or 0:g} s: {why}"
 
 
-def held_text(table: str, held: Status) -> str:
+def held_text(table: str, held: HeldShrink) -> str:
     """A shrink that waits: its share of the rows, the reason, and the command that allows it."""
-    why = held.text("why")
-    of = f"table {table}, {held.number('fraction') or 0:.1%} of its rows"
-    return f"{of}{why and f', since {why}'}: `{held.text('command')}` lets them go"
+    of = f"table {table}, {held.fraction or 0:.1%} of its rows"
+    return f"{of}{held.why and f', since {held.why}'}: `{held.command}` lets them go"
 
 
-def _export_trouble(stream: str, export: Status) -> str:
-    if failing := export.text("failing"):
-        return f"exports of {stream} fail, {export.text('name') or 'none'} is the last complete one: {failing}"
-    if error := export.text("command_error"):
-        return f"the command after export {export.text('name')} of {stream} failed: {error}"
+def _export_trouble(stream: str, export: ExportStatus) -> str:
+    if export.failing:
+        return f"exports of {stream} fail, {export.name or 'none'} is the last complete one: {export.failing}"
+    if export.command_error:
+        return f"the command after export {export.name} of {stream} failed: {export.command_error}"
     return ""

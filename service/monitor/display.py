@@ -16,9 +16,9 @@ from rich.text import Text
 
 from headrace.printable import printable
 from headrace.service.monitor.alarms import alarms
-from headrace.service.monitor.lines import age, count, export_line, labelled, ratio, restarts_text, time_text
+from headrace.service.monitor.lines import age, count, export_line, labelled, ratio, restarts_text, time_text, total
 from headrace.service.monitor.shows import PlainShow, Show
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import CommitStatus, MirrorStatus, Status, read
 
 REFRESH_PER_S = 4
 LOG_LINES = 8
@@ -37,18 +37,18 @@ STYLES = {
 
 def render(status: Status, log_lines: Sequence[str]) -> RenderableType:
     """The display of a run at one moment."""
-    state = status.text("state", "starting")
-    learning = "" if status.raw.get("learning", True) else " · predicts only"
-    title = f"[bold]{status.text('job')}[/] · [{STYLES.get(state, 'cyan')}]{state}[/]{learning}"
+    state = status.state
+    learning = "" if status.learning else " · predicts only"
+    title = f"[bold]{status.job}[/] · [{STYLES.get(state, 'cyan')}]{state}[/]{learning}"
     lines = [Text(line, no_wrap=True, overflow="ellipsis", style="dim") for line in log_lines]
     parts: list[RenderableType] = [_figures(status)]
     if metrics := _metrics(status):
         parts.append(metrics)
-    if spent := time_text(status):
+    if spent := time_text(status.time_s):
         parts.append(Text(f"time: {spent}", style="dim"))
-    if straggler := status.part("straggler").text("text"):
-        parts.append(Text(straggler, style="yellow"))
-    parts += [Text(export_line(stream, export), style="dim") for stream, export in status.exports().items()]
+    if status.straggler is not None:
+        parts.append(Text(status.straggler.text, style="yellow"))
+    parts += [Text(export_line(stream, export), style="dim") for stream, export in status.exports.items()]
     for alarm, text in alarms(status).items():
         parts.append(Text(text, style="bold red" if alarm.grave else "yellow"))
     if restarts := restarts_text(status):
@@ -62,33 +62,29 @@ def _figures(status: Status) -> Table:
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(justify="right", no_wrap=True)
 
-    def number(key: str) -> str:
-        return count(status.number(key))
-
     grid.add_row(
-        *("events/s", number("events_per_s"), "events", number("events")),
-        *("pass", number("pass"), "lag", count(status.total("lag"))),
+        *("events/s", count(status.events_per_s), "events", count(status.events)),
+        *("pass", count(status.pass_number), "lag", count(total(status.lag))),
     )
     grid.add_row(
-        *("samples/s", number("samples_per_s"), "samples", number("samples")),
-        *("version", number("version"), "fresh", age(status.number("freshness_s"))),
+        *("samples/s", count(status.samples_per_s), "samples", count(status.samples)),
+        *("version", count(status.version), "fresh", age(status.freshness_s)),
     )
-    rejected = status.counts("rejected")
     grid.add_row(
-        *("loss", ratio(status.number("loss")), "rejected", count(sum(rejected.values()))),
-        *("rows", count(sum(status.table_rows().values())), "partitions", count(len(status.counts("positions")))),
+        *("loss", ratio(status.loss), "rejected", count(sum(status.rejected.values()))),
+        *("rows", count(sum(status.table_rows.values())), "partitions", count(len(status.positions))),
     )
-    commit, mirror = status.part("commit"), status.part("commit").part("mirror")
+    commit, mirror = status.commit or CommitStatus(), status.mirror or MirrorStatus()
     grid.add_row(
-        *("committed", count(commit.number("version")), "ago", age(commit.number("age_s"))),
-        *("mirrored", count(mirror.number("version")), "generation", number("generation")),
+        *("committed", count(commit.version), "ago", age(commit.age_s)),
+        *("mirrored", count(mirror.version), "generation", count(status.generation)),
     )
     return grid
 
 
 def _metrics(status: Status) -> Table | None:
     """AUC and log loss of each task, over the window and over the job's life."""
-    window, life = status.metrics("window"), status.metrics("life")
+    window, life = status.measures("window"), status.measures("life")
     if not window and not life:
         return None
     table = Table(box=None, padding=(0, 2), header_style="dim")
@@ -121,7 +117,7 @@ class LiveShow:
         """Draw until the context ends; the last drawing stays."""
 
         def picture() -> RenderableType:
-            return render(Status(status()), tuple(self._lines))
+            return render(read(Status, status()), tuple(self._lines))
 
         with Live(console=self._console, get_renderable=picture, refresh_per_second=REFRESH_PER_S):
             yield

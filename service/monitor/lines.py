@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.service.monitor.alarms import alarms, held_text
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import ExportStatus, Status, numbers, read
+from headrace.trainer.run_report import ReportedTable, RunReport
 
 SHOWN_IDLE_S = 10.0
 """A line of progress names the time without events from here on."""
@@ -35,37 +36,42 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def total(counts: Mapping[str, float]) -> float | None:
+    """The sum of counts; None where there are none."""
+    return sum(counts.values()) if counts else None
+
+
 def progress_line(status: Status) -> str:
     """The progress of a job in one line."""
     parts = [
-        status.text("state", "starting"),
-        f"pass {count(status.number('pass'))}",
-        f"events {count(status.number('events'))}",
-        f"samples {count(status.number('samples'))}",
-        f"{count(status.number('events_per_s'))} events/s",
-        f"{count(status.number('samples_per_s'))} samples/s",
-        f"lag {count(status.total('lag'))}",
-        f"loss {ratio(status.number('loss'))}",
+        status.state,
+        f"pass {count(status.pass_number)}",
+        f"events {count(status.events)}",
+        f"samples {count(status.samples)}",
+        f"{count(status.events_per_s)} events/s",
+        f"{count(status.samples_per_s)} samples/s",
+        f"lag {count(total(status.lag))}",
+        f"loss {ratio(status.loss)}",
     ]
-    idle_s = status.number("idle_s") or 0
-    if idle_s >= SHOWN_IDLE_S and status.text("state", "") == "training":
+    idle_s = status.idle_s or 0
+    if idle_s >= SHOWN_IDLE_S and status.state == "training":
         parts.append(f"no events for {idle_s:.0f} s")
-    if (waited := status.number("pipe_wait")) is not None and waited >= SHOWN_PIPE_WAIT:
-        parts.append(f"waits for the pipe {waited:.0%}")
-    if (committed := status.part("commit").number("version")) is not None:
-        parts.append(f"committed {count(committed)}")
-    if exported := [f"{stream} {count(export.number('version'))}" for stream, export in status.exports().items()]:
+    if status.pipe_wait is not None and status.pipe_wait >= SHOWN_PIPE_WAIT:
+        parts.append(f"waits for the pipe {status.pipe_wait:.0%}")
+    if status.commit is not None and status.commit.version is not None:
+        parts.append(f"committed {count(status.commit.version)}")
+    if exported := [f"{stream} {count(export.version)}" for stream, export in status.exports.items()]:
         parts.append(f"exported {', '.join(exported)}")
-    life = status.metrics("life")
-    for task, window in status.metrics("window").items():
+    life = status.measures("life")
+    for task, window in status.measures("window").items():
         parts.append(f"{task} AUC {ratio(window.get('auc'))} (life {ratio(life.get(task, {}).get('auc'))})")
-    if rejected := status.total("rejected"):
+    if rejected := total(status.rejected):
         parts.append(f"rejected {count(rejected)}")
-    if interface := status.text("interface"):
-        parts.append(f"over {interface}: collectives are not encrypted")
-    if strangers := status.total("refused"):
+    if status.interface:
+        parts.append(f"over {status.interface}: collectives are not encrypted")
+    if strangers := total(status.refused):
         parts.append(f"refused {count(strangers)} connections and calls")
-    if status.raw.get("learning") is False:
+    if not status.learning:
         parts.append("predicts only")
     if resize := resize_text(status):
         parts.append(resize)
@@ -84,70 +90,66 @@ def status_changes(status: Status, before: Status | None) -> Iterator[str]:
         yield line
 
 
-def export_line(stream: str, export: Status) -> str:
+def export_line(stream: str, export: ExportStatus) -> str:
     """The newest export of a stream, and the one in progress, in one line."""
     parts = [f"exports {stream}: none yet"]
-    if name := export.text("name"):
-        parts = [f"exports {stream}: {name}", f"{age(export.number('age_s'))} ago"]
-    if making := export.text("making"):
-        parts.append(f"making {making}")
+    if export.name:
+        parts = [f"exports {stream}: {export.name}", f"{age(export.age_s)} ago"]
+    if export.making:
+        parts.append(f"making {export.making}")
     return ", ".join(parts)
 
 
 def restarts_text(status: Status) -> str:
     """The number of restarts and the last reason; empty where there was none."""
-    if not (restarts := status.number("restarts")):
+    if not status.restarts:
         return ""
-    return f"restarts {count(restarts)} (last: {status.text('last_death', '-')})"
+    return f"restarts {count(status.restarts)} (last: {'-' if status.last_death is None else status.last_death})"
 
 
 def resize_text(status: Status) -> str:
     """The resize that is being prepared: its numbers, and how far its workers are; empty without one."""
-    resize = status.part("resizing")
-    if not resize.raw:
+    if (resize := status.resizing) is None:
         return ""
-    numbers = f"{count(resize.number('trainers'))} trainers and {count(resize.number('shards'))} shards"
-    moved = resize.number("moved")
-    far = "" if moved is None else f", rows of version {count(moved)} moved"
-    return f"resize to {numbers}: {resize.text('state')}{far}"
+    workers = f"{count(resize.trainers)} trainers and {count(resize.shards)} shards"
+    far = "" if resize.moved is None else f", rows of version {count(resize.moved)} moved"
+    return f"resize to {workers}: {resize.state}{far}"
 
 
-def summary_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """A finished run as lines, from the chief's report."""
-    status = Status(report)
-    yield f"events    {count(status.number('events'))}"
-    yield f"samples   {count(status.number('samples'))}"
-    rejected = status.counts("rejected")
-    reasons = f" ({', '.join(f'{name} {count(number)}' for name, number in rejected.items())})" if rejected else ""
-    yield f"rejected  {count(sum(rejected.values()))}{reasons}"
-    if left_out := status.counts("left_out"):
-        yield f"left out  {', '.join(f'{count(number)} {name}' for name, number in left_out.items())}"
-    if waiting := status.number("waiting"):
-        yield f"waiting   {count(waiting)} impressions and clicks of the join, whose window has not ended"
-    yield f"passes    {count(status.number('passes'))}"
-    yield f"wall time {count_s(status.number('wall_s') or status.number('wall_time_s'))}"
-    if spent := time_text(status):
+def summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """A finished run as lines, from the content of its report.json."""
+    report = read(RunReport, found)
+    yield f"events    {count(report.events)}"
+    yield f"samples   {count(report.samples)}"
+    reasons = ", ".join(f"{name} {count(number)}" for name, number in report.rejected.items())
+    yield f"rejected  {count(sum(report.rejected.values()))}{reasons and f' ({reasons})'}"
+    if report.left_out:
+        yield f"left out  {', '.join(f'{count(number)} {name}' for name, number in report.left_out.items())}"
+    if report.waiting:
+        yield f"waiting   {count(report.waiting)} impressions and clicks of the join, whose window has not ended"
+    yield f"passes    {count(report.passes)}"
+    yield f"wall time {count_s(report.wall_s)}"
+    if spent := time_text(report.time_s):
         yield f"time      {spent}"
-    spans = {name: status.metrics(name) for name in ("life", "window")}
-    halves = report.get("halves")
-    for name, half in halves.items() if isinstance(halves, Mapping) else ():
-        spans[f"{name} half"] = Status({"metrics": {"half": half}}).metrics("half")
-    if infer_first := status.part("metrics").part("infer_first").raw:
-        spans["infer first"] = Status({"metrics": infer_first}).metrics("life")
+    spans = {"life": report.metrics.life, "window": report.metrics.window}
+    spans |= {f"{name} half": half for name, half in (report.halves or {}).items()}
+    if report.metrics.infer_first:
+        spans["infer first"] = report.metrics.infer_first.life
     for task in dict.fromkeys(task for span in spans.values() for task in span):
-        yield _task_line(task, {name: span[task] for name, span in spans.items() if task in span})
-    for name, life in status.part("tensors").parts("life").items():
+        yield _task_line(task, {name: numbers(span[task]) for name, span in spans.items() if task in span})
+    life, window = (report.tensors.get(span, {}) for span in ("life", "window"))
+    for name in life:
         if name.startswith(RECALL):
-            window = status.part("tensors").part("window").part(name)
-            yield f"{name}: life {ratio(life.number('mean'))}, window {ratio(window.number('mean'))}"
-    for name, table in status.parts("tables").items():
+            means = (numbers(tensors.get(name)).get("mean") for tensors in (life, window))
+            yield "{}: life {}, window {}".format(name, *map(ratio, means))
+    for name, table in report.tables.items():
         yield from _table_lines(name, table)
-    for name, held in status.parts("held_shrinks").items():
+    for name, held in report.held_shrinks.items():
         yield f"held      {held_text(name, held)}"
-    if advice := status.text("advice"):
-        yield f"advice    {advice}"
-    if straggler := status.part("straggler").text("text"):
-        yield f"straggler {straggler}"
+    if report.advice:
+        yield f"advice    {report.advice}"
+    if report.straggler is not None:
+        yield f"straggler {report.straggler.text}"
 
 
 def _task_line(task: str, spans: Mapping[str, Mapping[str, Any]]) -> str:
@@ -158,10 +160,10 @@ def _task_line(task: str, spans: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{MEASURES[measure]} {task}: {', '.join(figures)}"
 
 
-def _table_lines(name: str, table: Status) -> Iterator[str]:
+def _table_lines(name: str, table: ReportedTable) -> Iterator[str]:
     """A table's rows and memory, then those of its slots, the largest first."""
-    yield f"table     {name}: {_size_text(table.number('rows'), table.number('bytes'))}"
-    rows, sizes = table.counts("rows_by_slot"), table.counts("bytes_by_slot")
+    yield f"table     {name}: {_size_text(table.rows, table.bytes)}"
+    rows, sizes = table.rows_by_slot, table.bytes_by_slot
     slots = sorted(rows, key=lambda slot: (-rows[slot], slot))
     width = max(map(len, slots[:MAX_SLOTS]), default=0)
     for slot in slots[:MAX_SLOTS]:
@@ -174,9 +176,8 @@ def _size_text(rows: float | None, size: float | None) -> str:
     return f"{count(rows)} rows" + ("" if size is None else f", {size / (1 << 20):,.1f} MiB")
 
 
-def time_text(status: Status) -> str:
+def time_text(seconds: Mapping[str, float]) -> str:
     """Shares of the time by part, the largest first; empty where they are not known."""
-    seconds = status.counts("time_s")
     total_s = sum(seconds.values())
     parts = sorted(seconds, key=lambda part: (-seconds[part], part)) if total_s else []
     return ", ".join(f"{part} {seconds[part] / total_s:.0%}" for part in parts if seconds[part] >= 0.005 * total_s)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from headrace.printable import print_printable
 from headrace.service.monitor.lines import labelled, status_changes
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import Status, read
 
 LINE_EVERY_S = 2.0
 """Interval at which progress is printed as plain text."""
@@ -39,7 +39,7 @@ class PlainShow:
 
     def watching(self, status: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[None]:
         """Print progress and alarms on a thread, where they have changed."""
-        return _Ticking(lambda last: self._print_news(Status(status()), last), self._every_s)
+        return _Ticking(lambda last: self._print_news(read(Status, status()), last), self._every_s)
 
     def _print_news(self, status: Status, last: Status | None) -> Status:
         for line in status_changes(status, last):

@@ -19,10 +19,10 @@ from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.history.kept_ages import brief_lines, read_ages
 from headrace.service.jobs.preflight import check_run
 from headrace.service.monitor.shows import Show
-from headrace.service.monitor.status import Status
 from headrace.service.predict.after_training import RunThenPredict, prediction_lines
 from headrace.service.spec.job import LoadedJob
 from headrace.timeline import TraceWindow
+from headrace.trainer.job_status import Status, read
 
 GetStatus = Callable[[], Mapping[str, Any]]
 
@@ -85,7 +85,7 @@ def metrics_served(at: str | None, job: str, status: GetStatus) -> AbstractConte
         from headrace.service.api.exposition import Exposition, exposition
 
         async def page(scope: Scope, receive: Receive, send: Send) -> None:
-            found, accept = [(job, Status(status()))], Headers(scope=scope).get("accept", "")
+            found, accept = [(job, read(Status, status()))], Headers(scope=scope).get("accept", "")
             await Exposition.of(partial(exposition, found), accept)(scope, receive, send)
 
         return page

@@ -23,11 +23,11 @@ from headrace.service.cluster.local import ProcessLauncher
 from headrace.service.cluster.restarts import RestartLimits
 from headrace.service.cluster.run_folder import run_folder
 from headrace.service.cluster.store import REPORT, WORKERS, claimed
-from headrace.service.monitor.status import Status
 from headrace.service.sizing.process_use import ProcessUse, use_by_worker
 from headrace.service.spec.job import LoadedJob, job_of
 from headrace.service.spec.side_groups import with_own_groups
 from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.job_status import Status, read
 
 POLL_S = 0.1
 DENSE_FILE = "dense.safetensors"
@@ -84,14 +84,14 @@ class _Watch:
 
     def look(self, runner: JobRunner) -> None:
         """Once."""
-        status = Status(runner.status())
-        version = int(status.number("version") or 0)
-        samples = int(status.number("samples") or 0)
+        status = read(Status, runner.status())
+        version = status.version or 0
+        samples = status.samples or 0
         if version and (not self.looks or samples > self.looks[-1][0]):
             found = use_by_worker(self.folder)
             if {"trainer-0", "shard-0"} <= found.keys():  # they may have ended since that status
                 self.looks.append((samples, found))
-        if version and int(status.number("events") or 0) >= self.enough:
+        if version and (status.events or 0) >= self.enough:
             runner.drain()
 
     def costs(self) -> dict[str, ProcessCost]:

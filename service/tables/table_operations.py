@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.codec import plain
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
@@ -18,17 +19,15 @@ from headrace.service.cluster.job_run import read_report
 from headrace.service.cluster.store import REPORT, in_use
 from headrace.service.cluster.store_defaults import with_store_defaults
 from headrace.service.monitor.lines import count
-from headrace.service.monitor.status import Status
 from headrace.service.spec.job import Job, LoadedJob
 from headrace.service.tables import committed_tables
 from headrace.trainer.checkpoint.commits import Commit
+from headrace.trainer.job_status import GuardsStatus, OperationsStatus, ShrinkingStatus, Status, TableStatus, read
 from headrace.trainer.rank0.shrink_guard import has_rule
+from headrace.trainer.run_report import RunReport
 from headrace.trainer.spec.history_tables import history_tables
 from headrace.trainer.spec.join_tables import join_tables
 from headrace.validation import nearest
-
-COUNTS = ("bytes", "new_rows", "unadmitted", "dirty_rows")
-"""Figures of a table that a status reports; null for a job that does not run, except bytes."""
 
 Rule = Mapping[str, Any]
 
@@ -42,31 +41,37 @@ def _filled_tables(spec: Job) -> dict[str, TableSection]:
 
 
 def entries_of(job: LoadedJob, status: Status) -> list[dict[str, Any]]:
-    """Of each table: "name", "rows", COUNTS, "dim", "slots" (figures by slot), "held". Histories, joins are last."""
+    """Of each table: its figures, null where they are not known, "slots" (figures by slot), and "held", the shrink that
+    waits. Histories, joins are last.
+    """
     slots = {slot.name: slot.sparse.table for slot in Schema.of(job.spec.slots).sparse}
-    figures, held = status.parts("slots"), status.part("operations").part("shrinking").parts("held")
-    reported = status.parts("tables")
-    rows = {slot: count for table in reported.values() for slot, count in table.part("rows_by_slot").raw.items()}
-    guarded = status.part("operations").part("guards").parts("slots")
-    return [
-        {
-            "name": name,
-            "rows": status.table_rows().get(name),
-            **{key: reported[name].number(key) if name in reported else None for key in COUNTS},
-            "dim": table.dim,
-            "slots": {
-                slot: {
-                    "rows": rows.get(slot),
-                    **(figures[slot].raw if slot in figures else {}),
-                    **({"drift": guarded[slot].number("drift")} if slot in guarded else {}),
-                }
-                for slot, table_of in slots.items()
-                if table_of == name
-            },
-            "held": dict(held[name].raw) if name in held else None,
-        }
-        for name, table in {**job.spec.tables, **_filled_tables(job.spec)}.items()
-    ]
+    held, guarded = status.operations.shrinking.held, status.operations.guards.slots
+    rows = {slot: count for table in status.tables.values() for slot, count in table.rows_by_slot.items()}
+    entries = []
+    for name, table in {**job.spec.tables, **_filled_tables(job.spec)}.items():
+        reported = status.tables.get(name, TableStatus())
+        entries.append(
+            {
+                "name": name,
+                "rows": reported.rows,
+                "bytes": reported.bytes,
+                "new_rows": reported.new_rows,
+                "unadmitted": reported.unadmitted,
+                "dirty_rows": reported.dirty_rows,
+                "dim": table.dim,
+                "slots": {
+                    slot: {
+                        "rows": rows.get(slot),
+                        **status.slots.get(slot, {}),
+                        **({"drift": guarded[slot].get("drift")} if slot in guarded else {}),
+                    }
+                    for slot, table_of in slots.items()
+                    if table_of == name
+                },
+                "held": plain(held[name]) if name in held else None,
+            }
+        )
+    return entries
 
 
 def local_tables(job: LoadedJob, deadline: Deadline) -> tuple[list[dict[str, Any]], str | None]:
@@ -80,10 +85,10 @@ def local_tables(job: LoadedJob, deadline: Deadline) -> tuple[list[dict[str, Any
 
 def committed_status(job: LoadedJob, commit: Commit) -> Status:
     """The tables of a commit, in the form of rank 0's status; memory and slot figures come from the last report."""
-    report = Status(read_report(job.store / REPORT))
-    fresh = report if report.number("passes") == commit.version else Status({})
+    report = read(RunReport, read_report(job.store / REPORT))
+    fresh = report if report.passes == commit.version else RunReport()
     schema = Schema.of(job.spec.slots)
-    slots, tables = schema.sparse, dict[str, Any]()
+    slots, tables = schema.sparse, dict[str, TableStatus]()
     for name in (*job.spec.tables, *_filled_tables(job.spec)):
         parts = [part.tables[name] for part in commit.shards if name in part.tables]
         groups: dict[int, int] = {}
@@ -91,12 +96,14 @@ def committed_status(job: LoadedJob, commit: Commit) -> Status:
             for group, rows in part["rows_by_group"].items():
                 groups[int(group)] = groups.get(int(group), 0) + rows
         by_slot = {slot.name: groups.get(slot.group, 0) for slot in slots if slot.sparse.table == name}
-        size = fresh.parts("tables").get(name, Status({})).number("bytes")
-        tables[name] = {"rows": sum(part["rows"] for part in parts), "bytes": size, "rows_by_slot": by_slot}
+        size = fresh.tables[name].bytes if name in fresh.tables else None
+        tables[name] = TableStatus(rows=sum(part["rows"] for part in parts), bytes=size, rows_by_slot=by_slot)
     deciders: Mapping[str, Any] = commit.state.get("operations", {}).get("deciders", {})
-    held = deciders.get("shrinking", {}).get("held", {})
-    operations = {"shrinking": {"held": held}, "guards": {"slots": deciders.get("guards", {}).get("figures", {})}}
-    return Status({"tables": tables, "slots": fresh.part("slots").raw, "operations": operations})
+    operations = OperationsStatus(
+        shrinking=read(ShrinkingStatus, {"held": deciders.get("shrinking", {}).get("held", {})}),
+        guards=read(GuardsStatus, {"slots": deciders.get("guards", {}).get("figures", {})}),
+    )
+    return Status(tables=tables, slots=fresh.slots, operations=operations)
 
 
 # Shrink
@@ -195,8 +202,8 @@ def begin_day(store: Path, to: int | None, deadline: Deadline) -> tuple[int, int
 
 def current_day(store: Path, deadline: Deadline) -> int:
     """The running job's day; 0 until a pass is closed."""
-    return int(_status_of(store, deadline).number("day") or 0)
+    return _status_of(store, deadline).day or 0
 
 
 def _status_of(store: Path, deadline: Deadline) -> Status:
-    return Status(JobClient(store).status(deadline))
+    return read(Status, JobClient(store).status(deadline))

@@ -15,9 +15,8 @@ from starlette.concurrency import run_in_threadpool
 from headrace.errors import HeadraceError
 from headrace.service.api.job_cache import JobCache
 from headrace.service.jobs.host import AT_REST
-from headrace.service.monitor.status import Status
-from headrace.service.monitor.status_numbers import Number
 from headrace.service.ui.series import halved
+from headrace.trainer.job_status import Number, Status
 
 log = logging.getLogger(__name__)
 
@@ -77,13 +76,12 @@ class Recorder:
 
 def moment_of(status: Status, now_s: float) -> FigureRecord:
     """The record of a status."""
-    lag = status.counts("lag")
-    rows = status.table_rows()
+    lag, rows = status.lag, status.table_rows
     return FigureRecord(
         at_ms=now_s * 1000,
-        events_per_s=status.number("events_per_s"),
-        samples_per_s=status.number("samples_per_s"),
-        freshness_s=status.number("freshness_s"),
+        events_per_s=status.events_per_s,
+        samples_per_s=status.samples_per_s,
+        freshness_s=status.freshness_s,
         lag=lag if len(lag) <= MAX_PARTITIONS else {"all": sum(lag.values())},
         rows=sum(rows.values()) if rows else None,
     )

@@ -71,7 +71,7 @@ def test_jobs_are_listed_and_each_is_what_the_list_has(host):
     assert [job.name for job in host.jobs()] == ["small"]
     job = host.job("small")
     assert job == host.jobs()[0] and job.loaded().spec.name == "small" and job.revision == 1
-    assert host.status("small").text("state") and host.log_lines("small", None, 0, 10) == []
+    assert host.status("small").state and host.log_lines("small", None, 0, 10) == []
 
 
 @every_host

@@ -16,8 +16,8 @@ from headrace.service.api.job_figures import figures_of
 from headrace.service.cluster.run_folder import run_folder, write_private
 from headrace.service.cluster.store import claimed
 from headrace.service.monitor.display import render
-from headrace.service.monitor.status import Status
 from headrace.trainer.checkpoint.commits import Commits, problems_of
+from headrace.trainer.job_status import Status, read
 from headrace.trainer.metrics import halves as halves_module
 from headrace.trainer.metrics.halves import StreamHalves
 from headrace.trainer.metrics.samples import row_type
@@ -104,10 +104,10 @@ def test_commits_fail_on_a_full_disk_while_training_goes_on_and_succeed_once_the
 
 def assert_told_everywhere(status):
     text = f"commits fail, version 1 is the last one: {status['commit']['failing']}"
-    assert figures_of(Status(status)).alarms == {"commits": text}
-    assert 'headrace_commit_failing{job="small"} 1.0' in exposition([("small", Status(status))]).decode()
+    assert figures_of(read(Status, status)).alarms == {"commits": text}
+    assert 'headrace_commit_failing{job="small"} 1.0' in exposition([("small", read(Status, status))]).decode()
     console = Console(record=True, width=1000, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(render(Status(status), ()))
+    console.print(render(read(Status, status), ()))
     console.file.close()
     assert text in console.export_text()
 
@@ -154,7 +154,7 @@ def test_training_waits_for_a_log_that_cannot_grow_and_says_so(follow, disk, exp
     alarm = running.until_said("ALARM training waits")
     assert "the job stops after 300 s of it" in alarm and str(log) in alarm
     status = status_of(running)
-    assert figures_of(Status(status)).alarms == {"log": status["trouble"]}
+    assert figures_of(read(Status, status)).alarms == {"log": status["trouble"]}
     assert status["version"] < NUM_PASSES
     disk.free()
     running.until_said("alarm over: training waits")

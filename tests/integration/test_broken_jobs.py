@@ -123,7 +123,7 @@ def test_a_job_of_which_nobody_knows_what_is_wrong_is_broken_and_says_so(service
     monkeypatch.setattr(service.host._supervisor, "observed", observed)
     [job] = service.host.jobs()
     assert job.phase == "broken" and "ZeroDivisionError: a bug" in job.trouble
-    assert service.host.status("good").text("state") == "broken"
+    assert service.host.status("good").state == "broken"
 
 
 PATTERNS = {

@@ -36,7 +36,7 @@ def test_a_store_that_cannot_be_used_is_told_of_and_not_tried_again(tmp_path):
         host.act("one", Action.RESUME, "ann")
         job = until(host, Phase.FAILED)
         assert job.outcome.code == 2 and "is not empty and no store of Headrace" in job.outcome.reason
-        assert host.status("one").text("state") == "failed"
+        assert host.status("one").state == "failed"
     assert [path.name for path in store.iterdir()] == ["mine"]
 
 

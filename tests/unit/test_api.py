@@ -12,7 +12,7 @@ import headrace
 from headrace.errors import SpecError
 from headrace.service.api.exposition import exposition
 from headrace.service.api.server import bound, parse_address, serving
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import Status, read
 from tests.fakes.asked_api import api
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -92,10 +92,14 @@ STATUS = {
             "main": {
                 "version": 8,
                 "name": "0000000008-delta",
+                "kind": "delta",
                 "age_s": 61.5,
                 "making": "0000000011-delta",
                 "failing": None,
+                "failing_s": 0.0,
                 "failed_gates": [],
+                "command_error": None,
+                "last": None,
             }
         }
     },
@@ -220,7 +224,7 @@ def test_metric_names_and_labels_are_the_ones_we_promised():
     every = {"auc": 0.7, "gauc": 0.6, "logloss": 0.2, "calibration": 1.0}
     full["metrics"] = {"window": {"ctr": every}, "life": {"ctr": every}}
     full["operations"] = {**STATUS["operations"], "shrinking": {"held": {"default": {"going": 900, "rows": 4321}}}}
-    text = exposition([("news", Status(full))]).decode()
+    text = exposition([("news", read(Status, full))]).decode()
     assert text == (GOLDEN / "metrics.txt").read_text()
 
 
@@ -275,22 +279,21 @@ def test_exports_that_fail_are_told_and_counted(get):
     )
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"learning_delay": {"sum_s": 1, "buckets": [7]}},
-        {"tables": {"default": {"rows": 10**400}}},
-    ],
-)
-def test_figures_of_one_job_that_are_none_hide_no_others(told):
-    good, bad = Status({"state": "training", "version": 3}), Status({"state": "training", **told})
+def test_figures_of_one_job_that_are_none_hide_no_others():
+    good, bad = Status(state="training", version=3), Status(state="training", events=10**400)
     text = exposition([("good", good), ("bad", bad)]).decode()
     assert 'headrace_version{job="good"} 3.0' in text
     assert 'headrace_state{job="bad",state="broken"} 1.0' in text
 
 
+def test_a_figure_of_another_form_hides_no_other_figures(get):
+    told = {"state": "training", "version": 3, "learning_delay": {"sum_s": 1, "buckets": [7]}, "tables": {"t": 4}}
+    answer = get("/v1/jobs/news", told).json()
+    assert (answer["state"], answer["version"], answer["table_rows"]) == ("training", 3, {})
+
+
 def test_a_file_whose_name_is_no_text_is_a_label_all_the_same():
-    status = Status({"state": "training", "positions": {"part-\udcff.txt": 7}})
+    status = read(Status, {"state": "training", "positions": {"part-\udcff.txt": 7}})
     text = exposition([("news", status)]).decode()
     assert r'headrace_position{job="news",partition="part-\\udcff.txt"} 7.0' in text
 

@@ -27,9 +27,9 @@ from headrace.service.demo.demo_jobs import (
 )
 from headrace.service.demo.race import Standing, race_line, render_race
 from headrace.service.history.fork_of_job import fork
-from headrace.service.monitor.status import Status
 from headrace.service.spec.job import LoadedJob
 from headrace.trainer.checkpoint.commits import CommitDamaged, Commits, problems_of, read_commit
+from headrace.trainer.job_status import Status, read
 from headrace.trainer.rank0.recovery import claim_and_recover
 from tests.fakes.past import Past
 
@@ -42,7 +42,7 @@ def job(tmp_path, *overrides, events=None) -> LoadedJob:
 
 def standing(auc, twin_auc=None) -> Standing:
     def status(auc, events):
-        return Status({"state": "training", "events": events, "metrics": {"window": {"ctr": {"auc": auc}}}})
+        return read(Status, {"state": "training", "events": events, "metrics": {"window": {"ctr": {"auc": auc}}}})
 
     twin = None if twin_auc is None else status(twin_auc, 12_000)
     return Standing(status(auc, 14_000), twin, "frozen after 5 passes, 10,000 events")
@@ -101,7 +101,7 @@ def test_the_picture_tells_what_the_twin_knows_and_by_how_much_learning_wins():
     Console(file=out, width=120).print(render_race(standing(0.75, 0.70)))
     for words in ("0.7500", "0.7000", "+0.0500", "frozen after 5 passes, 10,000 events"):
         assert words in out.getvalue()
-    Console(file=out, width=120).print(render_race(Standing(Status({}))))
+    Console(file=out, width=120).print(render_race(Standing(Status())))
 
 
 @pytest.fixture

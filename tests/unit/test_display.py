@@ -11,7 +11,7 @@ from headrace.config import validate
 from headrace.dataset.spec.join_section import JoinSection
 from headrace.service.monitor import display, lines
 from headrace.service.monitor.shows import PlainShow
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import Status, read
 from headrace.trainer.train.report import waiting_events
 
 STATUS = {
@@ -64,18 +64,18 @@ TABLES = {
 
 def drawn(status, log_lines=()):
     console = Console(file=io.StringIO(), width=110, color_system=None)
-    console.print(display.render(Status(status), log_lines))
+    console.print(display.render(read(Status, status), log_lines))
     return console.file.getvalue()
 
 
 def test_progress_says_how_long_training_waits_for_the_pipe():
-    assert "  waits for the pipe 35%" in lines.progress_line(Status({**STATUS, "pipe_wait": 0.35}))
+    assert "  waits for the pipe 35%" in lines.progress_line(read(Status, {**STATUS, "pipe_wait": 0.35}))
     for share in (None, 0.0, 0.09):
-        assert "pipe" not in lines.progress_line(Status({**STATUS, "pipe_wait": share}))
+        assert "pipe" not in lines.progress_line(read(Status, {**STATUS, "pipe_wait": share}))
 
 
 def test_progress_is_one_line():
-    assert lines.progress_line(Status(STATUS)) == (
+    assert lines.progress_line(read(Status, STATUS)) == (
         "training  pass 12  events 220,000  samples 1,234,567  12,346 events/s  65,432 samples/s  lag 1,500  "
         "loss 0.2500  ctr AUC 0.7346 (life 0.7111)  rejected 7"
     )
@@ -83,28 +83,28 @@ def test_progress_is_one_line():
 
 def test_a_line_says_that_collectives_are_not_encrypted_and_how_many_strangers_were_refused():
     open_job = {**STATUS, "interface": "eth0", "refused": {"silent": 1200, "plain_text": 34}}
-    line = lines.progress_line(Status(open_job))
+    line = lines.progress_line(read(Status, open_job))
     assert line.endswith("  over eth0: collectives are not encrypted  refused 1,234 connections and calls")
-    closed = lines.progress_line(Status({**STATUS, "interface": None, "refused": {}}))
+    closed = lines.progress_line(read(Status, {**STATUS, "interface": None, "refused": {}}))
     assert "encrypted" not in closed and "refused" not in closed
 
 
 def test_a_frozen_twin_says_that_it_only_predicts():
-    assert lines.progress_line(Status({**STATUS, "learning": False})).endswith("  predicts only")
+    assert lines.progress_line(read(Status, {**STATUS, "learning": False})).endswith("  predicts only")
     assert "predicts only" in drawn({**STATUS, "learning": False})
 
 
 def test_restarts_are_told_with_the_last_death():
     died = {**STATUS, "state": "restarting", "restarts": 2, "last_death": "shard-0 ended first: killed by SIGKILL"}
     told = "restarts 2 (last: shard-0 ended first: killed by SIGKILL)"
-    assert lines.progress_line(Status(died)).endswith(f"  {told}")
+    assert lines.progress_line(read(Status, died)).endswith(f"  {told}")
     assert told in drawn(died)
     assert "restarts" not in drawn({**STATUS, "restarts": 0, "last_death": None})
 
 
 def test_what_is_committed_and_mirrored_is_told():
     committed = {**STATUS, "commit": COMMIT, "generation": 4}
-    assert "  committed 9  ctr AUC" in lines.progress_line(Status(committed))
+    assert "  committed 9  ctr AUC" in lines.progress_line(read(Status, committed))
     text = drawn(committed)
     for figure in ("committed", "9", "5 min", "mirrored", "8", "generation", "4"):
         assert figure in text, figure
@@ -113,7 +113,7 @@ def test_what_is_committed_and_mirrored_is_told():
 def test_what_is_exported_is_told():
     main = {"version": 8, "name": "0000000008-delta", "age_s": 300.0, "making": "0000000011-base"}
     exporting = {**STATUS, "operations": {"exporting": {"main": main, "more": {}}}}
-    assert "  exported main 8, more -  ctr AUC" in lines.progress_line(Status(exporting))
+    assert "  exported main 8, more -  ctr AUC" in lines.progress_line(read(Status, exporting))
     text = drawn(exporting)
     assert "exports main: 0000000008-delta, 5 min ago, making 0000000011-base" in text
     assert "exports more: none yet" in text
@@ -138,7 +138,7 @@ ALARMS = [
 
 def test_the_terminal_shows_alarms_and_in_red_those_that_end_the_job():
     console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system="standard")
-    console.print(display.render(Status({**STATUS, **TROUBLE}), ()))
+    console.print(display.render(read(Status, {**STATUS, **TROUBLE}), ()))
     text = console.file.getvalue()
     assert not [alarm for alarm in ALARMS if alarm not in text]
     assert [line for line in text.splitlines() if "\x1b[1;31m" in line] == [
@@ -147,18 +147,18 @@ def test_the_terminal_shows_alarms_and_in_red_those_that_end_the_job():
 
 
 def test_lines_of_text_tell_an_alarm_when_it_goes_on_and_off():
-    calm, troubled = Status({**STATUS, "commit": COMMIT}), Status({**STATUS, **TROUBLE})
+    calm, troubled = read(Status, {**STATUS, "commit": COMMIT}), read(Status, {**STATUS, **TROUBLE})
     assert list(lines.status_changes(troubled, calm)) == [f"ALARM {text}" for text in ALARMS]
     assert list(lines.status_changes(troubled, troubled)) == []
     assert list(lines.status_changes(calm, troubled)) == [f"alarm over: {text}" for text in ALARMS]
-    changed = Status({**STATUS, **TROUBLE, "trouble": "still"})
+    changed = read(Status, {**STATUS, **TROUBLE, "trouble": "still"})
     assert list(lines.status_changes(changed, troubled)) == ["ALARM still"]
     assert next(lines.status_changes(troubled, None)) == f"ALARM {ALARMS[0]}"
 
 
 @pytest.mark.parametrize("state", ["replaying", "restarting"])
 def test_a_recovery_is_a_state(state):
-    assert lines.progress_line(Status({**STATUS, "state": state})).startswith(state)
+    assert lines.progress_line(read(Status, {**STATUS, "state": state})).startswith(state)
     assert state in drawn({**STATUS, "state": state})
 
 
@@ -194,7 +194,7 @@ def test_text_of_a_worker_is_never_markup():
     ],
 )
 def test_what_is_not_known_is_a_dash(status):
-    assert "-" in lines.progress_line(Status(status))
+    assert "-" in lines.progress_line(read(Status, status))
     assert "events/s" in drawn(status)
 
 

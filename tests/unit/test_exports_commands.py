@@ -9,10 +9,10 @@ from headrace.service.cli import export_output
 from headrace.service.cli.export_commands import choose_stream
 from headrace.service.exports import export_list
 from headrace.service.exports.export_request import ExportFailed, export_result
-from headrace.service.monitor.status import Status
 from headrace.service.predict.versions import own_export
 from headrace.service.spec.job import load_job
 from headrace.trainer.exports.pointers import newest_timeline
+from headrace.trainer.job_status import Status, read
 from tests.fakes.exports import write_export
 from tests.integration.stream_job import SPEC
 
@@ -105,7 +105,7 @@ def test_the_timelines_of_exports_are_known_where_their_places_answer(job, folde
 def told(name="", outcome="complete", **more):
     last = {"name": name, "outcome": outcome, "error": "no room", **more} if name else None
     main = {"name": name, "last": last, "failed_gates": ["auc"]}
-    return Status({"operations": {"exporting": {"main": main}}})
+    return read(Status, {"operations": {"exporting": {"main": main}}})
 
 
 def test_how_an_export_that_was_asked_for_ended():

@@ -19,7 +19,7 @@ from headrace.rpc.rendezvous import Member, RendezvousClient
 from headrace.service.cluster.meeting import Meeting, Roll
 from headrace.service.cluster.runtime import WorkerRole, WorkerSpec
 from headrace.service.monitor.alarms import Alarm, alarms
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import Status, read
 from tests.fakes.rendezvous import RendezvousHere
 
 WORKERS = ("shard-0", "trainer-0", "trainer-1")
@@ -236,10 +236,10 @@ def test_a_renewal_is_noted_and_workers_without_certificates_are_never_late(tmp_
 
 
 def test_a_late_renewal_is_an_alarm():
-    status = Status({"unrenewed": {"shard-0": "2026-01-01 00:00:00 UTC"}})
+    status = read(Status, {"unrenewed": {"shard-0": "2026-01-01 00:00:00 UTC"}})
     told = "certificates are not renewed: shard-0 (the last is of 2026-01-01 00:00:00 UTC); the output of these workers"
     assert alarms(status)[Alarm.CERTIFICATES].startswith(told)
-    assert alarms(Status({"unrenewed": {}})) == {}
+    assert alarms(read(Status, {"unrenewed": {}})) == {}
 
 
 def test_threads_that_call_at_the_same_time_are_one_process(monkeypatch):

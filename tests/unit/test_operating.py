@@ -19,7 +19,6 @@ from headrace.rpc.job_client import JobClient, NotRunning, Unfinished
 from headrace.rpc.role import serve_role
 from headrace.service.cli.table_commands import _counting_note, _pair, app
 from headrace.service.monitor.alarms import Alarm, alarms
-from headrace.service.monitor.status import Status
 from headrace.service.spec.job import load_job
 from headrace.service.tables import row, table_operations
 from headrace.service.tables.forget import contains, drop_letters, prediction_files, remaining_copies, requests_of
@@ -27,6 +26,7 @@ from headrace.service.tables.row import sign_of
 from headrace.service.tables.table_operations import current_day
 from headrace.service.tables.traces import Traces
 from headrace.trainer.checkpoint.commits import Commits
+from headrace.trainer.job_status import Status, read
 from tests.fakes.past import Past
 from tests.unit.test_spec import NEWS, load
 
@@ -334,18 +334,19 @@ def test_a_shrink_says_how_many_rows_were_counted(chiefs):
 
 def test_a_shrink_that_waits_is_an_alarm_that_names_the_command():
     held = {"a": {"fraction": 0.315, "why": "the day jumped", "command": "headrace shrink JOB.TOML --table a --allow"}}
-    told = alarms(Status({"operations": {"shrinking": {"held": held}}}))
+    told = alarms(read(Status, {"operations": {"shrinking": {"held": held}}}))
     assert told == {
         Alarm.SHRINK: "a shrink waits, for it would take too much: table a, 31.5% of its rows, since the day "
         "jumped: `headrace shrink JOB.TOML --table a --allow` lets them go"
     }
-    assert alarms(Status({"operations": {"shrinking": {"held": {}}}})) == {}
+    assert alarms(read(Status, {"operations": {"shrinking": {"held": {}}}})) == {}
 
 
 def test_clicks_of_a_join_that_find_no_impression_are_an_alarm_above_one_percent():
-    assert alarms(Status({"clicks_unmatched": 0.01})) == alarms(Status({"clicks_unmatched": None})) == {}
+    assert alarms(read(Status, {"clicks_unmatched": 0.01})) == alarms(read(Status, {"clicks_unmatched": None})) == {}
     assert (
-        "more than 1% of recent clicks find no impression" in alarms(Status({"clicks_unmatched": 0.011}))[Alarm.CLICKS]
+        "more than 1% of recent clicks find no impression"
+        in alarms(read(Status, {"clicks_unmatched": 0.011}))[Alarm.CLICKS]
     )
 
 
@@ -353,15 +354,15 @@ def test_slots_outside_their_bounds_and_a_rollback_are_alarms_in_words():
     rollback = {"back": "auc fell", "current": "t1/0000000005-base", "trouble": None}
     outside = {"user": {"why": "coverage is below 0.9", "action": "alarm", "since": 4}}
     operations = {"exporting": {"serving": {"rollback": rollback}}, "guards": {"outside": outside}}
-    assert alarms(Status({"operations": operations})) == {
+    assert alarms(read(Status, {"operations": operations})) == {
         Alarm.ROLLBACK: "exports of serving are held: auc fell; current.json went back to t1/0000000005-base",
         Alarm.GUARDS: "slots are outside their bounds: slot user: coverage is below 0.9; `headrace doctor` says more",
     }
     rollback["trouble"] = "none exists"
-    told = alarms(Status({"operations": {"exporting": {"serving": {"rollback": rollback}}}}))[Alarm.ROLLBACK]
+    told = alarms(read(Status, {"operations": {"exporting": {"serving": {"rollback": rollback}}}}))[Alarm.ROLLBACK]
     assert told == "exports of serving: auc fell; current.json cannot go back: none exists"
     stuck = {"metric": "auc", "stuck": True}
-    told = alarms(Status({"operations": {"exporting": {"serving": {"rollback": stuck}}}}))[Alarm.ROLLBACK]
+    told = alarms(read(Status, {"operations": {"exporting": {"serving": {"rollback": stuck}}}}))[Alarm.ROLLBACK]
     assert told == "exports of serving: auc has fallen, and no export from before is promoted"
 
 

@@ -3,8 +3,8 @@
 import threading
 
 from headrace.service.monitor.lines import progress_line
-from headrace.service.monitor.status import Status
 from headrace.trainer.config import PassesSection
+from headrace.trainer.job_status import Status, read
 from headrace.trainer.journal.pass_plan import PassPlan
 from headrace.trainer.rank0.planner import PAUSED, Planner, StreamEnded
 from headrace.trainer.status.progress import TrainerProgress
@@ -85,8 +85,8 @@ def test_a_job_that_goes_on_and_finds_no_events_is_not_starting_and_tells_since_
     progress.idle(False)
     status = progress.status()
     assert status["state"] == "training" and 0 <= status["idle_s"] < 60
-    assert "no events" not in progress_line(Status(status))
-    assert "no events for 75 s" in progress_line(Status(status | {"idle_s": 75.2}))
+    assert "no events" not in progress_line(read(Status, status))
+    assert "no events for 75 s" in progress_line(read(Status, status | {"idle_s": 75.2}))
     progress.opened(PassPlan(8, ((), ())), "training")
     assert progress.status()["idle_s"] is None
 

@@ -21,8 +21,8 @@ from headrace.service.monitor.alarms import alarms
 from headrace.service.monitor.display import LiveShow, render
 from headrace.service.monitor.lines import status_changes
 from headrace.service.monitor.shows import PlainShow
-from headrace.service.monitor.status import Status
 from headrace.stderr import StderrLog
+from headrace.trainer.job_status import Status, read
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -119,7 +119,7 @@ def test_the_error_that_ends_a_process_is_harmless(capsys, error):
 
 def test_what_a_chief_says_is_harmless_in_every_display(capsys):
     told = {"job": "j", "state": EVIL, "trouble": EVIL, "last_death": EVIL, "restarts": 1, "passed_over": {EVIL: EVIL}}
-    status = Status({**told, "operations": {"exporting": {"main": {"name": EVIL, "failing": EVIL}}}})
+    status = read(Status, {**told, "operations": {"exporting": {"main": {"name": EVIL, "failing": EVIL}}}})
     assert all(map(harmless, [*alarms(status).values(), *status_changes(status, None)]))
     console = Console(file=io.StringIO(), width=200, color_system=None)
     live = LiveShow(console)

@@ -9,7 +9,7 @@ from headrace.rpc.role import serve_role
 from headrace.service.cluster.chief import ChiefConnection
 from headrace.service.monitor.alarms import Alarm, alarms
 from headrace.service.monitor.lines import status_changes
-from headrace.service.monitor.status import Status
+from headrace.trainer.job_status import Status, read
 from headrace.trainer.status.progress import TrainerProgress
 from headrace.trainer.status.step_clock import StepClock, WaitsFor
 
@@ -76,7 +76,7 @@ def test_the_status_of_a_trainer_has_a_stalled_step():
 @pytest.mark.parametrize("waits_for", [*WaitsFor, "worker"])
 def test_the_alarm_names_what_is_waited_for(waits_for):
     told, words = WORDS[waits_for]
-    status = Status({"pass": 7, "stalled": {"waits_for": str(waits_for), "for_s": 41.5, "max_s": 30.0, **told}})
+    status = read(Status, {"pass": 7, "stalled": {"waits_for": str(waits_for), "for_s": 41.5, "max_s": 30.0, **told}})
     assert alarms(status) == {Alarm.STALLED: f"pass 7 stands still, for more than 30 s: {words}"}
     assert not Alarm.STALLED.grave
 
@@ -84,17 +84,17 @@ def test_the_alarm_names_what_is_waited_for(waits_for):
 def test_the_alarm_is_logged_once_and_again_when_it_is_over():
     still = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 31.0, "max_s": 30.0}}
     later = {"pass": 7, "stalled": {"waits_for": "pipe", "for_s": 61.0, "max_s": 30.0}}
-    first = [line for line in status_changes(Status(still), Status({"pass": 7})) if "ALARM" in line]
+    first = [line for line in status_changes(read(Status, still), read(Status, {"pass": 7})) if "ALARM" in line]
     assert first == ["ALARM pass 7 stands still, for more than 30 s: " + WORDS["pipe"][1]]
-    assert list(status_changes(Status(later), Status(still))) == []
-    assert next(status_changes(Status({"pass": 7, "stalled": None}), Status(later))).startswith(
+    assert list(status_changes(read(Status, later), read(Status, still))) == []
+    assert next(status_changes(read(Status, {"pass": 7, "stalled": None}), read(Status, later))).startswith(
         "alarm over: pass 7 stands still"
     )
 
 
 def test_a_log_that_cannot_be_written_is_the_alarm_and_not_the_waiting_close():
     told = {"trouble": "no room", "stalled": {"waits_for": "close", "for_s": 31.0, "max_s": 30.0}}
-    assert alarms(Status(told)) == {Alarm.LOG: "no room"}
+    assert alarms(read(Status, told)) == {Alarm.LOG: "no room"}
 
 
 def test_a_rank_0_that_does_not_answer_is_stalled_until_it_does(tmp_path):
@@ -114,7 +114,7 @@ def test_a_rank_0_that_does_not_answer_is_stalled_until_it_does(tmp_path):
             until(lambda: line.status == {"pass": 3, "state": "training"})
             asleep.set()
             until(lambda: "stalled" in line.status)
-            assert alarms(Status(line.status)) == {
+            assert alarms(read(Status, line.status)) == {
                 Alarm.STALLED: "pass 3 stands still, for more than 0.3 s: "
                 "trainer-0 does not answer: it is stopped, or busy"
             }

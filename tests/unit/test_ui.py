@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from headrace.service.api.app import ApiSettings, app
 from headrace.service.auth.roles import Role
-from headrace.service.monitor.status import Status
 from headrace.service.ui import action_catalog, format, job_history, job_learning, job_stream, job_tables, overview
 from headrace.service.ui.api_client import routes_of
 from headrace.service.ui.charts import ChartLine, ChartMark, lines_chart, marks_chart
@@ -22,6 +21,7 @@ from headrace.service.ui.recorder import moment_of
 from headrace.service.ui.series import MAX_CLOSES, MAX_POINTS, append_closes, halved, metric_line, thinned, within_range
 from headrace.service.ui.sessions import IDLE_S, MAX_EACH, Sessions
 from headrace.service.ui.sign_in import place_of
+from headrace.trainer.job_status import Status, read
 from headrace.trainer.spec.changes import hot_keys
 
 
@@ -230,14 +230,14 @@ def test_how_a_job_failed_is_told_with_its_code():
 
 
 def test_a_moment_of_many_partitions_keeps_the_sum_of_their_lag():
-    few = moment_of(Status({"lag": {"a": 1, "b": 2}, "tables": {"t": {"rows": 3}}, "events_per_s": 7}), 1.0)
+    few = moment_of(read(Status, {"lag": {"a": 1, "b": 2}, "tables": {"t": {"rows": 3}}, "events_per_s": 7}), 1.0)
     assert (few.lag, few.rows, few.events_per_s, few.at_ms) == ({"a": 1, "b": 2}, 3, 7, 1000.0)
-    many = moment_of(Status({"lag": {str(n): 1 for n in range(100)}}), 1.0)
+    many = moment_of(read(Status, {"lag": {str(n): 1 for n in range(100)}}), 1.0)
     assert many.lag == {"all": 100} and many.rows is None
 
 
 def test_freshness_is_in_a_unit_that_a_person_would_use():
-    moments = [moment_of(Status({"freshness_s": 7200.0 * n}), float(n)) for n in (1, 2)]
+    moments = [moment_of(read(Status, {"freshness_s": 7200.0 * n}), float(n)) for n in (1, 2)]
     unit, [line] = job_stream.freshness_line(moments)
     assert unit == "hours" and [y for _, y in line.points] == [2.0, 4.0]
     assert job_stream.freshness_line([])[0] == "seconds"
