@@ -10,21 +10,24 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from headrace.config import Seed, load_toml, validate
 from headrace.dataset.features.slot_rules import check_pipe_slots
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.loader.timing import format_timing, timing_hints
 from headrace.dataset.samples.batch import Samples
-from headrace.dataset.sources.opening import open_sources
-from headrace.dataset.spec.config import OnBadEvent, SourceSection
+from headrace.dataset.sources.kinds import AnySource, open_sources
+from headrace.dataset.spec.config import AnyPipe, OnBadEvent, Opening, SampleSection, SourceSection
 from headrace.dataset.spec.schema import Schema
-from headrace.dataset.spec.source_set import SourceSet
-from headrace.dataset.spec.stream_spec import StreamSpec, read_stream
+from headrace.dataset.spec.source_set import SourceSet, check_sources
+from headrace.dataset.spec.stream_spec import SlotsSpec
 from headrace.dataset.stream.source import Partition, Segment, Source
 from headrace.deadline import Deadline
 from headrace.errors import BadInput
@@ -44,6 +47,30 @@ SHOWN = 20
 ONE_SOURCE = SourceSet.of(SourceSection())
 PLAIN_WIDTH = 160
 """Columns if the output is not a terminal."""
+
+
+class StreamSpec(SlotsSpec):
+    """Source, pipe, slots and sample."""
+
+    name: str = "job"
+    """Name of the job."""
+    seed: Seed = 1
+    """Seed of all random choices."""
+    sources: Annotated[dict[str, AnySource], Field(min_length=1)]
+    """The stream: one source, or several by name."""
+    pipe: AnyPipe
+    """The command, or the keys of the slots, that turn events into samples."""
+    sample: SampleSection = SampleSection()
+    """Group and weight of samples."""
+
+
+def read_stream(path: Path, overrides: Sequence[str] = ()) -> StreamSpec:
+    """The source, pipe and slots of the spec at `path`. Raises SpecError."""
+    raw = load_toml(path, overrides)
+    with naming_entries(raw):
+        stream = validate(StreamSpec, raw, only_known=True)
+        check_sources(stream.sources)
+    return stream
 
 
 def first_segments(partitions: Sequence[Partition], limit: int) -> Iterator[Segment]:
@@ -137,7 +164,8 @@ def try_stream(stream: StreamSpec, spec: Path, limit: int, console: Console, sho
     # A bad event is shown and does not end the run; no dead letters are written.
     pipe = stream.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
     deadline = Deadline.after(OPEN_S)
-    source = open_sources(stream.sources, folder=spec.parent, job=stream.name, seed=stream.seed, deadline=deadline)
+    opening = Opening(folder=spec.parent, job=stream.name, seed=stream.seed, deadline=deadline)
+    source = open_sources(stream.sources, opening)
     sources = SourceSet(stream.sources)
     reader = SegmentReader(source, pipe, schema, sources, None, spec.parent, spec=spec)
     try:

@@ -19,7 +19,8 @@ from headrace.config import (
     Seed,
     Size,
 )
-from headrace.dataset.spec.config import READ_AHEAD_BYTES, AnyPipe, AnySlot, AnySource, SampleSection
+from headrace.dataset.sources.kinds import AnySource
+from headrace.dataset.spec.config import READ_AHEAD_BYTES, AnyPipe, AnySlot, SampleSection
 from headrace.dataset.spec.join_section import JoinSection
 from headrace.errors import SpecError
 from headrace.failpoints import ArmedFailpoint

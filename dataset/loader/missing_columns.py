@@ -11,7 +11,7 @@ from headrace import documents
 from headrace.dataset.features.decoding import EventField
 from headrace.dataset.features.slot_rules import fields_of
 from headrace.dataset.pipe.segment_work import PipeInput
-from headrace.dataset.spec.config import FIELD_SEPARATOR, AnyPipe, ColumnsPipe, FileFormat, FilesSource, SourceSection
+from headrace.dataset.spec.config import FIELD_SEPARATOR, AnyPipe, ColumnsPipe, SourceSection
 from headrace.dataset.spec.schema import Schema
 from headrace.validation import nearest
 
@@ -28,7 +28,7 @@ class MissingColumns:
 
     def look(self, source: str, section: SourceSection, work: PipeInput) -> None:
         """Warn if these are the first rows of a Parquet source, and they lack a column."""
-        if source in self._seen or not isinstance(section, FilesSource) or section.format is not FileFormat.PARQUET:
+        if source in self._seen or not section.first_has_all_fields:
             return
         row = next((block.value(0) for block in work.blocks if len(block)), None)
         if row is None:

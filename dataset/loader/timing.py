@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from headrace.dataset.loader.batch_loader import PassTally
-from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, FilesSource, PipeSection, Protocol, SourceSection
+from headrace.dataset.spec.config import AnyPipe, ColumnsPipe, PipeSection, Protocol, SourceSection
 
 MIN_EVENTS = 1_000
 """With fewer events, most of the time is the start of the command."""
@@ -40,10 +40,7 @@ def timing_hints(
         elif pipe.processes < num_cores:
             yield f"hint: most of the time is spent parsing; pipe.processes = {num_cores} parses in parallel"
     elif tally.source_s > most:
-        files = isinstance(source, FilesSource)
-        yield "hint: most of the time is spent reading the source" + (
-            "; plain files are faster to read than gzip" * files
-        )
+        yield "; ".join(filter(None, ("hint: most of the time is spent reading the source", source.faster)))
 
 
 def _of_pipe(pipe: PipeSection, num_cores: int) -> str:

@@ -15,7 +15,7 @@ from headrace.dataset.samples.batch import F64, I64, Samples
 from headrace.dataset.samples.rejection import Reason, Rejection
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.sources.event_time import SECONDS, possible_times
-from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
+from headrace.dataset.spec.config import EventTime, SourceSection
 from headrace.dataset.stream.event_values import LINE_FEED, as_lines, bytes_of, find_line_feeds, grouped, take_events
 from headrace.dataset.stream.source import Events, Segment
 
@@ -94,8 +94,7 @@ class SkippedValues:
     @classmethod
     def of(cls, section: SourceSection) -> "SkippedValues":
         """Those that a source leaves out."""
-        null = isinstance(section, KafkaSource) and section.null_values == "skip"
-        return cls(null, isinstance(section, FilesSource) and section.blank_lines == "skip")
+        return cls(section.skips_null, section.skips_blank)
 
 
 NONE_SKIPPED = SkippedValues()

@@ -15,22 +15,30 @@ not read, and a bounded source stays the same.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, assert_never
 
-from headrace.blob.store_address import parse
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
+
+from headrace.blob.store_address import StoreKind, parse
+from headrace.config import Duration
 from headrace.dataset.sources.event_file import EventFile
 from headrace.dataset.sources.file_order import FileOrder
 from headrace.dataset.sources.line_file import LineFile
 from headrace.dataset.sources.source_file import FileTree, LocalTree, SourceFile
-from headrace.dataset.sources.time_index import TimeIndex
-from headrace.dataset.spec.config import FileFormat, FilesSource
-from headrace.dataset.spec.path_pattern import Pattern, open_folders
+from headrace.dataset.spec.config import RECORD_CLOCK, Opening, RecordedSource
+from headrace.dataset.spec.file_formats import format_of_name
+from headrace.dataset.spec.path_pattern import PathPattern, Pattern, open_folders
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Events, Partition, Segment
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
+
+if TYPE_CHECKING:
+    from headrace.dataset.sources.time_index import TimeIndex
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +48,136 @@ MAX_OPEN_FILES = 64
 """Most files kept open; the least recently used one is closed, and opened again when needed."""
 MAX_INDEXES = 64
 """Most files whose event times are kept; those of the least recently used one are read again when needed."""
+
+
+class FileFormat(StrEnum):
+    """Content of the files of a source."""
+
+    LINES = "lines"
+    PARQUET = "parquet"
+
+
+class FilesSource(RecordedSource):
+    """Lines of files, plain or gzip, or rows of Parquet files. All files are one stream, read one after another,
+    ordered by the pattern's fields, then by name."""
+
+    kind: Literal["files"]
+    """Files."""
+    paths: Annotated[tuple[PathPattern, ...], Field(min_length=1, max_length=10_000)]
+    """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to `root`. Wildcards skip names that begin with
+    "." or "_", such as "_temporary": write these out. "_day=7" is a folder like others."""
+    root: str | None = Field(default=None, max_length=4096)
+    """Where `paths` begin, if the files are in an object store: "s3://bucket/prefix", with options and credentials as
+    for `store.mirror`. Unset: the spec's folder."""
+    format: FileFormat = FileFormat.LINES
+    """"lines": each line is an event; "parquet": each row is one, as JSON text."""
+    columns: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
+    """Parquet: the columns that events have; others are not read. Unset: all."""
+    timestamps: Literal["s", "ms", "us", "iso"] = "ms"
+    """Parquet: what a timestamp becomes: a whole number of seconds, milliseconds or microseconds since 1970, rounded
+    down, or ISO text."""
+    partition_by: str | None = Field(default=None, max_length=256)
+    """Field of the paths that separates parallel partitions, for example "{shard}": the files with one value are one
+    stream in order, and the streams advance together. Unset: all files are one stream."""
+    follow: bool = False
+    """Wait for more lines and new files."""
+    ready: str | None = None
+    """Marker file, for example "_SUCCESS": a folder's files are read, in order, once the marker exists."""
+    poll: Duration = 1.0
+    """Pause between two looks at followed files."""
+    blank_lines: Literal["skip", "read"] = "skip"
+    """Lines without a byte: "skip" leaves them out and counts them; "read" makes each an event."""
+
+    no_record_times: ClassVar[str] = "lines of files have no time of their own"
+    faster: ClassVar[str] = "plain files are faster to read than gzip"
+
+    @field_validator("root")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None and parse(value).kind is not StoreKind.S3:
+            raise ValueError('is not the address of an object store, "s3://bucket/prefix"; write folders in paths')
+        return value
+
+    @model_validator(mode="after")
+    def _fits_format(self) -> "FilesSource":
+        if self.format is FileFormat.LINES and (self.columns or self.timestamps != "ms"):
+            key = "columns" if self.columns else "timestamps"
+            raise ValueError(f'{key} has no effect on lines; set format = "parquet", or leave it out')
+        if self.root is not None and (bad := next((path for path in self.paths if path.startswith("/")), None)):
+            raise ValueError(f'paths are relative to root; "{bad}" begins with a slash')
+        return self
+
+    @model_validator(mode="after")
+    def _holds_lines(self) -> "FilesSource":
+        for number, path in enumerate(self.paths if self.format is FileFormat.LINES else ()):
+            if (other := format_of_name(path)) is not None:
+                raise ValueError(f'paths.{number}, "{path}", has no lines: it is {other}')
+        return self
+
+    @model_validator(mode="after")
+    def _has_field(self) -> "FilesSource":
+        if self.partition_by is None:
+            return self
+        if [f"{{{field}}}" for field in Pattern(self.partition_by).fields] != [self.partition_by]:
+            raise ValueError(
+                f'partition_by = "{self.partition_by}" is not a field; write it as in paths, like "{{shard}}"'
+            )
+        for number, path in enumerate(self.paths):
+            if self.partition_by.strip("{}") not in Pattern(path).fields:
+                raise ValueError(f'partition_by = "{self.partition_by}" is not in paths.{number}, "{path}"')
+        return self
+
+    @property
+    @override
+    def ends(self) -> bool:
+        return not self.follow
+
+    @property
+    @override
+    def skips_blank(self) -> bool:
+        return self.blank_lines == "skip"
+
+    @property
+    @override
+    def first_has_all_fields(self) -> bool:
+        return self.format is FileFormat.PARQUET
+
+    @override
+    def stream(self, partition: str) -> str:
+        if self.partition_by is None:
+            return ""
+        found = (pattern.values(partition) for pattern in map(Pattern, self.paths) if pattern.fields)
+        return next((values[self._parting] for values in found if values), partition)
+
+    @property
+    def _parting(self) -> str:
+        return (self.partition_by or "").strip("{}")
+
+    @override
+    def clock(self, *, merged: bool) -> str:
+        fields = {Pattern(path).fields for path in self.paths}
+        period = "/".join(field for field in next(iter(fields)) if field != self._parting) if len(fields) == 1 else ""
+        if self.event_time.field is None:
+            return period
+        return RECORD_CLOCK if merged else period or RECORD_CLOCK
+
+    @override
+    def open(self, opening: Opening) -> "FileStream":
+        return FileStream(self, opening.folder, opening.known, opening.deadline)
+
+    @override
+    def check_data(self, opening: Opening) -> None:
+        if self.ends:
+            self.open(opening).close()
+
+    @override
+    def local_files(self, folder: Path) -> Iterable[str]:
+        return () if self.root is not None else (path for each in self.paths for path in Pattern(each).matches(folder))
+
+    @override
+    def not_in_pods(self) -> Iterable[tuple[str, str]]:
+        if self.root is None:
+            yield "root", "is not set: a pod has no such files; keep them in an object store"
 
 
 class FileStream:
@@ -133,8 +271,10 @@ class FileStream:
             file.close()
         self._open.clear()
 
-    def _times(self, name: str) -> TimeIndex:
+    def _times(self, name: str) -> "TimeIndex":
         """The times of a file, up to its present end."""
+        from headrace.dataset.sources.time_index import TimeIndex  # late: it reads JSON by pyarrow
+
         file = self._files[name]
         if (index := self._indexes.get(name)) is None:
             own = self._event_file(self._tree.file(name), self._config.event_time.field)

@@ -6,14 +6,24 @@ lack make kafka-python read the records. Everything else is refused.
 
 import difflib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from headrace.dataset.spec.config import KafkaLibrary
 from headrace.errors import SpecError
 from headrace.extras import is_installed, require
 from headrace.secrets import SECRET_KEYS, resolve_secret
 
+
+class KafkaLibrary(StrEnum):
+    """The library that reads Kafka's records."""
+
+    LIBRDKAFKA = "librdkafka"
+    KAFKA_PYTHON = "kafka-python"
+
+
+FILE_OPTIONS = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
+"""Options that name a file."""
 OURS = {
     "allow_auto_create_topics": "reading a topic never creates it",
     "auto_commit_interval_ms": "positions are Headrace's own",

@@ -21,10 +21,11 @@ from typing import assert_never
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from headrace.dataset.sources.kafka import KafkaSource
 from headrace.dataset.sources.kafka_client import BoundedWait, KafkaClient
-from headrace.dataset.sources.kafka_options import consumer_options, library_of, librdkafka_options
+from headrace.dataset.sources.kafka_options import KafkaLibrary, consumer_options, library_of, librdkafka_options
 from headrace.dataset.sources.kafka_reader import BrokenRecords, KafkaReader, PositionGone, ReadRefused
-from headrace.dataset.spec.config import KafkaLibrary, KafkaSource, unix_us
+from headrace.dataset.spec.config import unix_us
 from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
 from headrace.dataset.stream.source import Events, Partition, Segment, check_identity
 from headrace.deadline import Deadline

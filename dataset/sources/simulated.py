@@ -13,11 +13,14 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
+from pydantic import Field, model_validator
+from typing_extensions import override
 
 from headrace.dataset.sources.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
-from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.spec.config import Opening, SourceSection
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Events, Partition, Segment, check_identity
 from headrace.deadline import Deadline
@@ -28,6 +31,64 @@ CHUNK_EVENTS = 1_000
 MAX_CHUNKS_KEPT = 8
 """Most chunks cached for readers of short segments; the least recently used one is dropped."""
 FOREVER = 1 << 62
+MAX_SIMULATED_EVENTS = 100_000_000_000
+"""Upper limit of a simulated stream's events; their times in milliseconds fit 63 bits."""
+MAX_ALIVE = 1 << 32
+"""Upper limit of users or items alive at a time in a simulated stream."""
+LAST_UNIX_TIME_S = 253_402_300_799
+"""The last second of the year 9999."""
+
+
+class SimulatedSource(SourceSection):
+    """A synthetic click stream: users whose tastes drift, items that appear and disappear; seeded."""
+
+    kind: Literal["simulated"]
+    """Simulated."""
+    events: int | None = Field(default=None, ge=1, le=MAX_SIMULATED_EVENTS)
+    """Number of events; unset: the stream never ends."""
+    rate: float = Field(default=0.0, ge=0, le=1e9)
+    """Events per second of wall time; 0 = as fast as they are read (bounded sources only)."""
+    since: float | None = Field(default=None, ge=0, le=LAST_UNIX_TIME_S)
+    """Unix time of the first event's arrival, so that several jobs see one stream; default: when the source opens."""
+    partitions: int = Field(default=4, ge=1, le=256)
+    """Number of partitions."""
+    users: int = Field(default=10_000, ge=1, le=MAX_ALIVE)
+    """Users alive at any time."""
+    items: int = Field(default=2_000, ge=10, le=MAX_ALIVE)
+    """Items alive at any time."""
+    item_life: int = Field(default=200_000, ge=1, le=MAX_SIMULATED_EVENTS)
+    """Average number of events during which an item is alive."""
+    shown: int = Field(default=5, ge=1, le=100)
+    """Items shown by an event; one sample each."""
+    drift: float = Field(default=1.0, ge=0, le=1e6)
+    """How fast tastes change; 0 = never."""
+
+    @model_validator(mode="after")
+    def _arrives(self) -> "SimulatedSource":
+        if self.events is None and not self.rate:
+            raise ValueError("a stream without an end needs a rate: set rate = 10000, or events = 100000")
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> "SimulatedSource":
+        """Numbers of users and items grow with each life; the greatest must fit 63 bits."""
+        lives = 2 * (self.events or MAX_SIMULATED_EVENTS) // self.item_life + 2
+        if max(self.users, self.items) * lives >= 1 << 62:
+            raise ValueError("numbers of users or items exceed 63 bits: raise item_life, or lower users and items")
+        return self
+
+    @property
+    @override
+    def ends(self) -> bool:
+        return self.events is not None
+
+    def world(self, seed: int) -> World:
+        """The world of its events, all that decides their content."""
+        return World(seed, self.partitions, self.users, self.items, self.item_life, self.shown, self.drift)
+
+    @override
+    def open(self, opening: Opening) -> "SimulatedStream":
+        return SimulatedStream(self, opening.seed)
 
 
 class SimulatedStream:
@@ -39,7 +100,7 @@ class SimulatedStream:
     def __init__(self, config: SimulatedSource, seed: int) -> None:
         self.bounded = config.events is not None
         self._config, self._seed = config, seed
-        self._world = World.of(config, seed)
+        self._world = config.world(seed)
         # A hash of all that decides the content of events; not of their arrival and the end of the stream.
         self._identity = hashlib.sha256(repr(self._world).encode()).hexdigest()[:16]
         self._opened_s = time.monotonic() - (0 if config.since is None else max(0.0, time.time() - config.since))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.dataset.spec.config import SimulatedSource
 from headrace.keys import GOLDEN
 
 F64 = NDArray[np.float64]
@@ -88,13 +87,6 @@ class World:
     item_life: int
     shown: int
     drift: float
-
-    @classmethod
-    def of(cls, config: SimulatedSource, seed: int) -> "World":
-        """The world of a source."""
-        return cls(
-            seed, config.partitions, config.users, config.items, config.item_life, config.shown, config.drift
-        )  # fmt: skip
 
     def scene(self, partition: int, index_E: I64, draw_EK: F64) -> EventContent:
         """The events with numbers `index_E`, from 2 + 2 * shown uniform draws each."""

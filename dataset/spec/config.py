@@ -1,21 +1,24 @@
-"""The sections of a job file about the stream: sources, pipe, slots, sample, dead letters."""
+"""The sections of a job file about the stream: what sources share, pipe, slots, sample, dead letters."""
 
 import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from headrace.blob.store_address import StoreKind, parse
-from headrace.config import Count, Duration, PositiveCount, PositiveDuration, PositiveSize, Section, SlotGroup
+from headrace.config import Count, PositiveCount, PositiveDuration, PositiveSize, Section, SlotGroup
 from headrace.dataset.spec.counters import CountersSection
 from headrace.dataset.spec.event_format import EventFormat
 from headrace.dataset.spec.feature_keys import FeatureKeys, FieldPath
-from headrace.dataset.spec.file_formats import format_of_name
-from headrace.dataset.spec.path_pattern import PathPattern, Pattern
 from headrace.dataset.spec.row_statistics import StatisticsSection
-from headrace.secrets import Options
+from headrace.deadline import Deadline
+
+if TYPE_CHECKING:
+    from headrace.dataset.stream.source import Source
 
 MAX_LEN = 1 << 20
 """Upper limit of `max_len`, in signs per sample."""
@@ -23,12 +26,6 @@ MAX_HISTORY = 1_000
 """Upper limit of `history.last`, in signs of one key: 8 bytes each in memory, commits and messages."""
 MAX_DENSE = 1 << 24
 """Upper limit of a dense slot's size, in floats: 64 MiB per sample."""
-MAX_SIMULATED_EVENTS = 100_000_000_000
-"""Upper limit of a simulated stream's events; their times in milliseconds fit 63 bits."""
-MAX_ALIVE = 1 << 32
-"""Upper limit of users or items alive at a time in a simulated stream."""
-LAST_UNIX_TIME_S = 253_402_300_799
-"""The last second of the year 9999."""
 
 
 class EventTime(Section):
@@ -51,8 +48,8 @@ class EventTime(Section):
         return self
 
 
-OVERLAP_S = 3600.0
-"""Default of a Kafka source's `overlap`."""
+RECORD_CLOCK = "record"
+"""The clock of sources whose events have times: time stamps of records, or a field of a file's events."""
 READ_AHEAD_BYTES = 512 << 20
 """Bytes of events and samples that a trainer reads ahead, if the job does not say."""
 FIELD_SEPARATOR = "."
@@ -75,8 +72,24 @@ def unix_us(text: str) -> int:
     return since_epoch // timedelta(microseconds=1)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """The job and machine for which a source is opened."""
+
+    folder: Path
+    """The spec's folder, at which relative paths start."""
+    job: str
+    """Name of the job: Kafka's group, unless the source has its own."""
+    seed: int
+    """The job's seed."""
+    deadline: Deadline
+    """By then it answers, or raises SourceUnavailable."""
+    known: Collection[str] | None = ()
+    """Names of the partitions that the job found before a restart; None: only segments of a plan are read."""
+
+
 class SourceSection(Section):
-    """Settings common to all kinds of source."""
+    """Settings common to all kinds of source, and what each kind says of itself; `dataset.sources.kinds` lists them."""
 
     after: str | None = None
     """Name of another source of the job, which must have an end: this one begins when all events of that one are in
@@ -92,6 +105,68 @@ class SourceSection(Section):
     ones predict what was learnt already; see docs/warm-up.md."""
     on_gap: Literal["fail", "earliest", "latest"] = "fail"
     """If a position is no longer retained: stop, or continue at the first or last one; losses are counted."""
+
+    no_record_times: ClassVar[str] = ""
+    """Why its events have no time stamps of their own beside their bytes; empty where they have."""
+    faster: ClassVar[str] = ""
+    """A way to make reading faster, in words."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether the stream ends."""
+        return False
+
+    @property
+    def skips_null(self) -> bool:
+        """Whether events without a value are left out."""
+        return False
+
+    @property
+    def skips_blank(self) -> bool:
+        """Whether events without a byte are left out."""
+        return False
+
+    @property
+    def first_has_all_fields(self) -> bool:
+        """Whether a partition's first event has all fields that any has."""
+        return False
+
+    def stream(self, partition: str) -> str:
+        """The name of what is read in one order: the partition, unless several are."""
+        return partition
+
+    def clock(self, *, merged: bool) -> str:
+        """Sources of one clock advance together in event time; "" is its own alone. `merged`: of merged streams."""
+        return ""
+
+    def open(self, opening: Opening) -> "Source":
+        """The stream, read once whatever `epochs` is.
+
+        Raises SpecError if a setting is wrong or a library is missing, SourceUnavailable without an answer in time.
+        """
+        raise NotImplementedError
+
+    def check(self, folder: Path, at: str) -> None:
+        """Raise SpecError for what this machine lacks. `at`: the path of the section. Nothing is connected to."""
+
+    def check_data(self, opening: Opening) -> None:
+        """Raise SpecError where a new job would find no data at once; None where it may still arrive."""
+
+    def local_files(self, folder: Path) -> Iterable[str]:
+        """Files below the spec's folder that each machine must have, in order."""
+        return ()
+
+    def not_in_pods(self) -> Iterable[tuple[str, str]]:
+        """Keys that name something on one machine's disk, and what to do."""
+        return ()
+
+    def not_repeated(self) -> Iterable[tuple[str, str]]:
+        """Keys by which two runs would not read the same events, and what to do."""
+        return ()
+
+    def beside(self, job: str, suffix: str) -> Mapping[str, str]:
+        """Keys of a run beside `job`, told apart by `suffix`: it must change nothing that others see of the job."""
+        return {}
 
 
 class RecordedSource(SourceSection):
@@ -122,181 +197,6 @@ class RecordedSource(SourceSection):
         if self.since is not None and self.until is not None and unix_us(self.since) >= unix_us(self.until):
             raise ValueError(f"no event is at or after since = {self.since} and before until = {self.until}")
         return self
-
-
-class FileFormat(StrEnum):
-    """Content of the files of a source."""
-
-    LINES = "lines"
-    PARQUET = "parquet"
-
-
-class FilesSource(RecordedSource):
-    """Lines of files, plain or gzip, or rows of Parquet files. All files are one stream, read one after another,
-    ordered by the pattern's fields, then by name."""
-
-    kind: Literal["files"]
-    """Files."""
-    paths: Annotated[tuple[PathPattern, ...], Field(min_length=1, max_length=10_000)]
-    """Globs or templates such as "logs/{day}/{hour}/*.jsonl", relative to `root`. Wildcards skip names that begin with
-    "." or "_", such as "_temporary": write these out. "_day=7" is a folder like others."""
-    root: str | None = Field(default=None, max_length=4096)
-    """Where `paths` begin, if the files are in an object store: "s3://bucket/prefix", with options and credentials as
-    for `store.mirror`. Unset: the spec's folder."""
-    format: FileFormat = FileFormat.LINES
-    """"lines": each line is an event; "parquet": each row is one, as JSON text."""
-    columns: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
-    """Parquet: the columns that events have; others are not read. Unset: all."""
-    timestamps: Literal["s", "ms", "us", "iso"] = "ms"
-    """Parquet: what a timestamp becomes: a whole number of seconds, milliseconds or microseconds since 1970, rounded
-    down, or ISO text."""
-    partition_by: str | None = Field(default=None, max_length=256)
-    """Field of the paths that separates parallel partitions, for example "{shard}": the files with one value are one
-    stream in order, and the streams advance together. Unset: all files are one stream."""
-    follow: bool = False
-    """Wait for more lines and new files."""
-    ready: str | None = None
-    """Marker file, for example "_SUCCESS": a folder's files are read, in order, once the marker exists."""
-    poll: Duration = 1.0
-    """Pause between two looks at followed files."""
-    blank_lines: Literal["skip", "read"] = "skip"
-    """Lines without a byte: "skip" leaves them out and counts them; "read" makes each an event."""
-
-    @field_validator("root")
-    @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        if value is not None and parse(value).kind is not StoreKind.S3:
-            raise ValueError('is not the address of an object store, "s3://bucket/prefix"; write folders in paths')
-        return value
-
-    @model_validator(mode="after")
-    def _fits_format(self) -> "FilesSource":
-        if self.format is FileFormat.LINES and (self.columns or self.timestamps != "ms"):
-            key = "columns" if self.columns else "timestamps"
-            raise ValueError(f'{key} has no effect on lines; set format = "parquet", or leave it out')
-        if self.root is not None and (bad := next((path for path in self.paths if path.startswith("/")), None)):
-            raise ValueError(f'paths are relative to root; "{bad}" begins with a slash')
-        return self
-
-    @model_validator(mode="after")
-    def _holds_lines(self) -> "FilesSource":
-        for number, path in enumerate(self.paths if self.format is FileFormat.LINES else ()):
-            if (other := format_of_name(path)) is not None:
-                raise ValueError(f'paths.{number}, "{path}", has no lines: it is {other}')
-        return self
-
-    @model_validator(mode="after")
-    def _has_field(self) -> "FilesSource":
-        if self.partition_by is None:
-            return self
-        if [f"{{{field}}}" for field in Pattern(self.partition_by).fields] != [self.partition_by]:
-            raise ValueError(
-                f'partition_by = "{self.partition_by}" is not a field; write it as in paths, like "{{shard}}"'
-            )
-        for number, path in enumerate(self.paths):
-            if self.partition_by.strip("{}") not in Pattern(path).fields:
-                raise ValueError(f'partition_by = "{self.partition_by}" is not in paths.{number}, "{path}"')
-        return self
-
-
-class KafkaLibrary(StrEnum):
-    """The library that reads Kafka's records."""
-
-    LIBRDKAFKA = "librdkafka"
-    KAFKA_PYTHON = "kafka-python"
-
-
-class KafkaSource(RecordedSource):
-    """Records of Kafka topics; each Kafka partition is a partition of the source."""
-
-    kind: Literal["kafka"]
-    """Kafka."""
-    topics: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Topics; all partitions of each are read."""
-    options: Options = {}
-    """Options of the consumer by kafka-python's names: bootstrap_servers, security_protocol, sasl_*, ssl_*, ...
-
-    Secrets may be references: sasl_plain_password = { env = "NAME" } or { file = "path" }."""
-    library: KafkaLibrary | None = None
-    """"librdkafka" or "kafka-python"; both read the same events. Unset: librdkafka, several times as fast, where it is
-    installed and knows all `options`."""
-    group: str | None = None
-    """Group id under which lag tools see the positions; default: the job's name."""
-    start: str = "earliest"
-    """"earliest", "latest", "group" (the group's committed offsets) or an ISO time with offset. With `since`, it is
-    left out: reading starts `overlap` before that time."""
-    overlap: Duration = OVERLAP_S
-    """With `since`: how much earlier, by the time stamps of records, reading starts. No event is lost whose record is
-    stamped at most this much before the event's time."""
-    end: str = "never"
-    """"never", "latest" (the offsets at start, or for a finished job at its next start) or an ISO time with
-    offset. All except "never" make the source bounded."""
-    connect_deadline: PositiveDuration = 30.0
-    """Longest time for the broker to answer at start."""
-    null_values: Literal["skip", "reject"] = "skip"
-    """Records with a null value, the tombstones of a compacted topic: "skip" leaves them out and counts them; "reject"
-    treats each as a bad event."""
-
-    @field_validator("start", "end")
-    @classmethod
-    def _known(cls, value: str, info: Any) -> str:
-        words = ("earliest", "latest", "group") if info.field_name == "start" else ("never", "latest")
-        if value not in words:
-            try:
-                unix_us(value)
-            except ValueError as error:
-                raise ValueError(f"is not one of {', '.join(words)}, and otherwise {error}") from None
-        return value
-
-    @model_validator(mode="after")
-    def _starts_once(self) -> "KafkaSource":
-        if self.since is not None and self.start != "earliest":
-            raise ValueError("start and since both say where reading starts; leave start out")
-        if self.since is None and self.overlap != OVERLAP_S:
-            raise ValueError("overlap has an effect with since only; set since, or leave it out")
-        return self
-
-
-class SimulatedSource(SourceSection):
-    """A synthetic click stream: users whose tastes drift, items that appear and disappear; seeded."""
-
-    kind: Literal["simulated"]
-    """Simulated."""
-    events: int | None = Field(default=None, ge=1, le=MAX_SIMULATED_EVENTS)
-    """Number of events; unset: the stream never ends."""
-    rate: float = Field(default=0.0, ge=0, le=1e9)
-    """Events per second of wall time; 0 = as fast as they are read (bounded sources only)."""
-    since: float | None = Field(default=None, ge=0, le=LAST_UNIX_TIME_S)
-    """Unix time of the first event's arrival, so that several jobs see one stream; default: when the source opens."""
-    partitions: int = Field(default=4, ge=1, le=256)
-    """Number of partitions."""
-    users: int = Field(default=10_000, ge=1, le=MAX_ALIVE)
-    """Users alive at any time."""
-    items: int = Field(default=2_000, ge=10, le=MAX_ALIVE)
-    """Items alive at any time."""
-    item_life: int = Field(default=200_000, ge=1, le=MAX_SIMULATED_EVENTS)
-    """Average number of events during which an item is alive."""
-    shown: int = Field(default=5, ge=1, le=100)
-    """Items shown by an event; one sample each."""
-    drift: float = Field(default=1.0, ge=0, le=1e6)
-    """How fast tastes change; 0 = never."""
-
-    @model_validator(mode="after")
-    def _arrives(self) -> "SimulatedSource":
-        if self.events is None and not self.rate:
-            raise ValueError("a stream without an end needs a rate: set rate = 10000, or events = 100000")
-        return self
-
-    @model_validator(mode="after")
-    def _numbers_fit(self) -> "SimulatedSource":
-        """Numbers of users and items grow with each life; the greatest must fit 63 bits."""
-        lives = 2 * (self.events or MAX_SIMULATED_EVENTS) // self.item_life + 2
-        if max(self.users, self.items) * lives >= 1 << 62:
-            raise ValueError("numbers of users or items exceed 63 bits: raise item_life, or lower users and items")
-        return self
-
-
-AnySource = Annotated[FilesSource | KafkaSource | SimulatedSource, Field(discriminator="kind")]
 
 
 class Protocol(StrEnum):

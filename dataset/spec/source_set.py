@@ -11,14 +11,10 @@ from functools import cached_property
 
 from headrace.dataset.spec.config import (
     MAX_SOURCES,
-    AnySource,
     EventTime,
-    FilesSource,
-    KafkaSource,
     MetaSlot,
     SourceSection,
 )
-from headrace.dataset.spec.path_pattern import Pattern
 from headrace.dataset.spec.schema import Schema
 from headrace.errors import SpecError
 from headrace.validation import nearest
@@ -26,8 +22,6 @@ from headrace.validation import nearest
 SEPARATOR = ":"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 WHOLE = ("int64", "uint64")
-RECORD_CLOCK = "record"
-"""The clock of sources whose events have times: time stamps of records, or a field of a file's events."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +64,7 @@ class SourceSet:
     def stream_of(self, partition: str) -> str:
         """The name of what is read in one order: a partition, or the files of a source without parallel partitions."""
         name = self.name_of(partition)
-        section = self.sections[name]
-        if not isinstance(section, FilesSource):
-            return partition
-        if section.partition_by is None:
-            return self.joined(name, "")
-        field, own = section.partition_by.strip("{}"), self.own_name(partition)
-        found = (pattern.values(own) for pattern in map(Pattern, section.paths) if pattern.fields)
-        return self.joined(name, next((values[field] for values in found if values), own))
+        return self.joined(name, self.sections[name].stream(self.own_name(partition)))
 
     def split(self, by_partition: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Values by partition, as values by source and by the source's own name of the partition."""
@@ -92,15 +79,16 @@ class SourceSet:
         Sources whose events have times have one, and so have files whose patterns have the same fields: these advance
         by period, unless the streams are `merged`.
         """
-        alone, together = self._clocks[self.name_of(stream)]
-        return together if merged else alone
+        return self._clocks[merged].get(self.name_of(stream), "")
 
     @cached_property
-    def _clocks(self) -> dict[str, tuple[str, str]]:
+    def _clocks(self) -> tuple[dict[str, str], dict[str, str]]:
         """By source: its clock, and the one where streams are merged."""
-        if not self.several:
-            return dict.fromkeys(self.sections, ("", ""))
-        return {name: _clocks_of(name, section) for name, section in self.sections.items()}
+        alone, together = (
+            {name: each.clock(merged=merged) or f"{SEPARATOR}{name}" for name, each in self.sections.items()}
+            for merged in (False, True)
+        )
+        return (alone, together) if self.several else ({}, {})
 
     def predecessors(self, name: str) -> list[str]:
         """The sources that must have ended before `name` begins."""
@@ -112,34 +100,7 @@ class SourceSet:
         return found
 
 
-def _clocks_of(name: str, section: SourceSection) -> tuple[str, str]:
-    """See SourceSet._clocks. Files whose events have times need no periods."""
-    period = _clock(name, section)
-    if not isinstance(section, FilesSource) or section.event_time.field is None:
-        return period, period
-    return RECORD_CLOCK if period.startswith(SEPARATOR) else period, RECORD_CLOCK
-
-
-def _clock(name: str, section: SourceSection) -> str:
-    if isinstance(section, KafkaSource):
-        return RECORD_CLOCK
-    fields = {Pattern(path).fields for path in section.paths} if isinstance(section, FilesSource) else {()}
-    if len(fields) != 1 or fields == {()}:
-        return f"{SEPARATOR}{name}"
-    parted = section.partition_by.strip("{}") if isinstance(section, FilesSource) and section.partition_by else None
-    return "/".join(field for field in next(iter(fields)) if field != parted) or f"{SEPARATOR}{name}"
-
-
-def ends(source: AnySource) -> bool:
-    """Whether a stream ends."""
-    if isinstance(source, FilesSource):
-        return not source.follow
-    if isinstance(source, KafkaSource):
-        return source.end != "never"
-    return source.events is not None
-
-
-def check_sources(sources: Mapping[str, AnySource]) -> None:
+def check_sources(sources: Mapping[str, SourceSection]) -> None:
     """Raise SpecError where the sources of a job do not work together."""
     if len(sources) > MAX_SOURCES:
         raise SpecError(f"{len(sources)} sources are given; a job has at most {MAX_SOURCES}", "sources")
@@ -155,29 +116,29 @@ def check_sources(sources: Mapping[str, AnySource]) -> None:
         _check_epochs(name, sources)
 
 
-def _check_epochs(name: str, sources: Mapping[str, AnySource]) -> None:
+def _check_epochs(name: str, sources: Mapping[str, SourceSection]) -> None:
     path = f"sources.{name}.epochs"
-    if not ends(sources[name]):
+    if not sources[name].ends:
         raise SpecError(
             "a source is read again when it has ended, and this one never ends: files end with follow = false, Kafka "
             'with end = "latest" or a time',
             path,
         )
     for other, source in sources.items():
-        if not ends(source) and name not in SourceSet(sources).predecessors(other):
+        if not source.ends and name not in SourceSet(sources).predecessors(other):
             raise SpecError(
                 f"source {other!r} never ends, so the second epoch would never begin; give it after = {name!r}", path
             )
 
 
-def _check_after(name: str, after: str, sources: Mapping[str, AnySource]) -> None:
+def _check_after(name: str, after: str, sources: Mapping[str, SourceSection]) -> None:
     path = f"sources.{name}.after"
     if after == name or after not in sources:
         others = [each for each in sources if each != name]
         raise SpecError(f"{after!r} is not another source of the job; {nearest(after, others)}", path)
     if name in SourceSet(sources).predecessors(name):
         raise SpecError("the sources wait for each other in a circle", path)
-    if not ends(sources[after]):
+    if not sources[after].ends:
         raise SpecError(
             f"{after!r} never ends, so {name!r} would never begin; files end with follow = false, Kafka with "
             'end = "latest" or a time',

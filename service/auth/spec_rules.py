@@ -14,6 +14,7 @@ from typing import Any, Literal, assert_never, get_args, get_origin
 from pydantic import BaseModel
 
 from headrace.address import is_loopback, parse_address
+from headrace.dataset.sources.kafka_options import FILE_OPTIONS
 from headrace.errors import SpecError
 from headrace.interfaces import LOOPBACK_INTERFACE
 from headrace.secrets import SECRET_KEYS, is_reference
@@ -141,7 +142,6 @@ HOLDS: Mapping[tuple[str, str], TextKind] = {
     ("PredictionRequest", "base"): TextKind.BASE,
 }
 """By section and key. An inherited key is listed under the section that declares it."""
-KAFKA_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 KAFKA_TEXTS = (
     "bootstrap_servers client_dns_lookup client_id client_rack isolation_level sasl_mechanism sasl_plain_password "
     "sasl_plain_username security_protocol ssl_ciphers ssl_password"
@@ -251,7 +251,7 @@ class SpecRules:
 
     def _check_kafka(self, options: Mapping[str, Any], folder: Path, at: str) -> None:
         for name, value in options.items():
-            if name in KAFKA_FILES and isinstance(value, str):
+            if name in FILE_OPTIONS and isinstance(value, str):
                 self.confines.check_folder(value, folder, f"{at}.{name}")
             elif name not in KAFKA_TEXTS and (name in SECRET_KEYS or any(isinstance(t, str) for t in _leaves(value))):
                 raise SpecError("cannot be set through the service", f"{at}.{name}")

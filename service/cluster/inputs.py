@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from headrace.dataset.spec.config import FilesSource, PipeSection
-from headrace.dataset.spec.path_pattern import Pattern
+from headrace.dataset.spec.config import PipeSection
 from headrace.service.spec.job import LoadedJob
 
 SCRIPTS = (".py", ".sh", ".pl", ".rb", ".js", ".lua", ".R", ".awk")
@@ -18,9 +17,7 @@ def input_files(job: LoadedJob) -> list[str]:
     """Files of the pipe, of the user's model and of the source, relative to the job's folder."""
     named = [*named_by_pipe(job), *model_files(job.folder, job.spec.model.class_path or "")]
     for source in job.spec.sources.values():
-        if isinstance(source, FilesSource) and source.root is None:
-            found = (path for pattern in source.paths for path in Pattern(pattern).matches(job.folder))
-            named += islice(found, MAX_SOURCE_FILES)
+        named += islice(source.local_files(job.folder), MAX_SOURCE_FILES)
     return list(dict.fromkeys(named))
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 from headrace import documents
 from headrace.config import load_toml
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.simulated import SimulatedSource
 from headrace.done_markers import DONE
 from headrace.errors import HeadraceError, SpecError
 from headrace.failpoints import ArmedFailpoint, Failpoint
@@ -190,9 +193,9 @@ def _overrides(job: LoadedJob, events: int | None) -> list[str]:
     """Settings that separate these runs from the job: the name, under which Kafka shows positions, too."""
     ours = [f"name={json.dumps(job.spec.name[:NAME_LENGTH] + '-faults')}"]
     for name, source in job.spec.sources.items():
-        if source.kind == "simulated" and events is not None:
+        if isinstance(source, SimulatedSource) and events is not None:
             ours.append(f"sources.{name}.events={events}")
-        if source.kind == "kafka" and source.group is not None:
+        if isinstance(source, KafkaSource) and source.group is not None:
             ours.append(f"sources.{name}.group={json.dumps(source.group + '-faults')}")
     return ours
 
@@ -201,18 +204,22 @@ def _check_stream(job: LoadedJob, events: int | None) -> None:
     """Raise SpecError where the stream never ends, or depends on the positions of the job itself."""
     for name, source in job.spec.sources.items():
         key = f"sources.{name}"
-        if events is not None and source.kind != "simulated":
+        if isinstance(source, SimulatedSource):
+            if events is None and not source.ends:
+                raise SpecError("this stream never ends; give --events", key)
+            continue
+        if events is not None:
             raise SpecError("--events is for simulated sources", key)
-        if source.kind == "simulated" and source.events is None and events is None:
-            raise SpecError("this stream never ends; give --events", key)
-        if source.kind == "files" and source.follow:
+        if isinstance(source, FilesSource) and source.follow:
             raise SpecError("this stream never ends; give --set ...follow=false", f"{key}.follow")
-        if source.kind == "kafka" and source.end in ("never", "latest"):
+        if isinstance(source, KafkaSource) and source.end in ("never", "latest"):
             raise SpecError(
                 "all runs must end at the same place: give a time, as in 2024-05-01T00:00:00+00:00", f"{key}.end"
             )
-        if source.kind == "kafka" and source.start in ("latest", "group"):
+        if isinstance(source, KafkaSource) and source.start in ("latest", "group"):
             raise SpecError('all runs must begin at the same place: give "earliest", or a time', f"{key}.start")
+        if not source.ends:
+            raise SpecError("this stream never ends", key)
 
 
 def report_of(store: Path) -> dict[str, Any]:

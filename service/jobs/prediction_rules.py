@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.dataset.spec.config import KafkaSource
+from headrace.dataset.sources.kafka import KafkaSource
 from headrace.errors import SpecError
 from headrace.service.auth.allowed_paths import reserved_by_jobs
 from headrace.service.auth.config import AllowSection

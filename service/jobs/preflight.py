@@ -6,13 +6,10 @@ Nothing is started, written or connected to. service.spec.references checks the 
 import logging
 
 from headrace.dataset.pipe.command import check_pipe, old_name_hint
-from headrace.dataset.sources.kafka_options import consumer_options, library_of
-from headrace.dataset.sources.opening import open_source
-from headrace.dataset.spec.config import FilesSource, KafkaSource
+from headrace.dataset.spec.config import Opening
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.errors import SpecError
-from headrace.extras import require
 from headrace.service.cluster.launchers import check_launcher
 from headrace.service.cluster.store import check_free
 from headrace.service.cluster.store_defaults import with_store_defaults
@@ -72,17 +69,12 @@ def _check_start(job: LoadedJob, *, fresh: bool) -> bool:
     for number, path in enumerate(job.spec.metrics.own):
         check_class(path, job.folder, f"metrics.own.{number}")
     for name, source in job.spec.sources.items():
-        if isinstance(source, KafkaSource):
-            consumer_options(source.options, job.folder, f"sources.{name}.options")
-            require("kafka", "a source of Kafka", f"sources.{name}.kind")
-            library_of(source.library, source.options, f"sources.{name}")
+        source.check(job.folder, f"sources.{name}")
     return check_free(job.store, job.spec.name, fresh=fresh)
 
 
 def _check_files(job: LoadedJob) -> None:
     """For a new job without a mirror: one that continues knows its files, and they may be deleted by now."""
-    for source in job.spec.sources.values():
-        if not isinstance(source, FilesSource) or source.follow or job.spec.store.mirror is not None:
-            continue
-        spec, deadline = job.spec, Deadline.after(LIST_S)
-        open_source(source, folder=job.folder, job=spec.name, seed=spec.seed, deadline=deadline).close()
+    spec = job.spec
+    for source in spec.sources.values() if spec.store.mirror is None else ():
+        source.check_data(Opening(folder=job.folder, job=spec.name, seed=spec.seed, deadline=Deadline.after(LIST_S)))

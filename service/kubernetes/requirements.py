@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from headrace.address import is_wildcard, parse_address
-from headrace.dataset.spec.config import FilesSource, KafkaSource
 from headrace.errors import SpecError
 from headrace.secrets import references_of
 from headrace.service.cluster.launchers import EXTERNAL
@@ -19,7 +18,6 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Names of objects that leave room for what is appended to the job's."""
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
-KAFKA_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 
 
 def check_renderable(job: LoadedJob, settings: ManifestSettings) -> None:
@@ -105,12 +103,8 @@ def _check_secrets(job: LoadedJob) -> None:
 def _local_places(job: LoadedJob) -> Iterator[tuple[str, str]]:
     """Keys that name something on one machine's disk, and what to do."""
     for name, source in job.spec.sources.items():
-        if isinstance(source, FilesSource) and source.root is None:
-            yield f"sources.{name}.root", "is not set: a pod has no such files; keep them in an object store"
-        if isinstance(source, KafkaSource):
-            for key in KAFKA_FILES:
-                if key in source.options:
-                    yield f"sources.{name}.options.{key}", "names a file, which a pod does not have"
+        for key, words in source.not_in_pods():
+            yield f"sources.{name}.{key}", words
     for name, export in job.spec.exports.items():
         if export.path is None or not export.path.startswith("s3://"):
             yield f"exports.{name}.path", "is a folder of a pod, which goes with it; export to an object store"

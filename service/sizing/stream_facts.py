@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.samples.batch import Samples
-from headrace.dataset.sources.opening import open_sources
-from headrace.dataset.spec.config import OnBadEvent
+from headrace.dataset.sources.kinds import open_sources
+from headrace.dataset.spec.config import OnBadEvent, Opening
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Partition, Segment, Source
@@ -151,7 +151,8 @@ def read_stream_facts(job: LoadedJob, num_events: int) -> StreamFacts:
     counters = _counters(schema, spec.tables)
     pipe = spec.pipe.model_copy(update={"on_bad_event": OnBadEvent.SKIP})
     deadline = Deadline.after(OPEN_S)
-    source = open_sources(spec.sources, folder=job.folder, job=spec.name, seed=spec.seed, deadline=deadline)
+    opening = Opening(folder=job.folder, job=spec.name, seed=spec.seed, deadline=deadline)
+    source = open_sources(spec.sources, opening)
     reader = SegmentReader(source, pipe, schema.emitted, SourceSet(spec.sources), None, job.folder)
     tally, clock = PassTally(), _ReadingClock()
     try:

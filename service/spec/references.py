@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from headrace.dataset.features.slot_rules import check_pipe_slots
-from headrace.dataset.spec.config import ColumnsPipe, EventTime, FilesSource, MetaSlot, SlotKind, SparseSlot
+from headrace.dataset.spec.config import ColumnsPipe, EventTime, MetaSlot, SlotKind, SparseSlot
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import check_event_time, check_sources
 from headrace.errors import SpecError
@@ -245,5 +245,5 @@ def _check_event_time(job: TrainerJob, schema: Schema) -> None:
                 f'is a field of JSON, and pipe.format = "{job.pipe.format}"; name a meta slot of the time: slot = "..."'
             )
             raise SpecError(text, f"{path}.field")
-        if time.kind == "record" and isinstance(source, FilesSource):
-            raise SpecError('lines of files have no time of their own; name a field or a slot, or kind = "none"', path)
+        if time.kind == "record" and source.no_record_times:
+            raise SpecError(f'{source.no_record_times}; name a field or a slot, or kind = "none"', path)

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace import documents
-from headrace.dataset.spec.config import KafkaSource
-from headrace.dataset.spec.source_set import ends
 from headrace.durable import REAL, write_whole, writing
 from headrace.errors import HeadraceError, SpecError
 from headrace.lifecycle import on_stop_signal
@@ -197,17 +195,13 @@ def _figures(measures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str,
 def check_swept(job: LoadedJob) -> None:
     """Raise SpecError if runs of the job would not read the same events, or would act outside their stores."""
     for name, source in job.spec.sources.items():
-        if not ends(source):
+        if not source.ends:
             raise SpecError(
                 "a sweep reads a stream to its end, and this source never ends; give Kafka a time as `end`, or sweep a "
                 "job file that reads files",
                 f"sources.{name}",
             )
-        if isinstance(source, KafkaSource) and source.start == "group":
-            raise SpecError('is "group", which moves while the job runs; give a time', f"sources.{name}.start")
-        if isinstance(source, KafkaSource) and source.end == "latest":
-            raise SpecError(
-                'is "latest", which is another place for each run of the sweep; give a time', f"sources.{name}.end"
-            )
+        for key, words in source.not_repeated():
+            raise SpecError(words, f"sources.{name}.{key}")
     if job.spec.predict is not None:
         raise SpecError("the runs of a sweep would all predict; leave this section out", "predict")

@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.dataset.sources.simulated import SimulatedStream
-from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.sources.simulated import SimulatedSource, SimulatedStream
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.trainer.journal.log import read

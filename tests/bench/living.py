@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import load_toml, validate
-from headrace.dataset.sources.simulated import START_S, SimulatedStream
+from headrace.dataset.sources.simulated import START_S, SimulatedSource, SimulatedStream
 from headrace.dataset.sources.simulated_world import EVENTS_A_DAY
-from headrace.dataset.spec.config import SimulatedSource
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.service.exports.model_import import ImportRequest, import_into

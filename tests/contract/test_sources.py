@@ -14,8 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.dataset.sources.composite import CompositeSource
-from headrace.dataset.sources.opening import open_source
-from headrace.dataset.spec.config import FilesSource, KafkaLibrary, KafkaSource, SimulatedSource, SourceSection
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.kafka_options import KafkaLibrary
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.sources.simulated import SimulatedSource
+from headrace.dataset.spec.config import Opening, SourceSection
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.scripted_source import MemorySource, ScriptedGap
@@ -50,7 +54,7 @@ def files_world(tmp_path: Path, *, packed: bool) -> World:
         with write(tmp_path / (name + suffix), "wb") as file:
             file.write(b"\n".join(values[:count]))
     config = FilesSource(kind="files", paths=("*" + suffix,))
-    return World(lambda: open_source(config, folder=tmp_path, job="job", seed=1, deadline=soon()), values)
+    return World(lambda: open_source(config, Opening(folder=tmp_path, job="job", seed=1, deadline=soon())), values)
 
 
 def memory_world() -> World:
@@ -65,7 +69,7 @@ def parquet_world(tmp_path: Path) -> World:
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=700)
     config = FilesSource(kind="files", paths=("*.parquet",), format="parquet")
     values = [value(n) for n in range(LONG)]
-    return World(lambda: open_source(config, folder=tmp_path, job="job", seed=1, deadline=soon()), values)
+    return World(lambda: open_source(config, Opening(folder=tmp_path, job="job", seed=1, deadline=soon())), values)
 
 
 def composite_world(tmp_path: Path) -> World:
@@ -76,7 +80,7 @@ def composite_world(tmp_path: Path) -> World:
     names = SourceSet({"long": config, "short": SourceSection()})
 
     def opened() -> Source:
-        lines = open_source(config, folder=tmp_path, job="job", seed=1, deadline=soon())
+        lines = open_source(config, Opening(folder=tmp_path, job="job", seed=1, deadline=soon()))
         return CompositeSource(names, {"long": lines, "short": MemorySource([[b"x"] * SHORT])})
 
     return World(opened, values)
@@ -84,7 +88,7 @@ def composite_world(tmp_path: Path) -> World:
 
 def simulated_world(tmp_path: Path) -> World:
     config = SimulatedSource(kind="simulated", events=2 * LONG, partitions=2, users=100, items=50)
-    return World(lambda: open_source(config, folder=tmp_path, job="job", seed=1, deadline=soon()), None)
+    return World(lambda: open_source(config, Opening(folder=tmp_path, job="job", seed=1, deadline=soon())), None)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def kafka_config(kafka) -> KafkaSource:
 def kafka_world(config: KafkaSource, library: str, tmp_path: Path) -> World:
     config = config.model_copy(update={"library": KafkaLibrary(library)})
     values = [value(n) for n in range(LONG)]
-    return World(lambda: open_source(config, folder=tmp_path, job="job", seed=1, deadline=soon()), values)
+    return World(lambda: open_source(config, Opening(folder=tmp_path, job="job", seed=1, deadline=soon())), values)
 
 
 WITHOUT_BROKER = ["plain", "gzip", "memory", "simulated", "parquet", "composite"]

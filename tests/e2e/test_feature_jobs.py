@@ -14,7 +14,8 @@ from headrace.dataset.features.served_events import ServedFeatures
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.samples.batch import Samples
-from headrace.dataset.sources.opening import open_source
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.spec.config import Opening
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
@@ -101,9 +102,8 @@ def job(tmp_path_factory):
 
 def trained_on(job) -> Samples:
     """The samples as the trainer reads them; a prediction job reads them by the same class."""
-    source = open_source(
-        job.spec.sources["events"], folder=job.folder, job="shown", seed=1, deadline=Deadline.after(10)
-    )
+    opening = Opening(folder=job.folder, job="shown", seed=1, deadline=Deadline.after(10))
+    source = open_source(job.spec.sources["events"], opening)
     (partition,) = source.partitions(Deadline.after(10))
     schema = Schema.of(job.spec.slots)
     reader = SegmentReader(source, job.spec.pipe, schema, job.spec.sources["events"], None, job.folder)

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
-from headrace.dataset.sources.files import FileStream
-from headrace.dataset.spec.config import FilesSource, PipeSection, SourceSection
+from headrace.dataset.sources.files import FilesSource, FileStream
+from headrace.dataset.spec.config import PipeSection, SourceSection
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.errors import SourceGap
 from headrace.trainer.rank0.planner import StreamEnded

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.dataset.sources import kafka_source
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.kafka_options import KafkaLibrary
 from headrace.dataset.sources.kafka_source import KafkaStream
-from headrace.dataset.spec.config import KafkaLibrary, KafkaSource
 from headrace.dataset.stream.errors import SourceUnavailable
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline

@@ -9,8 +9,9 @@ from kafka import TopicPartition
 from kafka.admin import NewTopic
 
 from headrace.dataset.sources import kafka_source
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.kafka_options import KafkaLibrary
 from headrace.dataset.sources.kafka_source import KafkaStream
-from headrace.dataset.spec.config import KafkaLibrary, KafkaSource
 from headrace.dataset.stream.errors import SourceGap
 from headrace.deadline import Deadline
 from headrace.trainer.journal.records import GapOperation

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.dataset.sources.kafka import KafkaSource
 from headrace.dataset.sources.kafka_source import KafkaStream
-from headrace.dataset.spec.config import KafkaSource
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 from headrace.trainer.journal.pass_plan import PassPlan

@@ -10,8 +10,9 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.kafka_options import KafkaLibrary
 from headrace.dataset.sources.kafka_source import KafkaStream
-from headrace.dataset.spec.config import KafkaLibrary, KafkaSource
 from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline

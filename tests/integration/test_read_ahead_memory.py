@@ -15,14 +15,17 @@ from pathlib import Path
 
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
-from headrace.dataset.sources.opening import open_source
-from headrace.dataset.spec.config import ColumnsPipe, FilesSource, MetaSlot, SparseSlot
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.spec.config import Opening
+from headrace.dataset.spec.config import ColumnsPipe, MetaSlot, SparseSlot
+from headrace.dataset.sources.files import FilesSource
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
 
 section = FilesSource(kind="files", paths=("events.jsonl.gz",))
-source = open_source(section, folder=Path.cwd(), job="job", seed=1, deadline=Deadline.after(30), known=())
+opening = Opening(folder=Path.cwd(), job="job", seed=1, deadline=Deadline.after(30))
+source = open_source(section, opening)
 (partition,) = source.partitions(Deadline.after(30))
 schema = Schema.of([SparseSlot(name="user"), MetaSlot(kind="meta", name="click")])
 reader = SegmentReader(source, ColumnsPipe(kind="columns"), schema, section, None, Path.cwd(), memory=64 << 20)

@@ -14,8 +14,9 @@ from obstore.store import S3Store
 from headrace.blob import blob_retry
 from headrace.blob import s3 as s3_module
 from headrace.dataset.sources import bucket_files
-from headrace.dataset.sources.opening import open_source
-from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.spec.config import Opening
 from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
@@ -64,7 +65,7 @@ class Bucket:
         return self._opened(FilesSource(kind="files", **keys), None)
 
     def _opened(self, config, deadline):
-        return open_source(config, folder=self.folder, job="job", seed=1, deadline=deadline or soon())
+        return open_source(config, Opening(folder=self.folder, job="job", seed=1, deadline=deadline or soon()))
 
 
 @pytest.fixture
@@ -187,4 +188,4 @@ def test_a_store_that_is_away_is_unavailable_not_broken(bucket, proxy):  # noqa:
 def test_a_bucket_that_does_not_exist_is_named(s3, tmp_path):  # noqa: F811
     config = FilesSource(kind="files", root=s3.uri("nowhere", "x"), paths=("*",))
     with pytest.raises(SourceUnavailable, match="there is none of this name"):
-        open_source(config, folder=Path(tmp_path), job="job", seed=1, deadline=Deadline.after(1))
+        open_source(config, Opening(folder=Path(tmp_path), job="job", seed=1, deadline=Deadline.after(1)))

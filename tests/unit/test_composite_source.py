@@ -11,7 +11,9 @@ from headrace.dataset.pipe.segment_work import reject_early
 from headrace.dataset.pipe.time_window import AFTER, BEFORE, TimeWindow
 from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.sources.composite import CompositeSource
-from headrace.dataset.spec.config import EventTime, FilesSource, KafkaSource, SourceSection
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.spec.config import EventTime, SourceSection
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from headrace.config import Section
-from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.sources.simulated import SimulatedSource
 from headrace.errors import SpecError
 from headrace.service.api.schemas import RequestBody
 from headrace.service.spec.job import load_job
@@ -24,7 +24,7 @@ SECTIONS_BESIDE_CONFIG = (
     "headrace.service.spec.job",
     "headrace.trainer.models.settings",
     "headrace.trainer.exports.request",
-    "headrace.dataset.spec.stream_spec",
+    "headrace.dataset.__main__",
 )
 BODIES = (
     "headrace.service.api.admin",

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from headrace.dataset import __main__ as command
-from headrace.dataset.__main__ import first_segments, main, try_stream
+from headrace.dataset.__main__ import first_segments, main, read_stream, try_stream
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.timing import timing_hints
-from headrace.dataset.spec.config import FilesSource, PipeSection
-from headrace.dataset.spec.stream_spec import read_stream
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.spec.config import PipeSection
 from headrace.dataset.stream.source import Partition, Segment
 from headrace.errors import SpecError
 from headrace.lifecycle import exit_code_of

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.codec import plain, typed
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kafka import KafkaSource
 from headrace.dataset.sources.repeated import RepeatedSource
-from headrace.dataset.spec.config import MAX_EPOCHS, FilesSource, KafkaSource
+from headrace.dataset.spec.config import MAX_EPOCHS
 from headrace.dataset.spec.epochs import in_epoch, split_epoch
 from headrace.dataset.spec.source_set import check_sources
 from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord

@@ -4,8 +4,7 @@ import pytest
 
 from headrace.config import validate
 from headrace.dataset.sources.file_order import FileOrder
-from headrace.dataset.sources.files import FileStream
-from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.sources.files import FilesSource, FileStream
 from headrace.dataset.spec.path_pattern import Pattern
 from headrace.deadline import Deadline
 from headrace.errors import SpecError

@@ -3,8 +3,7 @@ import logging
 import pytest
 
 from headrace.dataset.sources import files
-from headrace.dataset.sources.files import FileStream
-from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.sources.files import FilesSource, FileStream
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Segment, is_same
 from headrace.deadline import Deadline

@@ -35,15 +35,9 @@ from headrace.dataset.samples.rejection import Reason
 from headrace.dataset.samples.slot_counters import SlotCounters
 from headrace.dataset.samples.trim import trim
 from headrace.dataset.sources.event_time import event_times
-from headrace.dataset.sources.opening import open_source
-from headrace.dataset.spec.config import (
-    ColumnsPipe,
-    DenseSlot,
-    EventTime,
-    FilesSource,
-    MetaSlot,
-    SparseSlot,
-)
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.spec.config import ColumnsPipe, DenseSlot, EventTime, MetaSlot, Opening, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Events, Segment
 from headrace.deadline import Deadline
@@ -356,7 +350,7 @@ PARQUET = parquet()
 def read_files(folder: Path, **keys) -> None:
     """All events of a source of files, and a second read from the middle."""
     config = FilesSource.model_validate({"kind": "files", "paths": ("x.*",), **keys})
-    source = open_source(config, folder=folder, job="j", seed=1, deadline=Deadline.after(60))
+    source = open_source(config, Opening(folder=folder, job="j", seed=1, deadline=Deadline.after(60)))
     try:
         for partition in source.partitions(Deadline.after(60)):
             for begin in (0, partition.end // 2):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.samples.batch import Ragged, Samples
 from headrace.dataset.samples.slot_counters import SlotCounters
-from headrace.dataset.spec.config import FilesSource, MetaSlot, SparseSlot
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.spec.config import MetaSlot, SparseSlot
 from headrace.dataset.spec.join_section import JoinSection, LearnAt
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.spec.source_set import SourceSet

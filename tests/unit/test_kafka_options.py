@@ -12,11 +12,11 @@ from headrace.dataset.sources.kafka_options import (
     PATHS,
     TRANSLATED,
     WITHOUT_EFFECT,
+    KafkaLibrary,
     consumer_options,
     library_of,
     librdkafka_options,
 )
-from headrace.dataset.spec.config import KafkaLibrary
 from headrace.errors import SpecError
 from tests.kafka import cluster
 

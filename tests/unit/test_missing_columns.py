@@ -5,8 +5,9 @@ import pyarrow.parquet as pq
 
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
-from headrace.dataset.sources.opening import open_source
-from headrace.dataset.spec.config import ColumnsPipe, EventTime, FilesSource, SparseSlot
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.spec.config import ColumnsPipe, EventTime, Opening, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
@@ -19,7 +20,7 @@ def told_of(folder, caplog, *files, **keys):
         kind="files", paths=("*.parquet",), format="parquet", event_time=EventTime(kind="none"), **keys
     )
     slots = [SparseSlot.model_validate({"name": f"s{n}", "from": path}) for n, path in enumerate(SLOTS)]
-    source = open_source(section, folder=folder, job="job", seed=1, deadline=Deadline.after(20))
+    source = open_source(section, Opening(folder=folder, job="job", seed=1, deadline=Deadline.after(20)))
     reader = SegmentReader(source, ColumnsPipe(kind="columns"), Schema.of(slots), section, None, folder)
     for number, file in enumerate(files, 1):
         list(reader.read(number, [Segment(file, 0, 0, 2)], PassTally()))

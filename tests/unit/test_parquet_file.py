@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import validate
-from headrace.dataset.sources.opening import open_source
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kinds import open_source
 from headrace.dataset.sources.parquet_file import BATCH_ROWS
-from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.spec.config import Opening
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
@@ -33,7 +34,7 @@ def write(path, num=NUM, first=0, group=3_000):
 
 def opened(folder, **keys):
     config = FilesSource(kind="files", paths=("*.parquet",), format="parquet", **keys)
-    return open_source(config, folder=folder, job="job", seed=1, deadline=soon())
+    return open_source(config, Opening(folder=folder, job="job", seed=1, deadline=soon()))
 
 
 def read(source, begin, end, name="a.parquet"):

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.config import validate
-from headrace.dataset.spec.config import FilesSource
+from headrace.dataset.sources.files import FilesSource
 from headrace.dataset.spec.path_pattern import MAX_FIELDS, MAX_WILDCARDS, Pattern, natural_key, open_folders
 from headrace.deadline import Deadline
 from headrace.errors import DeadlineExceeded, SpecError

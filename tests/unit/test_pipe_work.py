@@ -11,7 +11,8 @@ from headrace.dataset.pipe.answer_samples import rebatch
 from headrace.dataset.pipe.multislot_runner import lines_of
 from headrace.dataset.pipe.segment_work import BYTES_OF_EVENT, SkippedValues, cut_events, reject_early
 from headrace.dataset.samples.rejection import Reason
-from headrace.dataset.spec.config import FilesSource, KafkaSource
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kafka import KafkaSource
 from headrace.dataset.stream.event_values import bytes_of, concat_values, find_line_feeds, take_events
 from headrace.dataset.stream.source import Events, Segment
 

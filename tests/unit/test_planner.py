@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace import retry
-from headrace.dataset.sources.simulated import SimulatedStream
-from headrace.dataset.spec.config import SimulatedSource
+from headrace.dataset.sources.simulated import SimulatedSource, SimulatedStream
 from headrace.dataset.stream.errors import SourceGap, SourceUnavailable
 from headrace.dataset.stream.scripted_source import MemorySource, ScriptedRecord
 from headrace.dataset.stream.source import Partition

@@ -16,7 +16,9 @@ from headrace.config import validate
 from headrace.dataset.formats.arrow_columns import AnswerReader
 from headrace.dataset.formats.multislot_parser import MultiSlotParser, parse_line_reference
 from headrace.dataset.samples.batch import Ragged, Samples
-from headrace.dataset.spec.config import AnySource, DenseSlot, EventTime, KafkaSource, MetaSlot, SparseSlot
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.kinds import AnySource
+from headrace.dataset.spec.config import DenseSlot, EventTime, MetaSlot, SparseSlot
 from headrace.dataset.spec.schema import Schema
 from headrace.dataset.stream.source import Partition, Segment
 from headrace.errors import BadInput, SpecError

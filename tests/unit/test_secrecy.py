@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config import validate
+from headrace.dataset.sources.kafka import KafkaSource
 from headrace.dataset.sources.kafka_options import consumer_options
-from headrace.dataset.spec.config import KafkaSource
 from headrace.errors import SpecError
 from headrace.secrets import (
     HIDDEN,

@@ -6,9 +6,8 @@ import pytest
 
 from headrace.config import validate
 from headrace.dataset.sources import simulated
-from headrace.dataset.sources.simulated import CHUNK_EVENTS, START_S, SimulatedStream
+from headrace.dataset.sources.simulated import CHUNK_EVENTS, START_S, SimulatedSource, SimulatedStream
 from headrace.dataset.sources.simulated_world import DAY_S, EVENTS_A_DAY, World, draws
-from headrace.dataset.spec.config import SimulatedSource
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Segment
 from headrace.deadline import Deadline
@@ -89,7 +88,7 @@ def test_event_time_goes_on_evenly_a_day_in_so_many_events():
 
 
 def test_a_users_events_are_in_one_partition():
-    world = World.of(config(partitions=4), 1)
+    world = config(partitions=4).world(1)
     assert {int(u) % 4 for u in scene(world, 500, 3).user_E} == {3}
 
 
@@ -136,14 +135,14 @@ def test_a_negative_position_is_a_gap():
 
 
 def test_clicks_follow_what_a_model_can_learn():
-    seen = scene(World.of(config(users=1000, items=500), 1), 20_000)
+    seen = scene(config(users=1000, items=500).world(1), 20_000)
     assert 0.1 < seen.clicked_ES.mean() < 0.3
     assert 0.80 < auc(seen.clicked_ES.ravel(), seen.logit_ES.ravel()) < 0.88
 
 
 def test_what_an_item_earned_lately_tells_what_it_earns_next():
     """The least a learner can do: rank by the mean of each item so far. A frozen mean does worse later."""
-    seen = scene(World.of(config(users=1000, items=200, item_life=100_000, partitions=1), 3), 120_000)
+    seen = scene(config(users=1000, items=200, item_life=100_000, partitions=1).world(3), 120_000)
     item, clicked = seen.item_ES.ravel(), seen.clicked_ES.ravel()
     span = len(item) // 6
 
@@ -162,7 +161,7 @@ def test_what_an_item_earned_lately_tells_what_it_earns_next():
 
 
 def test_items_are_born_and_die_and_as_many_live_at_any_time():
-    world = World.of(config(items=50, item_life=1000, partitions=1), 1)
+    world = config(items=50, item_life=1000, partitions=1).world(1)
     early, late = (scene(world, n).item_ES[n - 500 :] for n in (500, 20_000))
     assert not set(early.ravel()) & set(late.ravel())
     assert len(set(late.ravel())) <= 50 * 3
@@ -171,7 +170,7 @@ def test_items_are_born_and_die_and_as_many_live_at_any_time():
 def test_without_drift_tastes_stand_still():
     user, device, hour, item = (np.arange(50, dtype=np.int64) % n for n in (50, 4, 24, 50))
     for drift, same in ((0.0, True), (1.0, False)):
-        world = World.of(config(drift=drift), 1)
+        world = config(drift=drift).world(1)
         first, later = (world.logit(user, device, hour, item[:, None], np.full(50, day)) for day in (0.0, 3.0))
         assert np.allclose(first, later) == same
 

@@ -3,8 +3,11 @@
 import pytest
 
 from headrace.config import validate
-from headrace.dataset.spec.config import MAX_SOURCES, EventTime, FilesSource, KafkaSource, SimulatedSource
-from headrace.dataset.spec.source_set import RECORD_CLOCK, SourceSet, check_sources
+from headrace.dataset.sources.files import FilesSource
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.simulated import SimulatedSource
+from headrace.dataset.spec.config import MAX_SOURCES, RECORD_CLOCK, EventTime
+from headrace.dataset.spec.source_set import SourceSet, check_sources
 from headrace.errors import SpecError
 
 FIELD = EventTime(field="ts")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataset.sources.files import FileStream
+from headrace.dataset.sources.files import FilesSource, FileStream
 from headrace.dataset.sources.line_file import LineFile
 from headrace.dataset.sources.time_index import TimeIndex
-from headrace.dataset.spec.config import EventTime, FilesSource
+from headrace.dataset.spec.config import EventTime
 from headrace.deadline import Deadline
 
 FIELD = EventTime(field="ts", unit="ms")

@@ -15,7 +15,6 @@ from typing import Any
 
 from headrace import documents
 from headrace.dataset.spec.schema import Schema
-from headrace.dataset.spec.source_set import ends
 from headrace.errors import HeadraceError, SpecError
 from headrace.trainer.config import TrainerJob
 from headrace.trainer.models.torch_subprocess import answer_of
@@ -44,7 +43,7 @@ def check_after(request: PredictionRequest, job: TrainerJob) -> None:
         )
     check_no_statistics(job, SECTION)
     check_no_join(job, SECTION)
-    if not all(ends(source) for source in job.sources.values()):
+    if not all(source.ends for source in job.sources.values()):
         raise SpecError(
             "the stream never ends, so the prediction would never start; bound the source, or use `headrace predict` "
             "while the job trains",

@@ -12,8 +12,10 @@ from typing import Any
 
 from headrace import documents
 from headrace.blob.store_address import parse
-from headrace.dataset.sources.opening import open_source
-from headrace.dataset.spec.config import AnySource, FileFormat, FilesSource, KafkaSource, PipeSection
+from headrace.dataset.sources.files import FileFormat, FilesSource
+from headrace.dataset.sources.kafka import KafkaSource
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.spec.config import Opening, PipeSection, SourceSection
 from headrace.dataset.stream.source import Partition, Segment, Source
 from headrace.deadline import Deadline
 from headrace.durable import REAL, write_whole, writing
@@ -103,10 +105,10 @@ def fingerprint_of(request: PredictionRequest, job: TrainerJob) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def own_source(asked: InputSection, job: TrainerJob) -> AnySource:
+def own_source(asked: InputSection, job: TrainerJob) -> SourceSection:
     """The source of the job whose events are like those of the input: the first of its kind, or else the first."""
 
-    def is_like(source: AnySource) -> bool:
+    def is_like(source: SourceSection) -> bool:
         if asked.paths is None:
             return isinstance(source, KafkaSource)
         return isinstance(source, FilesSource) and source.format is _format(asked)
@@ -129,14 +131,14 @@ def _format_of(asked: InputSection, job: TrainerJob) -> dict[str, Any]:
     return found | (own.model_dump(include={"columns", "timestamps"}) if is_like else {})
 
 
-def _values_of(own: AnySource) -> dict[str, str]:
+def _values_of(own: SourceSection) -> dict[str, str]:
     """The key of the job's source for events that have no value."""
     if isinstance(own, KafkaSource):
         return {"null_values": own.null_values}
     return {"blank_lines": own.blank_lines} if isinstance(own, FilesSource) else {}
 
 
-def source_config(asked: InputSection, job: TrainerJob) -> AnySource:
+def source_config(asked: InputSection, job: TrainerJob) -> SourceSection:
     """The input as a source with the job's event format. Raises SpecError."""
     own = own_source(asked, job)
     shared: dict[str, Any] = {"event_time": own.event_time, "max_event_bytes": own.max_event_bytes}
@@ -196,7 +198,8 @@ def open_input(asked: InputSection, job: TrainerJob, folder: Path) -> Source:
     deadline = Deadline.after(OPEN_S)
     config = source_config(asked, job)
     try:
-        return open_source(config, folder=folder, job=f"{job.name}-predict", seed=job.seed, deadline=deadline)
+        opening = Opening(folder=folder, job=f"{job.name}-predict", seed=job.seed, deadline=deadline)
+        return open_source(config, opening)
     except SpecError as error:
         for key, ours in KEYS.items():
             if error.path.startswith(key):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.dataset.sources.opening import open_sources
+from headrace.dataset.sources.kinds import open_sources
+from headrace.dataset.spec.config import Opening
 from headrace.dataset.spec.schema import Schema, Slot
 from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.source import Source
@@ -184,4 +185,7 @@ def _planner(
 def source_of(config: WorkerConfig, job: TrainerJob, known: Collection[str] | None = None) -> Source:
     """The job's stream, opened. `known`: names of known partitions; None: plans are only read, not made."""
     deadline = Deadline.after(OPEN_S)
-    return open_sources(job.sources, folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known)
+    return open_sources(
+        job.sources,
+        Opening(folder=config.folder, job=job.name, seed=job.seed, deadline=deadline, known=known),
+    )

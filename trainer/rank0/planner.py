@@ -16,8 +16,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from headrace.dataset.spec.config import SourceSection
-from headrace.dataset.spec.source_set import RECORD_CLOCK, SourceSet
+from headrace.dataset.spec.config import RECORD_CLOCK, SourceSection
+from headrace.dataset.spec.source_set import SourceSet
 from headrace.dataset.stream.errors import SourceGap
 from headrace.dataset.stream.source import Partition, Source
 from headrace.deadline import Deadline

@@ -21,7 +21,8 @@ from headrace.dataset.__main__ import first_segments
 from headrace.dataset.loader.batch_loader import PassTally
 from headrace.dataset.loader.segment_reader import SegmentReader
 from headrace.dataset.samples.batch import Samples, cut_batches
-from headrace.dataset.sources.opening import open_source
+from headrace.dataset.sources.kinds import open_source
+from headrace.dataset.spec.config import Opening
 from headrace.dataset.spec.schema import Schema
 from headrace.deadline import Deadline
 from headrace.pserver.protocol.shards import Gradients, Keys, StepScale
@@ -100,7 +101,7 @@ def batches(job: TrainerJob, rank: int, steps: int) -> Iterator[Samples]:
     """The batches of a rank: a segment of the source, as the launcher would plan it for one pass."""
     (section,) = job.sources.values()
     folder, schema = Path.cwd(), Schema.of(job.slots)
-    source = open_source(section, folder=folder, job=job.name, seed=job.seed, deadline=Deadline.after(START_S))
+    source = open_source(section, Opening(folder=folder, job=job.name, seed=job.seed, deadline=Deadline.after(START_S)))
     reader = SegmentReader(source, job.pipe, schema, section, None, folder)
     try:
         (whole,) = first_segments(source.partitions(Deadline.after(START_S)), (rank + 1) * steps * BATCH)

@@ -1,0 +1,87 @@
+"""A package of others adds one of each kind, and a job trains with them as with Headrace's own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+OUTSIDE = Path(__file__).parents[1] / "outside"
+SPEC = """
+name = "outside"
+[sources.events]
+kind = "ramp"
+events = 300
+[pipe]
+kind = "columns"
+[[slots]]
+name = "number"
+[[slots]]
+name = "click"
+kind = "meta"
+[[tasks]]
+name = "ctr"
+label = "click"
+[tables.default]
+dim = 4
+[model]
+name = "deepfm"
+[model.settings]
+hidden = [8]
+[store]
+path = "store"
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The folder of a job, and one on the path in which the package is installed, as `pip install --target` does."""
+    folder, target = (tmp_path_factory.mktemp(name) for name in ("job", "installed"))
+    (folder / "job.toml").write_text(SPEC)
+    project = tomllib.loads((OUTSIDE / "pyproject.toml").read_text())["project"]
+    shutil.copytree(OUTSIDE / "outside_kinds", target / "outside_kinds")
+    info = target / f"outside_kinds-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = [
+        line
+        for group, entries in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {place}" for name, place in entries.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return folder, target
+
+
+def headrace(world, *words, installed=True):
+    folder, target = world
+    path = os.pathsep.join(filter(None, [str(target) if installed else "", os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "headrace.service", *words]
+    return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+
+
+@pytest.mark.long
+def test_a_job_of_a_package_of_others_is_checked_and_trained(world):
+    checked = headrace(world, "spec", "check", "job.toml")
+    assert checked.returncode == 0, checked.stderr
+    ended = headrace(world, "run", "job.toml")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads((world[0] / "store" / "report.json").read_text())
+    assert report["events"] == report["samples"] == 300
+
+
+def test_its_settings_are_in_the_schema_and_in_messages(world):
+    schema = json.loads(headrace(world, "spec", "schema").stdout)
+    assert schema["$defs"]["RampSource"]["properties"]["events"]["description"] == "Number of events."
+    refused = headrace(world, "spec", "check", "job.toml", "--set", "sources.events.events=0")
+    assert refused.returncode and "sources.events.events: " in refused.stderr
+    refused = headrace(world, "spec", "check", "job.toml", "--set", "sources.events.kind=rump")
+    assert "did you mean 'ramp'?" in refused.stderr
+
+
+def test_without_the_package_its_kinds_are_unknown(world):
+    refused = headrace(world, "spec", "check", "job.toml", installed=False)
+    assert refused.returncode and "'ramp' is none of 'files', 'kafka', 'simulated'" in refused.stderr

@@ -1,0 +1,1 @@
+"""Additions to Headrace, one module each."""
